@@ -1,0 +1,222 @@
+"""Swap the layers of a model: `plan` says what would happen, `convert` does it, `to_float` undoes it."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from .layers import (
+    QConv1d,
+    QConv2d,
+    QConv3d,
+    QConvTranspose1d,
+    QConvTranspose2d,
+    QConvTranspose3d,
+    QLinear,
+    QuantizedLayer,
+)
+from .schemes import Scheme
+
+Model = TypeVar("Model", bound=nn.Module)
+
+QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
+    layer.float_type: layer
+    for layer in (QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d, QLinear)
+}
+"""The quantized layer of each float layer. Subclasses of the float layers are left alone: they may compute anything."""
+
+FIRST_AND_LAST = ("first", "last")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one layer.
+
+    Attributes:
+        names: where it stands in the model; several for a shared layer.
+        layer: the layer itself.
+        scheme: what it would get; None where it stays.
+        reason: why it stays, or what chose the scheme when that is not the model's scheme.
+    """
+
+    names: tuple[str, ...]
+    layer: nn.Module
+    scheme: Scheme | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        kind = type(self.layer).__name__
+        if self.scheme is None:
+            return f"{kind} stays: {self.reason}"
+        reason = f" ({self.reason})" if self.reason else ""
+        return f"{kind} → {QUANTIZED[type(self.layer)].__name__} {self.scheme.name}{reason}"
+
+
+@dataclass(frozen=True, repr=False)
+class Plan:
+    """The steps of a conversion, in the order of the model's modules. ``str(plan)`` is a table."""
+
+    steps: tuple[Step, ...]
+
+    def __str__(self) -> str:
+        names = [", ".join(step.names) or "(the model itself)" for step in self.steps]
+        width = max(map(len, names), default=0)
+        return "\n".join(f"{name:{width}}  {step}" for name, step in zip(names, self.steps, strict=True))
+
+    def __repr__(self) -> str:
+        changed = sum(step.scheme is not None for step in self.steps)
+        return f"Plan({changed} of {len(self.steps)} layers change)"
+
+
+def plan(
+    model: nn.Module,
+    scheme: Scheme,
+    *,
+    skip: Sequence[str] = FIRST_AND_LAST,
+    overrides: Mapping[str, Scheme | None] | None = None,
+) -> Plan:
+    """Print for each layer what `convert` would make of it, or why it stays. The model is not changed.
+
+    Args:
+        model: any module.
+        scheme: for every convolution and linear layer that nothing below excepts.
+        skip: layers that stay float: the words ``"first"`` and ``"last"`` (in the order of
+            ``model.named_modules()``), and regular expressions that match a layer's whole name.
+        overrides: schemes for layers whose whole name a regular expression matches, None to leave them float. The first
+            match counts, and counts more than ``skip``.
+
+    Returns:
+        The steps, as data.
+
+    Raises:
+        ValueError: a pattern that matches no layer, an invalid pattern, or nothing left to convert.
+        TypeError: a scheme that is none.
+    """
+    result = _make_plan(model, scheme, skip, overrides or {})
+    print(result)  # noqa: T201  # the one function that is there to be read on the screen
+    return result
+
+
+def convert(
+    model: Model,
+    scheme: Scheme,
+    *,
+    skip: Sequence[str] = FIRST_AND_LAST,
+    overrides: Mapping[str, Scheme | None] | None = None,
+) -> Model:
+    """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.
+
+    Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and
+    hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters. Linear and
+    (transposed) convolution layers are converted; subclasses of them, and layers that are quantized already, stay as
+    they are.
+
+    Example:
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
+        >>> convert(model, qconv.schemes.bnn())[1]
+        QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
+    """
+    for step in _make_plan(model, scheme, skip, overrides or {}).steps:
+        if step.scheme is not None:
+            QUANTIZED[type(step.layer)].adopt(step.layer, step.scheme)
+    return model
+
+
+def to_float(model: Model) -> Model:
+    """Undo `convert`: make every quantized layer its ``torch.nn`` twin, in place, and return the model.
+
+    The float layers get the latent weights, or the learned ones where a scheme learns them in other tensors.
+
+    Raises:
+        ValueError: the model has no quantized layer.
+    """
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+    if not layers:
+        raise ValueError(f"model ({type(model).__name__}) has no quantized layer")
+    for layer in layers:
+        layer.release()
+    return model
+
+
+def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """The state dict that the float twin of the model loads: without the learned tensors of quantizers."""
+    learned = tuple(
+        f"{name}.{child}." if name else f"{child}."
+        for name, module in model.named_modules(remove_duplicate=False)
+        if isinstance(module, QuantizedLayer)
+        for child in ("input_quantizer", "weight_quantizer", "grad_quantizer")
+    )
+    return {key: value for key, value in model.state_dict().items() if not key.startswith(learned)}
+
+
+def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides: Mapping[str, Scheme | None]) -> Plan:
+    if isinstance(skip, str):
+        raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, such as ({skip!r},)")
+    for argument, value in (("scheme", scheme), *((f"overrides[{key!r}]", value) for key, value in overrides.items())):
+        if not isinstance(value, Scheme) and (argument == "scheme" or value is not None):
+            raise TypeError(f"{argument} (={value!r}) must be a qconv.Scheme, such as qconv.schemes.bwn()")
+
+    names = _layer_names(model)
+    if not any(type(layer) in QUANTIZED for layer in names):
+        raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
+    excepted = _excepted(names, [word for word in skip if word in FIRST_AND_LAST])
+    skip_patterns = {pattern: _compiled("skip", pattern, names) for pattern in skip if pattern not in FIRST_AND_LAST}
+    override_patterns = {pattern: _compiled("overrides", pattern, names) for pattern in overrides}
+
+    def step(layer: nn.Module, at: tuple[str, ...]) -> Step:
+        if isinstance(layer, QuantizedLayer):
+            return Step(at, layer, None, f"quantized already, {layer.scheme.name}")
+        if type(layer) not in QUANTIZED:
+            twin = next(float_type for float_type in QUANTIZED if isinstance(layer, float_type))
+            return Step(at, layer, None, f"a subclass of {twin.__name__}")
+        if pattern := _first_match(override_patterns, at):
+            chosen = overrides[pattern]
+            return Step(at, layer, chosen, f"overrides {pattern!r}" + (" is None" if chosen is None else ""))
+        if layer in excepted:
+            return Step(at, layer, None, f"the {excepted[layer]} layer")
+        if pattern := _first_match(skip_patterns, at):
+            return Step(at, layer, None, f"skip {pattern!r}")
+        return Step(at, layer, scheme)
+
+    steps = tuple(step(layer, at) for layer, at in names.items())
+    if all(each.scheme is None for each in steps):
+        raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{Plan(steps)}")
+    return Plan(steps)
+
+
+def _layer_names(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
+    """Every layer of a convertible kind, subclasses included, with all the names under which it stands in the model."""
+    names: dict[nn.Module, tuple[str, ...]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, tuple(QUANTIZED)):
+            names[module] = (*names.get(module, ()), name)
+    return names
+
+
+def _excepted(names: Mapping[nn.Module, Any], words: Sequence[str]) -> dict[nn.Module, str]:
+    layers = list(names)
+    ends = {"first": layers[0], "last": layers[-1]}
+    return {ends[word]: word for word in words}
+
+
+def _compiled(argument: str, pattern: str, names: Mapping[nn.Module, tuple[str, ...]]) -> re.Pattern[str]:
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"{argument} pattern {pattern!r} is not a regular expression: {error}") from error
+    every = [name for at in names.values() for name in at]
+    if not any(compiled.fullmatch(name) for name in every):
+        raise ValueError(f"{argument} pattern {pattern!r} matches no layer; the layers are {', '.join(every)}")
+    return compiled
+
+
+def _first_match(patterns: Mapping[str, re.Pattern[str]], at: tuple[str, ...]) -> str | None:
+    return next((text for text, pattern in patterns.items() if any(map(pattern.fullmatch, at))), None)
+
+
+def _what_there_is(names: Mapping[nn.Module, Any]) -> str:
+    kinds = sorted({type(layer).__name__ for layer in names})
+    looked_for = ", ".join(float_type.__name__ for float_type in QUANTIZED)
+    return f"it has {', '.join(kinds)}" if kinds else f"it has none of {looked_for}"

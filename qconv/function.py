@@ -1,0 +1,227 @@
+"""The autograd Function of every quantized layer, over two quantizers and an operation.
+
+``output = op(quantize(input), quantize(weight), bias)``. The backward calls the convolution gradients of `qconv.grad`
+on the quantized operands and then each quantizer's pseudo-gradient. What is saved is the float input and the latent
+weight, which autograd keeps for `torch.nn.Conv2d` as well: the quantized copies are computed again, which costs about
+as much as copying.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from .grad import conv_backward
+from .quantizers import Quantizer
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Mask = tuple[bool, bool, bool]
+
+
+class Operation(Protocol):
+    """A bilinear operation with a bias, and its gradients.
+
+    Weights are handed over in filter layout: dimension 0 is the output channel.
+    """
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output."""
+        ...
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        """Gradients of input, weight and bias; None where ``mask`` is False.
+
+        An operand that no gradient needs is not read.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Convolution in 1, 2 or 3 dimensions.
+
+    Attributes:
+        border: explicit padding in the order of `torch.nn.functional.pad`, filled with ``border_value``; it carries
+            what ``padding`` can't: unequal sides and values other than 0. Empty when there is none.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    border: tuple[int, ...] = ()
+    border_value: float = 0.0
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        input = self._pad(input)
+        zeros = (0,) * len(self.stride)
+        return torch.convolution(
+            input, weight, bias, self.stride, self.padding, self.dilation, False, zeros, self.groups
+        )
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        grad_input, grad_weight, grad_bias = conv_backward(
+            grad_output,
+            self._pad(input),
+            weight,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            output_mask=mask,
+        )
+        if grad_input is not None and self.border:
+            grad_input = F.pad(grad_input, [-side for side in self.border])
+        return grad_input, grad_weight, grad_bias
+
+    def _pad(self, input: Tensor) -> Tensor:
+        return F.pad(input, self.border, value=self.border_value) if self.border else input
+
+
+@dataclass(frozen=True)
+class TransposedConvolution:
+    """Transposed convolution in 1, 2 or 3 dimensions, its weight ``(C_out, C_in / groups, *kernel_size)``."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(
+            input,
+            exchange_channels(weight, self.groups),
+            bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            True,
+            self.output_padding,
+            self.groups,
+        )
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        grad_input, grad_weight, grad_bias = conv_backward(
+            grad_output,
+            input,
+            exchange_channels(weight, self.groups),
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            transposed=True,
+            output_padding=self.output_padding,
+            output_mask=mask,
+        )
+        if grad_weight is not None:
+            grad_weight = exchange_channels(grad_weight, self.groups)
+        return grad_input, grad_weight, grad_bias
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``input @ weight.T + bias`` over any leading dimensions."""
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, weight, bias)
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        grad_input = grad_weight = grad_bias = None
+        rows = grad_output.reshape(-1, grad_output.shape[-1])
+        if mask[0]:
+            grad_input = (rows @ weight).reshape(input.shape)
+        if mask[1]:
+            grad_weight = rows.t() @ input.reshape(-1, input.shape[-1])
+        if mask[2]:
+            grad_bias = rows.sum(0)
+        return grad_input, grad_weight, grad_bias
+
+
+def exchange_channels(weight: Tensor, groups: int) -> Tensor:
+    """Exchange the two channel dimensions within each group: ``(G·a, b, *k)`` to ``(G·b, a, *k)``; its own inverse."""
+    if groups == 1:
+        return weight.transpose(0, 1)
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
+class Quantizers(NamedTuple):
+    """The quantizers of a layer, and whether ``grad_input`` is taken at the quantized or at the float weight."""
+
+    input: Quantizer
+    weight: Quantizer
+    grad: Quantizer | None = None
+    backward_weight: Literal["quantized", "float"] = "quantized"
+
+
+def quantized_op(input: Tensor, weight: Tensor, bias: Tensor | None, op: Operation, quantizers: Quantizers) -> Tensor:
+    """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
+
+    Forward: ``op(input_q, weight_q, bias)``; ``weight_q`` is computed in the weight's dtype and cast to the input's,
+        in which
+    the operation and its gradients run. Backward: with ``g = grad_quantizer(grad_output)``,
+    ``grad_input = dq_input(op_input(g, weight_q))``, ``grad_weight = dq_weight(op_weight(g, input_q))``,
+    ``grad_bias = op_bias(g)``, and each quantizer's learned tensors get theirs.
+
+    A second differentiation raises a RuntimeError: a pseudo-gradient has no derivative that means anything.
+    """
+    input_tensors, weight_tensors = quantizers.input.tensors(), quantizers.weight.tensors()
+    return _QuantizedOp.apply(input, weight, bias, op, quantizers, len(input_tensors), *input_tensors, *weight_tensors)
+
+
+class _QuantizedOp(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        op: Operation,
+        quantizers: Quantizers,
+        split: int,
+        *tensors: Tensor,
+    ) -> Tensor:
+        input_q = quantizers.input.quantize(input, *tensors[:split])
+        weight_q = quantizers.weight.quantize(weight, *tensors[split:]).to(input.dtype)
+        return op.forward(input_q, weight_q, bias)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        input, weight, _, ctx.op, ctx.quantizers, ctx.split, *tensors = inputs
+        ctx.save_for_backward(input, weight, *tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the names
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (grad_output,) = grad_outputs
+        op, quantizers, split = ctx.op, ctx.quantizers, ctx.split
+        input, weight, *tensors = ctx.saved_tensors
+        input_tensors, weight_tensors = tensors[:split], tensors[split:]
+        needs_bias = ctx.needs_input_grad[2]
+        needs_tensors = ctx.needs_input_grad[6:]
+        needs_input = ctx.needs_input_grad[0] or any(needs_tensors[:split])
+        needs_weight = ctx.needs_input_grad[1] or any(needs_tensors[split:])
+
+        if quantizers.grad is not None:
+            grad_output = quantizers.grad.quantize(grad_output, *quantizers.grad.tensors())
+        # Each gradient reads the other operand: quantize again only what is read.
+        operand_input = quantizers.input.quantize(input, *input_tensors) if needs_weight else input
+        if needs_input and quantizers.backward_weight == "quantized":
+            operand_weight = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
+        else:
+            operand_weight = weight.to(input.dtype)
+        grad_input, grad_weight, grad_bias = op.backward(
+            grad_output, operand_input, operand_weight, (needs_input, needs_weight, needs_bias)
+        )
+
+        input_grads: tuple[Tensor | None, ...] = (None,) * (1 + split)
+        weight_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(weight_tensors))
+        if grad_input is not None:
+            input_grads = quantizers.input.backward(grad_input, input, *input_tensors)
+        if grad_weight is not None:
+            weight_grads = quantizers.weight.backward(grad_weight.to(weight.dtype), weight, *weight_tensors)
+        return input_grads[0], weight_grads[0], grad_bias, None, None, None, *input_grads[1:], *weight_grads[1:]

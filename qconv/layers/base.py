@@ -1,0 +1,177 @@
+"""What all quantized layers share: their quantizers, casts, checks and state."""
+
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from .. import schemes
+from ..function import Operation, Quantizers, quantized_op
+from ..quantizers import Codes, Quantizer
+from ..schemes import Scheme
+
+
+class QuantizedLayer(nn.Module):
+    """Mixin that turns a ``torch.nn`` layer into a quantized one; write it first among the bases.
+
+    The latent weight stays the plain parameter ``weight``. A float checkpoint loads with no missing key: learned
+    tensors of the quantizers are then set from the loaded weight. `float_weight` is the way back.
+
+    Attributes:
+        float_type: the ``torch.nn`` twin.
+        scheme: what the layer was built with.
+        input_quantizer: quantizer of the input.
+        weight_quantizer: quantizer of the weight.
+        grad_quantizer: quantizer of the output's gradient, or None.
+    """
+
+    float_type: ClassVar[type[nn.Module]]
+    weight: Tensor
+    bias: Tensor | None
+    scheme: Scheme
+    input_quantizer: Quantizer
+    weight_quantizer: Quantizer
+    grad_quantizer: Quantizer | None
+
+    def set_scheme(self, scheme: Scheme | None) -> None:
+        """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight."""
+        trained = self.is_trained
+        self.scheme = _checked(scheme)
+        self.input_quantizer = self.scheme.input()
+        self.weight_quantizer = self.scheme.weight()
+        self.grad_quantizer = None if self.scheme.grad is None else self.scheme.grad()
+        self.weight_quantizer.initialize(self.filters().detach())
+        if self.weight_quantizer.replaces_weight:
+            self.weight_quantizer.requires_grad_(trained)
+            self.weight.requires_grad_(False)
+        else:
+            self.weight.requires_grad_(trained)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the weight, or what replaces it, requires a gradient."""
+        if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
+            return any(tensor.requires_grad for tensor in self.weight_quantizer.tensors())
+        return self.weight.requires_grad
+
+    def filters(self) -> Tensor:
+        """The latent weight with the output channels in dimension 0, as quantizers see it."""
+        return self.weight
+
+    def from_filters(self, filters: Tensor) -> Tensor:
+        """The inverse of `filters`: back to the layout of ``weight``."""
+        return filters
+
+    def quantized_weight(self) -> Tensor:
+        """The weight of the forward pass, in the layout of ``weight``; carries no gradient."""
+        with torch.no_grad():
+            quantizer = self.weight_quantizer
+            return self.from_filters(quantizer.quantize(self.filters(), *quantizer.tensors()))
+
+    def float_weight(self) -> Tensor:
+        """The weight of the float twin: the latent one, or the quantized one where learned tensors replace it."""
+        return self.quantized_weight() if self.weight_quantizer.replaces_weight else self.weight.detach()
+
+    def weight_codes(self) -> Codes:
+        """Integer codes and scales of the quantized weight, output channels in dimension 0."""
+        with torch.no_grad():
+            return self.weight_quantizer.codes(self.filters(), *self.weight_quantizer.tensors())
+
+    @torch.no_grad()
+    def clip_(self) -> None:
+        """Bring the latent weight back into the range of its quantizer, in place."""
+        self.weight_quantizer.clip_(self.filters())
+
+    def apply_op(self, input: Tensor, op: Operation, bias: Tensor | None) -> Tensor:
+        """Run ``op`` with this layer's quantizers, under autocast in autocast's dtype as a float layer would."""
+        quantizers = Quantizers(
+            self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
+        )
+        device = input.device.type
+        dtype = _autocast_dtype(device)
+        if dtype is None or input.dtype == torch.float64:  # which autocast leaves alone
+            return quantized_op(input, self.filters(), bias, op, quantizers)
+        with torch.autocast(device, enabled=False):
+            bias = None if bias is None else bias.to(dtype)
+            return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers)
+
+    def check_input(self, input: Tensor) -> None:
+        """Raise unless the input has a floating dtype and lives with the weight, in dtype and device.
+
+        Raises:
+            TypeError: an integer, boolean or complex input, or another dtype than the weight's without autocast.
+            ValueError: another device than the weight's.
+        """
+        if not input.is_floating_point():
+            raise TypeError(
+                f"input has dtype {input.dtype}; it must be a floating dtype: call input.to({self.weight.dtype})"
+            )
+        if input.device != self.weight.device:
+            raise ValueError(
+                f"input is on {input.device} and weight on {self.weight.device}; they must be on one device"
+            )
+        if input.dtype != self.weight.dtype and _autocast_dtype(input.device.type) is None:
+            raise TypeError(
+                f"input has dtype {input.dtype} and weight {self.weight.dtype}; "
+                "they must be equal outside torch.autocast"
+            )
+
+    def reset_parameters(self) -> None:
+        """Initialize as the ``torch.nn`` twin does, then the learned tensors from the weight."""
+        super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
+        if "scheme" in self.__dict__:  # the twin's constructor comes here before there are quantizers
+            self.weight_quantizer.initialize(self.filters().detach())
+
+    @classmethod
+    def adopt(cls, layer: nn.Module, scheme: Scheme | None) -> None:
+        """Make ``layer``, of type ``cls.float_type``, a quantized layer in place.
+
+        The object stays the same one: its parameters, hooks and the places that share it are kept.
+        """
+        scheme = _checked(scheme)
+        layer.__class__ = cls
+        cast(QuantizedLayer, layer).set_scheme(scheme)
+
+    def release(self) -> None:
+        """Undo `adopt`: make this layer its ``torch.nn`` twin again, with `float_weight` as weight."""
+        trained = self.is_trained
+        with torch.no_grad():
+            self.weight.copy_(self.float_weight())
+        self.weight.requires_grad_(trained)
+        for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
+            if hasattr(self, name):
+                delattr(self, name)
+        cast(nn.Module, self).__class__ = self.float_type
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        learned = f"{prefix}weight_quantizer."
+        if f"{prefix}weight" in state_dict and not any(key.startswith(learned) for key in state_dict):
+            self.weight_quantizer.initialize(self.filters().detach())
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.weight_quantizer.replaces_weight:
+            # The weight was only the start of training; what a float layer should load is what was learned.
+            destination[f"{prefix}weight"] = self.float_weight()
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scheme={self.scheme.name}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()})"  # one line a layer: the scheme says what the children are
+
+
+def _autocast_dtype(device: str) -> torch.dtype | None:
+    """The dtype of an active autocast; None where there is none, as always on the meta device."""
+    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if enabled else None
+
+
+def _checked(scheme: Scheme | None) -> Scheme:
+    if scheme is None:
+        return schemes.bwn()
+    if not isinstance(scheme, Scheme):
+        known = ", ".join(f"{name}()" for name in schemes.__all__ if name != "Scheme")
+        raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme; qconv.schemes has {known}")
+    return scheme

@@ -1,0 +1,268 @@
+"""Quantized convolutions, written once for 1, 2 and 3 dimensions."""
+
+from typing import Any, Literal, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..function import Convolution, TransposedConvolution, exchange_channels
+from ..quantizers import input_scale
+from ..schemes import Scheme, check_padding_value
+from .base import QuantizedLayer
+
+Size = int | tuple[int, ...]
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+
+
+class _QConv(QuantizedLayer):
+    """Constructor and forward of `QConv1d`, `QConv2d` and `QConv3d`."""
+
+    in_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+    padding_mode: PaddingMode
+    padding_value: int
+    _reversed_padding_repeated_twice: list[int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size | str = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scheme: Scheme | None = None,
+        padding_value: int | None = None,
+    ) -> None:
+        _check_groups(in_channels, out_channels, groups)
+        geometry = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        super().__init__(*geometry, bias, padding_mode, device, dtype)
+        self.set_scheme(scheme)
+        if padding_value is not None:
+            check_padding_value(padding_value)
+            if padding_value and padding_mode != "zeros":
+                raise ValueError(f"padding_value (={padding_value}) needs padding_mode='zeros', not {padding_mode!r}")
+            self.padding_value = padding_value
+
+    def set_scheme(self, scheme: Scheme | None) -> None:
+        super().set_scheme(scheme)
+        self.padding_value = self.scheme.padding_value if self.padding_mode == "zeros" else 0
+
+    @property
+    def op(self) -> Convolution:
+        """The convolution of this layer, without the padding that `forward` has put around the float input."""
+        zeros = (0,) * len(self.stride)
+        if self.padding_mode != "zeros":
+            return Convolution(self.stride, zeros, self.dilation, self.groups)
+        both_sides = self._reversed_padding_repeated_twice
+        if self.padding_value and any(both_sides):
+            value = float(self.padding_value)
+            return Convolution(self.stride, zeros, self.dilation, self.groups, tuple(both_sides), value)
+        # "same" pads an odd total once more on the right; what is equal on both sides the convolution pads itself.
+        left, right = both_sides[0::2], both_sides[1::2]
+        border = tuple(side for a, b in zip(left, right, strict=True) for side in (0, b - a)) if left != right else ()
+        return Convolution(self.stride, tuple(reversed(left)), self.dilation, self.groups, border)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.check_input(input)
+        if input.ndim == self.weight.ndim - 1:
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        _check_shape(input, self.weight.ndim, self.in_channels)
+        if self.padding_mode != "zeros":
+            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+        op = self.op
+        if not self.scheme.scale_map:
+            return self.apply_op(input, op, self.bias)
+        output = self.apply_op(input, op, None)
+        output = output * self._scale_map(input, op).to(output.dtype)
+        return output if self.bias is None else output + self.bias.to(output.dtype).view(-1, *[1] * len(self.stride))
+
+    def _scale_map(self, input: Tensor, op: Convolution) -> Tensor:
+        if op.border:
+            input = F.pad(input, op.border)
+        scale = input_scale(input, self.kernel_size, op.stride, op.padding, op.dilation, op.groups)
+        return scale.repeat_interleave(self.weight.shape[0] // op.groups, 1)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + (f", padding_value={self.padding_value}" if self.padding_value else "")
+
+
+class QConv1d(_QConv, nn.Conv1d):
+    """`torch.nn.Conv1d` with quantized weight and input.
+
+    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, L)`` or ``(C_in, L)``. Arguments as
+    `torch.nn.Conv1d`; ``scheme`` is BWN when not given; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
+    the quantized input: a 0 there is a third value of a binary input.
+
+    Raises:
+        ValueError: channels that groups do not divide, or a padding value that is none of the three.
+        TypeError: a scheme that is none, or an integer input.
+    """
+
+    float_type = nn.Conv1d
+
+
+class QConv2d(_QConv, nn.Conv2d):
+    """`torch.nn.Conv2d` with quantized weight and input.
+
+    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, H, W)`` or ``(C_in, H, W)``. Arguments as
+    `torch.nn.Conv2d`; ``scheme`` is BWN when not given; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
+    the quantized input: a 0 there is a third value of a binary input.
+
+    Raises:
+        ValueError: channels that groups do not divide, or a padding value that is none of the three.
+        TypeError: a scheme that is none, or an integer input.
+
+    Example:
+        >>> layer = QConv2d(64, 128, 3, padding=1)
+        >>> layer(torch.randn(2, 64, 8, 8)).shape
+        torch.Size([2, 128, 8, 8])
+        >>> layer.quantized_weight()[0].unique().numel()  # -alpha and +alpha
+        2
+    """
+
+    float_type = nn.Conv2d
+
+
+class QConv3d(_QConv, nn.Conv3d):
+    """`torch.nn.Conv3d` with quantized weight and input.
+
+    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, D, H, W)`` or ``(C_in, D, H, W)``. Arguments as
+    `torch.nn.Conv3d`; ``scheme`` is BWN when not given; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
+    the quantized input: a 0 there is a third value of a binary input.
+
+    Raises:
+        ValueError: channels that groups do not divide, or a padding value that is none of the three.
+        TypeError: a scheme that is none, or an integer input.
+    """
+
+    float_type = nn.Conv3d
+
+
+class _QConvTranspose(QuantizedLayer):
+    """Constructor and forward of `QConvTranspose1d`, `QConvTranspose2d` and `QConvTranspose3d`."""
+
+    in_channels: int
+    groups: int
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str
+    dilation: tuple[int, ...]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        output_padding: Size = 0,
+        groups: int = 1,
+        bias: bool = True,
+        dilation: Size = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scheme: Scheme | None = None,
+        padding_value: int | None = None,
+    ) -> None:
+        _check_groups(in_channels, out_channels, groups)
+        if padding_value:
+            raise ValueError(
+                f"padding_value (={padding_value}) must be 0: a transposed convolution's padding crops its output"
+            )
+        geometry = in_channels, out_channels, kernel_size, stride, padding, output_padding, groups
+        super().__init__(*geometry, bias, dilation, padding_mode, device, dtype)
+        self.set_scheme(scheme)
+
+    def set_scheme(self, scheme: Scheme | None) -> None:
+        super().set_scheme(scheme)
+        if self.scheme.scale_map:
+            raise ValueError("scale_map (=True) is defined for convolutions, not for transposed ones")
+
+    def filters(self) -> Tensor:
+        return exchange_channels(self.weight, self.groups)
+
+    def from_filters(self, filters: Tensor) -> Tensor:
+        return exchange_channels(filters, self.groups)
+
+    @torch.no_grad()
+    def clip_(self) -> None:
+        filters = self.filters()
+        self.weight_quantizer.clip_(filters)
+        if self.groups > 1:  # `filters` was a copy
+            self.weight.copy_(self.from_filters(filters))
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        self.check_input(input)
+        if input.ndim == self.weight.ndim - 1:
+            return self.forward(input.unsqueeze(0), output_size).squeeze(0)
+        _check_shape(input, self.weight.ndim, self.in_channels)
+        padding = cast(tuple[int, ...], self.padding)
+        output_padding = cast(nn.ConvTranspose2d, self)._output_padding(  # the twins share it
+            input,
+            output_size,
+            list(self.stride),
+            list(padding),
+            list(self.kernel_size),
+            len(padding),
+            list(self.dilation),
+        )
+        op = TransposedConvolution(self.stride, padding, tuple(output_padding), self.dilation, self.groups)
+        return self.apply_op(input, op, self.bias)
+
+
+class QConvTranspose1d(_QConvTranspose, nn.ConvTranspose1d):
+    """`torch.nn.ConvTranspose1d` with quantized weight and input; see `QConv2d` for ``scheme``.
+
+    Scales are per output channel. ``padding_value`` must be 0: the padding crops the output.
+    """
+
+    float_type = nn.ConvTranspose1d
+
+
+class QConvTranspose2d(_QConvTranspose, nn.ConvTranspose2d):
+    """`torch.nn.ConvTranspose2d` with quantized weight and input; see `QConv2d` for ``scheme``.
+
+    Scales are per output channel. ``padding_value`` must be 0: the padding crops the output.
+    """
+
+    float_type = nn.ConvTranspose2d
+
+
+class QConvTranspose3d(_QConvTranspose, nn.ConvTranspose3d):
+    """`torch.nn.ConvTranspose3d` with quantized weight and input; see `QConv2d` for ``scheme``.
+
+    Scales are per output channel. ``padding_value`` must be 0: the padding crops the output.
+    """
+
+    float_type = nn.ConvTranspose3d
+
+
+def _check_groups(in_channels: int, out_channels: int, groups: int) -> None:
+    if groups < 1:
+        raise ValueError(f"groups (={groups}) must be positive")
+    for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
+        if channels % groups:
+            raise ValueError(f"groups (={groups}) must divide {name} (={channels})")
+
+
+def _check_shape(input: Tensor, ndim: int, in_channels: int) -> None:
+    if input.ndim != ndim:
+        raise ValueError(
+            f"input has shape {tuple(input.shape)}; it must have {ndim} dimensions, or {ndim - 1} unbatched"
+        )
+    if input.shape[1] != in_channels:
+        raise ValueError(f"input has shape {tuple(input.shape)}; its dimension 1 must be in_channels (={in_channels})")

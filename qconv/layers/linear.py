@@ -1,0 +1,52 @@
+"""Quantized linear layer."""
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..function import Linear
+from ..schemes import Scheme, check_padding_value
+from .base import QuantizedLayer
+
+
+class QLinear(QuantizedLayer, nn.Linear):
+    """`torch.nn.Linear` with quantized weight and input.
+
+    ``output = input_q @ weight_q.T + bias``; shapes ``(*, in_features)`` to ``(*, out_features)``. Arguments as
+    `torch.nn.Linear`; ``scheme`` is BWN when not given. There is no padding, so ``padding_value`` has no effect here;
+    it is taken so that all quantized layers can be built alike.
+
+    Raises:
+        TypeError: a scheme that is none, or an integer input.
+        ValueError: an input whose last dimension is not ``in_features``.
+    """
+
+    float_type = nn.Linear
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scheme: Scheme | None = None,
+        padding_value: int | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device, dtype)
+        if padding_value is not None:
+            check_padding_value(padding_value)
+        self.set_scheme(scheme)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.check_input(input)
+        if input.ndim == 0 or input.shape[-1] != self.in_features:
+            raise ValueError(
+                f"input has shape {tuple(input.shape)}; its last dimension must be in_features (={self.in_features})"
+            )
+        if not self.scheme.scale_map:
+            return self.apply_op(input, Linear(), self.bias)
+        output = self.apply_op(input, Linear(), None)
+        output = output * input.abs().mean(-1, keepdim=True).to(output.dtype)
+        return output if self.bias is None else output + self.bias.to(output.dtype)

@@ -1,0 +1,14 @@
+"""Quantizers: one method, one file. `base.Quantizer` is their contract."""
+
+from .base import Codes as Codes
+from .base import Quantizer as Quantizer
+from .bnn import Sign as Sign
+from .bnn import sign as sign
+from .deepshift import FixedPoint as FixedPoint
+from .deepshift import ShiftPS as ShiftPS
+from .deepshift import ShiftQ as ShiftQ
+from .deepshift import round_power_of_two as round_power_of_two
+from .identity import Identity as Identity
+from .xnor import ScaledSign as ScaledSign
+from .xnor import filter_scale as filter_scale
+from .xnor import input_scale as input_scale

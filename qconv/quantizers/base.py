@@ -1,0 +1,100 @@
+"""The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+
+class Codes(NamedTuple):
+    """A quantized tensor as integers: ``quantize(x) == (values - zero) * scale``.
+
+    Attributes:
+        values: integer codes, the shape of ``x``.
+        scale: float tensor that broadcasts against ``values``.
+        zero: the code of 0, an integer.
+    """
+
+    values: Tensor
+    scale: Tensor
+    zero: int = 0
+
+
+class Quantizer(nn.Module):
+    r"""Base of all quantizers.
+
+    A subclass writes two pure functions, `quantize` and `backward`. Both receive the tensors of `tensors`, never
+    ``self``'s parameters, so the Functions of `qconv.function` can differentiate with respect to them. Used alone, a
+    quantizer is an ordinary module: ``quantizer(x)`` returns the quantized tensor and backpropagates the
+    pseudo-gradient.
+
+    Hyper-parameters are constructor arguments. What changes during training is a buffer: it is saved, resumed and
+    broadcast, and changing it recompiles nothing. In a weight tensor, dimension 0 is the output channel (the filter).
+
+    Attributes:
+        bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
+        replaces_weight: the learned tensors stand for the weight, which receives no gradient (DeepShift-PS).
+    """
+
+    bits: float = 32
+    replaces_weight: bool = False
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Learned or scheduled tensors, in the order in which `quantize` and `backward` take them."""
+        return ()
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        """The quantized tensor ``x_q``: shape, dtype and device of ``x``."""
+        raise NotImplementedError(f"{type(self).__name__} defines no quantize()")
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        """The pseudo-gradient: gradient of ``x``, then of each tensor, from ``grad``, the gradient of ``x_q``."""
+        raise NotImplementedError(f"{type(self).__name__} defines no backward()")
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        """Integer codes of ``x``: ``quantize(x, *tensors) == (values - zero) * scale``, exactly.
+
+        Raises:
+            TypeError: the quantizer keeps real numbers and so has no codes.
+        """
+        raise TypeError(f"{type(self).__name__} has no integer codes")
+
+    def initialize(self, x: Tensor) -> None:
+        """Create or set the learned tensors from ``x``, the float weight of the layer."""
+
+    def clip_(self, x: Tensor) -> None:
+        """Bring latent tensors back into their range, in place; called after the optimizer step."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Quantize as an autograd node of its own."""
+        return _Quantize.apply(x, self, *self.tensors())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        # A float checkpoint holds nothing of the quantizer: the layer sets it from the loaded weight instead.
+        if any(key.startswith(prefix) for key in state_dict):
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+class _Quantize(torch.autograd.Function):
+    """Stand-alone form of a quantizer: ``quantize`` forward, ``backward`` backward."""
+
+    @staticmethod
+    def forward(x: Tensor, quantizer: Quantizer, *tensors: Tensor) -> Tensor:
+        x_q = quantizer.quantize(x, *tensors)
+        return x.view_as(x) if x_q is x else x_q  # autograd wants an input that is returned as a view
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, quantizer, *tensors = inputs
+        ctx.quantizer = quantizer
+        ctx.save_for_backward(x, *tensors)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the names
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x, *tensors = ctx.saved_tensors
+        grad_x, *grads = ctx.quantizer.backward(*grad_outputs, x, *tensors)
+        return grad_x, None, *grads

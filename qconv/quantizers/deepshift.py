@@ -1,0 +1,173 @@
+"""DeepShift: power-of-two weights, as rounded weights (Q) or as learned shift and sign (PS) (arXiv:1905.13298)."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from .base import Codes, Quantizer
+
+
+def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
+    """``sign(x) · 2^round(log2 |x|)`` with the exponent in ``[low, high]``; ±0 gives 0, NaN gives NaN.
+
+    The rounding is in the log domain: from 2^e to 2^(e+1) the threshold is 2^(e+½), not the midpoint 1.5 · 2^e.
+
+    Example:
+        >>> round_power_of_two(torch.tensor([0.7, -0.72, 0.0, 3.0, 1e-9]), -15, 0)
+        tensor([ 5.0000e-01, -5.0000e-01,  0.0000e+00,  1.0000e+00,  3.0518e-05])
+    """
+    exponent = x.abs().log2().round().clamp(low, high)
+    return torch.exp2(exponent) * x.sign()
+
+
+def _check_bits(weight_bits: int, method: str) -> None:
+    if weight_bits < 2:
+        raise ValueError(f"weight_bits (={weight_bits}) must be at least 2 for {method}: one bit is the sign")
+    if weight_bits > 8:
+        raise ValueError(f"weight_bits (={weight_bits}) must be at most 8 for {method}")
+
+
+def _power_codes(x_q: Tensor, low: int) -> Codes:
+    # Whole multiples of the smallest power, up to 2^-low: with 7 and 8 bits beyond int64, so whole numbers in float64.
+    values = torch.ldexp(x_q.double(), torch.tensor(-low, device=x_q.device))
+    return Codes(values if low < -62 else values.long(), torch.tensor(2.0**low, dtype=torch.float64, device=x_q.device))
+
+
+class ShiftQ(Quantizer):
+    r"""Weights rounded to signed powers of two, DeepShift-Q.
+
+    ``w_q = sign(w) · 2^round(log2 |w|)`` with the exponent in ``[−(2^(b−1) − 1), 0]``: 5 bits hold −15 … 0. A weight
+    of exactly ±0 stays 0. ``dw = g``, straight through rounding, logarithm and sign together, with no mask. After
+    each step |w| is clamped to the range of the powers (the authors do it before the forward, with the same result).
+
+    Args:
+        weight_bits: 2 to 8, the sign included.
+
+    Raises:
+        ValueError: ``weight_bits`` out of range.
+    """
+
+    def __init__(self, weight_bits: int = 5) -> None:
+        super().__init__()
+        _check_bits(weight_bits, "DeepShift-Q")
+        self.bits = weight_bits
+        self.low = -(2 ** (weight_bits - 1) - 1)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return round_power_of_two(x, self.low, 0)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad,)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return _power_codes(self.quantize(x), self.low)
+
+    def clip_(self, x: Tensor) -> None:
+        x.copy_(x.abs().clamp_(2.0**self.low, 1.0).mul_(x.sign()))
+
+    def extra_repr(self) -> str:
+        return f"weight_bits={self.bits}"
+
+
+class ShiftPS(Quantizer):
+    r"""Weights as a learned shift and a learned sign, DeepShift-PS.
+
+    ``w_q = 2^round(shift) · sign(round(s))``, the shift in ``[−(2^(b−1) − 2), 0]`` (5 bits: −14 … 0; 2 bits:
+    ternary), the sign ternary because ``round(s) = 0`` for ``|s| ≤ ½``. ``dshift = g · w_q · ln 2``; ``ds = g``,
+    which is not multiplied by ``2^shift`` (as in the authors' code). The weight itself is only the start: it receives
+    no gradient, and ``shift = round(log2 |w|)``, ``s = sign(w)`` from it, which is what the authors train from (their
+    ``reset_parameters`` is never used). After each step the shift is clamped to its range.
+
+    Args:
+        weight_bits: 2 to 8, the sign included.
+
+    Raises:
+        ValueError: ``weight_bits`` out of range.
+    """
+
+    replaces_weight = True
+    shift: nn.Parameter
+    sign: nn.Parameter
+
+    def __init__(self, weight_bits: int = 5) -> None:
+        super().__init__()
+        _check_bits(weight_bits, "DeepShift-PS")
+        self.bits = weight_bits
+        self.low = -(2 ** (weight_bits - 1) - 2)
+        self.register_parameter("shift", None)
+        self.register_parameter("sign", None)
+
+    def initialize(self, x: Tensor) -> None:
+        with torch.no_grad():
+            shift = x.abs().log2().round().clamp(self.low, 0)
+            sign = x.sign()
+        if self.shift is None:
+            self.shift, self.sign = nn.Parameter(shift), nn.Parameter(sign)
+        else:
+            with torch.no_grad():
+                self.shift.copy_(shift)
+                self.sign.copy_(sign)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.shift, self.sign
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        shift, sign = tensors
+        return torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return None, grad * self.quantize(x, *tensors) * math.log(2), grad
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return _power_codes(self.quantize(x, *tensors), self.low)
+
+    def clip_(self, x: Tensor) -> None:
+        self.shift.clamp_(self.low, 0)
+
+    def extra_repr(self) -> str:
+        return f"weight_bits={self.bits}"
+
+
+class FixedPoint(Quantizer):
+    r"""Fixed-point activations of DeepShift: ``integer_bits`` before and ``fraction_bits`` after the point.
+
+    ``x_q = clamp(floor(x · 2^f) / 2^f, −2^(i−1), 2^(i−1))``, NaN gives NaN; ``dx = g``, with no mask. The authors use
+    16.16, which float32 barely notices, and round the biases alike; here the bias stays float.
+
+    Args:
+        integer_bits: 1 or more, the sign included.
+        fraction_bits: 0 or more.
+
+    Raises:
+        ValueError: a count out of range, or more than 32 bits together.
+    """
+
+    def __init__(self, integer_bits: int = 16, fraction_bits: int = 16) -> None:
+        super().__init__()
+        if integer_bits < 1:
+            raise ValueError(f"integer_bits (={integer_bits}) must be at least 1: one bit is the sign")
+        if fraction_bits < 0:
+            raise ValueError(f"fraction_bits (={fraction_bits}) must not be negative")
+        if integer_bits + fraction_bits > 32:
+            raise ValueError(f"integer_bits + fraction_bits (={integer_bits + fraction_bits}) must be at most 32")
+        self.integer_bits = integer_bits
+        self.fraction_bits = fraction_bits
+        self.bits = integer_bits + fraction_bits
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        step = 2.0**-self.fraction_bits
+        bound = 2.0 ** (self.integer_bits - 1)
+        wide = x.float() if x.dtype == torch.float16 else x  # x / step leaves the range of float16
+        return (torch.floor(wide / step) * step).clamp(-bound, bound).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad,)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        scale = 2.0**-self.fraction_bits
+        values = (self.quantize(x).double() / scale).long()
+        return Codes(values, torch.tensor(scale, dtype=torch.float64, device=x.device))
+
+    def extra_repr(self) -> str:
+        return f"integer_bits={self.integer_bits}, fraction_bits={self.fraction_bits}"

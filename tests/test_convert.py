@@ -1,0 +1,200 @@
+"""Swapping the layers of a model, and back."""
+
+from typing import Any
+
+import pytest
+import torch
+import torchvision
+from torch import nn
+
+import qconv
+from qconv import schemes
+from qconv.convert import QUANTIZED
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Conv1d(1, 1, 1), nn.Flatten(), nn.Linear(8, 2)
+    )
+
+
+def kinds(model: nn.Module) -> list[str]:
+    return [type(module).__name__ for module in model.children()]
+
+
+def test_first_and_last_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    model = small()
+    plan = qconv.plan(model, schemes.bnn())
+    assert kinds(model) == ["Conv2d", "ReLU", "Conv2d", "Conv1d", "Flatten", "Linear"]
+    assert capsys.readouterr().out.splitlines() == [
+        "0  Conv2d stays: the first layer",
+        "2  Conv2d → QConv2d bnn()",
+        "3  Conv1d → QConv1d bnn()",
+        "5  Linear stays: the last layer",
+    ]
+    assert repr(plan) == "Plan(2 of 4 layers change)"
+    assert qconv.convert(model, schemes.bnn()) is model
+    assert kinds(model) == ["Conv2d", "ReLU", "QConv2d", "QConv1d", "Flatten", "Linear"]
+
+
+def test_skip_and_overrides() -> None:
+    model = small()
+    overrides = {"0": schemes.shift_q(), "3": None, "[35]": schemes.bwn()}
+    qconv.convert(model, schemes.bnn(), skip=("last", "2"), overrides=overrides)
+    found = [layer.scheme.name for layer in model if isinstance(layer, qconv.QuantizedLayer)]
+    assert found == ["shift_q(weight_bits=5)", "bwn()"]  # layer 5 by override, though it is the last
+    assert kinds(model) == ["QConv2d", "ReLU", "Conv2d", "Conv1d", "Flatten", "QLinear"]
+
+
+def test_nothing_skipped() -> None:
+    model = qconv.convert(small(), schemes.bwn(), skip=())
+    assert sum(isinstance(layer, qconv.QuantizedLayer) for layer in model.modules()) == 4
+
+
+def test_weights_hooks_and_mode_are_kept() -> None:
+    model = small().eval()
+    layer = model[2]
+    seen: list[str] = []
+    layer.register_forward_hook(lambda *_: seen.append("called"))
+    layer.requires_grad_(False)
+    before = dict(model.state_dict(keep_vars=True))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    qconv.convert(model, schemes.bnn())
+    assert model[2] is layer
+    assert not layer.training
+    assert [p for group in optimizer.param_groups for p in group["params"]] == list(model.parameters())
+    assert all(tensor is before[name] for name, tensor in model.state_dict(keep_vars=True).items())
+    layer(torch.randn(1, 8, 5, 5))
+    assert seen == ["called"]
+
+
+def test_frozen_weights_stay_frozen() -> None:
+    model = small()
+    model[2].weight.requires_grad_(False)
+    qconv.convert(model, schemes.bnn())
+    assert not model[2].weight.requires_grad
+    qconv.to_float(model)
+    assert not model[2].weight.requires_grad
+
+
+def test_shared_layers_stay_shared(capsys: pytest.CaptureFixture[str]) -> None:
+    shared = nn.Conv2d(8, 8, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), shared, nn.ReLU(), shared, nn.Conv2d(8, 2, 3))
+    qconv.plan(model, schemes.bnn(), overrides={"3": schemes.bwn()})
+    assert "1, 3  Conv2d → QConv2d bwn() (overrides '3')" in capsys.readouterr().out
+    qconv.convert(model, schemes.bnn())
+    assert model[1] is model[3] is shared
+    assert isinstance(shared, qconv.QConv2d)
+
+
+def test_a_model_that_is_one_layer(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Conv2d(3, 4, 3)
+    with pytest.raises(ValueError, match=r"has nothing left to convert:\n.*stays: the"):
+        qconv.convert(model, schemes.bnn())
+    assert type(qconv.convert(model, schemes.bnn(), skip=())) is qconv.QConv2d
+    qconv.to_float(model)
+    qconv.plan(model, schemes.bnn(), skip=())
+    assert capsys.readouterr().out == "(the model itself)  Conv2d → QConv2d bnn()\n"
+
+
+class Special(nn.Conv2d):
+    """A subclass, whose forward may be anything."""
+
+
+def test_subclasses_and_quantized_layers_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), Special(4, 4, 3), nn.LazyConv2d(4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
+    )
+    nn.utils.parametrizations.weight_norm(model[0])
+    qconv.convert(model, schemes.bnn(), skip=("last",))
+    assert type(model[1]) is Special
+    capsys.readouterr()
+    qconv.plan(model, schemes.bwn(), skip=())
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "0  ParametrizedConv2d stays: a subclass of Conv2d"
+    assert lines[1] == "1  Special stays: a subclass of Conv2d"
+    assert lines[2] == "2  LazyConv2d stays: a subclass of Conv2d"
+    assert lines[3] == "3  QConv2d stays: quantized already, bnn()"
+
+
+def test_to_float_undoes_convert(scheme: qconv.Scheme) -> None:
+    model = small()[:3]
+    input = torch.randn(2, 3, 8, 8)
+    expected, state = model(input), model.state_dict()
+    qconv.convert(model, scheme, skip=("first",))
+    quantized = model(input)
+    assert qconv.to_float(model) is model
+    assert kinds(model) == ["Conv2d", "ReLU", "Conv2d"]
+    assert model.state_dict().keys() == state.keys()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    if scheme.name.startswith("shift_ps"):
+        torch.testing.assert_close(model(input), quantized)
+    else:
+        assert model(input).equal(expected)
+
+
+MODELS: dict[str, tuple[Any, int, int, int]] = {
+    # how many layers, how many of them converted, picture size
+    "resnet18": (torchvision.models.resnet18, 21, 19, 64),
+    "mobilenet_v2": (torchvision.models.mobilenet_v2, 53, 51, 64),
+    "convnext_tiny": (torchvision.models.convnext_tiny, 59, 57, 64),
+}
+
+
+@pytest.mark.parametrize(("build", "layers", "converted", "size"), MODELS.values(), ids=MODELS.keys())
+def test_models_of_torchvision(build: Any, layers: int, converted: int, size: int) -> None:
+    model = build(weights=None).eval()
+    input = torch.randn(2, 3, size, size)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    expected = model(input).detach()
+    qconv.convert(model, schemes.identity())
+    steps = [module for module in model.modules() if isinstance(module, qconv.QuantizedLayer)]
+    others = [module for module in model.modules() if type(module) in QUANTIZED]
+    assert (len(steps), len(steps) + len(others)) == (converted, layers)
+    assert model(input).equal(expected)
+
+    qconv.convert(qconv.to_float(model), schemes.bnn())
+    model.train()(input).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert not model.eval()(input).equal(expected)
+
+    qconv.to_float(model)
+    model.load_state_dict(before)
+    assert model(input).equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (
+            dict(skip=("layer1.*",)),
+            ValueError,
+            r"skip pattern 'layer1\.\*' matches no layer; the layers are 0, 2, 3, 5",
+        ),
+        (dict(overrides={"nine": schemes.bwn()}), ValueError, "overrides pattern 'nine' matches no layer"),
+        (dict(overrides={"(": schemes.bwn()}), ValueError, r"overrides pattern '\(' is not a regular expression"),
+        (dict(overrides={"2": "bwn"}), TypeError, r"overrides\['2'\] \(='bwn'\) must be a qconv.Scheme"),
+        (dict(skip="first"), TypeError, r"skip \(='first'\) must be a sequence of patterns, such as \('first',\)"),
+        (dict(scheme="bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),
+        (dict(skip=(".*",)), ValueError, "has nothing left to convert:\n0  Conv2d stays: skip"),
+    ],
+)
+def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    model = small()
+    with pytest.raises(error, match=message):
+        qconv.convert(model, arguments.pop("scheme", schemes.bnn()), **arguments)
+    assert kinds(model) == kinds(small())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (nn.Sequential(nn.ReLU()), r"model \(Sequential\) has no layer to convert: it has none of Conv1d, Conv2d"),
+        (nn.Sequential(Special(1, 1, 1)), r"has no layer to convert: it has Special"),
+    ],
+)
+def test_a_model_with_nothing_to_convert(model: nn.Module, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        qconv.convert(model, schemes.bnn())
+    with pytest.raises(ValueError, match=r"model \(Sequential\) has no quantized layer"):
+        qconv.to_float(model)

@@ -1,0 +1,283 @@
+"""The fused Function against the composed form, an independent reference, and what it promises to spare."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import qconv
+from qconv import Scheme, schemes
+from qconv.function import Convolution, Linear, Quantizers, TransposedConvolution, exchange_channels, quantized_op
+from qconv.quantizers import Identity, Quantizer, ScaledSign, ShiftPS, Sign
+
+OPS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
+    # the operation, input shape, filter shape
+    "conv1d": (Convolution((2,), (1,), (1,), 1), (2, 4, 9), (6, 4, 3)),
+    "conv2d": (Convolution((1, 1), (1, 1), (1, 1), 1), (2, 4, 7, 5), (6, 4, 3, 3)),
+    "conv2d strided, dilated, grouped": (Convolution((2, 1), (1, 2), (1, 2), 2), (2, 4, 7, 6), (6, 2, 3, 2)),
+    "conv2d depthwise": (Convolution((1, 1), (1, 1), (1, 1), 4), (2, 4, 5, 5), (4, 1, 3, 3)),
+    "conv2d with a border of -1": (
+        Convolution((1, 1), (0, 0), (1, 1), 1, (1, 2, 0, 1), -1.0),
+        (2, 4, 5, 5),
+        (6, 4, 3, 3),
+    ),
+    "conv3d": (Convolution((1, 1, 1), (1, 0, 1), (1, 1, 1), 1), (2, 2, 4, 5, 3), (3, 2, 2, 3, 3)),
+    "transposed": (TransposedConvolution((2, 2), (1, 0), (1, 1), (1, 1), 1), (2, 4, 4, 3), (6, 4, 3, 3)),
+    "transposed, grouped": (TransposedConvolution((2, 1), (1, 1), (0, 0), (1, 2), 2), (2, 4, 4, 5), (6, 2, 3, 2)),
+    "linear": (Linear(), (2, 3, 5), (6, 5)),
+}
+EVERY_OP = pytest.mark.parametrize(("op", "input_shape", "filter_shape"), OPS.values(), ids=OPS.keys())
+
+
+def made(scheme: Scheme, filters: Tensor) -> Quantizers:
+    quantizers = Quantizers(scheme.input(), scheme.weight(), None, scheme.backward_weight)
+    quantizers.weight.initialize(filters)
+    return quantizers
+
+
+def composed(input: Tensor, filters: Tensor, bias: Tensor | None, op: Any, input_q: Any, filters_q: Any) -> Tensor:
+    """The same layer left to autograd, from public functions of torch alone."""
+    x, w = input_q(input), filters_q(filters)
+    if isinstance(op, Linear):
+        return F.linear(x, w, bias)
+    if isinstance(op, TransposedConvolution):
+        w = exchange_channels(w, op.groups)
+        return F.conv_transpose2d(x, w, bias, op.stride, op.padding, op.output_padding, op.groups, op.dilation)
+    if op.border:
+        x = F.pad(x, op.border, value=op.border_value)
+    convolution = (F.conv1d, F.conv2d, F.conv3d)[len(op.stride) - 1]
+    return convolution(x, w, bias, op.stride, op.padding, op.dilation, op.groups)
+
+
+def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(1)
+    grad_output = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    return list(torch.autograd.grad(output, leaves, grad_output, allow_unused=True))
+
+
+def ste(x: Tensor) -> Tensor:
+    """The textbook's sign with a clipped straight-through gradient, by the detach trick."""
+    clipped = x.clamp(-1, 1)
+    return clipped + (torch.where(x >= 0, 1.0, -1.0).to(x.dtype) - clipped).detach()
+
+
+REFERENCES: dict[str, tuple[Scheme, Any, Any]] = {
+    # scheme, then independent formulas of the input's and the weight's quantizer
+    "identity": (schemes.identity(), lambda x: x, lambda w: w),
+    "bnn": (schemes.bnn(), ste, lambda w: w + (torch.where(w >= 0, 1.0, -1.0) - w).detach()),
+    "xnor": (schemes.xnor(), ste, lambda w: w.abs().mean(tuple(range(1, w.ndim)), keepdim=True) * ste(w)),
+    "shift_q": (
+        schemes.shift_q(),
+        lambda x: x,
+        lambda w: w + (w.sign() * 2.0 ** w.abs().log2().round().clamp(-15, 0) - w).detach(),
+    ),
+}
+
+
+@EVERY_OP
+@pytest.mark.parametrize("name", REFERENCES)
+def test_against_autograd_of_the_formula(name: str, op: Any, input_shape: Any, filter_shape: Any) -> None:
+    scheme, input_q, filters_q = REFERENCES[name]
+    input = torch.randn(input_shape, dtype=torch.float64, requires_grad=True)
+    filters = torch.randn(filter_shape, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(filter_shape[0], dtype=torch.float64, requires_grad=True)
+    output = quantized_op(input, filters, bias, op, made(scheme, filters))
+    expected = composed(input, filters, bias, op, input_q, filters_q)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    leaves: list[Tensor] = [input, filters, bias]
+    for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
+@EVERY_OP
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_fused_equals_composed_exactly(
+    scheme: Scheme, op: Any, input_shape: Any, filter_shape: Any, dtype: torch.dtype
+) -> None:
+    input = torch.randn(input_shape).to(dtype).requires_grad_()
+    filters = torch.randn(filter_shape).to(dtype).requires_grad_()
+    bias = torch.randn(filter_shape[0]).to(dtype).requires_grad_()
+    quantizers = made(scheme, filters)
+    output = quantized_op(input, filters, bias, op, quantizers)
+    expected = composed(input, filters, bias, op, quantizers.input, quantizers.weight)
+    assert output.equal(expected)
+    leaves: list[Tensor] = [input, filters, bias, *quantizers.weight.tensors()]
+    for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
+        assert (found is None) == (reference is None)
+        assert found is None or reference is None or found.equal(reference)
+
+
+class WrongSign(Sign):
+    """A planted error: the gradient also passes beyond the clip."""
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad,)
+
+
+class SwappedConvolution(Convolution):
+    """A planted error: grad_weight is taken at the float input, as if it were not quantized."""
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Any) -> Any:
+        return super().backward(grad_output, input.flip(-1), weight, mask)
+
+
+@pytest.mark.parametrize("planted", ["pseudo-gradient", "operand"])
+def test_the_reference_rejects_planted_errors(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, input_shape, filter_shape = OPS["conv2d"]
+    _, input_q, filters_q = REFERENCES["bnn"]
+    scheme = schemes.bnn()
+    if planted == "pseudo-gradient":
+        scheme = Scheme("wrong", WrongSign, scheme.weight)
+    else:
+        op = SwappedConvolution(op.stride, op.padding, op.dilation, op.groups)
+    monkeypatch.setitem(REFERENCES, "planted", (scheme, input_q, filters_q))
+    with pytest.raises(AssertionError, match="not close"):
+        test_against_autograd_of_the_formula("planted", op, input_shape, filter_shape)
+
+
+@EVERY_OP
+def test_gradcheck_of_the_identity(op: Any, input_shape: Any, filter_shape: Any) -> None:
+    input = torch.randn(input_shape, dtype=torch.float64, requires_grad=True)
+    filters = torch.randn(filter_shape, dtype=torch.float64, requires_grad=True)
+    bias = torch.randn(filter_shape[0], dtype=torch.float64, requires_grad=True)
+    quantizers = Quantizers(Identity(), Identity())
+    assert torch.autograd.gradcheck(lambda x, w, b: quantized_op(x, w, b, op, quantizers), (input, filters, bias))
+
+
+@EVERY_OP
+def test_a_second_differentiation_is_an_error(op: Any, input_shape: Any, filter_shape: Any) -> None:
+    input = torch.randn(input_shape, requires_grad=True)
+    filters = torch.randn(filter_shape, requires_grad=True)
+    output = quantized_op(input, filters, None, op, made(schemes.bnn(), filters))
+    (grad_filters,) = torch.autograd.grad(output.square().sum(), filters, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad_filters.sum().backward()
+
+
+class Calls(TorchDispatchMode):
+    """The output masks of all convolution_backward calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.masks: list[list[bool]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution_backward.default:
+            self.masks.append(list(args[-1]))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("needs", [(0, 1, 0), (1, 0, 0), (0, 0, 1), (1, 1, 1), (0, 1, 1)], ids=str)
+def test_only_what_is_needed_is_computed(needs: tuple[int, int, int]) -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.xnor())
+    input = torch.randn(2, 3, 6, 6, requires_grad=bool(needs[0]))
+    layer.weight.requires_grad_(bool(needs[1]))
+    assert layer.bias is not None
+    layer.bias.requires_grad_(bool(needs[2]))
+    with Calls() as calls:
+        layer(input).sum().backward()
+    assert calls.masks == [list(map(bool, needs))]
+
+
+def test_learned_tensors_alone_are_reason_enough() -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.shift_ps(), bias=False)
+    assert not layer.weight.requires_grad
+    with Calls() as calls:
+        layer(torch.randn(2, 3, 6, 6)).sum().backward()
+    assert calls.masks == [[False, True, False]]
+    assert isinstance(layer.weight_quantizer, ShiftPS)
+    assert layer.weight_quantizer.shift.grad is not None
+
+
+def test_float_backward_weight() -> None:
+    scheme = Scheme("mine", Sign, ScaledSign, backward_weight="float")
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme, dtype=torch.float64)
+    input = torch.randn(2, 3, 5, 5, dtype=torch.float64).mul(0.3).requires_grad_()
+    layer(input).sum().backward()
+    ones = torch.ones(2, 4, 5, 5, dtype=torch.float64)
+    expected = F.conv_transpose2d(ones, layer.weight, padding=1)
+    assert input.grad is not None
+    torch.testing.assert_close(input.grad, expected * (input.abs() <= 1), rtol=1e-12, atol=1e-12)
+
+
+class Halved(Quantizer):
+    """A gradient quantizer that is easy to recognise."""
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return x / 2
+
+
+def test_gradient_quantizer() -> None:
+    plain = qconv.QConv2d(3, 4, 3, scheme=schemes.bnn(), dtype=torch.float64)
+    halved = qconv.QConv2d(3, 4, 3, scheme=Scheme("halved", Sign, plain.scheme.weight, Halved), dtype=torch.float64)
+    halved.load_state_dict(plain.state_dict())
+    inputs = [torch.ones(2, 3, 5, 5, dtype=torch.float64).requires_grad_() for _ in range(2)]
+    outputs = [layer(input) for layer, input in zip((plain, halved), inputs, strict=True)]
+    assert outputs[0].equal(outputs[1])
+    for output in outputs:
+        output.square().sum().backward()
+    for mine, its in zip((inputs[1], *halved.parameters()), (inputs[0], *plain.parameters()), strict=True):
+        assert mine.grad is not None
+        assert its.grad is not None
+        assert mine.grad.equal(its.grad / 2)
+
+
+class LearnedStep(Quantizer):
+    """Rounds to multiples of a learned step: a quantizer of the input with a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.step = nn.Parameter(torch.tensor(0.5, dtype=torch.float64))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.step,)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return torch.round(x / tensors[0]) * tensors[0]
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, (grad * (torch.round(x / tensors[0]) - x / tensors[0])).sum()
+
+
+def test_learned_tensors_of_both_quantizers_get_their_gradient() -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=Scheme("learned", LearnedStep, LearnedStep), dtype=torch.float64)
+    input = torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
+    leaves = [input, *layer.parameters()]
+    expected = composed(input, layer.weight, layer.bias, layer.op, layer.input_quantizer, layer.weight_quantizer)
+    for found, reference in zip(gradients(layer(input), leaves), gradients(expected, leaves), strict=True):
+        assert found is not None
+        assert reference is not None
+        assert found.equal(reference)
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_saves_no_more_than_the_float_layer(channels_last: bool, autocast: bool) -> None:
+    from qconv.bench.train_step import Case, Settings, measure
+
+    settings = Settings(batch_size=8, rounds=1, warmup=0, autocast=autocast, channels_last=channels_last)
+    for case in ("64@32", "resnet18"):
+        result = measure(Case(case), schemes.bnn(), settings)
+        assert 0 < result.quantized_saved_mib <= result.float_saved_mib
+
+
+def test_gradients_keep_dtype_and_memory_format() -> None:
+    layer = qconv.QConv2d(8, 8, 3, padding=1, scheme=schemes.bnn()).to(memory_format=torch.channels_last)
+    seen: list[Tensor] = []
+    input = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        low = input * 1.0
+        low = low.to(torch.bfloat16)
+        low.register_hook(seen.append)
+        output = layer(low)
+    output.backward(torch.ones_like(output))
+    assert output.is_contiguous(memory_format=torch.channels_last)
+    assert (output.dtype, seen[0].dtype) == (torch.bfloat16, torch.bfloat16)
+    assert seen[0].is_contiguous(memory_format=torch.channels_last)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.stride() == layer.weight.stride()
+    assert math.isfinite(layer.weight.grad.sum())

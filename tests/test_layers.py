@@ -1,0 +1,412 @@
+"""Quantized layers against their torch.nn twins, and everything that PyTorch users do with a layer."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import qconv
+from qconv import QuantizedLayer, Scheme, schemes
+from qconv.convert import QUANTIZED
+
+CONVOLUTIONS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {
+    # float layer, arguments, input shape
+    "1d": (nn.Conv1d, dict(kernel_size=3), (2, 4, 9)),
+    "1d strided": (nn.Conv1d, dict(kernel_size=4, stride=3, padding=2, dilation=2), (2, 4, 17)),
+    "2d": (nn.Conv2d, dict(kernel_size=3), (2, 4, 7, 6)),
+    "2d padded": (nn.Conv2d, dict(kernel_size=(3, 2), padding=(1, 2), bias=False), (2, 4, 7, 6)),
+    "2d strided": (nn.Conv2d, dict(kernel_size=3, stride=(2, 3), padding=1, dilation=(1, 2)), (2, 4, 9, 11)),
+    "2d grouped": (nn.Conv2d, dict(kernel_size=3, groups=2, padding=1), (2, 4, 5, 5)),
+    "2d depthwise": (nn.Conv2d, dict(kernel_size=3, groups=4, padding="same"), (2, 4, 5, 5)),
+    "2d same, even, dilated": (nn.Conv2d, dict(kernel_size=(4, 3), dilation=(3, 2), padding="same"), (2, 4, 9, 8)),
+    "2d valid": (nn.Conv2d, dict(kernel_size=3, padding="valid"), (2, 4, 5, 5)),
+    "2d reflect": (nn.Conv2d, dict(kernel_size=3, padding=(1, 2), padding_mode="reflect"), (2, 4, 6, 6)),
+    "2d replicate": (nn.Conv2d, dict(kernel_size=4, padding="same", padding_mode="replicate"), (2, 4, 6, 6)),
+    "2d circular": (nn.Conv2d, dict(kernel_size=3, padding=1, padding_mode="circular"), (2, 4, 6, 6)),
+    "3d": (nn.Conv3d, dict(kernel_size=(2, 3, 3), padding=1), (2, 4, 4, 5, 3)),
+    "3d circular": (nn.Conv3d, dict(kernel_size=3, padding=1, padding_mode="circular", groups=2), (2, 4, 4, 5, 3)),
+    "transposed 1d": (nn.ConvTranspose1d, dict(kernel_size=3, stride=2, output_padding=1), (2, 4, 5)),
+    "transposed 2d": (nn.ConvTranspose2d, dict(kernel_size=3, stride=2, padding=1), (2, 4, 4, 5)),
+    "transposed 2d grouped": (nn.ConvTranspose2d, dict(kernel_size=3, groups=2, dilation=2), (2, 4, 4, 5)),
+    "transposed 3d": (nn.ConvTranspose3d, dict(kernel_size=2, stride=2, bias=False), (2, 4, 2, 3, 3)),
+}
+# torch tells of the copy that it makes for an even kernel and padding="same"
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+EVERY = pytest.mark.parametrize(("twin", "arguments", "shape"), CONVOLUTIONS.values(), ids=CONVOLUTIONS.keys())
+
+
+def pair(twin: type[nn.Module], arguments: dict[str, Any], scheme: Scheme, **more: Any) -> tuple[Any, Any]:
+    """A float layer and the quantized one with the same weights."""
+    theirs = twin(4, 8, **arguments, **more)
+    ours = QUANTIZED[twin](4, 8, **arguments, **more, scheme=scheme)
+    assert isinstance(ours, twin)
+    result = ours.load_state_dict(theirs.state_dict())
+    assert not result.missing_keys
+    assert not result.unexpected_keys
+    return theirs, ours
+
+
+@EVERY
+def test_identity_equals_the_twin(twin: Any, arguments: Any, shape: Any) -> None:
+    theirs, ours = pair(twin, arguments, schemes.identity())
+    inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(1)).requires_grad_() for _ in range(2)]
+    outputs = [layer(input) for layer, input in zip((theirs, ours), inputs, strict=True)]
+    assert outputs[1].equal(outputs[0])
+    for output in outputs:
+        output.square().sum().backward()
+    for mine, its in zip((inputs[1], *ours.parameters()), (inputs[0], *theirs.parameters()), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-6, atol=1e-6)
+    unbatched = torch.randn(shape[1:])
+    assert ours(unbatched).equal(theirs(unbatched))
+
+
+@EVERY
+def test_bnn_computes_on_signs(twin: Any, arguments: Any, shape: Any) -> None:
+    theirs, ours = pair(twin, arguments, schemes.bnn())
+    input = torch.randn(shape)
+    with torch.no_grad():
+        theirs.weight.copy_(torch.where(theirs.weight >= 0, 1.0, -1.0))
+    torch.testing.assert_close(ours(input), theirs(torch.where(input >= 0, 1.0, -1.0)), rtol=0, atol=2e-5)
+
+
+@EVERY
+def test_gradcheck(twin: Any, arguments: Any, shape: Any) -> None:
+    _, ours = pair(twin, arguments, schemes.identity(), dtype=torch.float64)
+    input = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    parameters = dict(ours.named_parameters())
+
+    def run(input: Tensor, *values: Tensor) -> Tensor:
+        return functional_call(ours, dict(zip(parameters, values, strict=True)), (input,))
+
+    assert torch.autograd.gradcheck(run, (input, *parameters.values()), fast_mode=True)
+
+
+@EVERY
+def test_empty_batch(twin: Any, arguments: Any, shape: Any) -> None:
+    theirs, ours = pair(twin, arguments, schemes.bnn())
+    input = torch.empty(0, *shape[1:], requires_grad=True)
+    if arguments.get("padding_mode") in ("reflect", "replicate", "circular"):
+        output = ours(input)  # torch's own padding accepts an empty batch
+    else:
+        output = ours(input)
+        assert output.shape == theirs(input).shape
+    output.sum().backward()
+    assert ours.weight.grad.eq(0).all()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_transposed_scales_are_per_output_channel(groups: int) -> None:
+    layer = qconv.QConvTranspose2d(4, 6, 3, groups=groups)
+    w = layer.weight.detach()
+    for out in range(6):
+        group, channel = divmod(out, 6 // groups)
+        filter = w[group * (4 // groups) : (group + 1) * (4 // groups), channel]
+        found = layer.quantized_weight()[group * (4 // groups) : (group + 1) * (4 // groups), channel]
+        torch.testing.assert_close(found, filter.abs().mean() * torch.where(filter >= 0, 1.0, -1.0))
+
+
+def test_transposed_output_size() -> None:
+    theirs, ours = pair(nn.ConvTranspose2d, dict(kernel_size=3, stride=2, padding=1), schemes.identity())
+    input = torch.randn(2, 4, 5, 5)
+    assert ours(input, output_size=[10, 9]).equal(theirs(input, output_size=[10, 9]))
+
+
+@pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=str)
+def test_linear(leading: tuple[int, ...]) -> None:
+    theirs, ours = nn.Linear(5, 7), qconv.QLinear(5, 7, scheme=schemes.identity())
+    ours.load_state_dict(theirs.state_dict())
+    inputs = [torch.ones(*leading, 5, requires_grad=True) for _ in range(2)]
+    outputs = [layer(input) for layer, input in zip((theirs, ours), inputs, strict=True)]
+    assert outputs[1].equal(outputs[0])
+    for output in outputs:
+        output.square().sum().backward()
+    for mine, its in zip((inputs[1], *ours.parameters()), (inputs[0], *theirs.parameters()), strict=True):
+        torch.testing.assert_close(mine.grad, its.grad, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [0, 1, -1])
+@pytest.mark.parametrize("padding", [1, (2, 0), "same"], ids=str)
+def test_padding_value_surrounds_the_quantized_input(value: int, padding: Any) -> None:
+    layer = qconv.QConv2d(3, 4, 4, padding=padding, scheme=schemes.bnn(), padding_value=value, dtype=torch.float64)
+    input = torch.randn(2, 3, 6, 7, dtype=torch.float64, requires_grad=True)
+    sides = layer._reversed_padding_repeated_twice
+    leaf = torch.where(input >= 0, 1.0, -1.0).double().detach().requires_grad_()
+    expected = F.conv2d(F.pad(leaf, sides, value=value), layer.quantized_weight(), layer.bias)
+    output = layer(input)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    grad = torch.randn_like(output)
+    expected.backward(grad)
+    output.backward(grad)
+    assert leaf.grad is not None
+    torch.testing.assert_close(input.grad, leaf.grad * (input.abs() <= 1), rtol=1e-12, atol=1e-12)
+
+
+def test_scale_map_against_unfold() -> None:
+    layer = qconv.QConv2d(4, 6, (3, 2), 2, 1, groups=2, scheme=schemes.xnor(scale_map=True), dtype=torch.float64)
+    input = torch.randn(2, 4, 7, 6, dtype=torch.float64)
+    plain = copy.deepcopy(layer)
+    plain.set_scheme(schemes.xnor())
+    assert layer.bias is not None
+    bias = layer.bias.view(-1, 1, 1)
+    without = plain(input) - bias
+    windows = F.unfold(input.abs(), (3, 2), padding=1, stride=2).view(2, 2, 2 * 6, -1).mean(2)
+    expected = without * windows.view(2, 2, *without.shape[2:]).repeat_interleave(3, 1) + bias
+    torch.testing.assert_close(layer(input), expected, rtol=1e-12, atol=1e-12)
+
+
+# --- state
+
+
+def test_default_is_bwn() -> None:
+    layer = qconv.QConv2d(64, 128, 3, padding=1)
+    assert layer.scheme.name == "bwn()"
+    assert layer(torch.randn(1, 64, 4, 4)).shape == (1, 128, 4, 4)
+
+
+def test_float_checkpoint_there_and_back(scheme: Scheme) -> None:
+    def quantized() -> nn.Sequential:
+        return nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=scheme), qconv.QLinear(4, 2, scheme=scheme))
+
+    theirs, back = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 2)) for _ in range(2))
+    ours, again = quantized(), quantized()
+    ours.load_state_dict(theirs.state_dict())
+    back.load_state_dict(qconv.float_state_dict(ours))
+    for name, weight in back.state_dict().items():
+        expected = theirs.state_dict()[name]
+        if scheme.name.startswith("shift_ps") and name.endswith("weight"):  # what was learned, and is rounded
+            expected = qconv.quantizers.round_power_of_two(expected, -14, 0)
+        assert weight.equal(expected)
+    again.load_state_dict(ours.state_dict())
+    assert all(a.equal(b) for a, b in zip(again.state_dict().values(), ours.state_dict().values(), strict=True))
+
+
+def test_half_of_the_learned_tensors_is_an_error() -> None:
+    layer = qconv.Conv2dShift(3, 4, 3)
+    state = layer.state_dict()
+    del state["weight_quantizer.sign"]
+    with pytest.raises(RuntimeError, match=r"Missing key.*weight_quantizer.sign"):
+        layer.load_state_dict(state)
+
+
+def test_copies(scheme: Scheme) -> None:
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)
+    input = torch.randn(2, 3, 5, 5)
+    buffer = io.BytesIO()
+    torch.save(layer.state_dict(), buffer)
+    buffer.seek(0)
+    loaded = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)
+    loaded.load_state_dict(torch.load(buffer, weights_only=True))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        assert other(input).equal(layer(input))
+        assert other.scheme.name == scheme.name
+
+
+def test_reset_parameters_sets_the_learned_tensors() -> None:
+    layer = qconv.Conv2dShift(3, 4, 3)
+    before = layer.quantized_weight()
+    layer.reset_parameters()
+    expected = qconv.quantizers.round_power_of_two(layer.weight.detach(), -14, 0)
+    assert not layer.quantized_weight().equal(before)
+    assert layer.quantized_weight().equal(expected)
+
+
+@pytest.mark.parametrize("device", ["meta", "cpu"])
+def test_device_and_dtype(scheme: Scheme, device: str) -> None:
+    layer = qconv.QConv2d(3, 4, 3, device=device, dtype=torch.float64, scheme=scheme)
+    for tensor in layer.state_dict().values():
+        assert (tensor.device.type, tensor.dtype) == (device, torch.float64)
+    output = layer(torch.empty(2, 3, 5, 5, device=device, dtype=torch.float64))
+    assert (output.shape, output.device.type) == ((2, 4, 3, 3), device)
+
+
+@pytest.mark.parametrize(
+    ("layer", "name"),
+    [
+        (qconv.BNNConv2d(3, 4, 3, padding=1), "bnn()"),
+        (qconv.BNNConv2d(3, 4, 3, padding=1, padding_value=1), "bnn(padding_value=1)"),
+        (qconv.BWNConv2d(3, 4, 3, padding=1), "bwn()"),
+        (qconv.XNORConv2d(3, 4, 3, padding=1, scale_map=True), "xnor(scale_map=True)"),
+        (qconv.Conv2dShift(3, 4, 3, padding=1), "shift_ps(weight_bits=5)"),
+        (qconv.Conv2dShiftQ(3, 4, 3, padding=1, weight_bits=3), "shift_q(weight_bits=3)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_named_layers(layer: qconv.QConv2d, name: str) -> None:
+    assert layer.scheme.name == name
+    assert layer(torch.randn(2, 3, 5, 5)).shape == (2, 4, 5, 5)
+    assert name in repr(layer)
+
+
+def test_conv2d_shift_takes_the_known_arguments() -> None:
+    layer = qconv.Conv2dShift(
+        4, 6, 3, stride=2, padding=1, dilation=1, groups=2, bias=False, padding_mode="circular", check_grad=True
+    )
+    assert layer.weight.dtype == torch.float64
+    assert layer(torch.randn(2, 4, 8, 8, dtype=torch.float64)).shape == (2, 6, 4, 4)
+    with pytest.raises(ValueError, match=r"dtype \(=torch.float32\) must be torch.float64 with check_grad=True"):
+        qconv.Conv2dShift(4, 6, 3, check_grad=True, dtype=torch.float32)
+
+
+# --- PyTorch's transformations, each against the plain run
+
+
+def network(scheme: Scheme) -> nn.Sequential:
+    return nn.Sequential(
+        qconv.QConv2d(3, 8, 3, padding=1, scheme=scheme),
+        nn.BatchNorm2d(8),
+        qconv.QConv2d(8, 8, 4, padding="same", groups=2, scheme=scheme),
+        nn.Flatten(),
+        qconv.QLinear(8 * 36, 5, scheme=scheme),
+    )
+
+
+def run(model: Any, input: Tensor, owner: nn.Module | None = None) -> list[Tensor]:
+    """Output, then the gradient of the input and of every parameter that is trained."""
+    input = input.clone().requires_grad_()
+    parameters = [p for p in (owner or model).parameters() if p.requires_grad]
+    output = model(input)
+    return [output.detach(), *torch.autograd.grad(output.float().square().mean(), [input, *parameters])]
+
+
+def test_compile(scheme: Scheme) -> None:
+    model, input = network(scheme), torch.randn(4, 3, 6, 6)
+    expected = run(model, input)
+    torch._dynamo.reset()
+    compiled = torch.compile(copy.deepcopy(model), fullgraph=True)
+    for found, reference in zip(run(compiled, input), expected, strict=True):
+        torch.testing.assert_close(found, reference, rtol=1e-4, atol=1e-5 * max(1.0, float(reference.abs().max())))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_equals_a_layer_in_that_dtype(scheme: Scheme, dtype: torch.dtype) -> None:
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)
+    input = torch.randn(2, 3, 5, 5)
+    with torch.autocast("cpu", dtype):
+        found = run(layer, input)
+        again = run(layer, input.to(dtype))
+    assert found[0].dtype == dtype
+    assert all(parameter.dtype == torch.float32 for parameter in layer.parameters())
+    assert scheme.scale_map or found[0].equal(again[0])  # the map is taken from the input before it is rounded
+    for mine, reference in zip(found, run(layer, input), strict=True):
+        torch.testing.assert_close(mine.float(), reference, rtol=0.1, atol=0.03 * float(reference.abs().max()))
+
+
+def test_channels_last(scheme: Scheme) -> None:
+    model, input = network(scheme), torch.randn(4, 3, 6, 6)
+    expected = run(model, input)
+    found = run(model.to(memory_format=torch.channels_last), input.to(memory_format=torch.channels_last))
+    for mine, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5 * max(1.0, float(reference.abs().max())))
+
+
+def test_activation_checkpointing(scheme: Scheme) -> None:
+    model, input = network(scheme), torch.randn(4, 3, 6, 6)
+    expected = run(model, input)
+    found = run(lambda x: checkpoint(model, x, use_reentrant=False), input, owner=model)
+    assert all(mine.equal(reference) for mine, reference in zip(found, expected, strict=True))
+
+
+def test_functional_call(scheme: Scheme) -> None:
+    model, other, input = network(scheme), network(scheme), torch.randn(4, 3, 6, 6)
+    state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
+    assert functional_call(model, state, (input,)).equal(other(input))
+    assert not model(input).equal(other(input))
+
+
+def test_func_grad() -> None:
+    model, input = network(schemes.bnn()).eval(), torch.randn(4, 3, 6, 6)
+    parameters = dict(model.named_parameters())
+    grads = torch.func.grad(lambda p: functional_call(model, p, (input,)).square().mean())(parameters)
+    expected = torch.autograd.grad(model(input).square().mean(), list(parameters.values()))
+    assert all(found.equal(reference) for found, reference in zip(grads.values(), expected, strict=True))
+
+
+# --- bad input
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: qconv.QConv2d(64, 128, 3, groups=3), ValueError, r"groups \(=3\) must divide in_channels \(=64\)"),
+        (lambda: qconv.QConv1d(6, 4, 3, groups=3), ValueError, r"groups \(=3\) must divide out_channels \(=4\)"),
+        (lambda: qconv.QConv3d(6, 4, 3, groups=0), ValueError, r"groups \(=0\) must be positive"),
+        (
+            lambda: qconv.QConvTranspose2d(5, 4, 3, groups=2),
+            ValueError,
+            r"groups \(=2\) must divide in_channels \(=5\)",
+        ),
+        (lambda: qconv.QConv2d(4, 4, 3, padding_value=2), ValueError, r"padding_value \(=2\) must be 0, \+1 or -1"),
+        (
+            lambda: qconv.QConv2d(4, 4, 3, padding_mode="reflect", padding_value=1),
+            ValueError,
+            r"padding_value \(=1\) needs padding_mode='zeros', not 'reflect'",
+        ),
+        (lambda: qconv.QConvTranspose2d(4, 4, 3, padding_value=1), ValueError, r"padding_value \(=1\) must be 0"),
+        (
+            lambda: qconv.QConv2d(4, 4, 3, scheme="bnn"),  # pyright: ignore[reportArgumentType]
+            TypeError,
+            r"scheme \(='bnn'\) must be a qconv.Scheme; qconv.schemes has bnn\(\), bwn\(\), identity\(\)",
+        ),
+        (
+            lambda: qconv.QConvTranspose2d(4, 4, 3, scheme=schemes.xnor(scale_map=True)),
+            ValueError,
+            r"scale_map \(=True\) is defined for convolutions",
+        ),
+        (lambda: schemes.shift_q(weight_bits=0), ValueError, r"weight_bits \(=0\) must be at least 2"),
+        (lambda: schemes.shift_ps(weight_bits=1), ValueError, r"weight_bits \(=1\) must be at least 2"),
+        (lambda: schemes.bnn(padding_value=3), ValueError, r"padding_value \(=3\) must be 0, \+1 or -1"),
+        (
+            lambda: Scheme("mine", backward_weight="full"),  # pyright: ignore[reportArgumentType]
+            ValueError,
+            r"backward_weight \(='full'\) must be 'quantized' or 'float'",
+        ),
+    ],
+)
+def test_wrong_arguments(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("input", "error", "message"),
+    [
+        (torch.ones(2, 4, 5, 5, dtype=torch.int64), TypeError, r"input has dtype torch.int64; it must be a floating"),
+        (
+            torch.ones(2, 4, 5, 5, dtype=torch.float64),
+            TypeError,
+            r"input has dtype torch.float64 and weight torch.float32",
+        ),
+        (torch.ones(2, 4, 5, 5, device="meta"), ValueError, r"input is on meta and weight on cpu"),
+        (
+            torch.ones(2, 3, 5, 5),
+            ValueError,
+            r"input has shape \(2, 3, 5, 5\); its dimension 1 must be in_channels \(=4\)",
+        ),
+        (torch.ones(5, 5), ValueError, r"input has shape \(5, 5\); it must have 4 dimensions, or 3 unbatched"),
+    ],
+)
+def test_wrong_input(input: Tensor, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        qconv.QConv2d(4, 4, 3)(input)
+    if input.dtype != torch.float32 or input.is_meta:
+        with pytest.raises(error, match=message):
+            qconv.QConvTranspose2d(4, 4, 3)(input)
+        with pytest.raises(error, match=message):
+            qconv.QLinear(5, 4)(input)
+
+
+def test_linear_refuses_another_number_of_features() -> None:
+    with pytest.raises(ValueError, match=r"its last dimension must be in_features \(=5\)"):
+        qconv.QLinear(5, 4)(torch.ones(2, 6))
+
+
+def test_every_float_type_has_its_layer() -> None:
+    assert len(QUANTIZED) == 7
+    assert all(issubclass(ours, theirs) and issubclass(ours, QuantizedLayer) for theirs, ours in QUANTIZED.items())
