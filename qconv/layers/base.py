@@ -164,7 +164,7 @@ class QuantizedLayer(nn.Module):
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
     """The dtype of an active autocast; None where there is none, as always on the meta device."""
-    enabled = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    enabled = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else None
 
 

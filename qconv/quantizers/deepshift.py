@@ -14,8 +14,8 @@ def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
     The rounding is in the log domain: from 2^e to 2^(e+1) the threshold is 2^(e+½), not the midpoint 1.5 · 2^e.
 
     Example:
-        >>> round_power_of_two(torch.tensor([0.7, -0.72, 0.0, 3.0, 1e-9]), -15, 0)
-        tensor([ 5.0000e-01, -5.0000e-01,  0.0000e+00,  1.0000e+00,  3.0518e-05])
+        >>> round_power_of_two(torch.tensor([0.7, -0.8, 0.0, 3.0, 0.1]), -15, 0)
+        tensor([ 0.5000, -1.0000,  0.0000,  1.0000,  0.1250])
     """
     exponent = x.abs().log2().round().clamp(low, high)
     return torch.exp2(exponent) * x.sign()

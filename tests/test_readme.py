@@ -1,0 +1,41 @@
+"""The examples of the README and of the docstrings, run as doctests."""
+
+import doctest
+import importlib
+import pkgutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import qconv
+
+README = Path(__file__).parent.parent / "README.md"
+MODULES = [name for _, name, _ in pkgutil.walk_packages(qconv.__path__, "qconv.") if not name.endswith("__main__")]
+FLAGS = doctest.NORMALIZE_WHITESPACE
+
+
+def test_readme() -> None:
+    result = doctest.testfile(str(README), module_relative=False, optionflags=FLAGS)
+    assert result.attempted > 15
+    assert result.failed == 0
+
+
+def test_the_swap_example_has_at_most_15_lines() -> None:
+    block = README.read_text().split("## Swap")[1].split("```")[1]
+    assert 5 < len(block.strip().splitlines()) - 1 <= 15
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name: str) -> None:
+    module = importlib.import_module(name)
+    names = {"torch": torch, "qconv": qconv, "nn": torch.nn}
+    assert doctest.testmod(module, extraglobs=names, optionflags=FLAGS).failed == 0
+
+
+def test_every_scheme_and_layer_has_a_row() -> None:
+    text = README.read_text()
+    for scheme in qconv.schemes.__all__:
+        assert scheme == "Scheme" or f"| `{scheme}(" in text
+    for layer in ("QConv1d", "QConvTranspose1d", "QLinear", "BNNConv2d", "BWNConv2d", "XNORConv2d", "Conv2dShift"):
+        assert f"`{layer}`" in text
