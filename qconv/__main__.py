@@ -1,0 +1,5 @@
+"""``python -m qconv``."""
+
+from .cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""Benchmarks: each checks correctness first, then times both sides in turn in one run."""

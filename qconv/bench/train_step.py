@@ -1,0 +1,256 @@
+"""One training step of a quantized layer or network against its float twin."""
+
+import copy
+import csv
+import os
+import re
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..convert import convert
+from ..environment import commit, machine, versions
+from ..models import resnet18
+from ..schemes import Scheme, identity
+
+Step = Callable[[], None]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How both sides run."""
+
+    batch_size: int = 64
+    rounds: int = 15
+    warmup: int = 3
+    device: str = "cpu"
+    autocast: bool = False
+    channels_last: bool = False
+    compile: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("batch_size", "rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} (={getattr(self, name)}) must be at least 1")
+
+
+class Case:
+    """What is measured: ``CHANNELS@SIZE``, a 3×3 convolution, or ``resnet18``, the CIFAR network.
+
+    Raises:
+        ValueError: another name.
+    """
+
+    def __init__(self, name: str) -> None:
+        match = re.fullmatch(r"(\d+)@(\d+)", name)
+        if match is None and name != "resnet18":
+            raise ValueError(f"case (={name}) must be CHANNELS@SIZE, such as 128@16, or resnet18")
+        self.name = name
+        self.channels, self.size = map(int, match.groups()) if match else (3, 32)
+        self.is_layer = match is not None
+
+    def model(self) -> nn.Module:
+        """The float model."""
+        if self.is_layer:
+            return nn.Conv2d(self.channels, self.channels, 3, padding=1, bias=False)
+        return resnet18(in_channels=3, num_classes=10)
+
+    def quantized(self, model: nn.Module, scheme: Scheme) -> nn.Module:
+        """A quantized copy: the layer, or all convolutions but the first (the classifier stays float)."""
+        return convert(copy.deepcopy(model), scheme, skip=() if self.is_layer else ("first", "last"))
+
+
+@dataclass(frozen=True)
+class Result:
+    """One row of the table and of the CSV file; times in milliseconds, memory in MiB."""
+
+    case: str
+    scheme: str
+    dtype: str
+    memory_format: str
+    compiled: bool
+    device: str
+    batch_size: int
+    rounds: int
+    float_ms: float
+    quantized_ms: float
+    ratio: float
+    ratio_lower_quartile: float
+    ratio_upper_quartile: float
+    float_saved_mib: float
+    quantized_saved_mib: float
+    machine: str
+    cores: int | None
+    threads: int
+    torch: str
+    malloc: str
+    commit: str | None
+
+    def line(self) -> str:
+        """The row as text, under `HEADER`."""
+        return (
+            f"{self.case:10} {self.scheme:24} {self.float_ms:9.1f} {self.quantized_ms:9.1f} {self.ratio:6.3f} "
+            f"[{self.ratio_lower_quartile:.3f}, {self.ratio_upper_quartile:.3f}] "
+            f"{self.float_saved_mib:9.1f} {self.quantized_saved_mib:9.1f}"
+        )
+
+    def append_to(self, path: str) -> None:
+        """Append the row to a CSV file, with a header line if the file is new."""
+        file = Path(path)
+        new = not file.exists()
+        with file.open("a", newline="") as stream:
+            writer = csv.DictWriter(stream, asdict(self), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(asdict(self))
+
+
+HEADER = (
+    f"{'case':10} {'scheme':24} {'float ms':>9} {'quant ms':>9} {'ratio':>6} {'[quartiles]':14} "
+    f"{'saved MiB':>9} {'quantized':>9}"
+)
+
+
+def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
+    """Check that the quantized side is right, then time both sides in turn.
+
+    Raises:
+        RuntimeError: the identity scheme does not give the float twin's output and gradients.
+    """
+    torch.manual_seed(0)
+    reference = _placed(case.model(), settings)
+    check(case, reference, settings)
+    quantized = case.quantized(reference, scheme)
+    sides = [_training_step(case, model, settings) for model in (reference, quantized)]
+    saved = [_saved_mib(step, model) for step, model in zip(sides, (reference, quantized), strict=True)]
+    if settings.compile:
+        compiled = [cast(nn.Module, torch.compile(model, fullgraph=True)) for model in (reference, quantized)]
+        sides = [_training_step(case, model, settings) for model in compiled]
+    times = _interleaved(sides, settings)
+    ratios = [ours / theirs for theirs, ours in times]
+    lower, middle, upper = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    here = machine()
+    return Result(
+        case=case.name,
+        scheme=scheme.name,
+        dtype="bfloat16 autocast" if settings.autocast else "float32",
+        memory_format="channels_last" if settings.channels_last else "contiguous",
+        compiled=settings.compile,
+        device=settings.device,
+        batch_size=settings.batch_size,
+        rounds=settings.rounds,
+        float_ms=round(statistics.median(theirs for theirs, _ in times) * 1e3, 2),
+        quantized_ms=round(statistics.median(ours for _, ours in times) * 1e3, 2),
+        ratio=round(middle, 4),
+        ratio_lower_quartile=round(lower, 4),
+        ratio_upper_quartile=round(upper, 4),
+        float_saved_mib=round(saved[0], 1),
+        quantized_saved_mib=round(saved[1], 1),
+        machine=str(here["cpu"] if settings.device == "cpu" else here["gpu"]),
+        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        threads=torch.get_num_threads(),
+        torch=versions()["torch"],
+        malloc=os.environ.get("GLIBC_TUNABLES", "default"),
+        commit=commit(),
+    )
+
+
+def check(case: Case, reference: nn.Module, settings: Settings) -> None:
+    """Raise a RuntimeError unless the identity scheme gives the float twin's output and gradients exactly."""
+    with torch.random.fork_rng(devices=[]):
+        input = _pictures(case, settings)
+        found = []
+        for model in (copy.deepcopy(reference), case.quantized(reference, identity())):
+            output = _forward(model, input, settings)
+            output.float().square().mean().backward()
+            found.append([output.detach(), *(parameter.grad for parameter in model.parameters())])
+    for theirs, ours in zip(*found, strict=True):
+        if theirs is None or ours is None or not torch.equal(theirs, ours):
+            raise RuntimeError(f"case {case.name}: the identity scheme differs from torch.nn; nothing was timed")
+
+
+def _training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
+    """A layer's forward and backward, input gradient included; a network's step with cross-entropy and SGD."""
+    input = _pictures(case, settings)
+    if case.is_layer:
+        input.requires_grad_()
+        with torch.no_grad():
+            grad_output = torch.randn_like(_forward(model, input, settings))
+
+        def layer_step() -> None:
+            model.zero_grad()
+            input.grad = None
+            _forward(model, input, settings).backward(grad_output)
+
+        return layer_step
+
+    labels = torch.randint(10, (settings.batch_size,), device=settings.device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def network_step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(_forward(model, input, settings).float(), labels).backward()
+        optimizer.step()
+
+    return network_step
+
+
+def _interleaved(sides: list[Step], settings: Settings) -> list[tuple[float, float]]:
+    """Times of both sides in each round; every other round begins with the second side."""
+    times = []
+    for turn in range(settings.warmup + settings.rounds):
+        taken = [0.0, 0.0]
+        for side in (0, 1) if turn % 2 == 0 else (1, 0):
+            taken[side] = _timed(sides[side], settings.device)
+        if turn >= settings.warmup:
+            times.append((taken[0], taken[1]))
+    return times
+
+
+def _timed(step: Step, device: str) -> float:
+    synchronize = torch.cuda.synchronize if device.startswith("cuda") else lambda: None
+    synchronize()
+    start = time.perf_counter()
+    step()
+    synchronize()
+    return time.perf_counter() - start
+
+
+def _saved_mib(step: Step, model: nn.Module) -> float:
+    """What autograd keeps for the backward: distinct storages, parameters excluded."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        step()
+    return sum(sizes.values()) / 2**20
+
+
+def _forward(model: nn.Module, input: Tensor, settings: Settings) -> Tensor:
+    device = torch.device(settings.device).type
+    with torch.autocast(device, torch.bfloat16) if settings.autocast else nullcontext():
+        return model(input)
+
+
+def _pictures(case: Case, settings: Settings) -> Tensor:
+    pictures = torch.randn(settings.batch_size, case.channels, case.size, case.size, device=settings.device)
+    return pictures.to(memory_format=torch.channels_last) if settings.channels_last else pictures
+
+
+def _placed(model: nn.Module, settings: Settings) -> nn.Module:
+    model = model.to(settings.device)
+    return model.to(memory_format=torch.channels_last) if settings.channels_last else model

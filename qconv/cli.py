@@ -1,0 +1,80 @@
+"""The command-line program ``qconv``: one subcommand a job."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import __version__, schemes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``qconv`` with the given arguments (by default the command line's); return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="qconv",
+        description="Quantized convolutional networks: measure them.",
+        epilog="Training is a program of its own: train.py in the repository.",
+    )
+    parser.add_argument("--version", action="version", version=f"qconv {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_bench(commands)
+    options = parser.parse_args(arguments)
+    try:
+        return options.run(options)
+    except (ValueError, OSError) as error:
+        print(f"qconv: error: {error}", file=sys.stderr)
+        return 1
+
+
+def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    bench = commands.add_parser("bench", help="measure against torch.nn in the same run")
+    kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    step = kinds.add_parser(
+        "train-step",
+        help="one training step of a quantized layer or network against its float twin",
+        description="Check a quantized layer or network for correctness, then time its training step against the float "
+        "twin's, in turn in one process. Prints medians and the median of the ratios within a round.",
+        epilog="example: qconv bench train-step --scheme bnn --case 128@16 64@32 resnet18 --csv results.csv",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    methods = [name for name in schemes.__all__ if name != "Scheme"]
+    step.add_argument("--scheme", nargs="+", choices=methods, default=["bnn"], help="schemes to measure")
+    step.add_argument(
+        "--case",
+        nargs="+",
+        default=["128@16", "64@32", "resnet18"],
+        help="CHANNELS@SIZE, a 3×3 layer on square pictures of that size, or resnet18 (3×32×32 pictures)",
+    )
+    step.add_argument("--batch-size", type=int, default=64, help="pictures a step")
+    step.add_argument("--rounds", type=int, default=15, help="timed rounds; each times both sides once")
+    step.add_argument("--warmup", type=int, default=3, help="rounds before the timed ones")
+    step.add_argument("--device", default="cpu", help="cpu, cuda, …")
+    step.add_argument("--autocast", action="store_true", help="run under bfloat16 autocast")
+    step.add_argument("--channels-last", action="store_true", help="channels_last memory format")
+    step.add_argument("--compile", action="store_true", help="torch.compile(fullgraph=True) both sides")
+    step.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+    step.set_defaults(run=_bench_train_step)
+
+
+def _bench_train_step(options: argparse.Namespace) -> int:
+    from .bench import train_step  # torch._dynamo and the models, not needed for --help
+
+    settings = train_step.Settings(
+        batch_size=options.batch_size,
+        rounds=options.rounds,
+        warmup=options.warmup,
+        device=options.device,
+        autocast=options.autocast,
+        channels_last=options.channels_last,
+        compile=options.compile,
+    )
+    cases = [
+        train_step.Case(text) for text in options.case
+    ]  # a mistake in the last shall not cost the time of the first
+    print(train_step.HEADER)
+    for case in cases:
+        for name in options.scheme:
+            result = train_step.measure(case, getattr(schemes, name)(), settings)
+            print(result.line(), flush=True)
+            if options.csv:
+                result.append_to(options.csv)
+    return 0
