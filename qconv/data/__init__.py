@@ -1,0 +1,17 @@
+"""Pictures to train on, as LightningDataModules.
+
+The contract a data module keeps, and all that the training side asks of it:
+
+- attributes `num_classes`, `in_channels` and `image_size` (height, width), known before `setup`;
+- `train_dataloader`, `val_dataloader` and `test_dataloader` give batches `(images, labels)`: float `(N, C, H, W)` and
+  int64 `(N,)`. Validation comes from the train split, never from the test split;
+- the order of the pictures and their augmentation are a function of (seed, epoch) alone, so that a resumed run sees
+  what an uninterrupted one would have seen; under DDP the ranks share out each epoch without loss or repetition.
+
+`TensorLoader` and `EpochOrder` give the last point to every data set that fits into memory.
+"""
+
+from .digits import DigitsDataModule as DigitsDataModule
+from .loader import EpochOrder as EpochOrder
+from .loader import TensorLoader as TensorLoader
+from .loader import random_shift as random_shift

@@ -1,0 +1,95 @@
+"""scikit-learn's handwritten digits: 1,797 real pictures of 8×8 pixels, shipped inside the package."""
+
+from functools import partial
+
+import torch
+from pytorch_lightning import LightningDataModule
+from torch import Tensor
+
+from .loader import EpochOrder, TensorLoader, random_shift
+
+Split = tuple[Tensor, Tensor]
+
+
+class DigitsDataModule(LightningDataModule):
+    """1,197 pictures to train, 240 to validate, 360 to test, with the classes in equal shares.
+
+    Pictures are normalised with the mean and standard deviation of the train split. Training shifts them by up to
+    `shift` pixels: a flip or a large rotation would make another digit of some.
+
+    Args:
+        seed: order and augmentation of the training pictures; the split does not depend on it.
+        batch_size: largest batch of one process.
+        shift: largest shift in pixels; 0 trains on the pictures as they are.
+        split_seed: which pictures belong to which split. All published figures use the default.
+
+    Raises:
+        ValueError: if `batch_size` is less than 1 or `shift` is negative.
+    """
+
+    num_classes = 10
+    in_channels = 1
+    image_size = (8, 8)
+
+    def __init__(self, *, seed: int = 0, batch_size: int = 64, shift: int = 1, split_seed: int = 0) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"batch_size (={batch_size}) must be at least 1")
+        if shift < 0:
+            raise ValueError(f"shift (={shift}) must be at least 0")
+        self.seed, self.batch_size, self.shift, self.split_seed = seed, batch_size, shift, split_seed
+        self.splits: dict[str, Split] = {}
+        self.background = 0.0
+
+    def setup(self, stage: str) -> None:
+        """Read, split and normalise the pictures, once."""
+        del stage
+        if not self.splits:
+            splits = split_digits(self.split_seed)
+            mean, std = splits["train"][0].mean(), splits["train"][0].std()
+            self.splits = {name: ((images - mean) / std, labels) for name, (images, labels) in splits.items()}
+            self.background = float(-mean / std)
+
+    def train_dataloader(self) -> TensorLoader:
+        """Shuffled and augmented by (seed, epoch)."""
+        augment = partial(random_shift, pixels=self.shift, fill=self.background) if self.shift else None
+        return self._loader("train", augment=augment, shuffle=True)
+
+    def val_dataloader(self) -> TensorLoader:
+        """All 240 validation pictures as they are."""
+        return self._loader("val")
+
+    def test_dataloader(self) -> TensorLoader:
+        """All 360 test pictures as they are."""
+        return self._loader("test")
+
+    def _loader(self, split: str, *, augment=None, shuffle: bool = False) -> TensorLoader:
+        images, labels = self.splits[split]
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        order = EpochOrder(
+            len(labels), self.batch_size, shuffle=shuffle, seed=self.seed, rank=rank, world_size=world_size
+        )
+        return TensorLoader(images, labels, order, augment)
+
+
+def split_digits(split_seed: int) -> dict[str, Split]:
+    """The raw pictures in [0, 1], `(N, 1, 8, 8)`, and their labels, split with equal shares of the classes."""
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
+    images, labels = load_digits(return_X_y=True)
+    rest, test, rest_labels, test_labels = train_test_split(
+        images, labels, test_size=360, stratify=labels, random_state=split_seed
+    )
+    train, val, train_labels, val_labels = train_test_split(
+        rest, rest_labels, test_size=240, stratify=rest_labels, random_state=split_seed
+    )
+
+    def tensors(pixels, classes) -> Split:
+        return torch.as_tensor(pixels).float().reshape(-1, 1, 8, 8) / 16, torch.as_tensor(classes).long()
+
+    return {
+        "train": tensors(train, train_labels),
+        "val": tensors(val, val_labels),
+        "test": tensors(test, test_labels),
+    }

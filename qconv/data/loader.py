@@ -1,0 +1,91 @@
+"""Batches of a data set that lies in memory: indexed as whole tensors, ordered by (seed, epoch) alone."""
+
+from collections.abc import Callable, Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+Augment = Callable[[Tensor, torch.Generator], Tensor]
+
+
+class EpochOrder:
+    """The order of one epoch's samples, cut into this rank's batches.
+
+    Each epoch's order is cut into `steps * world_size` parts that differ in size by at most one, and rank r takes every
+    `world_size`-th part from r on. So all ranks take the same number of steps, no sample is lost or repeated, and no
+    batch is a small remainder, whose batch-norm statistics would be noise.
+
+    Args:
+        size: number of samples.
+        batch_size: the largest number of samples of one batch on one rank.
+        shuffle: a new order each epoch; otherwise the stored order.
+        seed: with the epoch, all that the order depends on.
+        rank: this process.
+        world_size: number of processes.
+
+    Raises:
+        ValueError: if `batch_size` is less than 1 or there are fewer samples than processes.
+    """
+
+    def __init__(
+        self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0, rank: int = 0, world_size: int = 1
+    ) -> None:
+        if batch_size < 1:
+            raise ValueError(f"batch_size (={batch_size}) must be at least 1")
+        if size < world_size:
+            raise ValueError(f"size (={size}) must be at least world_size (={world_size}): each process needs a sample")
+        self.size, self.shuffle, self.seed = size, shuffle, seed
+        self.rank, self.world_size = rank, world_size
+        self.steps = -(-size // (batch_size * world_size))
+        self.epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next; Lightning calls it."""
+        self.epoch = epoch
+
+    def generator(self, stream: int) -> torch.Generator:
+        """Random numbers of this seed, epoch and stream; 0 orders the samples, 1 + rank augments them."""
+        # One multiplication per number keeps (seed, epoch) pairs apart: seed 1, epoch 2 is not seed 2, epoch 1.
+        mixed = (self.seed * 1_000_003 + self.epoch) * 1_000_003 + stream
+        return torch.Generator().manual_seed(mixed % 2**63)
+
+    def __len__(self) -> int:
+        return self.steps
+
+    def __iter__(self) -> Iterator[Tensor]:
+        order = torch.randperm(self.size, generator=self.generator(0)) if self.shuffle else torch.arange(self.size)
+        yield from order.tensor_split(self.steps * self.world_size)[self.rank :: self.world_size]
+
+
+class TensorLoader:
+    """Batches `(images[i], labels[i])` in the order of `sampler`, augmented batch by batch.
+
+    It is a plain iterable: `torch.utils.data.DataLoader` would collate sample by sample. Lightning finds `set_epoch`
+    through the attribute `sampler`, and wants `batch_sampler` beside it, None as of a DataLoader with batch_size=None.
+    """
+
+    batch_sampler = None
+
+    def __init__(self, images: Tensor, labels: Tensor, sampler: EpochOrder, augment: Augment | None = None) -> None:
+        self.images, self.labels, self.sampler, self.augment = images, labels, sampler, augment
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        generator = self.sampler.generator(1 + self.sampler.rank)
+        for indices in self.sampler:
+            images = self.images[indices]
+            if self.augment is not None:
+                images = self.augment(images, generator)
+            yield images, self.labels[indices]
+
+
+def random_shift(images: Tensor, generator: torch.Generator, *, pixels: int, fill: float) -> Tensor:
+    """Shift each picture by up to `pixels` in both directions; what comes in at the border is `fill`."""
+    n, _, height, width = images.shape
+    padded = F.pad(images, (pixels,) * 4, value=fill)
+    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2 pixels + 1, 2 pixels + 1, H, W)
+    down, right = torch.randint(0, 2 * pixels + 1, (2, n), generator=generator)
+    return windows[torch.arange(n), :, down, right]

@@ -1,0 +1,118 @@
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from qconv.data import DigitsDataModule, EpochOrder, random_shift
+from qconv.data.digits import split_digits
+
+
+def epoch_of(data: DigitsDataModule, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    loader = data.train_dataloader()
+    loader.sampler.set_epoch(epoch)
+    images, labels = zip(*loader, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+@pytest.fixture
+def digits() -> DigitsDataModule:
+    data = DigitsDataModule(seed=3, batch_size=64)
+    data.setup("fit")
+    return data
+
+
+def test_splits_are_all_pictures_once_in_equal_shares_of_the_classes() -> None:
+    splits = split_digits(0)
+    assert {name: len(labels) for name, (_, labels) in splits.items()} == {"train": 1197, "val": 240, "test": 360}
+    pixels, _ = load_digits(return_X_y=True)
+    expected = sorted(map(bytes, (torch.as_tensor(pixels) / 16).float().numpy()))
+    got = sorted(bytes(image.numpy()) for images, _ in splits.values() for image in images.flatten(1))
+    assert got == expected
+    for _, labels in splits.values():
+        counts = torch.bincount(labels, minlength=10)
+        assert (counts / len(labels) - 0.1).abs().max() < 0.01
+
+
+def test_the_split_does_not_depend_on_the_seed() -> None:
+    first, second = DigitsDataModule(seed=1), DigitsDataModule(seed=2)
+    first.setup("fit")
+    second.setup("test")
+    for split in ("train", "val", "test"):
+        assert torch.equal(first.splits[split][0], second.splits[split][0])
+        assert torch.equal(first.splits[split][1], second.splits[split][1])
+    assert not torch.equal(split_digits(0)["test"][0], split_digits(1)["test"][0])
+
+
+def test_pictures_are_normalised_by_the_train_split(digits: DigitsDataModule) -> None:
+    images, _ = digits.splits["train"]
+    assert images.mean().abs() < 1e-5
+    assert (images.std() - 1).abs() < 1e-5
+    assert images.min().item() == pytest.approx(digits.background)
+    assert digits.splits["val"][0].mean() != 0
+
+
+def test_batches_keep_the_contract(digits: DigitsDataModule) -> None:
+    for loader in (digits.train_dataloader(), digits.val_dataloader(), digits.test_dataloader()):
+        batches = list(loader)
+        assert len(batches) == len(loader)
+        for images, labels in batches:
+            assert images.shape[1:] == (digits.in_channels, *digits.image_size)
+            assert images.dtype == torch.float32
+            assert labels.dtype == torch.int64
+            assert labels.max() < digits.num_classes
+    sizes = {len(labels) for _, labels in digits.train_dataloader()}
+    assert sizes == {63}
+
+
+def test_evaluation_reads_every_picture_as_it_is(digits: DigitsDataModule) -> None:
+    images, labels = (torch.cat(parts) for parts in zip(*digits.test_dataloader(), strict=True))
+    assert torch.equal(images, digits.splits["test"][0])
+    assert torch.equal(labels, digits.splits["test"][1])
+
+
+def test_an_epoch_is_a_function_of_seed_and_epoch(digits: DigitsDataModule) -> None:
+    first = epoch_of(digits, 5)
+    torch.rand(3)  # the global generator has no say
+    again = DigitsDataModule(seed=3, batch_size=64)
+    again.setup("fit")
+    second = epoch_of(again, 5)
+    assert torch.equal(first[0], second[0])
+    assert torch.equal(first[1], second[1])
+    assert not torch.equal(first[1], epoch_of(digits, 6)[1])
+    other = DigitsDataModule(seed=4, batch_size=64)
+    other.setup("fit")
+    assert not torch.equal(first[1], epoch_of(other, 5)[1])
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 7])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_processes_share_an_epoch_without_loss_or_repetition(world_size: int, shuffle: bool) -> None:
+    ranks = [
+        list(EpochOrder(101, 8, shuffle=shuffle, seed=1, rank=rank, world_size=world_size))
+        for rank in range(world_size)
+    ]
+    assert len({len(batches) for batches in ranks}) == 1
+    sizes = [len(batch) for batches in ranks for batch in batches]
+    assert max(sizes) <= 8
+    assert max(sizes) - min(sizes) <= 1
+    assert sorted(int(i) for batches in ranks for batch in batches for i in batch) == list(range(101))
+
+
+def test_shift_moves_by_at_most_one_pixel_and_fills() -> None:
+    images = torch.zeros(200, 1, 8, 8)
+    images[:, :, 3, 4] = 1
+    shifted = random_shift(images, torch.Generator().manual_seed(0), pixels=1, fill=-2.0)
+    rows, columns = (shifted == 1).flatten(1).float().argmax(1) // 8, (shifted == 1).flatten(1).float().argmax(1) % 8
+    assert set(rows.tolist()) == {2, 3, 4}
+    assert set(columns.tolist()) == {3, 4, 5}
+    assert ((shifted == 1).flatten(1).sum(1) == 1).all()
+    moved = (rows != 3) | (columns != 4)
+    assert torch.equal((shifted == -2).flatten(1).any(1), moved)
+
+
+def test_bad_arguments_are_named() -> None:
+    with pytest.raises(ValueError, match=r"batch_size \(=0\) must be at least 1"):
+        DigitsDataModule(batch_size=0)
+    with pytest.raises(ValueError, match=r"shift \(=-1\) must be at least 0"):
+        DigitsDataModule(shift=-1)
+    with pytest.raises(ValueError, match=r"size \(=2\) must be at least world_size \(=3\)"):
+        EpochOrder(2, 1, shuffle=False, world_size=3)
