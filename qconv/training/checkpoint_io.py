@@ -1,0 +1,84 @@
+"""Checkpoint files that are whole or absent, and clear words about those that are neither."""
+
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric.plugins import CheckpointIO
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing, damaged, foreign or of another run."""
+
+
+class AtomicCheckpointIO(CheckpointIO):
+    """Writes a temporary file in the same folder and renames it; reads with `weights_only=True`.
+
+    At every moment the file of a given name is the old checkpoint or the new one, also after a kill or a power cut.
+    """
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        """Write `checkpoint` to `path`."""
+        del storage_options
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
+            torch.save(checkpoint, file)
+
+    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+        """Read the checkpoint at `path`, onto the CPU, and never anything but tensors and plain values."""
+        del map_location, weights_only
+        return load_checkpoint(path)
+
+    def remove_checkpoint(self, path: Any) -> None:
+        """Delete the file."""
+        Path(path).unlink(missing_ok=True)
+
+
+class atomic_file:  # noqa: N801  # used like `open`
+    """Context manager: a binary file that takes its name only when it is complete and on the disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+    def __enter__(self):
+        self.file = self.temporary.open("wb")
+        return self.file
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self.file:
+            if kind is None:
+                self.file.flush()
+                os.fsync(self.file.fileno())
+        if kind is None:
+            self.temporary.replace(self.path)
+        else:
+            self.temporary.unlink()
+
+
+def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a Lightning checkpoint from `path` onto the CPU, with `weights_only=True`.
+
+    Raises:
+        CheckpointError: if there is no file, it is cut off or damaged, it holds more than tensors and plain values, or
+            it is no Lightning checkpoint.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"checkpoint {path}: there is no such file")
+    if not zipfile.is_zipfile(path):
+        size = f"{path.stat().st_size:,} bytes"
+        raise CheckpointError(f"checkpoint {path}: cut off or no checkpoint ({size}, the index at its end is missing)")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(f"checkpoint {path}: holds more than tensors and plain values, not loaded") from error
+    except (RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"checkpoint {path}: the file is damaged ({str(error).splitlines()[0]})") from error
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
+        raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'state_dict')")
+    return checkpoint

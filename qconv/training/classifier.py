@@ -1,0 +1,105 @@
+"""The LightningModule: cross-entropy over a network, with the optimizer and schedule it is given."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from pytorch_lightning import LightningModule
+from pytorch_lightning.accelerators import CUDAAccelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from ..clip import clip_after_step
+
+Batch = tuple[Tensor, Tensor]
+MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer]
+MakeScheduler = Callable[..., LRScheduler]
+
+
+class Classifier(LightningModule):
+    """Trains `model` to name the class of a picture.
+
+    Logged once an epoch: train_loss, train_accuracy, lr (the mean over the epoch's steps), val_loss, val_accuracy; at
+    the end test_loss, test_accuracy. On a GPU the network and its pictures are kept channels-last.
+
+    Args:
+        model: gives `(N, num_classes)` logits of `(N, C, H, W)` pictures.
+        optimizer: builds the optimizer from the parameters, as `functools.partial(torch.optim.Adam, lr=0.01)` does.
+        scheduler: builds the schedule from `(optimizer, total_steps=…)`, see `qconv.training.schedules`; None keeps the
+            learning rate.
+        config: plain dictionary that is stored with every checkpoint; `check_config` compares it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: MakeOptimizer,
+        scheduler: MakeScheduler | None = None,
+        config: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.make_optimizer, self.make_scheduler = optimizer, scheduler
+        self.config = config
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits of the pictures."""
+        if self.channels_last:
+            images = images.contiguous(memory_format=torch.channels_last)
+        return self.model(images)
+
+    @property
+    def channels_last(self) -> bool:
+        """On GPUs, whose convolutions are fastest so."""
+        return self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
+
+    def setup(self, stage: str) -> None:
+        """Bring the weights into the memory format of the device."""
+        del stage
+        if self.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """The loss of one batch."""
+        del batch_idx
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        self._log({"lr": optimizer.param_groups[0]["lr"]}, len(batch[1]))  # pyright: ignore
+        return self._step("train", batch)
+
+    def validation_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy."""
+        del batch_idx
+        self._step("val", batch)
+
+    def test_step(self, batch: Batch, batch_idx: int) -> None:
+        """Log loss and accuracy."""
+        del batch_idx
+        self._step("test", batch)
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer, which clamps latent weights after its steps, and the schedule over all steps of the run."""
+        optimizer = self.make_optimizer(self.model.parameters())
+        clip_after_step(optimizer, self.model)
+        if self.make_scheduler is None:
+            return optimizer
+        scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
+        return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Store the config beside the weights."""
+        if self.config is not None:
+            checkpoint["config"] = self.config
+
+    def _step(self, split: str, batch: Batch) -> Tensor:
+        images, labels = batch
+        logits = self(images)
+        loss = F.cross_entropy(logits, labels)
+        accuracy = (logits.detach().argmax(1) == labels).float().mean()
+        self._log({f"{split}_loss": loss.detach(), f"{split}_accuracy": accuracy}, len(labels))
+        return loss
+
+    def _log(self, values: dict[str, Any], batch_size: int) -> None:
+        bar = any(name.endswith("accuracy") for name in values)
+        self.log_dict(values, on_step=False, on_epoch=True, batch_size=batch_size, sync_dist=True, prog_bar=bar)

@@ -1,0 +1,80 @@
+"""Does a checkpoint belong to this run? Compares the stored config with the one asked for, and then the tensors."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+
+from .checkpoint_io import CheckpointError
+
+ABSENT = "(nothing)"
+
+
+def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
+    """Raise unless the checkpoint was written by a run whose `groups` of the config are those of `config`.
+
+    Raises:
+        CheckpointError: with what the checkpoint was trained with, what this run asks for, and what to add.
+    """
+    stored = checkpoint.get("config")
+    if not isinstance(stored, dict):
+        raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
+    for group in groups:
+        found, asked = stored.get(group), config.get(group)
+        if found != asked:
+            raise CheckpointError(
+                f"checkpoint {path} was trained with {group} {call(found)}, this run asks for {call(asked)}: "
+                f"add {' '.join(remedy(group, found, asked))}"
+            )
+
+
+def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str, Tensor]) -> None:
+    """Raise unless the checkpoint has exactly the tensors of `state_dict`, in their shapes.
+
+    Raises:
+        CheckpointError: with the first tensor that is missing, unexpected, or of another shape.
+    """
+    stored = checkpoint["state_dict"]
+    for name in [*state_dict, *stored]:
+        found, asked = (tuple(d[name].shape) if name in d else None for d in (stored, state_dict))
+        if found != asked:
+            raise CheckpointError(
+                f"checkpoint {path} is of another network: '{name}' is {shape(found)} in it, {shape(asked)} in this run"
+            )
+
+
+def call(node: Any) -> str:
+    """A config node as the call that it stands for: `qconv.schemes.shift_q(weight_bits=5)`."""
+    if not isinstance(node, dict) or "_target_" not in node:
+        return repr(node)
+    arguments = ", ".join(f"{k}={call(v)}" for k, v in node.items() if k not in ("_target_", "_partial_"))
+    return f"{node['_target_']}({arguments})"
+
+
+def remedy(group: str, found: Any, asked: Any) -> Iterator[str]:
+    """Command-line words that turn `asked` into `found`; configs are named as the functions they call."""
+    if not isinstance(found, dict) or not isinstance(asked, dict) or "_target_" not in found:
+        yield f"'{group}={override(found)}'"
+        return
+    if found["_target_"] != asked.get("_target_"):
+        yield f"{group}={found['_target_'].rpartition('.')[2].lower()}"
+        plain = {k: v for k, v in found.items() if not k.startswith("_") and not isinstance(v, dict)}
+        yield from (f"{group}.{k}={override(v)}" for k, v in plain.items())
+        return
+    for key in dict.fromkeys([*found, *asked]):
+        if found.get(key, ABSENT) != asked.get(key, ABSENT):
+            yield f"{group}.{key}={override(found[key])}" if key in found else f"~{group}.{key}"
+
+
+def override(value: Any) -> str:
+    """A value in Hydra's command-line grammar."""
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{override(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(map(override, value)) + "]"
+    return "null" if value is None else str(value)
+
+
+def shape(found: tuple[int, ...] | None) -> str:
+    """A shape, or that there is none."""
+    return "absent" if found is None else str(found)

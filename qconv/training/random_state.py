@@ -1,0 +1,38 @@
+"""The callback that makes a resumed run draw the random numbers an uninterrupted one would have drawn."""
+
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+
+class RandomState(Callback):
+    """Stores torch's random state, of the CPU and of each GPU, in the checkpoint and sets it again on resuming.
+
+    With several processes it is the state of the first that all of them resume with. Python's and NumPy's generators
+    are left alone: nothing in qconv draws from them while it trains.
+    """
+
+    def __init__(self) -> None:
+        self.resumed: dict[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state at this moment."""
+        return {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep the state until training starts: what Lightning does before may draw numbers."""
+        self.resumed = state_dict
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the state, once."""
+        del trainer, pl_module
+        if self.resumed is None:
+            return
+        torch.set_rng_state(self.resumed["cpu"])
+        if len(self.resumed["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(self.resumed["cuda"])
+        self.resumed = None

@@ -1,0 +1,89 @@
+"""What a run leaves behind in numbers: `result.json`, or `evaluation.json`."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..environment import commit, machine, versions
+from ..summary import Summary
+from .checkpoint_io import atomic_file
+from .compare import call
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A checkpoint's figures.
+
+    Attributes:
+        checkpoint: the file.
+        epoch: after which it was written, from 0.
+        val_accuracy: share of the validation pictures named rightly.
+        val_loss: their cross-entropy.
+        test_accuracy: share of the test pictures named rightly.
+        test_loss: their cross-entropy.
+        about: what was run: see `about_run`.
+    """
+
+    checkpoint: str
+    epoch: int
+    val_accuracy: float
+    val_loss: float
+    test_accuracy: float
+    test_loss: float
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run's figures.
+
+    Attributes:
+        test_accuracy: share of the test pictures named rightly by the checkpoint `tested`; read once, at the end.
+        test_loss: their cross-entropy.
+        tested: "best", the checkpoint of the best validation accuracy, of equal ones the earliest.
+        val_accuracy_best: validation accuracy of that checkpoint.
+        val_accuracy_final: validation accuracy after the last epoch.
+        best_epoch: the epoch of `val_accuracy_best`, from 0.
+        epochs: number of epochs of the whole run.
+        seconds: wall time of this process's part of the run, without its imports.
+        about: what was run: see `about_run`.
+    """
+
+    test_accuracy: float
+    test_loss: float
+    tested: str
+    val_accuracy_best: float
+    val_accuracy_final: float
+    best_epoch: int
+    epochs: int
+    seconds: float
+    about: dict[str, Any]
+
+
+def write_json(outcome: Result | Evaluation, path: Path) -> None:
+    """Write one flat object: the fields, then those of `about`."""
+    values = asdict(outcome)
+    about = values.pop("about")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write((json.dumps({**values, **about}, indent=2) + "\n").encode())
+
+
+def about_run(config: dict[str, Any], scheme: str, table: Summary) -> dict[str, Any]:
+    """What was run, on what, from which source: the part of the figures that does not depend on the outcome."""
+    return {
+        "data": call(config["data"]),
+        "model": call(config["model"]),
+        "scheme": scheme,
+        "seed": config["seed"],
+        "parameters": table.parameters,
+        "macs": table.macs,
+        "float_bytes": table.float_bytes,
+        "packed_bytes": table.packed_bytes,
+        "run_dir": config["run_dir"],
+        "resumed_from": config["ckpt_path"],
+        "commit": commit(),
+        "versions": versions(),
+        "machine": machine(),
+    }

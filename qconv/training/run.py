@@ -1,0 +1,115 @@
+"""A whole run from its composed config: what `train.py` calls."""
+
+import time
+from pathlib import Path
+from typing import Any, TypeVar
+
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+
+from ..convert import convert
+from ..summary import summary
+from .checkpoint_io import atomic_file, load_checkpoint
+from .checkpoints import Checkpoints
+from .classifier import Classifier
+from .compare import check_config, check_tensors
+from .history import History
+from .result import Evaluation, Result, about_run, write_json
+from .screen import show_model, show_outcome
+
+# What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
+NETWORK = ("model", "scheme", "skip", "overrides")
+RUN = (*NETWORK, "data", "seed", "optimizer", "scheduler")
+C = TypeVar("C", bound=Callback)
+
+
+def train(cfg: DictConfig) -> Result:
+    """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy."""
+    start = time.perf_counter()
+    data, classifier, about = build(cfg)
+    if cfg.ckpt_path is not None:
+        read_checkpoint(cfg.ckpt_path, classifier, RUN)
+    trainer, callbacks = start_run(cfg)
+    checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
+    trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
+    best = load_checkpoint(checkpoints.best)
+    classifier.load_state_dict(best["state_dict"])
+    (test,) = trainer.test(classifier, datamodule=data, verbose=False)
+    result = Result(
+        **test,
+        tested="best",
+        val_accuracy_best=history.rows[best["epoch"]]["val_accuracy"],
+        val_accuracy_final=history.rows[-1]["val_accuracy"],
+        best_epoch=best["epoch"],
+        epochs=len(history.rows),
+        seconds=time.perf_counter() - start,
+        about=about,
+    )
+    end_run(cfg, trainer, result, "result.json")
+    return result
+
+
+def evaluate(cfg: DictConfig) -> Evaluation:
+    """Validate and test the checkpoint `cfg.evaluate`."""
+    data, classifier, about = build(cfg)
+    checkpoint = read_checkpoint(cfg.evaluate, classifier, NETWORK)
+    classifier.load_state_dict(checkpoint["state_dict"])
+    trainer, _ = start_run(cfg)
+    (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
+    (test,) = trainer.test(classifier, datamodule=data, verbose=False)
+    evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **val, **test, about=about)
+    end_run(cfg, trainer, evaluation, "evaluation.json")
+    return evaluation
+
+
+def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
+    """Data, network with optimizer and schedule, and what there is to say about them."""
+    seed_everything(cfg.seed, verbose=False)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    data = instantiate(cfg.data)
+    model = instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+    scheme = instantiate(cfg.scheme)
+    overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
+    convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides)
+    table = summary(model, (data.in_channels, *data.image_size))
+    about = about_run(config, scheme.name, table)
+    show_model(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
+    return data, Classifier(model, instantiate(cfg.optimizer), instantiate(cfg.scheduler), config), about
+
+
+def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) -> dict[str, Any]:
+    """The checkpoint at `path`, if it is one of this network and its config agrees in `groups`."""
+    checkpoint = load_checkpoint(path)
+    check_config(path, checkpoint, classifier.config or {}, groups)
+    check_tensors(path, checkpoint, classifier.state_dict())
+    return checkpoint
+
+
+def start_run(cfg: DictConfig) -> tuple[Trainer, list[Callback]]:
+    """The run's folder with the composed config in it, and the trainer with its callbacks."""
+    folder = Path(cfg.run_dir)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with atomic_file(folder / "config.yaml") as file:
+            file.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
+    except OSError as error:
+        raise OSError(f"run_dir (={folder}) cannot be written: {error.strerror}") from error
+    callbacks = [instantiate(node) for node in cfg.callbacks.values()]
+    loggers = [instantiate(node) for node in cfg.logger.values()]
+    return instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
+
+
+def end_run(cfg: DictConfig, trainer: Trainer, outcome: Result | Evaluation, name: str) -> None:
+    """Write the figures and show them, once among all processes."""
+    if trainer.is_global_zero:
+        write_json(outcome, Path(cfg.run_dir) / name)
+        show_outcome(outcome)
+
+
+def find(callbacks: list[Callback], kind: type[C]) -> C:
+    """The one callback of this class."""
+    found = [callback for callback in callbacks if isinstance(callback, kind)]
+    if len(found) != 1:
+        raise ValueError(f"callbacks must hold one {kind.__module__}.{kind.__name__}, not {len(found)}")
+    return found[0]

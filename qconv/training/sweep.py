@@ -1,0 +1,60 @@
+"""The end of a sweep: one table over its runs, with mean and standard deviation over the seeds."""
+
+import json
+import statistics
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf
+
+from .history import write_csv
+from .screen import percent, show_rows
+
+METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")
+
+
+class SweepTable(Callback):
+    """Hydra callback: after a multirun, reads each run's `result.json`, writes `sweep.csv` and shows the table."""
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
+        """Write and show what the runs gave."""
+        del kwargs
+        folder = Path(config.hydra.sweep.dir)
+        runs = [read_run(path) for path in sorted(folder.glob("*/result.json"), key=_number)]
+        if runs:
+            write_csv(runs, folder / "sweep.csv")
+            show_rows(
+                ("run", "seeds", "test accuracy", "validation, best", "validation, final"), table(runs), str(folder)
+            )
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """A run's overrides and figures."""
+    result = json.loads(path.read_text())
+    overrides = OmegaConf.load(path.parent / ".hydra" / "overrides.yaml")
+    words = [str(word) for word in overrides if not str(word).startswith("seed=")]
+    return {"overrides": " ".join(words) or "(defaults)", "seed": result["seed"], **{m: result[m] for m in METRICS}}
+
+
+def table(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
+    """One line for each set of overrides but the seed."""
+    groups = defaultdict(list)
+    for run in runs:
+        groups[run["overrides"]].append(run)
+    return [
+        (name, ", ".join(str(run["seed"]) for run in group), *(spread([run[m] for run in group]) for m in METRICS))
+        for name, group in groups.items()
+    ]
+
+
+def spread(values: list[float]) -> str:
+    """Mean, and the sample standard deviation if there is one."""
+    deviation = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
+    return percent(statistics.mean(values)) + deviation
+
+
+def _number(path: Path) -> tuple[int, str]:
+    name = path.parent.name
+    return (int(name), "") if name.isdigit() else (0, name)

@@ -1,0 +1,59 @@
+"""The Lightning Trainer with the settings of this project."""
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, Trainer
+from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
+
+from .checkpoint_io import AtomicCheckpointIO
+from .memory import keep_freed_memory
+
+
+def make_trainer(
+    *,
+    accelerator: str = "auto",
+    precision: str = "auto",
+    devices: int | str = 1,
+    callbacks: Sequence[Callback] = (),
+    **options: Any,
+) -> Trainer:
+    """A Trainer that takes the GPU in bf16 if there is one, else the CPU in fp32, and writes checkpoints atomically.
+
+    A progress bar shows on terminals only. On the CPU, glibc is told to keep freed memory (`keep_freed_memory`).
+
+    Args:
+        accelerator: "auto", or any that Lightning knows.
+        precision: "auto", bf16-mixed on GPUs that have it and 32-true elsewhere, or any that Lightning knows.
+        devices: how many, or which.
+        callbacks: as of the Trainer.
+        options: the Trainer's other arguments.
+    """
+    if accelerator == "auto":
+        accelerator = "gpu" if torch.cuda.is_available() else "cpu"
+    on_gpu = accelerator in ("gpu", "cuda")
+    if precision == "auto":
+        precision = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
+    if accelerator == "cpu":
+        keep_freed_memory()
+    terminal = sys.stdout.isatty()
+    bar = [RichProgressBar(leave=False)] if terminal else []
+    defaults = {
+        "enable_progress_bar": terminal,
+        # Lightning would add a checkpoint callback of its own, which writes below the current folder.
+        "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "log_every_n_steps": 1,
+        "logger": False,
+        "plugins": [AtomicCheckpointIO()],
+    }
+    return Trainer(
+        accelerator=accelerator,
+        precision=precision,  # pyright: ignore[reportArgumentType]
+        devices=devices,
+        callbacks=[*callbacks, *bar],
+        **{**defaults, **options},
+    )

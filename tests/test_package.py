@@ -1,0 +1,81 @@
+"""Imports: what they cost, which way they point, and what the package shows."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import qconv
+
+ROOT = Path(qconv.__file__).parent
+LAYERS = {
+    # each part of the package, and the parts that it may import
+    "quantizers": set(),
+    "grad": set(),
+    "grad_composed": {"grad"},
+    "function": {"quantizers", "grad"},
+    "schemes": {"quantizers"},
+    "layers": {"schemes", "function", "quantizers"},
+    "convert": {"layers", "schemes"},
+    "clip": {"layers"},
+    "environment": set(),
+    "summary": {"layers", "quantizers"},
+    "models": set(),
+    "data": set(),
+    "bench": {"convert", "schemes", "models", "environment"},
+    "training": {"clip", "convert", "layers", "summary", "schemes", "models", "data", "environment", "quantizers"},
+    "cli": {"bench", "schemes"},
+}
+
+
+def imported_parts(file: Path) -> set[str]:
+    """The parts of qconv that a file imports."""
+    package = ["qconv", *file.relative_to(ROOT).parts[:-1]]
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) + 1 - node.level] if node.level else []
+            path = [*base, *(node.module.split(".") if node.module else [])]
+            modules = [path] if len(path) > 1 else [[*path, alias.name] for alias in node.names]
+            found |= {module[1] for module in modules if module[0] == "qconv" and len(module) > 1}
+        elif isinstance(node, ast.Import):
+            found |= {name.name.split(".")[1] for name in node.names if name.name.startswith("qconv.")}
+    return found
+
+
+def test_imports_point_one_way() -> None:
+    for file in ROOT.rglob("*.py"):
+        part = file.relative_to(ROOT).parts[0].removesuffix(".py")
+        if part not in ("__init__", "__main__"):
+            assert imported_parts(file) - {part, "__version__"} <= LAYERS[part], file
+
+
+def test_public_surface() -> None:
+    assert {name for name in vars(qconv) if not name.startswith("_")} >= {"QConv2d", "convert", "plan", "schemes"}
+    for node in ast.parse((ROOT / "__init__.py").read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            assert all(alias.asname == alias.name for alias in node.names), "re-exports say `as`"
+
+
+def in_a_new_process(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+
+
+def test_import_needs_torch_alone() -> None:
+    others = (
+        "('pytorch_lightning', 'hydra', 'sklearn', 'matplotlib', 'rich', 'torchvision', 'omegaconf', 'torchmetrics')"
+    )
+    assert in_a_new_process(f"import sys, qconv; print([m for m in {others} if m in sys.modules])") == "[]\n"
+
+
+def test_import_adds_little() -> None:
+    code = "import time, torch; start = time.perf_counter(); import qconv; print(time.perf_counter() - start)"
+    assert min(float(in_a_new_process(code)) for _ in range(3)) < 0.3
+
+
+@pytest.mark.parametrize("command", [["-m", "qconv", "--help"], ["-m", "qconv", "bench", "train-step", "--help"]])
+def test_help(command: list[str]) -> None:
+    out = subprocess.run([sys.executable, *command], check=True, capture_output=True, text=True).stdout
+    assert "bench" in out

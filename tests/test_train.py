@@ -1,0 +1,335 @@
+"""`train.py` as its user meets it: the default run, what it leaves behind, resuming, evaluating, mistakes."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+import train as program
+from qconv.training import load_checkpoint
+
+ROOT = Path(__file__).parent.parent
+CONFIGS = ROOT / "configs"
+QUICK = ("model.width=4", "trainer=cpu", "trainer.max_epochs=4")
+
+
+class StopAfter(Callback):
+    """Ends the run after the epoch, as a time limit would."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = trainer.current_epoch == self.epoch
+
+
+class Slow(Callback):
+    """Makes an epoch last a second or more."""
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        time.sleep(0.05)
+
+
+def config(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("config", [*overrides])
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "train.py"), *arguments]
+
+
+@pytest.fixture
+def fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command line in this process and returns the error that it ends with."""
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+        monkeypatch.setattr(sys, "argv", ["train.py", f"hydra.run.dir={tmp_path / 'run'}", *arguments])
+        with pytest.raises(SystemExit) as exit:
+            program.run_main()
+        assert "Traceback" not in capsys.readouterr().err
+        assert isinstance(exit.value.code, str)  # printed to stderr, exit status 1
+        return exit.value.code
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    """A run of four epochs that was never stopped: its folder and result."""
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, program.train(config(*QUICK, f"run_dir={folder}"))
+
+
+def test_the_default_run(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.perf_counter()
+    run = subprocess.run(command(f"hydra.run.dir={folder}"), cwd=tmp_path, capture_output=True, text=True, check=True)
+    clock = time.perf_counter() - start
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert run.stderr == ""
+    for shown in ("blocks.1.conv", "bnn()", "1,327,104", "test accuracy", "float size", "packed size", "590,856 bytes"):
+        assert shown in run.stdout
+    for chatter in ("Warning", "Tip", "GPU available", "max_epochs"):
+        assert chatter not in run.stdout
+    result = json.loads((folder / "result.json").read_text())
+    assert result["test_accuracy"] >= 0.97
+    # The clock counts what else the machine does, processor time counts each thread: the smaller one is the run's own.
+    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert min(clock, processor) <= 60
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+
+
+def test_what_a_run_leaves_behind(whole: tuple[Path, Any]) -> None:
+    folder, result = whole
+    names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert names == [
+        "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "curves.png", "metrics.csv", "result.json",
+    ]  # fmt: skip
+    stored = json.loads((folder / "result.json").read_text())
+    wanted = (
+        "test_accuracy val_accuracy_best val_accuracy_final epochs seconds scheme model seed commit versions machine"
+    )
+    assert set(wanted.split()) <= stored.keys()
+    assert (stored["epochs"], stored["scheme"], stored["model"]) == (4, "bnn()", "qconv.models.small_cnn(width=4)")
+    assert stored["test_accuracy"] == result.test_accuracy
+    rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]
+    scores = [float(row[rows[0].index("val_accuracy")]) for row in rows[1:]]
+    assert len(scores) == 4
+    assert stored["val_accuracy_best"] == max(scores)
+    assert stored["val_accuracy_final"] == scores[-1]
+    assert (
+        stored["best_epoch"] == scores.index(max(scores)) == load_checkpoint(folder / "checkpoints/best.ckpt")["epoch"]
+    )
+    assert "_target_: qconv.schemes.bnn" in (folder / "config.yaml").read_text()
+
+
+def test_the_test_split_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qconv.data import DigitsDataModule
+
+    reads: list[str] = []
+    loader = DigitsDataModule._loader
+
+    def spy(self: DigitsDataModule, split: str, **arguments: Any):
+        reads.append(split)
+        return loader(self, split, **arguments)
+
+    monkeypatch.setattr(DigitsDataModule, "_loader", spy)
+    program.train(config(*QUICK, "trainer.max_epochs=2", f"run_dir={tmp_path}"))
+    assert reads.count("test") == 1
+    assert reads[-1] == "test"
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    a, b = (load_checkpoint(path / "checkpoints/last.ckpt") for path in (one, other))
+    assert a["epoch"] == b["epoch"] == 3
+    return a["state_dict"].keys() == b["state_dict"].keys() and all(
+        torch.equal(a["state_dict"][name], b["state_dict"][name]) for name in a["state_dict"]
+    )
+
+
+def test_a_stopped_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, result = whole
+    stop = "+callbacks.stop={_target_:test_train.StopAfter,epoch:1}"
+    program.train(config(*QUICK, f"run_dir={tmp_path / 'half'}", stop))
+    last = tmp_path / "half/checkpoints/last.ckpt"
+    assert load_checkpoint(last)["epoch"] == 1
+    torch.rand(5)
+    resumed = program.train(config(*QUICK, f"run_dir={tmp_path / 'rest'}", f"ckpt_path={last}"))
+    assert same_weights(folder, tmp_path / "rest")
+    for name in ("test_accuracy", "test_loss", "val_accuracy_best", "val_accuracy_final", "best_epoch", "epochs"):
+        assert getattr(resumed, name) == getattr(result, name)
+    assert (tmp_path / "rest/metrics.csv").read_text() == (folder / "metrics.csv").read_text()
+    assert load_checkpoint(tmp_path / "rest/checkpoints/best.ckpt")["epoch"] == result.best_epoch
+
+
+def test_a_killed_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, _ = whole
+    last = tmp_path / "killed/checkpoints/last.ckpt"
+    # One thread, as in this process: another number of threads adds up in another order.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    slow = "+callbacks.slow={_target_:test_train.Slow}"
+    arguments = command(*QUICK, slow, f"hydra.run.dir={tmp_path / 'killed'}")
+    with subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as process:
+        while not last.exists() and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(0.5)  # into the next epoch
+        process.send_signal(signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+    assert 0 <= load_checkpoint(last)["epoch"] < 3
+    assert not (tmp_path / "killed/result.json").exists()
+    program.train(config(*QUICK, f"run_dir={tmp_path / 'killed'}", f"ckpt_path={last}"))
+    assert same_weights(folder, tmp_path / "killed")
+    assert (tmp_path / "killed/metrics.csv").read_text() == (folder / "metrics.csv").read_text()
+
+
+def test_a_finished_run_resumes_to_its_result(whole: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, result = whole
+    again = program.train(config(*QUICK, f"run_dir={tmp_path}", f"ckpt_path={folder / 'checkpoints/last.ckpt'}"))
+    assert (again.test_loss, again.val_accuracy_final) == (result.test_loss, result.val_accuracy_final)
+    assert (tmp_path / "curves.png").exists()
+
+
+def test_evaluate(whole: tuple[Path, Any], tmp_path: Path) -> None:
+    folder, result = whole
+    best = folder / "checkpoints/best.ckpt"
+    before = best.read_bytes()
+    evaluation = program.evaluate(config(*QUICK, f"run_dir={tmp_path}", f"evaluate={best}"))
+    assert (evaluation.test_accuracy, evaluation.test_loss) == (result.test_accuracy, result.test_loss)
+    assert (evaluation.val_accuracy, evaluation.epoch) == (result.val_accuracy_best, result.best_epoch)
+    assert json.loads((tmp_path / "evaluation.json").read_text())["test_accuracy"] == result.test_accuracy
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "evaluation.json"]
+    assert best.read_bytes() == before
+
+
+SMALL = ("trainer=cpu", "trainer.max_epochs=1", "data.batch_size=256")
+
+
+@pytest.mark.parametrize("scheme", [path.stem for path in (CONFIGS / "scheme").iterdir()])
+def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
+    result = program.train(config(*SMALL, "model.width=4", f"scheme={scheme}", f"run_dir={tmp_path}"))
+    assert result.about["scheme"].startswith(f"{scheme}(")
+    assert (result.about["packed_bytes"] < result.about["float_bytes"]) == (scheme != "identity")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("optimizer=sgd", "scheduler=constant", "model.width=4", "logger=csv"),
+        ("model=resnet20", "skip=[first,last,stages.0.*]", "overrides={stages.2.*:{_target_:qconv.schemes.bwn}}"),
+        ("experiment=digits_resnet20_bwn",),
+    ],
+    ids=["groups", "skip", "experiment"],
+)
+def test_other_choices_train(overrides: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = program.train(config(*overrides, *SMALL, f"run_dir={tmp_path}"))
+    assert result.epochs == 1
+    if "model=resnet20" in overrides:
+        shown = capsys.readouterr().out.splitlines()
+        schemes = {line.split("│")[1].strip(): line.split("│")[4].strip() for line in shown if line.startswith("│")}
+        assert schemes["stages.0.1.conv1"] == "float"
+        assert schemes["stages.1.1.conv1"] == "bnn()"
+        assert schemes["stages.2.1.conv1"] == "bwn()"
+
+
+@pytest.mark.parametrize("group", [path.name for path in CONFIGS.iterdir() if path.is_dir()])
+def test_every_option_composes(group: str) -> None:
+    for path in (CONFIGS / group).iterdir():
+        assert config(f"{group}={path.stem}", "run_dir=x").seed == 1
+
+
+def test_help_shows_the_groups(tmp_path: Path) -> None:
+    shown = subprocess.run(command("--help"), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    for group in CONFIGS.iterdir():
+        if group.is_dir():
+            assert f"{group.name}: {', '.join(sorted(path.stem for path in group.iterdir()))}" in shown
+    assert "train.py scheme=bwn" in shown
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("group", ["scheme", "model", "experiment"])
+def test_an_unknown_option_is_answered_with_what_there_is(
+    group: str, fails: Callable[..., str], tmp_path: Path
+) -> None:
+    error = fails(f"{group}=nonsense")
+    assert f"Could not find '{group}/nonsense'" in error
+    assert all(path.stem in error for path in (CONFIGS / group).iterdir())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("scheme=shift_q", "scheme.weight_bits=1"), "weight_bits (=1)"),
+        (("scheme=shift_ps", "scheme.weight_bits=0"), "weight_bits (=0)"),
+        (("model.width=0",), "width (=0) must be at least 1"),
+        (("data.batch_size=0",), "batch_size (=0) must be at least 1"),
+        (("skip=[first,nonsense]",), "nonsense"),
+        (("ckpt_path=none.ckpt",), "checkpoint none.ckpt: there is no such file"),
+        (("evaluate=none.ckpt",), "checkpoint none.ckpt: there is no such file"),
+        (("model.widht=3",), "widht"),
+    ],
+)
+def test_mistakes_end_with_one_line(
+    arguments: tuple[str, ...], expected: str, fails: Callable[..., str], tmp_path: Path
+) -> None:
+    error = fails(*arguments)
+    assert error.startswith("error: ")
+    assert expected in error
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and ".hydra" not in path.parts]
+
+
+def test_the_whole_traceback_on_request(fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["train.py", "scheme=nonsense"])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match="Could not find 'scheme/nonsense'"):
+        program.run_main()
+
+
+@pytest.mark.parametrize("key", ["hydra.run.dir", "run_dir"])
+def test_a_folder_that_cannot_be_written(key: str, fails: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    folder = tmp_path / "file" / "run"
+    error = fails(f"{key}={folder}", *QUICK)
+    assert str(folder) in error
+    assert "Not a directory" in error
+    assert (tmp_path / "file").read_text() == ""
+
+
+def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[..., str], tmp_path: Path) -> None:
+    last = whole[0] / "checkpoints/last.ckpt"
+    before = last.read_bytes()
+    error = fails(*QUICK, "scheme=bwn", f"evaluate={last}")
+    assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn()" in error
+    assert "this run asks for qconv.schemes.bwn(): add scheme=bnn" in error
+    assert "add model.width=4" in fails(*QUICK, "model.width=8", f"ckpt_path={last}")
+    assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
+    assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")
+    cut = tmp_path / "cut.ckpt"
+    cut.write_bytes(before[:-100])
+    for key in ("ckpt_path", "evaluate"):
+        assert f"checkpoint {cut}: cut off or no checkpoint" in fails(*QUICK, f"{key}={cut}")
+    assert last.read_bytes() == before
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and ".hydra" not in path.parts]
+
+
+def test_a_sweep_ends_with_a_table(tmp_path: Path) -> None:
+    arguments = (
+        "-m",
+        "scheme=identity,bnn",
+        "seed=1,2",
+        *SMALL,
+        "model.width=4",
+        f"hydra.sweep.dir={tmp_path / 'sweep'}",
+    )
+    run = subprocess.run(command(*arguments), cwd=tmp_path, capture_output=True, text=True, check=True)
+    rows = (tmp_path / "sweep/sweep.csv").read_text().splitlines()
+    assert len(rows) == 5
+    assert rows[0] == "overrides,seed,test_accuracy,val_accuracy_best,val_accuracy_final"
+    table = [line for line in run.stdout.splitlines() if "1, 2" in line]
+    assert len(table) == 2
+    assert all(line.count("±") == 3 for line in table)
+    assert "scheme=identity" in table[0]
+
+
+def test_importing_qconv_needs_torch_alone() -> None:
+    heavy = "pytorch_lightning", "hydra", "sklearn", "matplotlib", "rich", "torchvision"
+    code = f"import sys, qconv, qconv.summary; print([name for name in {heavy} if name in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -1,0 +1,228 @@
+"""The callbacks, each in a run of a few steps."""
+
+from functools import partial
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from pytorch_lightning import Callback, Trainer
+from torch import nn
+
+import qconv
+from qconv import schemes
+from qconv.data import DigitsDataModule
+from qconv.models import SmallCNN, small_cnn
+from qconv.training import (
+    Checkpoints,
+    Classifier,
+    FiniteGuard,
+    History,
+    RandomState,
+    draw_curves,
+    keep_freed_memory,
+    load_checkpoint,
+    make_trainer,
+)
+from qconv.training.history import write_csv
+from qconv.training.schedules import constant, cosine
+
+
+def classifier(**arguments: object) -> Classifier:
+    model = qconv.convert(small_cnn(1, 10, width=4), schemes.bnn())
+    return Classifier(model, partial(torch.optim.SGD, lr=0.05), **arguments)  # pyright: ignore[reportArgumentType]
+
+
+def network(module: Classifier) -> SmallCNN:
+    return cast(SmallCNN, module.model)
+
+
+def trainer(*callbacks: Callback, epochs: int = 2) -> Trainer:
+    return make_trainer(accelerator="cpu", max_epochs=epochs, callbacks=callbacks)
+
+
+class Poison(DigitsDataModule):
+    """NaN in one pixel of one picture of the split."""
+
+    def __init__(self, split: str, value: float = float("nan")) -> None:
+        super().__init__(batch_size=256)
+        self.split, self.value = split, value
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        self.splits[self.split][0][7, 0, 4, 4] = self.value
+
+
+class Break(Callback):
+    """Runs `action` on the module before step `step`."""
+
+    def __init__(self, step: int, action) -> None:
+        self.step, self.action = step, action
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module, batch, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            self.action(pl_module)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_bad_picture_stops_the_run_before_any_weight_changes(value: float, tmp_path: Path) -> None:
+    module = classifier()
+    steps = []
+    count = Break(-1, None)
+    count.on_train_batch_end = lambda *_: steps.append(1)  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(FloatingPointError) as error:
+        trainer(FiniteGuard(), Checkpoints(tmp_path), count).fit(module, datamodule=Poison("train", value))
+    message = str(error.value)
+    assert message.startswith(f"epoch 0, step {len(steps)}: NaN or inf in the input batch, read by the input of layer")
+    assert "'blocks.0.conv' (Conv2d)" in message
+    assert message.endswith("there is no checkpoint yet")
+    assert all(parameter.isfinite().all() for parameter in module.parameters())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_validation_is_watched_too() -> None:
+    with pytest.raises(FloatingPointError, match="epoch 0, validation batch 0: NaN or inf in the input batch"):
+        trainer(FiniteGuard()).fit(classifier(), datamodule=Poison("val"))
+
+
+def test_a_nan_that_a_sign_would_swallow_is_found_in_the_layer_it_enters(tmp_path: Path) -> None:
+    def poison(module: Classifier) -> None:
+        network(module).blocks[0].register_forward_hook(lambda *args: args[2] * torch.tensor(float("nan")))
+
+    assert torch.isfinite(qconv.quantizers.Sign()(torch.tensor([float("nan")]))).all()
+    checkpoints = Checkpoints(tmp_path)
+    with pytest.raises(FloatingPointError) as error:
+        trainer(FiniteGuard(), checkpoints, Break(19, poison)).fit(classifier(), datamodule=DigitsDataModule())
+    assert str(error.value) == (
+        "epoch 1, step 19: NaN or inf in the input of layer 'blocks.1.conv' (QConv2d, bnn()); "
+        f"the last good checkpoint is {checkpoints.last}"
+    )
+    kept = load_checkpoint(checkpoints.last)
+    assert kept["epoch"] == 0
+    assert all(tensor.isfinite().all() for tensor in kept["state_dict"].values())
+
+
+def test_a_bad_gradient_is_named() -> None:
+    def poison(module: Classifier) -> None:
+        network(module).fc.weight.register_hook(lambda grad: grad / 0)
+
+    with pytest.raises(FloatingPointError, match=r"epoch 0, step 3: NaN or inf in the gradient of 'fc.weight'"):
+        trainer(FiniteGuard(), Break(3, poison)).fit(classifier(), datamodule=DigitsDataModule())
+
+
+def test_a_bad_latent_weight_is_named_and_not_saved(tmp_path: Path) -> None:
+    class AtTheEnd(Callback):
+        def on_train_batch_end(self, trainer: Trainer, pl_module, outputs, batch, batch_idx: int) -> None:
+            if trainer.global_step == 38:
+                with torch.no_grad():
+                    pl_module.get_parameter("model.blocks.2.conv.weight")[0, 0, 0, 0] = float("nan")
+
+    with pytest.raises(FloatingPointError, match=r"epoch 1, .*in the parameter 'blocks.2.conv.weight'"):
+        trainer(FiniteGuard(), Checkpoints(tmp_path), AtTheEnd()).fit(classifier(), datamodule=DigitsDataModule())
+    assert load_checkpoint(tmp_path / "last.ckpt")["epoch"] == 0
+
+
+def test_the_guard_changes_nothing_and_leaves_no_hook() -> None:
+    states = []
+    for guards in ([], [FiniteGuard()]):
+        torch.manual_seed(0)
+        module = classifier()
+        trainer(*guards, epochs=1).fit(module, datamodule=DigitsDataModule())
+        states.append(module.state_dict())
+        assert not any(child._forward_pre_hooks for child in module.modules())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+class Scores(Callback):
+    """Says what the validation accuracy was."""
+
+    def __init__(self, scores: list[float]) -> None:
+        self.scores = scores
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module) -> None:
+        pl_module.log("score", self.scores[trainer.current_epoch])
+
+
+def test_of_equal_epochs_the_earlier_is_the_best(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "new", monitor="score")
+    trainer(checkpoints, Scores([0.5, 0.75, 0.75, 0.25]), epochs=4).fit(classifier(), datamodule=DigitsDataModule())
+    assert load_checkpoint(checkpoints.best)["epoch"] == checkpoints.best_epoch == 1
+    assert load_checkpoint(checkpoints.last)["epoch"] == 3
+    assert sorted(file.name for file in checkpoints.folder.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+def test_random_state_is_set_again_on_resuming(tmp_path: Path) -> None:
+    drawn: list[float] = []
+
+    class Draw(Callback):
+        def on_train_batch_start(self, trainer: Trainer, pl_module, batch, batch_idx: int) -> None:
+            drawn.append(float(torch.rand(())))
+
+    def fit(epochs: int, ckpt_path: Path | None, seed: int) -> list[float]:
+        drawn.clear()
+        torch.manual_seed(seed)
+        run = trainer(RandomState(), Checkpoints(tmp_path), Draw(), epochs=epochs)
+        run.fit(classifier(), datamodule=DigitsDataModule(), ckpt_path=ckpt_path, weights_only=True)
+        return list(drawn)
+
+    whole = fit(2, None, 1)
+    half = fit(1, None, 1)
+    assert half + fit(2, tmp_path / "last.ckpt", 99) == whole
+
+
+def test_history_has_one_full_row_an_epoch(tmp_path: Path) -> None:
+    history = History(tmp_path)
+    make = make_trainer(accelerator="cpu", max_epochs=4, callbacks=[history], check_val_every_n_epoch=2)
+    make.fit(classifier(), datamodule=DigitsDataModule())
+    rows = [line.split(",") for line in (tmp_path / "metrics.csv").read_text().splitlines()]
+    columns = ["epoch", "step", "lr", "train_accuracy", "train_loss", "val_accuracy", "val_loss"]
+    assert sorted(rows[0]) == sorted(columns)
+    assert [row[:2] for row in rows[1:]] == [["0", "19"], ["1", "38"], ["2", "57"], ["3", "76"]]
+    assert ["val_loss" in row for row in history.rows] == [False, True, False, True]
+    assert all(0 <= float(row["train_accuracy"]) <= 1 for row in history.rows)
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_need_no_validation_and_touch_no_global_state(tmp_path: Path) -> None:
+    import matplotlib
+
+    backend = matplotlib.get_backend(auto_select=False)
+    draw_curves([{"epoch": 0, "train_loss": 0.0, "train_accuracy": 1.0}], tmp_path / "one.png")
+    rows = [{"epoch": e, "train_loss": 2.0 / (e + 1), "val_loss": 1.0, "val_accuracy": 0.1 * e} for e in range(5)]
+    draw_curves(rows, tmp_path / "five.png")
+    assert (tmp_path / "one.png").read_bytes() != (tmp_path / "five.png").read_bytes()
+    assert matplotlib.get_backend(auto_select=False) == backend
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["five.png", "one.png"]
+
+
+def test_csv_leaves_missing_values_empty(tmp_path: Path) -> None:
+    write_csv([{"a": 1}, {"a": 2, "b": 0.5}], tmp_path / "new" / "x.csv")
+    assert (tmp_path / "new" / "x.csv").read_text() == "a,b\n1,\n2,0.5\n"
+
+
+def rates(make, steps: int) -> list[float]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
+    scheduler = make(optimizer, total_steps=steps)
+    found = []
+    for _ in range(steps):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_schedules() -> None:
+    assert rates(constant, 3) == [2.0, 2.0, 2.0]
+    assert rates(partial(cosine, warmup=0.4, final=0.0), 5) == pytest.approx([1.0, 2.0, 2.0, 1.0, 0.0])
+    assert rates(partial(cosine, warmup=0.0, final=0.5), 3) == pytest.approx([2.0, 1.5, 1.0])
+    assert rates(partial(cosine, warmup=0.0), 1) == [2.0]
+    with pytest.raises(ValueError, match=r"warmup \(=1\) must be a share of the steps"):
+        rates(partial(cosine, warmup=1), 3)
+
+
+def test_memory_is_kept_on_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    import platform
+
+    assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
+    monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
+    assert keep_freed_memory() is False

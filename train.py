@@ -1,0 +1,70 @@
+"""Train a quantized network, or evaluate one: `train.py --help` shows what can be chosen."""
+
+import logging
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.errors import HydraException, InstantiationException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+# torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
+if TYPE_CHECKING:
+    from qconv.training.result import Evaluation, Result
+
+USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
+
+
+def train(cfg: DictConfig) -> "Result":
+    """Train as `cfg` says, write the run's folder, and return the figures."""
+    from qconv.training.run import train
+
+    return train(cfg)
+
+
+def evaluate(cfg: DictConfig) -> "Evaluation":
+    """Validate and test the checkpoint `cfg.evaluate`."""
+    from qconv.training.run import evaluate
+
+    return evaluate(cfg)
+
+
+@hydra.main(config_path="configs", config_name="config", version_base="1.3")
+def main(cfg: DictConfig) -> float:
+    """Train or evaluate; the validation accuracy is what a sweeper optimizes."""
+    import pytorch_lightning  # noqa: F401  # importing it sets the levels that are set here
+
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    return train(cfg).val_accuracy_best if cfg.evaluate is None else evaluate(cfg).val_accuracy
+
+
+def run_main() -> None:
+    """Run `main` without chatter, and end a user's error with one line instead of a traceback."""
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+    in_full = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then leaves the exception to us
+    # Read when torch loads OpenMP (GNU's): for how long a thread that waits spins before it sleeps. At the default, 30
+    # times as long, a run on cores that something else uses, too, took up to 10 times as long.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    try:
+        main()
+    except USER_ERRORS as error:
+        if in_full:
+            raise
+        raise SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)") from None
+
+
+def message(error: BaseException) -> str:
+    """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return str(error.__cause__)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
+
+
+if __name__ == "__main__":
+    run_main()
