@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
@@ -31,7 +32,7 @@ def evaluate(cfg: DictConfig) -> "Evaluation":
     return evaluate(cfg)
 
 
-@hydra.main(config_path="configs", config_name="config", version_base="1.3")
+@hydra.main(config_path=str(Path(__file__).resolve().parent / "configs"), config_name="config", version_base="1.3")
 def main(cfg: DictConfig) -> float:
     """Train or evaluate; the validation accuracy is what a sweeper optimizes."""
     import pytorch_lightning  # noqa: F401  # importing it sets the levels that are set here

@@ -80,9 +80,11 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 def test_the_default_run(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    start = time.perf_counter()
-    run = subprocess.run(command(f"hydra.run.dir={folder}"), cwd=tmp_path, capture_output=True, text=True, check=True)
-    clock = time.perf_counter() - start
+    # The processor time of a single thread does not depend on what else the machine does, and bounds the time that the
+    # run takes by the clock when its cores are free.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = command(f"hydra.run.dir={folder}")
+    run = subprocess.run(arguments, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert run.stderr == ""
     for shown in ("blocks.1.conv", "bnn()", "1,327,104", "test accuracy", "float size", "packed size", "590,856 bytes"):
@@ -91,9 +93,7 @@ def test_the_default_run(tmp_path: Path) -> None:
         assert chatter not in run.stdout
     result = json.loads((folder / "result.json").read_text())
     assert result["test_accuracy"] >= 0.97
-    # The clock counts what else the machine does, processor time counts each thread: the smaller one is the run's own.
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    assert min(clock, processor) <= 60
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime <= 60
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
@@ -223,7 +223,7 @@ def test_other_choices_train(overrides: tuple[str, ...], tmp_path: Path, capsys:
     assert result.epochs == 1
     if "model=resnet20" in overrides:
         shown = capsys.readouterr().out.splitlines()
-        schemes = {line.split("│")[1].strip(): line.split("│")[4].strip() for line in shown if line.startswith("│")}
+        schemes = {line.split("│")[1].strip(): line.split("│")[4].strip() for line in shown if line.count("│") == 10}
         assert schemes["stages.0.1.conv1"] == "float"
         assert schemes["stages.1.1.conv1"] == "bnn()"
         assert schemes["stages.2.1.conv1"] == "bwn()"
