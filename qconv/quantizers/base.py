@@ -52,6 +52,10 @@ class Quantizer(nn.Module):
         """The pseudo-gradient: gradient of ``x``, then of each tensor, from ``grad``, the gradient of ``x_q``."""
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
+    def backward_(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        """`backward` that may overwrite ``grad``: a layer calls it with the gradient that it has just computed."""
+        return self.backward(grad, x, *tensors)
+
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         """Integer codes of ``x``: ``quantize(x, *tensors) == (values - zero) * scale``, exactly.
 

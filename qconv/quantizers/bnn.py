@@ -41,13 +41,16 @@ def _has_negative_zero(x: Tensor) -> bool:
     return x.numel() > 0 and bits.min().item() == torch.iinfo(bits.dtype).min
 
 
-def hard_clip_backward(grad: Tensor, x: Tensor, clip: float) -> Tensor:
+def hard_clip_backward(grad: Tensor, x: Tensor, clip: float, out: Tensor | None = None) -> Tensor:
     """The gradient of the clipped straight-through estimator: ``grad * 1[|x| <= clip]``, both ends included.
 
     A NaN in ``x`` gives gradient 0 or ``grad``; training stops on a NaN long before (`qconv.training.FiniteGuard`).
+    ``out`` takes the result; it may be ``grad`` itself.
     """
     bound = _next_above(clip, x.dtype)
-    return torch.ops.aten.hardtanh_backward(grad, x, -bound, bound)
+    if out is None or torch.compiler.is_compiling():
+        return torch.ops.aten.hardtanh_backward(grad, x, -bound, bound)
+    return torch.ops.aten.hardtanh_backward.grad_input(grad, x, -bound, bound, grad_input=out)
 
 
 def _next_above(value: float, dtype: torch.dtype) -> float:
@@ -89,6 +92,9 @@ class Sign(Quantizer):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return (grad if self.clip is None else hard_clip_backward(grad, x, self.clip),)
+
+    def backward_(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad if self.clip is None else hard_clip_backward(grad, x, self.clip, out=grad),)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return Codes(sign(x).to(torch.int8), torch.ones((), dtype=x.dtype, device=x.device))
