@@ -221,7 +221,7 @@ class _QuantizedOp(torch.autograd.Function):
         input_grads: tuple[Tensor | None, ...] = (None,) * (1 + split)
         weight_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(weight_tensors))
         if grad_input is not None:
-            input_grads = quantizers.input.backward_(grad_input, input, *input_tensors)
+            input_grads = quantizers.input.backward(grad_input, input, *input_tensors)
         if grad_weight is not None:
-            weight_grads = quantizers.weight.backward_(grad_weight.to(weight.dtype), weight, *weight_tensors)
+            weight_grads = quantizers.weight.backward(grad_weight.to(weight.dtype), weight, *weight_tensors)
         return input_grads[0], weight_grads[0], grad_bias, None, None, None, *input_grads[1:], *weight_grads[1:]

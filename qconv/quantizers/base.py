@@ -49,12 +49,11 @@ class Quantizer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no quantize()")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        """The pseudo-gradient: gradient of ``x``, then of each tensor, from ``grad``, the gradient of ``x_q``."""
-        raise NotImplementedError(f"{type(self).__name__} defines no backward()")
+        """The pseudo-gradient: gradient of ``x``, then of each tensor, from ``grad``, the gradient of ``x_q``.
 
-    def backward_(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        """`backward` that may overwrite ``grad``: a layer calls it with the gradient that it has just computed."""
-        return self.backward(grad, x, *tensors)
+        ``grad`` is handed over: it may be overwritten, and returned.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         """Integer codes of ``x``: ``quantize(x, *tensors) == (values - zero) * scale``, exactly.
@@ -100,5 +99,6 @@ class _Quantize(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         x, *tensors = ctx.saved_tensors
-        grad_x, *grads = ctx.quantizer.backward(*grad_outputs, x, *tensors)
+        (grad,) = grad_outputs
+        grad_x, *grads = ctx.quantizer.backward(grad.clone(), x, *tensors)  # autograd may hand `grad` to others too
         return grad_x, None, *grads

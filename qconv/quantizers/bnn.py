@@ -91,9 +91,6 @@ class Sign(Quantizer):
         return sign(x)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad if self.clip is None else hard_clip_backward(grad, x, self.clip),)
-
-    def backward_(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return (grad if self.clip is None else hard_clip_backward(grad, x, self.clip, out=grad),)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
