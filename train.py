@@ -35,11 +35,15 @@ def evaluate(cfg: DictConfig) -> "Evaluation":
 @hydra.main(config_path=str(Path(__file__).resolve().parent / "configs"), config_name="config", version_base="1.3")
 def main(cfg: DictConfig) -> float:
     """Train or evaluate; the validation accuracy is what a sweeper optimizes."""
-    import pytorch_lightning  # noqa: F401  # importing it sets the levels that are set here
+    # Importing Lightning sets the levels that are set here.
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
-    return train(cfg).val_accuracy_best if cfg.evaluate is None else evaluate(cfg).val_accuracy
+    try:
+        return train(cfg).val_accuracy_best if cfg.evaluate is None else evaluate(cfg).val_accuracy
+    except MisconfigurationException as error:  # such as a GPU that is not there
+        raise ValueError(str(error)) from error
 
 
 def run_main() -> None:

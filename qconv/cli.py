@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RuntimeError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1
 
@@ -67,9 +67,8 @@ def _bench_train_step(options: argparse.Namespace) -> int:
         channels_last=options.channels_last,
         compile=options.compile,
     )
-    cases = [
-        train_step.Case(text) for text in options.case
-    ]  # a mistake in the last shall not cost the time of the first
+    # All at once: a mistake in the last shall not cost the time of the first.
+    cases = [train_step.Case(text) for text in options.case]
     print(train_step.HEADER)
     for case in cases:
         for name in options.scheme:

@@ -37,21 +37,22 @@ class Step:
     Attributes:
         names: where it stands in the model; several for a shared layer.
         layer: the layer itself.
+        kind: its class before the conversion.
         scheme: what it would get; None where it stays.
         reason: why it stays, or what chose the scheme when that is not the model's scheme.
     """
 
     names: tuple[str, ...]
     layer: nn.Module
+    kind: type[nn.Module]
     scheme: Scheme | None
     reason: str = ""
 
     def __str__(self) -> str:
-        kind = type(self.layer).__name__
         if self.scheme is None:
-            return f"{kind} stays: {self.reason}"
+            return f"{self.kind.__name__} stays: {self.reason}"
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{kind} → {QUANTIZED[type(self.layer)].__name__} {self.scheme.name}{reason}"
+        return f"{self.kind.__name__} → {QUANTIZED[self.kind].__name__} {self.scheme.name}{reason}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -120,7 +121,7 @@ def convert(
     """
     for step in _make_plan(model, scheme, skip, overrides or {}).steps:
         if step.scheme is not None:
-            QUANTIZED[type(step.layer)].adopt(step.layer, step.scheme)
+            QUANTIZED[step.kind].adopt(step.layer, step.scheme)
     return model
 
 
@@ -159,6 +160,7 @@ def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides:
             raise TypeError(f"{argument} (={value!r}) must be a qconv.Scheme, such as qconv.schemes.bwn()")
 
     names = _layer_names(model)
+    tied = _tied_parameters(model)
     if not any(type(layer) in QUANTIZED for layer in names):
         raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
     excepted = _excepted(names, [word for word in skip if word in FIRST_AND_LAST])
@@ -166,24 +168,53 @@ def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides:
     override_patterns = {pattern: _compiled("overrides", pattern, names) for pattern in overrides}
 
     def step(layer: nn.Module, at: tuple[str, ...]) -> Step:
+        kind = type(layer)
         if isinstance(layer, QuantizedLayer):
-            return Step(at, layer, None, f"quantized already, {layer.scheme.name}")
-        if type(layer) not in QUANTIZED:
+            return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
+        if kind not in QUANTIZED:
             twin = next(float_type for float_type in QUANTIZED if isinstance(layer, float_type))
-            return Step(at, layer, None, f"a subclass of {twin.__name__}")
+            return Step(at, layer, kind, None, f"a subclass of {twin.__name__}")
+        if not isinstance(layer._parameters.get("weight"), nn.Parameter):
+            return Step(at, layer, kind, None, "its weight is computed, not a parameter")
+        chosen, reason = scheme, ""
         if pattern := _first_match(override_patterns, at):
             chosen = overrides[pattern]
-            return Step(at, layer, chosen, f"overrides {pattern!r}" + (" is None" if chosen is None else ""))
-        if layer in excepted:
-            return Step(at, layer, None, f"the {excepted[layer]} layer")
-        if pattern := _first_match(skip_patterns, at):
-            return Step(at, layer, None, f"skip {pattern!r}")
-        return Step(at, layer, scheme)
+            reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
+        elif layer in excepted:
+            chosen, reason = None, f"the {excepted[layer]} layer"
+        elif pattern := _first_match(skip_patterns, at):
+            chosen, reason = None, f"skip {pattern!r}"
+        if chosen is not None:
+            _check_fits(layer, chosen, at, tied)
+        return Step(at, layer, kind, chosen, reason)
 
     steps = tuple(step(layer, at) for layer, at in names.items())
     if all(each.scheme is None for each in steps):
         raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{Plan(steps)}")
     return Plan(steps)
+
+
+def _check_fits(layer: nn.Module, scheme: Scheme, at: tuple[str, ...], tied: set[nn.Parameter]) -> None:
+    """Raise a ValueError that names the layer if it can't follow the scheme, before anything is changed."""
+    try:
+        QUANTIZED[type(layer)].check_scheme(scheme)
+    except ValueError as error:
+        raise ValueError(f"layer {at[0]!r} ({type(layer).__name__}): {error}") from error
+    if scheme.weight().replaces_weight and layer.weight in tied:
+        raise ValueError(
+            f"layer {at[0]!r} ({type(layer).__name__}): its weight is tied to another module's, and {scheme.name} "
+            "would replace it by tensors of its own; leave one of them float by skip or overrides"
+        )
+
+
+def _tied_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Parameters that more than one module holds."""
+    seen: set[nn.Parameter] = set()
+    tied: set[nn.Parameter] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            (tied if parameter in seen else seen).add(parameter)
+    return tied
 
 
 def _layer_names(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:

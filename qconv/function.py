@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .grad import conv_backward
 from .quantizers import Quantizer
+from .quantizers.base import once_differentiable
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool]
@@ -135,7 +135,7 @@ class Linear:
         if mask[0]:
             grad_input = (rows @ weight).reshape(input.shape)
         if mask[1]:
-            grad_weight = rows.t() @ input.reshape(-1, input.shape[-1])
+            grad_weight = rows.t() @ input.flatten(end_dim=-2) if input.ndim > 1 else torch.outer(rows[0], input)
         if mask[2]:
             grad_bias = rows.sum(0)
         return grad_input, grad_weight, grad_bias
@@ -160,11 +160,12 @@ class Quantizers(NamedTuple):
 def quantized_op(input: Tensor, weight: Tensor, bias: Tensor | None, op: Operation, quantizers: Quantizers) -> Tensor:
     """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
 
-    Forward: ``op(input_q, weight_q, bias)``; ``weight_q`` is computed in the weight's dtype and cast to the input's,
-        in which
-    the operation and its gradients run. Backward: with ``g = grad_quantizer(grad_output)``,
-    ``grad_input = dq_input(op_input(g, weight_q))``, ``grad_weight = dq_weight(op_weight(g, input_q))``,
-    ``grad_bias = op_bias(g)``, and each quantizer's learned tensors get theirs.
+    Forward: ``op(input_q, weight_q, bias)``; ``weight_q`` is computed in the weight's dtype and cast to the input's, in
+    which the operation and its gradients run.
+
+    Backward: with ``g = grad_quantizer(grad_output)``, ``grad_input = dq_input(op_input(g, weight_q))``,
+    ``grad_weight = dq_weight(op_weight(g, input_q))``, ``grad_bias = op_bias(g)``, and each quantizer's learned tensors
+    get theirs.
 
     A second differentiation raises a RuntimeError: a pseudo-gradient has no derivative that means anything.
     """

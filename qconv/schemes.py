@@ -33,6 +33,7 @@ class Scheme:
 
     Raises:
         ValueError: ``backward_weight`` or ``padding_value`` is none of the values above.
+        TypeError: a quantizer in place of what makes one.
     """
 
     name: str
@@ -47,6 +48,9 @@ class Scheme:
         if self.backward_weight not in ("quantized", "float"):
             raise ValueError(f"backward_weight (={self.backward_weight!r}) must be 'quantized' or 'float'")
         check_padding_value(self.padding_value)
+        for name, factory in (("input", self.input), ("weight", self.weight), ("grad", self.grad)):
+            if isinstance(factory, Quantizer):
+                raise TypeError(f"{name} (={factory}) must make a quantizer, not be one: give the class or a partial")
 
     def __str__(self) -> str:
         return self.name
@@ -82,7 +86,8 @@ def xnor(scale_map: bool = False, detach_scale: bool = False, padding_value: int
     """XNOR-Net, W1A1: the weights of `bwn`, the sign of the input (arXiv:1603.05279).
 
     ``scale_map`` multiplies the output by K, the mean magnitude of the input under the kernel. The paper has it, the
-    authors' code and the released model do not.
+    authors' code and the released model do not. The input's gradient passes where ``|x| <= 1``; in the authors' code
+    the interval is open.
     """
     name = _name(
         "xnor",
@@ -105,6 +110,9 @@ def shift_q(weight_bits: int = 5, fixed_point: tuple[int, int] | None = None) ->
 def shift_ps(weight_bits: int = 5, fixed_point: tuple[int, int] | None = None) -> Scheme:
     """DeepShift-PS: weights as a learned shift and a learned sign (arXiv:1905.13298).
 
+    The authors give shift and sign no weight decay and add ``wd · ½ · Σ (2^shift)²`` to the loss; here the optimizer's
+    decay acts on them unless they are put in a group of their own.
+
     ``fixed_point=(integer_bits, fraction_bits)`` also puts the input in fixed point; the authors use (16, 16).
     """
     return _shift("shift_ps", ShiftPS, weight_bits, fixed_point)
@@ -115,6 +123,8 @@ def _shift(
 ) -> Scheme:
     quantizer(weight_bits)  # a wrong number of bits is told here, not when the first layer is built
     name = _name(method, weight_bits=(weight_bits, None), fixed_point=(fixed_point, None))
+    if fixed_point is not None and len(fixed_point) != 2:
+        raise ValueError(f"fixed_point (={fixed_point}) must be (integer_bits, fraction_bits)")
     if fixed_point is None:
         return Scheme(name, weight=partial(quantizer, weight_bits))
     integer_bits, fraction_bits = fixed_point

@@ -201,6 +201,10 @@ def _row(name: str, module: nn.Module, own: list[Tensor], shape: tuple[int, ...]
 
 
 def _packed_weight(layer: QuantizedLayer) -> int:
-    """Bytes of the codes and the scales; what the weight quantizer has learned is in these already."""
+    """Bytes of the codes and the scales; what the weight quantizer has learned is in these already.
+
+    A quantizer that defines no codes counts with one scale.
+    """
     codes = math.ceil(layer.weight_quantizer.bits * layer.weight.numel() / 8)
-    return codes + SCALE_BYTES * layer.weight_codes().scale.numel()
+    has_codes = type(layer.weight_quantizer).codes is not Quantizer.codes
+    return codes + SCALE_BYTES * (layer.weight_codes().scale.numel() if has_codes else 1)

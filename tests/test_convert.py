@@ -198,3 +198,43 @@ def test_a_model_with_nothing_to_convert(model: nn.Module, message: str) -> None
         qconv.convert(model, schemes.bnn())
     with pytest.raises(ValueError, match=r"model \(Sequential\) has no quantized layer"):
         qconv.to_float(model)
+
+
+def test_a_plan_can_be_read_after_the_conversion() -> None:
+    model = small()
+    plan = qconv.plan(model, schemes.bnn())
+    before = str(plan)
+    qconv.convert(model, schemes.bnn())
+    assert str(plan) == before
+
+
+def test_a_layer_that_cannot_follow_is_named_before_anything_changes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.ConvTranspose2d(8, 8, 3), nn.Linear(8, 2))
+    with pytest.raises(ValueError, match=r"layer '2' \(ConvTranspose2d\): scale_map \(=True\) is defined for conv"):
+        qconv.convert(model, schemes.xnor(scale_map=True))
+    assert kinds(model) == ["Conv2d", "Conv2d", "ConvTranspose2d", "Linear"]
+
+
+def test_tied_weights_that_a_scheme_would_replace_are_refused() -> None:
+    first, second = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    with pytest.raises(ValueError, match=r"layer '0' \(Conv2d\): its weight is tied to another module's, and shift_ps"):
+        qconv.convert(model, schemes.shift_ps(), skip=())
+    qconv.convert(model, schemes.bnn(), skip=())
+    assert second.weight is first.weight
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+def test_computed_weights_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), nn.Conv2d(4, 4, 3))
+    qconv.plan(model, schemes.bnn(), skip=())
+    assert capsys.readouterr().out.splitlines()[0] == "0  Conv2d stays: its weight is computed, not a parameter"
+
+
+def test_padding_that_was_changed_after_construction() -> None:
+    layer = nn.Conv2d(4, 4, 3, padding=1)
+    layer.padding, layer.dilation = (2, 2), (2, 2)
+    input = torch.randn(1, 4, 8, 8)
+    expected = layer(input)
+    assert qconv.convert(layer, schemes.identity(), skip=())(input).equal(expected)

@@ -158,6 +158,18 @@ def test_a_second_differentiation_is_an_error(op: Any, input_shape: Any, filter_
         grad_filters.sum().backward()
 
 
+@EVERY_OP
+@pytest.mark.parametrize("of", ["input", "filters"])
+def test_nor_of_a_loss_that_is_linear_in_the_output(op: Any, input_shape: Any, filter_shape: Any, of: str) -> None:
+    input = torch.randn(input_shape, requires_grad=True)
+    filters = torch.randn(filter_shape, requires_grad=True)
+    output = quantized_op(input, filters, None, op, Quantizers(Identity(), Identity()))
+    leaf = input if of == "input" else filters
+    (grad,) = torch.autograd.grad(output.sum(), leaf, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        (output.mean() + grad.square().sum()).backward()
+
+
 class Calls(TorchDispatchMode):
     """The output masks of all convolution_backward calls."""
 

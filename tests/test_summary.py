@@ -113,3 +113,17 @@ def test_bad_input_sizes_are_named() -> None:
         summary(model, (1, 0, 8))
     with pytest.raises(ValueError, match=r"input_size \(=\(3, 8, 8\)\) must be what the model takes"):
         summary(model, (3, 8, 8))
+
+
+class Halves(qconv.Quantizer):
+    """Says how many bits it has, and defines no codes."""
+
+    bits = 3
+
+    def quantize(self, x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        return x.mul(2).round().clamp(-4, 3).div(2)
+
+
+def test_a_quantizer_without_codes_counts_with_one_scale() -> None:
+    layer = qconv.QConv2d(4, 8, 3, bias=False, scheme=qconv.Scheme("halves", weight=Halves))
+    assert row_of(layer, (4, 5, 5)).packed_bytes == 3 * 8 * 4 * 9 // 8 + 4

@@ -290,17 +290,35 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     last = whole[0] / "checkpoints/last.ckpt"
     before = last.read_bytes()
     error = fails(*QUICK, "scheme=bwn", f"evaluate={last}")
-    assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn()" in error
-    assert "this run asks for qconv.schemes.bwn(): add scheme=bnn" in error
+    assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn(padding_value=0)" in error
+    assert "this run asks for qconv.schemes.bwn(detach_scale=False): add scheme=bnn" in error
     assert "add model.width=4" in fails(*QUICK, "model.width=8", f"ckpt_path={last}")
     assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
     assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")
+    assert "add trainer.max_epochs=4" in fails(*QUICK, "trainer.max_epochs=9", f"ckpt_path={last}")
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes(before[:-100])
     for key in ("ckpt_path", "evaluate"):
         assert f"checkpoint {cut}: cut off or no checkpoint" in fails(*QUICK, f"{key}={cut}")
     assert last.read_bytes() == before
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and ".hydra" not in path.parts]
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be at least 1"),
+        ("+trainer.limit_val_batches=0", "no epoch was validated"),
+        ("scheme.padding_value=2", "padding_value (=2) must be 0, +1 or -1"),
+    ],
+)
+def test_values_that_make_no_run(argument: str, message: str, fails: Callable[..., str]) -> None:
+    assert message in fails(*SMALL, argument)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
+    assert "gpu" in fails("trainer=gpu").lower()
 
 
 def test_a_sweep_ends_with_a_table(tmp_path: Path) -> None:

@@ -104,8 +104,8 @@ SHIFT = {"_target_": "qconv.schemes.shift_q", "weight_bits": 5}
         ("scheme", {**SHIFT, "weight_bits": 4}, BWN, "add scheme=shift_q scheme.weight_bits=4"),
         ("skip", ["first"], ["first", "last"], "this run asks for ['first', 'last']: add 'skip=[first]'"),
         ("overrides", {"fc": BWN}, {}, "add 'overrides={fc:{_target_:qconv.schemes.bwn}}'"),
-        ("seed", 2, 1, "was trained with seed 2, this run asks for 1: add 'seed=2'"),
-        ("model", {"_target_": "m.net"}, {"_target_": "m.net", "width": 3}, "add ~model.width"),
+        ("seed", 2, 1, "was trained with seed 2, this run asks for 1: add seed=2"),
+        ("model", {"_target_": "m.net"}, {"_target_": "m.net", "width": 3}, "add '~model.width'"),
     ],
 )
 def test_another_config_is_told_with_what_to_add(group: str, found: object, asked: object, message: str) -> None:

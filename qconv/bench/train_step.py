@@ -40,6 +40,10 @@ class Settings:
         for name in ("batch_size", "rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} (={getattr(self, name)}) must be at least 1")
+        if self.warmup < 0:
+            raise ValueError(f"warmup (={self.warmup}) must not be negative")
+        if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
+            raise ValueError(f"device (={self.device}) is not there: torch sees no GPU")
 
 
 class Case:
@@ -55,6 +59,8 @@ class Case:
             raise ValueError(f"case (={name}) must be CHANNELS@SIZE, such as 128@16, or resnet18")
         self.name = name
         self.channels, self.size = map(int, match.groups()) if match else (3, 32)
+        if min(self.channels, self.size) < 1:
+            raise ValueError(f"case (={name}) must have at least 1 channel and 1 pixel")
         self.is_layer = match is not None
 
     def model(self) -> nn.Module:

@@ -35,17 +35,26 @@ class QuantizedLayer(nn.Module):
 
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight."""
+        scheme = _checked(scheme)
+        self.check_scheme(scheme)
         trained = self.is_trained
-        self.scheme = _checked(scheme)
-        self.input_quantizer = self.scheme.input()
-        self.weight_quantizer = self.scheme.weight()
-        self.grad_quantizer = None if self.scheme.grad is None else self.scheme.grad()
+        if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
+            with torch.no_grad():
+                self.weight.copy_(self.float_weight())  # go on from what was learned
+        self.input_quantizer = scheme.input()
+        self.weight_quantizer = scheme.weight()
+        self.grad_quantizer = None if scheme.grad is None else scheme.grad()
+        self.scheme = scheme
         self.weight_quantizer.initialize(self.filters().detach())
         if self.weight_quantizer.replaces_weight:
             self.weight_quantizer.requires_grad_(trained)
             self.weight.requires_grad_(False)
         else:
             self.weight.requires_grad_(trained)
+
+    @classmethod
+    def check_scheme(cls, scheme: Scheme) -> None:
+        """Raise a ValueError if this kind of layer can't follow ``scheme``."""
 
     @property
     def is_trained(self) -> bool:
@@ -110,10 +119,11 @@ class QuantizedLayer(nn.Module):
             raise ValueError(
                 f"input is on {input.device} and weight on {self.weight.device}; they must be on one device"
             )
-        if input.dtype != self.weight.dtype and _autocast_dtype(input.device.type) is None:
+        cast = _autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, self.weight.dtype)
+        if input.dtype != self.weight.dtype and not cast:
             raise TypeError(
                 f"input has dtype {input.dtype} and weight {self.weight.dtype}; "
-                "they must be equal outside torch.autocast"
+                "they must be equal, unless torch.autocast casts them (not float64)"
             )
 
     def reset_parameters(self) -> None:

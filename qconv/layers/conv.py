@@ -26,7 +26,6 @@ class _QConv(QuantizedLayer):
     dilation: tuple[int, ...]
     padding_mode: PaddingMode
     padding_value: int
-    _reversed_padding_repeated_twice: list[int]
 
     def __init__(
         self,
@@ -60,12 +59,21 @@ class _QConv(QuantizedLayer):
         self.padding_value = self.scheme.padding_value if self.padding_mode == "zeros" else 0
 
     @property
+    def padding_sides(self) -> list[int]:
+        """The padding in the order of `torch.nn.functional.pad`; follows changes of ``padding`` and ``dilation``."""
+        if isinstance(self.padding, str):
+            spans = zip(self.dilation, self.kernel_size, strict=True)
+            totals = [d * (k - 1) if self.padding == "same" else 0 for d, k in spans]
+            return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+        return [side for padding in reversed(self.padding) for side in (padding, padding)]
+
+    @property
     def op(self) -> Convolution:
         """The convolution of this layer, without the padding that `forward` has put around the float input."""
         zeros = (0,) * len(self.stride)
         if self.padding_mode != "zeros":
             return Convolution(self.stride, zeros, self.dilation, self.groups)
-        both_sides = self._reversed_padding_repeated_twice
+        both_sides = self.padding_sides
         if self.padding_value and any(both_sides):
             value = float(self.padding_value)
             return Convolution(self.stride, zeros, self.dilation, self.groups, tuple(both_sides), value)
@@ -80,7 +88,7 @@ class _QConv(QuantizedLayer):
             return self.forward(input.unsqueeze(0)).squeeze(0)
         _check_shape(input, self.weight.ndim, self.in_channels)
         if self.padding_mode != "zeros":
-            input = F.pad(input, self._reversed_padding_repeated_twice, mode=self.padding_mode)
+            input = F.pad(input, self.padding_sides, mode=self.padding_mode)
         op = self.op
         if not self.scheme.scale_map:
             return self.apply_op(input, op, self.bias)
@@ -187,9 +195,9 @@ class _QConvTranspose(QuantizedLayer):
         super().__init__(*geometry, bias, dilation, padding_mode, device, dtype)
         self.set_scheme(scheme)
 
-    def set_scheme(self, scheme: Scheme | None) -> None:
-        super().set_scheme(scheme)
-        if self.scheme.scale_map:
+    @classmethod
+    def check_scheme(cls, scheme: Scheme) -> None:
+        if scheme.scale_map:
             raise ValueError("scale_map (=True) is defined for convolutions, not for transposed ones")
 
     def filters(self) -> Tensor:

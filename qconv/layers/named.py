@@ -12,7 +12,7 @@ class BNNConv2d(QConv2d):
     """`QConv2d` with `qconv.schemes.bnn`: signs of weight and input. Takes the arguments of `torch.nn.Conv2d`."""
 
     def __init__(self, *args: Any, padding_value: int = 0, **kwargs: Any) -> None:
-        super().__init__(*args, scheme=schemes.bnn(padding_value), **kwargs)
+        super().__init__(*args, scheme=schemes.bnn(padding_value), padding_value=padding_value, **kwargs)
 
 
 class BWNConv2d(QConv2d):
@@ -31,14 +31,15 @@ class XNORConv2d(QConv2d):
     def __init__(
         self, *args: Any, scale_map: bool = False, detach_scale: bool = False, padding_value: int = 0, **kwargs: Any
     ) -> None:
-        super().__init__(*args, scheme=schemes.xnor(scale_map, detach_scale, padding_value), **kwargs)
+        scheme = schemes.xnor(scale_map, detach_scale, padding_value)
+        super().__init__(*args, scheme=scheme, padding_value=padding_value, **kwargs)
 
 
 class Conv2dShift(QConv2d):
     """`QConv2d` with `qconv.schemes.shift_ps`: DeepShift's layer of this name, with learned shift and sign.
 
     Args:
-        *args: those of `torch.nn.Conv2d`.
+        *args: those of `torch.nn.Conv2d`, up to ``padding_mode``.
         check_grad: use double precision, as a numerical check of gradients needs.
         weight_bits: 2 to 8, the sign included.
         fixed_point: (integer bits, fraction bits) of the input; None leaves it float.
@@ -59,9 +60,9 @@ class Conv2dShift(QConv2d):
         **kwargs: Any,
     ) -> None:
         if check_grad:
-            dtype = kwargs.setdefault("dtype", torch.float64)
-            if dtype != torch.float64:
-                raise ValueError(f"dtype (={dtype}) must be torch.float64 with check_grad=True")
+            if kwargs.get("dtype") not in (None, torch.float64):
+                raise ValueError(f"dtype (={kwargs['dtype']}) must be torch.float64 with check_grad=True")
+            kwargs["dtype"] = torch.float64
         super().__init__(*args, scheme=self._scheme(weight_bits, fixed_point), **kwargs)
 
 

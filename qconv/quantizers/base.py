@@ -1,10 +1,10 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 
 class Codes(NamedTuple):
@@ -77,6 +77,47 @@ class Quantizer(nn.Module):
         # A float checkpoint holds nothing of the quantizer: the layer sets it from the loaded weight instead.
         if any(key.startswith(prefix) for key in state_dict):
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+Gradients = tuple[Tensor | None, ...]
+
+
+def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+    """Decorate a Function's ``backward`` so that differentiating its result raises a RuntimeError.
+
+    Unlike torch's decorator of this name it does so whatever the gradient came from: a loss that is linear in the
+    output hands over a constant, and torch's would then silently drop the second derivative of input and weight.
+    """
+
+    def guarded(ctx: Any, *grad_outputs: Tensor) -> Gradients:
+        with torch.no_grad():
+            grads = backward(ctx, *grad_outputs)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled graphs refuse by themselves
+            return grads
+        computed = [grad for grad in grads if grad is not None]
+        guards = iter(_Refuse.apply(len(computed), *computed, *grad_outputs, *ctx.saved_tensors))
+        return tuple(None if grad is None else next(guards) for grad in grads)
+
+    return guarded
+
+
+class _Refuse(torch.autograd.Function):
+    """Hands the first ``count`` tensors through and ties them to all others; its own backward raises."""
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
+        raise RuntimeError(
+            "trying to differentiate twice through a quantized layer: its straight-through gradient has no derivative; "
+            "quantizers can't be part of a gradient penalty"
+        )
 
 
 class _Quantize(torch.autograd.Function):

@@ -11,7 +11,7 @@ _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def sign(x: Tensor) -> Tensor:
-    """The sign with two values: +1 where ``x >= 0``, at -0.0 too, else -1; a NaN gives one of the two.
+    """The sign with two values: +1 where ``x >= 0``, at -0.0 too, else -1; a NaN gives one of the two. Has no gradient.
 
     Example:
         >>> sign(torch.tensor([-2.0, -0.0, 0.0, 0.5]))
@@ -21,6 +21,7 @@ def sign(x: Tensor) -> Tensor:
         return torch.where(x < 0, -1.0, 1.0).to(x.dtype)  # Inductor fuses this, and would take `x + 0.0` for `x`
     # On the CPU copysign and addition cost what a copy costs; comparisons and `where` are not vectorized and cost ten
     # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one costs less than adding.
+    x = x.detach()
     one = torch.ones((), dtype=x.dtype, device=x.device)
     if _is_plain_cpu(x) and not _has_negative_zero(x):
         return torch.copysign(one, x)
@@ -29,13 +30,13 @@ def sign(x: Tensor) -> Tensor:
 
 
 def _is_plain_cpu(x: Tensor) -> bool:
-    """Whether values can be looked at for nothing: no transfer from a device, no fake or batched tensor."""
+    """Whether values can be looked at for nothing: no transfer from a device, no fake tensor."""
     return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
 def _has_negative_zero(x: Tensor) -> bool:
     """Whether -0.0 is among the values: as an integer of the same bits it is the smallest one."""
-    bits = x.detach().view(_INTEGER[x.element_size()])
+    bits = x.view(_INTEGER[x.element_size()])
     if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
         bits = bits.movedim(1, -1)  # contiguous: a reduction over other strides is slower than the addition
     return x.numel() > 0 and bits.min().item() == torch.iinfo(bits.dtype).min

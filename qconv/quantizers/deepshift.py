@@ -22,6 +22,8 @@ def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
 
 
 def _check_bits(weight_bits: int, method: str) -> None:
+    if weight_bits != int(weight_bits):
+        raise ValueError(f"weight_bits (={weight_bits}) must be a whole number for {method}")
     if weight_bits < 2:
         raise ValueError(f"weight_bits (={weight_bits}) must be at least 2 for {method}: one bit is the sign")
     if weight_bits > 8:
@@ -102,7 +104,7 @@ class ShiftPS(Quantizer):
         with torch.no_grad():
             shift = x.abs().log2().round().clamp(self.low, 0)
             sign = x.sign()
-        if self.shift is None:
+        if self.shift is None or self.shift.device != x.device:  # a checkpoint assigned to a layer on the meta device
             self.shift, self.sign = nn.Parameter(shift), nn.Parameter(sign)
         else:
             with torch.no_grad():

@@ -10,8 +10,9 @@ from .bnn import hard_clip_backward, sign
 
 def filter_scale(weight: Tensor) -> Tensor:
     """``alpha_c = mean |weight_c|`` over each filter, shape ``(C_out, 1, ...)``; 0 for filters without elements."""
-    count = max(weight[:1].numel(), 1)
-    return weight.abs().sum(dim=tuple(range(1, weight.ndim)), keepdim=True) / count
+    if weight[:1].numel() == 0:
+        return weight.new_zeros(weight.shape[0], *[1] * (weight.ndim - 1))
+    return weight.abs().mean(dim=tuple(range(1, weight.ndim)), keepdim=True)
 
 
 def input_scale(

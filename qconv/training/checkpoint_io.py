@@ -25,8 +25,12 @@ class AtomicCheckpointIO(CheckpointIO):
         del storage_options
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            torch.save(checkpoint, file)
+        try:
+            with atomic_file(path) as file:
+                torch.save(checkpoint, file)
+        except RuntimeError as error:  # torch's words for a write that failed
+            reason = str(error).splitlines()[0]
+            raise OSError(f"checkpoint {path} could not be written (is the disk full?): {reason}") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Read the checkpoint at `path`, onto the CPU, and never anything but tensors and plain values."""
@@ -50,14 +54,15 @@ class atomic_file:  # noqa: N801  # used like `open`
         return self.file
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self.file:
+        try:
+            with self.file:
+                if kind is None:
+                    self.file.flush()
+                    os.fsync(self.file.fileno())
             if kind is None:
-                self.file.flush()
-                os.fsync(self.file.fileno())
-        if kind is None:
-            self.temporary.replace(self.path)
-        else:
-            self.temporary.unlink()
+                self.temporary.replace(self.path)
+        finally:  # renamed away, or to be removed: also when the disk is full
+            self.temporary.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:

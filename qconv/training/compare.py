@@ -1,5 +1,6 @@
 """Does a checkpoint belong to this run? Compares the stored config with the one asked for, and then the tensors."""
 
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,7 +25,7 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
         if found != asked:
             raise CheckpointError(
                 f"checkpoint {path} was trained with {group} {call(found)}, this run asks for {call(asked)}: "
-                f"add {' '.join(remedy(group, found, asked))}"
+                f"add {shlex.join(remedy(group, found, asked))}"
             )
 
 
@@ -54,7 +55,7 @@ def call(node: Any) -> str:
 def remedy(group: str, found: Any, asked: Any) -> Iterator[str]:
     """Command-line words that turn `asked` into `found`; configs are named as the functions they call."""
     if not isinstance(found, dict) or not isinstance(asked, dict) or "_target_" not in found:
-        yield f"'{group}={override(found)}'"
+        yield f"{group}={override(found)}"
         return
     if found["_target_"] != asked.get("_target_"):
         yield f"{group}={found['_target_'].rpartition('.')[2].lower()}"

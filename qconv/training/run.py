@@ -20,19 +20,23 @@ from .screen import show_model, show_outcome
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "skip", "overrides")
-RUN = (*NETWORK, "data", "seed", "optimizer", "scheduler")
+RUN = (*NETWORK, "data", "seed", "optimizer", "scheduler", "trainer")
 C = TypeVar("C", bound=Callback)
 
 
 def train(cfg: DictConfig) -> Result:
     """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy."""
     start = time.perf_counter()
+    if cfg.trainer.max_epochs < 1:
+        raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
     data, classifier, about = build(cfg)
     if cfg.ckpt_path is not None:
         read_checkpoint(cfg.ckpt_path, classifier, RUN)
     trainer, callbacks = start_run(cfg)
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
     trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
+    if not checkpoints.best.is_file():
+        raise ValueError("trainer: no epoch was validated, so there is no best checkpoint to test")
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
     (test,) = trainer.test(classifier, datamodule=data, verbose=False)
@@ -40,7 +44,7 @@ def train(cfg: DictConfig) -> Result:
         **test,
         tested="best",
         val_accuracy_best=history.rows[best["epoch"]]["val_accuracy"],
-        val_accuracy_final=history.rows[-1]["val_accuracy"],
+        val_accuracy_final=[row["val_accuracy"] for row in history.rows if "val_accuracy" in row][-1],
         best_epoch=best["epoch"],
         epochs=len(history.rows),
         seconds=time.perf_counter() - start,
