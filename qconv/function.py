@@ -14,8 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .grad import conv_backward
+from .integer import conv2d_signs, has_fast_integers, signs_pay
 from .quantizers import Quantizer
-from .quantizers.base import once_differentiable
+from .quantizers.base import is_plain_cpu, once_differentiable
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool]
@@ -60,6 +61,13 @@ class Convolution:
         zeros = (0,) * len(self.stride)
         return torch.convolution(
             input, weight, bias, self.stride, self.padding, self.dilation, False, zeros, self.groups
+        )
+
+    def forward_signs(self, input: Tensor, weight: Tensor) -> Tensor:
+        """The output, from two dimensions of int8 signs."""
+        border_value = int(self.border_value)
+        return conv2d_signs(
+            input, weight, self.stride, self.padding, self.dilation, self.groups, self.border, border_value
         )
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
@@ -148,6 +156,17 @@ def exchange_channels(weight: Tensor, groups: int) -> Tensor:
     return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
+def _signs_pay(input: Tensor, weight: Tensor, op: Convolution, quantizers: "Quantizers") -> bool:
+    """Whether the forward runs on integers; a bias would be added in another order than in the float convolution."""
+    return (
+        (quantizers.input.signs and quantizers.weight.signs)
+        and (input.ndim == 4 and input.dtype == torch.float32 and is_plain_cpu(input) and is_plain_cpu(weight))
+        and not torch.compiler.is_compiling()
+        and has_fast_integers()
+        and signs_pay(input, weight, op.stride)
+    )
+
+
 class Quantizers(NamedTuple):
     """The quantizers of a layer, and whether ``grad_input`` is taken at the quantized or at the float weight."""
 
@@ -170,7 +189,11 @@ def quantized_op(input: Tensor, weight: Tensor, bias: Tensor | None, op: Operati
     A second differentiation raises a RuntimeError: a pseudo-gradient has no derivative that means anything.
     """
     input_tensors, weight_tensors = quantizers.input.tensors(), quantizers.weight.tensors()
-    return _QuantizedOp.apply(input, weight, bias, op, quantizers, len(input_tensors), *input_tensors, *weight_tensors)
+    arguments = input, weight, bias, op, quantizers, len(input_tensors), *input_tensors, *weight_tensors
+    # Without gradients torch 2.11 compiles a Function wrongly: it hands forward a context, too.
+    if torch.compiler.is_compiling() and not torch.is_grad_enabled():
+        return _QuantizedOp.forward(*arguments)
+    return _QuantizedOp.apply(*arguments)
 
 
 class _QuantizedOp(torch.autograd.Function):
@@ -184,8 +207,12 @@ class _QuantizedOp(torch.autograd.Function):
         split: int,
         *tensors: Tensor,
     ) -> Tensor:
-        input_q = quantizers.input.quantize(input, *tensors[:split])
-        weight_q = quantizers.weight.quantize(weight, *tensors[split:]).to(input.dtype)
+        input_tensors, weight_tensors = tensors[:split], tensors[split:]
+        if isinstance(op, Convolution) and bias is None and _signs_pay(input, weight, op, quantizers):
+            input_codes = quantizers.input.codes(input, *input_tensors).values
+            return op.forward_signs(input_codes, quantizers.weight.codes(weight, *weight_tensors).values)
+        input_q = quantizers.input.quantize(input, *input_tensors)
+        weight_q = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
         return op.forward(input_q, weight_q, bias)
 
     @staticmethod

@@ -285,6 +285,14 @@ def test_compile(scheme: Scheme) -> None:
         torch.testing.assert_close(found, reference, rtol=1e-9, atol=1e-10 * max(1.0, float(reference.abs().max())))
 
 
+def test_compile_without_gradients() -> None:
+    model, input = network(schemes.bnn()).eval(), torch.randn(4, 3, 6, 6)
+    torch._dynamo.reset()
+    with torch.no_grad():
+        compiled = torch.compile(model, fullgraph=True)(input)
+        torch.testing.assert_close(compiled, model(input), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_autocast_equals_a_layer_in_that_dtype(scheme: Scheme, dtype: torch.dtype) -> None:
     layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)

@@ -34,10 +34,12 @@ class Quantizer(nn.Module):
 
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
+        signs: every value is +1 or -1, so that a convolution may run on the codes alone.
         replaces_weight: the learned tensors stand for the weight, which receives no gradient (DeepShift-PS).
     """
 
     bits: float = 32
+    signs: bool = False
     replaces_weight: bool = False
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -77,6 +79,11 @@ class Quantizer(nn.Module):
         # A float checkpoint holds nothing of the quantizer: the layer sets it from the loaded weight instead.
         if any(key.startswith(prefix) for key in state_dict):
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def is_plain_cpu(x: Tensor) -> bool:
+    """Whether values can be looked at for nothing: no transfer from a device, no fake tensor."""
+    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
 Gradients = tuple[Tensor | None, ...]

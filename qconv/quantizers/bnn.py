@@ -3,9 +3,9 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Codes, Quantizer, is_plain_cpu
 
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -23,15 +23,10 @@ def sign(x: Tensor) -> Tensor:
     # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one costs less than adding.
     x = x.detach()
     one = torch.ones((), dtype=x.dtype, device=x.device)
-    if _is_plain_cpu(x) and not _has_negative_zero(x):
+    if is_plain_cpu(x) and not _has_negative_zero(x):
         return torch.copysign(one, x)
     positive_zero = x + 0.0
     return torch.copysign(one, positive_zero, out=positive_zero)
-
-
-def _is_plain_cpu(x: Tensor) -> bool:
-    """Whether values can be looked at for nothing: no transfer from a device, no fake tensor."""
-    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
 def _has_negative_zero(x: Tensor) -> bool:
@@ -79,6 +74,7 @@ class Sign(Quantizer):
     """
 
     bits = 1
+    signs = True
 
     def __init__(self, clip: float | None = 1.0, weight_clip: float | None = None) -> None:
         super().__init__()

@@ -1,0 +1,106 @@
+"""The convolution of signs in integers equals the float one, bit for bit, and runs where it is meant to."""
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import qconv
+from qconv import function, integer, schemes
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qconv_pointwise"), reason="torch without oneDNN")
+
+
+def signs(*shape: int) -> Tensor:
+    return torch.randint(2, shape, dtype=torch.int8) * 2 - 1
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize("kernel", [(1, 1), (3, 3), (5, 2)], ids=str)
+@pytest.mark.parametrize(("stride", "dilation"), [((1, 1), (1, 1)), ((2, 1), (1, 2)), ((3, 2), (2, 1))], ids=str)
+@pytest.mark.parametrize(("padding", "border", "value"), [((0, 0), (), 0), ((2, 1), (), 0), ((0, 0), (1, 0, 2, 3), -1)])
+def test_equals_the_float_convolution(
+    format: Any, groups: int, kernel: Any, stride: Any, dilation: Any, padding: Any, border: Any, value: int
+) -> None:
+    input, weight = signs(2, 6, 11, 9).to(memory_format=format), signs(12, 6 // groups, *kernel)
+    found = integer.conv2d_signs(input, weight, stride, padding, dilation, groups, border, value)
+    padded = F.pad(input.float(), border, value=value) if border else input.float()
+    expected = F.conv2d(padded, weight.float(), None, stride, padding, dilation, groups)
+    assert found.dtype == torch.float32
+    assert found.equal(expected)
+    assert found.stride() == expected.stride()
+
+
+def layer_and_input(**options: Any) -> tuple[qconv.QConv2d, Tensor]:
+    layer = qconv.QConv2d(64, 64, 3, padding=1, scheme=schemes.bnn(), **{"bias": False, **options})
+    input = torch.randn(16, 64, 16, 16, dtype=layer.weight.dtype)
+    input[0, :, 0] = torch.tensor([-0.0] * 8 + [0.0] * 8)
+    return layer, input
+
+
+def in_integers(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The outputs that come from the integer convolution; whether this machine is fast at it plays no part."""
+    outputs = []
+
+    def recorded(*args: Any) -> Tensor:
+        outputs.append(integer.conv2d_signs(*args))
+        return outputs[-1]
+
+    monkeypatch.setattr(function, "has_fast_integers", lambda: True)
+    monkeypatch.setattr(function, "conv2d_signs", recorded)
+    return outputs
+
+
+@pytest.mark.parametrize("padding_value", [0, 1, -1])
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_layer_runs_on_integers(monkeypatch: pytest.MonkeyPatch, padding_value: int, format: Any) -> None:
+    layer, input = layer_and_input(padding_value=padding_value)
+    layer, input = layer.to(memory_format=format), input.to(memory_format=format).requires_grad_()
+    leaves = [input, layer.weight]
+    monkeypatch.setattr(function, "has_fast_integers", lambda: False)
+    expected = layer(input)
+    grad_output = torch.randn_like(expected)
+    gradients = torch.autograd.grad(expected, leaves, grad_output)
+    outputs = in_integers(monkeypatch)
+    found = layer(input)
+    assert len(outputs) == 1
+    assert found.equal(expected)
+    assert found.stride() == expected.stride()
+    for one, other in zip(torch.autograd.grad(found, leaves, grad_output), gradients, strict=True):
+        assert one.equal(other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"bias": True},  # added in another order by the float convolution
+        {"dtype": torch.float64},
+        {"dtype": torch.bfloat16},
+        {"groups": 4},  # too few terms in a sum
+        {"stride": 4},  # too few outputs
+        {"scheme": schemes.bwn()},
+        {"scheme": schemes.xnor()},
+    ],
+    ids=str,
+)
+def test_other_layers_run_on_floats(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
+    layer, input = layer_and_input(**{key: value for key, value in options.items() if key != "scheme"})
+    if "scheme" in options:
+        layer.set_scheme(options["scheme"])
+    outputs = in_integers(monkeypatch)
+    layer(input)
+    assert outputs == []
+
+
+def test_compiled_and_empty_run_on_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, input = layer_and_input()
+    outputs = in_integers(monkeypatch)
+    assert layer(input[:0]).shape == (0, 64, 16, 16)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)(input)
+    assert outputs == []
+    assert layer(input).equal(compiled)
+    assert len(outputs) == 1
