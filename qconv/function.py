@@ -63,12 +63,10 @@ class Convolution:
             input, weight, bias, self.stride, self.padding, self.dilation, False, zeros, self.groups
         )
 
-    def forward_signs(self, input: Tensor, weight: Tensor) -> Tensor:
-        """The output, from two dimensions of int8 signs."""
-        border_value = int(self.border_value)
-        return conv2d_signs(
-            input, weight, self.stride, self.padding, self.dilation, self.groups, self.border, border_value
-        )
+    def forward_signs(self, input: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        """The output in two dimensions, from int8 signs."""
+        geometry = self.stride, self.padding, self.dilation, self.groups
+        return conv2d_signs(input, weight, *geometry, self.border, int(self.border_value), dtype)
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
         grad_input, grad_weight, grad_bias = conv_backward(
@@ -160,7 +158,12 @@ def _signs_pay(input: Tensor, weight: Tensor, op: Convolution, quantizers: "Quan
     """Whether the forward runs on integers; a bias would be added in another order than in the float convolution."""
     return (
         (quantizers.input.signs and quantizers.weight.signs)
-        and (input.ndim == 4 and input.dtype == torch.float32 and is_plain_cpu(input) and is_plain_cpu(weight))
+        and (
+            input.ndim == 4
+            and input.dtype in (torch.float32, torch.bfloat16)
+            and is_plain_cpu(input)
+            and is_plain_cpu(weight)
+        )
         and not torch.compiler.is_compiling()
         and has_fast_integers()
         and signs_pay(input, weight, op.stride)
@@ -210,7 +213,8 @@ class _QuantizedOp(torch.autograd.Function):
         input_tensors, weight_tensors = tensors[:split], tensors[split:]
         if isinstance(op, Convolution) and bias is None and _signs_pay(input, weight, op, quantizers):
             input_codes = quantizers.input.codes(input, *input_tensors).values
-            return op.forward_signs(input_codes, quantizers.weight.codes(weight, *weight_tensors).values)
+            weight_codes = quantizers.weight.codes(weight, *weight_tensors).values
+            return op.forward_signs(input_codes, weight_codes, input.dtype)
         input_q = quantizers.input.quantize(input, *input_tensors)
         weight_q = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
         return op.forward(input_q, weight_q, bias)

@@ -1,7 +1,7 @@
 """Convolution of signs in 8-bit integers, by oneDNN.
 
-A sum of fewer than 2^24 values ±1 is exact in float32 too, so the integer and the float convolution are equal, bit for
-bit, and a training step may run whichever is faster.
+A sum of fewer than 2^24 values ±1 is exact in float32 too, and bfloat16 convolutions sum in float32. So the integer and
+the float convolution are equal, bit for bit, and a training step may run whichever is faster.
 """
 
 from functools import cache
@@ -40,6 +40,7 @@ def conv2d_signs(
     groups: int,
     border: _Ints = (),
     border_value: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """`torch.nn.functional.conv2d` of operands that are +1 or -1 everywhere, without a bias.
 
@@ -52,9 +53,10 @@ def conv2d_signs(
         groups: of the channels.
         border: padding before the convolution in the order of `torch.nn.functional.pad`, filled with ``border_value``.
         border_value: -1, 0 or +1.
+        dtype: of the output, float32 or bfloat16.
 
     Returns:
-        float32 ``(N, C_out, *out)``; channels_last if an operand is.
+        ``(N, C_out, *out)``; channels_last if an operand is.
     """
     zero = 1  # the operator takes unsigned inputs: -1, 0, +1 become 0, 1, 2
     codes = (input + zero).view(torch.uint8)
@@ -67,7 +69,7 @@ def conv2d_signs(
     output = torch.ops.onednn.qconv_pointwise(
         *(codes.contiguous(memory_format=torch.channels_last), 1.0, zero),
         *(packed, ones, zeros, None, stride, padding, dilation, groups),
-        *(1.0, 0, torch.float32, "none", [], ""),
+        *(1.0, 0, dtype, "none", [], ""),
     )
     return output if _is_channels_last(input) or _is_channels_last(weight) else output.contiguous()
 
