@@ -40,6 +40,10 @@ def main(cfg: DictConfig) -> float:
 
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
+    if cfg.evaluate is not None and cfg.ckpt_path is not None:
+        raise ValueError(
+            f"evaluate (={cfg.evaluate}) and ckpt_path (={cfg.ckpt_path}) exclude each other: test or resume"
+        )
     try:
         return train(cfg).val_accuracy_best if cfg.evaluate is None else evaluate(cfg).val_accuracy
     except MisconfigurationException as error:  # such as a GPU that is not there

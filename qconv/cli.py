@@ -3,6 +3,7 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from . import __version__, schemes
 
@@ -67,8 +68,11 @@ def _bench_train_step(options: argparse.Namespace) -> int:
         channels_last=options.channels_last,
         compile=options.compile,
     )
-    # All at once: a mistake in the last shall not cost the time of the first.
+    # All at once: a mistake in the last, or a file that can't be written, shall not cost the time of the first.
     cases = [train_step.Case(text) for text in options.case]
+    if options.csv:
+        with Path(options.csv).open("a"):
+            pass
     print(train_step.HEADER)
     for case in cases:
         for name in options.scheme:

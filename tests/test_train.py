@@ -309,11 +309,12 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     [
         ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be at least 1"),
         ("+trainer.limit_val_batches=0", "no epoch was validated"),
+        ("ckpt_path=a.ckpt evaluate=b.ckpt", "evaluate (=b.ckpt) and ckpt_path (=a.ckpt) exclude each other"),
         ("scheme.padding_value=2", "padding_value (=2) must be 0, +1 or -1"),
     ],
 )
 def test_values_that_make_no_run(argument: str, message: str, fails: Callable[..., str]) -> None:
-    assert message in fails(*SMALL, argument)
+    assert message in fails(*SMALL, *argument.split())
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
@@ -338,6 +339,17 @@ def test_a_sweep_ends_with_a_table(tmp_path: Path) -> None:
     assert len(table) == 2
     assert all(line.count("±") == 3 for line in table)
     assert "scheme=identity" in table[0]
+
+
+def test_a_failed_run_keeps_the_rows_of_the_others(tmp_path: Path) -> None:
+    arguments = "-m", "scheme.padding_value=0,2,1", *SMALL, "model.width=4", f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    run = subprocess.run(command(*arguments), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert run.returncode != 0
+    assert "padding_value (=2) must be 0, +1 or -1" in run.stderr
+    rows = (tmp_path / "sweep/sweep.csv").read_text().splitlines()
+    assert len(rows) == 3
+    assert "scheme.padding_value=0" in rows[1]
+    assert "scheme.padding_value=1" in rows[2]
 
 
 def test_importing_qconv_needs_torch_alone() -> None:

@@ -111,7 +111,7 @@ class Result:
     def append_to(self, path: str) -> None:
         """Append the row to a CSV file, with a header line if the file is new."""
         file = Path(path)
-        new = not file.exists()
+        new = not file.exists() or file.stat().st_size == 0
         with file.open("a", newline="") as stream:
             writer = csv.DictWriter(stream, asdict(self), lineterminator="\n")
             if new:

@@ -85,11 +85,7 @@ class FiniteGuard(Callback):
         """Judge the batch."""
         self._judge(trainer, f"epoch {trainer.current_epoch}, validation batch {batch_idx}")
 
-    def on_test_batch_start(
-        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        """Look at the pictures."""
-        self._add("the input batch", batch[0])
+    on_test_batch_start = on_validation_batch_start
 
     def on_test_batch_end(
         self,

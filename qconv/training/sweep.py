@@ -6,7 +6,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from .history import write_csv
@@ -16,18 +18,34 @@ METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")
 
 
 class SweepTable(Callback):
-    """Hydra callback: after a multirun, reads each run's `result.json`, writes `sweep.csv` and shows the table."""
+    """Hydra callback of a multirun: keeps `sweep.csv` up to date with the runs' `result.json`; shows the table last.
+
+    A run that fails has no row; the others have theirs, also where Hydra then ends the sweep without a table.
+    """
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
+        """Write what the runs gave so far."""
+        del job_return, kwargs
+        if config.hydra.mode == RunMode.MULTIRUN:
+            folder = Path(config.hydra.sweep.dir)
+            runs = read_runs(folder)
+            if runs:
+                write_csv(runs, folder / "sweep.csv")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Write and show what the runs gave."""
+        """Show what the runs gave."""
         del kwargs
         folder = Path(config.hydra.sweep.dir)
-        runs = [read_run(path) for path in sorted(folder.glob("*/result.json"), key=_number)]
+        runs = read_runs(folder)
         if runs:
-            write_csv(runs, folder / "sweep.csv")
             show_rows(
                 ("run", "seeds", "test accuracy", "validation, best", "validation, final"), table(runs), str(folder)
             )
+
+
+def read_runs(folder: Path) -> list[dict[str, Any]]:
+    """The sweep's runs that have a result, in order."""
+    return [read_run(path) for path in sorted(folder.glob("*/result.json"), key=_number)]
 
 
 def read_run(path: Path) -> dict[str, Any]:
