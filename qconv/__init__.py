@@ -4,8 +4,7 @@ from . import grad as grad
 from . import grad_composed as grad_composed
 from . import quantizers as quantizers
 from . import schemes as schemes
-from .clip import clip_after_step as clip_after_step
-from .clip import clip_latent_weights as clip_latent_weights
+from .calibrate import calibrate as calibrate
 from .convert import Plan as Plan
 from .convert import convert as convert
 from .convert import float_state_dict as float_state_dict
@@ -26,5 +25,8 @@ from .layers import QuantizedLayer as QuantizedLayer
 from .layers import XNORConv2d as XNORConv2d
 from .quantizers import Quantizer as Quantizer
 from .schemes import Scheme as Scheme
+from .steps import after_every_step as after_every_step
+from .steps import after_step as after_step
+from .steps import set_progress as set_progress
 
 __version__ = "0.1.0"

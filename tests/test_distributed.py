@@ -47,7 +47,7 @@ def worker(rank: int, port: int, folder: str) -> None:
                     parameter.zero_()
         parallel = DistributedDataParallel(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        qconv.clip_after_step(optimizer, model)
+        qconv.after_every_step(optimizer, model)
         parallel(pictures()[rank::2]).square().mean().backward()
         grads = [parameter.grad for parameter in model.parameters()]
         optimizer.step()
@@ -69,7 +69,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes(method: str, folder: Path) -> None:
     model = network(method)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    qconv.clip_after_step(optimizer, model)
+    qconv.after_every_step(optimizer, model)
     model(pictures()).square().mean().backward()
     expected = [parameter.grad for parameter in model.parameters()]
     optimizer.step()

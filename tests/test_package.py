@@ -20,13 +20,14 @@ LAYERS = {
     "schemes": {"quantizers"},
     "layers": {"schemes", "function", "quantizers"},
     "convert": {"layers", "schemes"},
-    "clip": {"layers"},
+    "steps": {"layers"},
+    "calibrate": {"layers", "quantizers"},
     "environment": set(),
     "summary": {"layers", "quantizers"},
     "models": set(),
     "data": set(),
     "bench": {"convert", "schemes", "models", "environment"},
-    "training": {"clip", "convert", "layers", "summary", "schemes", "models", "data", "environment", "quantizers"},
+    "training": {"steps", "convert", "layers", "summary", "schemes", "models", "data", "environment", "quantizers"},
     "cli": {"bench", "schemes"},
 }
 

@@ -3,6 +3,7 @@
 from typing import Any, ClassVar, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import schemes
@@ -28,6 +29,7 @@ class QuantizedLayer(nn.Module):
     float_type: ClassVar[type[nn.Module]]
     weight: Tensor
     bias: Tensor | None
+    in_channels: int
     scheme: Scheme
     input_quantizer: Quantizer
     weight_quantizer: Quantizer
@@ -45,7 +47,12 @@ class QuantizedLayer(nn.Module):
         self.weight_quantizer = scheme.weight()
         self.grad_quantizer = None if scheme.grad is None else scheme.grad()
         self.scheme = scheme
+        self.input_quantizer.build(*self.input_channels())
+        for quantizer in (self.input_quantizer, self.grad_quantizer):
+            if quantizer is not None:
+                quantizer.to(self.weight.device, self.weight.dtype)
         self.weight_quantizer.initialize(self.filters().detach())
+        self.weight_quantizer.to(self.weight.device)
         if self.weight_quantizer.replaces_weight:
             self.weight_quantizer.requires_grad_(trained)
             self.weight.requires_grad_(False)
@@ -62,6 +69,10 @@ class QuantizedLayer(nn.Module):
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             return any(tensor.requires_grad for tensor in self.weight_quantizer.tensors())
         return self.weight.requires_grad
+
+    def input_channels(self) -> tuple[int, int]:
+        """The number of input channels, and their dimension in the input."""
+        return self.in_channels, 1
 
     def filters(self) -> Tensor:
         """The latent weight with the output channels in dimension 0, as quantizers see it."""
@@ -87,15 +98,31 @@ class QuantizedLayer(nn.Module):
             return self.weight_quantizer.codes(self.filters(), *self.weight_quantizer.tensors())
 
     @torch.no_grad()
-    def clip_(self) -> None:
-        """Bring the latent weight back into the range of its quantizer, in place."""
-        self.weight_quantizer.clip_(self.filters())
+    def after_step_(self) -> None:
+        """What follows an optimizer step: the latent weight comes back into the range of its quantizer."""
+        filters = self.filters()
+        self.weight_quantizer.after_step_(filters)
+        if filters.data_ptr() != self.weight.data_ptr():  # a copy in another layout
+            self.weight.copy_(self.from_filters(filters))
+        for quantizer in (self.input_quantizer, self.grad_quantizer):
+            if quantizer is not None:
+                quantizer.after_step_(None)
+
+    @torch.no_grad()
+    def set_progress_(self, progress: float) -> None:
+        """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 over the training."""
+        self.weight_quantizer.set_progress_(progress, self.filters())
+        for quantizer in (self.input_quantizer, self.grad_quantizer):
+            if quantizer is not None:
+                quantizer.set_progress_(progress, None)
 
     def apply_op(self, input: Tensor, op: Operation, bias: Tensor | None) -> Tensor:
         """Run ``op`` with this layer's quantizers, under autocast in autocast's dtype as a float layer would."""
         quantizers = Quantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
+        if self.training and not self.input_quantizer.calibrated:
+            self.calibrate_(input)
         device = input.device.type
         dtype = _autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # which autocast leaves alone
@@ -103,6 +130,19 @@ class QuantizedLayer(nn.Module):
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
             return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers)
+
+    @torch.no_grad()
+    def calibrate_(self, input: Tensor) -> None:
+        """Set the learned tensors of the input's quantizer from ``input``, alike in all processes: to their mean."""
+        if not input.isfinite().all():
+            raise ValueError(f"input of {type(self).__name__} has NaN or inf: nothing can be calibrated with it")
+        quantizer = self.input_quantizer
+        quantizer.initialize(input.detach())
+        quantizer.to(self.weight.device, self.weight.dtype)
+        if dist.is_available() and dist.is_initialized():
+            for tensor in quantizer.parameters():
+                dist.all_reduce(tensor)
+                tensor.div_(dist.get_world_size())
 
     def check_input(self, input: Tensor) -> None:
         """Raise unless the input has a floating dtype and lives with the weight, in dtype and device.

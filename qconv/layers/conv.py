@@ -2,7 +2,6 @@
 
 from typing import Any, Literal, cast
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -205,13 +204,6 @@ class _QConvTranspose(QuantizedLayer):
 
     def from_filters(self, filters: Tensor) -> Tensor:
         return exchange_channels(filters, self.groups)
-
-    @torch.no_grad()
-    def clip_(self) -> None:
-        filters = self.filters()
-        self.weight_quantizer.clip_(filters)
-        if self.groups > 1:  # `filters` was a copy
-            self.weight.copy_(self.from_filters(filters))
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         self.check_input(input)

@@ -39,6 +39,9 @@ class QLinear(QuantizedLayer, nn.Linear):
             check_padding_value(padding_value)
         self.set_scheme(scheme)
 
+    def input_channels(self) -> tuple[int, int]:
+        return self.in_features, -1
+
     def forward(self, input: Tensor) -> Tensor:
         self.check_input(input)
         if input.ndim == 0 or input.shape[-1] != self.in_features:

@@ -30,17 +30,22 @@ class Quantizer(nn.Module):
     pseudo-gradient.
 
     Hyper-parameters are constructor arguments. What changes during training is a buffer: it is saved, resumed and
-    broadcast, and changing it recompiles nothing. In a weight tensor, dimension 0 is the output channel (the filter).
+    broadcast, and changing it recompiles nothing; `tensors` returns it, too, and `backward` gives None for it. In a
+    weight tensor, dimension 0 is the output channel (the filter). Learned tensors may be float32 beside a ``x`` of
+    another dtype; each gradient has the dtype of its tensor.
 
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
         signs: every value is +1 or -1, so that a convolution may run on the codes alone.
         replaces_weight: the learned tensors stand for the weight, which receives no gradient (DeepShift-PS).
+        calibrated: False while the learned tensors wait for `initialize` with data; it is saved with them. A quantizer
+            that needs data sets it to False in its constructor.
     """
 
     bits: float = 32
     signs: bool = False
     replaces_weight: bool = False
+    calibrated: bool = True
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Learned or scheduled tensors, in the order in which `quantize` and `backward` take them."""
@@ -65,20 +70,41 @@ class Quantizer(nn.Module):
         """
         raise TypeError(f"{type(self).__name__} has no integer codes")
 
-    def initialize(self, x: Tensor) -> None:
-        """Create or set the learned tensors from ``x``, the float weight of the layer."""
+    def build(self, channels: int, dim: int) -> None:
+        """Create learned tensors with one element for each of the input's ``channels``, its dimension ``dim``."""
 
-    def clip_(self, x: Tensor) -> None:
-        """Bring latent tensors back into their range, in place; called after the optimizer step."""
+    def initialize(self, x: Tensor) -> None:
+        """Create or set the learned tensors from ``x``: the float weight of the layer, or the first inputs."""
+
+    def after_step_(self, x: Tensor | None) -> None:
+        """What follows an optimizer step, in place: bring latent tensors into their range, move random streams on.
+
+        ``x`` is the latent weight; None where the quantizer has an input or a gradient.
+        """
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        """Set the buffers of a schedule; ``progress`` goes from 0, the start of training, to 1, its end.
+
+        ``x`` is the latent weight; None where the quantizer has an input or a gradient.
+        """
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize as an autograd node of its own."""
         return _Quantize.apply(x, self, *self.tensors())
 
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if "calibrated" in self.__dict__:  # not for quantizers that need no data
+            destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         # A float checkpoint holds nothing of the quantizer: the layer sets it from the loaded weight instead.
-        if any(key.startswith(prefix) for key in state_dict):
-            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if not any(key.startswith(prefix) for key in state_dict):
+            return
+        if f"{prefix}calibrated" in state_dict:
+            state_dict = dict(state_dict)
+            self.calibrated = bool(state_dict.pop(f"{prefix}calibrated"))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
 def is_plain_cpu(x: Tensor) -> bool:

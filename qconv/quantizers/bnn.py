@@ -1,11 +1,13 @@
 """BNN: sign with a straight-through gradient (Courbariaux and Hubara, arXiv:1602.02830)."""
 
-import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer, is_plain_cpu
+from .stochastic import Stream
+from .surrogates import HardClip, Surrogate
 
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -37,65 +39,72 @@ def _has_negative_zero(x: Tensor) -> bool:
     return x.numel() > 0 and bits.min().item() == torch.iinfo(bits.dtype).min
 
 
-def hard_clip_backward(grad: Tensor, x: Tensor, clip: float, out: Tensor | None = None) -> Tensor:
-    """The gradient of the clipped straight-through estimator: ``grad * 1[|x| <= clip]``, both ends included.
-
-    A NaN in ``x`` gives gradient 0 or ``grad``; training stops on a NaN long before (`qconv.training.FiniteGuard`).
-    ``out`` takes the result; it may be ``grad`` itself.
-    """
-    bound = _next_above(clip, x.dtype)
-    if out is None or torch.compiler.is_compiling():
-        return torch.ops.aten.hardtanh_backward(grad, x, -bound, bound)
-    return torch.ops.aten.hardtanh_backward.grad_input(grad, x, -bound, bound, grad_input=out)
-
-
-def _next_above(value: float, dtype: torch.dtype) -> float:
-    """The smallest number of ``dtype`` above ``value > 0``: ``hardtanh_backward`` leaves its own bounds out."""
-    step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(value))
-    return (math.floor(value / step) + 1) * step
-
-
 class Sign(Quantizer):
     r"""Binary values without a scale, the quantizer of BNN for both weights and activations.
 
-    ``x_q = sign(x)`` with ``sign(±0) = +1``; ``dx = g · 1[|x| ≤ clip]``, ties at ±clip pass; ``clip=None``: ``dx = g``.
+    ``x_q = sign(x)`` with ``sign(±0) = +1``; ``dx = g · d(x)`` with the surrogate's d: for BNN ``1[|x| ≤ 1]``, where
+    ties at ±1 pass.
 
     The paper clips the gradient of activations and, instead of the gradient, the latent weight itself after every
-    optimizer step: ``weight_clip`` is the bound of `clip_`. BinaryNet.pytorch leaves the activation mask to a Hardtanh
-    before the sign; its latest version has lost the latent clamp, which is kept here. Larq's ``SteSign`` masks the
-    weight gradient too (``clip=1, weight_clip=1``).
+    optimizer step: ``weight_clip`` is the bound of `after_step_`. BinaryNet.pytorch leaves the activation mask to a
+    Hardtanh before the sign; its latest version has lost the latent clamp, which is kept here. Larq's ``SteSign`` masks
+    the weight gradient too (``surrogate=HardClip, weight_clip=1``).
 
     Args:
-        clip: the gradient passes where ``|x| <= clip``; None passes it everywhere.
+        surrogate: makes what stands for the derivative (`qconv.quantizers.surrogates`).
         weight_clip: latent weights are clamped to ``[-weight_clip, weight_clip]`` after each step; None leaves them.
+        stochastic: in training, +1 with probability ``clamp((x + 1) / 2, 0, 1)``, the paper's equation 2, from a
+            `Stream`; in evaluation the sign.
+        sharded: with ``stochastic``: whether processes see different elements, as of an input, or the same, as of a
+            weight.
 
     Raises:
-        ValueError: ``clip`` or ``weight_clip`` is not positive.
+        ValueError: ``weight_clip`` is not positive.
     """
 
     bits = 1
     signs = True
 
-    def __init__(self, clip: float | None = 1.0, weight_clip: float | None = None) -> None:
+    def __init__(
+        self,
+        surrogate: Callable[[], Surrogate] = HardClip,
+        weight_clip: float | None = None,
+        stochastic: bool = False,
+        sharded: bool = True,
+    ) -> None:
         super().__init__()
-        for name, value in (("clip", clip), ("weight_clip", weight_clip)):
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} (={value}) must be positive or None")
-        self.clip = clip
+        if weight_clip is not None and not weight_clip > 0:
+            raise ValueError(f"weight_clip (={weight_clip}) must be positive or None")
+        self.surrogate = surrogate()
         self.weight_clip = weight_clip
+        self.stream = Stream(sharded) if stochastic else None
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        random = () if self.stream is None else self.stream.tensors()
+        return *self.surrogate.tensors(), *random
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return sign(x)
+        if self.stream is None or not self.training:
+            return sign(x)
+        key, step = tensors[-2:]
+        return sign((x + 1) / 2 - self.stream.uniform(x, key, step).to(x.dtype))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad if self.clip is None else hard_clip_backward(grad, x, self.clip, out=grad),)
+        count = len(self.surrogate.tensors())
+        return self.surrogate.backward(grad, x, *tensors[:count]), *(None,) * len(tensors)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(sign(x).to(torch.int8), torch.ones((), dtype=x.dtype, device=x.device))
+        one = torch.ones((), dtype=x.dtype, device=x.device)
+        return Codes(self.quantize(x, *tensors).to(torch.int8), one)
 
-    def clip_(self, x: Tensor) -> None:
-        if self.weight_clip is not None:
+    def after_step_(self, x: Tensor | None) -> None:
+        if self.weight_clip is not None and x is not None:
             x.clamp_(-self.weight_clip, self.weight_clip)
+        if self.stream is not None:
+            self.stream.after_step_()
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        self.surrogate.set_progress_(progress)
 
     def extra_repr(self) -> str:
-        return f"clip={self.clip}, weight_clip={self.weight_clip}"
+        return f"weight_clip={self.weight_clip}"

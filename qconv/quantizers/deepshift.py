@@ -65,8 +65,9 @@ class ShiftQ(Quantizer):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return _power_codes(self.quantize(x), self.low)
 
-    def clip_(self, x: Tensor) -> None:
-        x.copy_(x.abs().clamp_(2.0**self.low, 1.0).mul_(x.sign()))
+    def after_step_(self, x: Tensor | None) -> None:
+        if x is not None:
+            x.copy_(x.abs().clamp_(2.0**self.low, 1.0).mul_(x.sign()))
 
     def extra_repr(self) -> str:
         return f"weight_bits={self.bits}"
@@ -124,7 +125,7 @@ class ShiftPS(Quantizer):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return _power_codes(self.quantize(x, *tensors), self.low)
 
-    def clip_(self, x: Tensor) -> None:
+    def after_step_(self, x: Tensor | None) -> None:
         self.shift.clamp_(self.low, 0)
 
     def extra_repr(self) -> str:

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .bnn import hard_clip_backward, sign
+from .bnn import sign
+from .surrogates import hard_clip_backward
 
 
 def filter_scale(weight: Tensor) -> Tensor:
@@ -88,8 +89,8 @@ class ScaledSign(Quantizer):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return Codes(sign(x).to(torch.int8), filter_scale(x))
 
-    def clip_(self, x: Tensor) -> None:
-        if self.weight_clip is not None:
+    def after_step_(self, x: Tensor | None) -> None:
+        if self.weight_clip is not None and x is not None:
             x.clamp_(-self.weight_clip, self.weight_clip)
 
     def extra_repr(self) -> str:

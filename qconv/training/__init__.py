@@ -9,5 +9,6 @@ from .curves import draw_curves as draw_curves
 from .finite_guard import FiniteGuard as FiniteGuard
 from .history import History as History
 from .memory import keep_freed_memory as keep_freed_memory
+from .progress import Progress as Progress
 from .random_state import RandomState as RandomState
 from .trainer import make_trainer as make_trainer

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..clip import clip_after_step
+from ..steps import after_every_step
 
 Batch = tuple[Tensor, Tensor]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer]
@@ -81,7 +81,7 @@ class Classifier(LightningModule):
     def configure_optimizers(self) -> Any:
         """The optimizer, which clamps latent weights after its steps, and the schedule over all steps of the run."""
         optimizer = self.make_optimizer(self.model.parameters())
-        clip_after_step(optimizer, self.model)
+        after_every_step(optimizer, self.model)
         if self.make_scheduler is None:
             return optimizer
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))

@@ -15,7 +15,7 @@ def test_a_hand_written_loop(kind: Any) -> None:
     binary, plain = qconv.BNNConv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
     model = nn.Sequential(binary, plain)
     optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=50.0)
-    handle = qconv.clip_after_step(optimizer, model)
+    handle = qconv.after_every_step(optimizer, model)
     input = torch.randn(2, 3, 8, 8)
 
     def step() -> tuple[float, float]:
@@ -34,7 +34,7 @@ def test_a_hand_written_loop(kind: Any) -> None:
 def test_with_a_gradient_scaler() -> None:
     model = qconv.BNNConv2d(3, 4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
-    qconv.clip_after_step(optimizer, model)
+    qconv.after_every_step(optimizer, model)
     scaler = torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.randn(2, 3, 8, 8)).square().mean()).backward()
     scaler.step(optimizer)
@@ -52,14 +52,14 @@ def test_every_layer_kind(groups: int) -> None:
         with torch.no_grad():
             layer.weight.mul_(20)
             expected = layer.weight.clamp(-1, 1)
-        qconv.clip_latent_weights(nn.Sequential(layer))
+        qconv.after_step(nn.Sequential(layer))
         assert layer.weight.equal(expected)
 
 
 def test_shift_parameters_stay_in_range() -> None:
     layer = qconv.Conv2dShift(3, 4, 3)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e6)
-    qconv.clip_after_step(optimizer, layer)
+    qconv.after_every_step(optimizer, layer)
     layer(torch.randn(2, 3, 8, 8)).sum().backward()
     optimizer.step()
     shift = layer.weight_quantizer.tensors()[0]

@@ -1,0 +1,121 @@
+"""One quantizer after another in the course of training: float first, then fewer and fewer bits."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from .base import Codes, Quantizer
+
+
+class Stages(Quantizer):
+    """Quantizes with the last of ``stages`` that has begun.
+
+    Two-stage training, activations first (ReActNet, arXiv:2003.03488; Bulat et al., arXiv:1911.12491), gives the weight
+    ``Stages([(0, Identity), (0.5, Sign)])``; progressive bits are ``Stages([(0, partial(LSQ, 4)), (0.5, partial(LSQ,
+    2))])``. When a stage begins, a weight quantizer is initialized from the latent weight of that moment, an input
+    quantizer that needs data from the next training batch.
+
+    Every stage's learned tensors exist from the start, so that the optimizer holds them; the gradient of those that
+    wait is zero, not None, since DistributedDataParallel waits for each. `torch.compile` compiles again at each stage.
+
+    Args:
+        stages: pairs (progress at which it begins, what makes its quantizer); the first begins at 0.
+
+    Raises:
+        ValueError: no stage, a first one that does not begin at 0, starts that do not increase, or lie beyond 1.
+        TypeError: a quantizer in place of what makes one.
+    """
+
+    def __init__(self, stages: Sequence[tuple[float, Callable[[], Quantizer]]]) -> None:
+        super().__init__()
+        self.starts = tuple(float(start) for start, _ in stages)
+        if not self.starts or self.starts[0] != 0:
+            raise ValueError(f"stages must begin with one at 0, not at {self.starts[:1]}")
+        if list(self.starts) != sorted(set(self.starts)) or self.starts[-1] > 1:
+            raise ValueError(f"stages (at {self.starts}) must begin one after another, from 0 to 1")
+        made = []
+        for _, factory in stages:
+            if isinstance(factory, Quantizer):
+                raise TypeError(f"stages must hold classes or partials that make a quantizer, not one ({factory})")
+            made.append(factory())
+        if any(quantizer.replaces_weight for quantizer in made):
+            raise ValueError("stages can't hold a quantizer whose learned tensors replace the weight (ShiftPS)")
+        self.quantizers = nn.ModuleList(made)
+        self.stage = 0
+
+    @property
+    def current(self) -> Quantizer:
+        """The quantizer of the stage."""
+        return self._all()[self.stage]
+
+    @property
+    def bits(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # it changes with the stage
+        """Of the stage."""
+        return self.current.bits
+
+    @property
+    def signs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the stage."""
+        return self.current.signs
+
+    @property
+    def calibrated(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the stage."""
+        return self.current.calibrated
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(tensor for quantizer in self._all() for tensor in quantizer.tensors())
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return self.current.quantize(x, *tensors[self._own()])
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        own = self._own()
+        grad_x, *grads = self.current.backward(grad, x, *tensors[own])
+        waiting = [torch.zeros_like(tensor) if tensor.is_floating_point() else None for tensor in tensors]
+        waiting[own] = grads
+        return grad_x, *waiting
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return self.current.codes(x, *tensors[self._own()])
+
+    def build(self, channels: int, dim: int) -> None:
+        for quantizer in self._all():
+            quantizer.build(channels, dim)
+
+    def initialize(self, x: Tensor) -> None:
+        for quantizer in self._all()[self.stage :]:
+            quantizer.initialize(x)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.current.after_step_(x)
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        stage = sum(start <= progress for start in self.starts) - 1
+        if stage != self.stage:
+            self.stage = stage
+            if x is not None:
+                self.current.initialize(x)
+            elif "calibrated" in self.current.__dict__:
+                self.current.calibrated = False
+        self.current.set_progress_(progress, x)
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor(self.stage)
+
+    def set_extra_state(self, state: Any) -> None:
+        self.stage = int(state)
+
+    def _all(self) -> list[Quantizer]:
+        return [cast(Quantizer, quantizer) for quantizer in self.quantizers]
+
+    def _own(self) -> slice:
+        """Where the tensors of the stage are among all."""
+        counts = [len(quantizer.tensors()) for quantizer in self._all()]
+        first = sum(counts[: self.stage])
+        return slice(first, first + counts[self.stage])
+
+    def extra_repr(self) -> str:
+        return f"starts={self.starts}, stage={self.stage}"

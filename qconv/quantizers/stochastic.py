@@ -1,0 +1,68 @@
+"""Random numbers for stochastic rounding, from a counter instead of a generator's state.
+
+A number is a hash of (key, step, index of the element). So a resumed run, a recomputed forward and the process of
+another rank draw the same numbers wherever they ask, and nothing is drawn from torch's own generator.
+"""
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+_MASK = 0xFFFFFFFF
+
+
+class Stream(nn.Module):
+    """The key of one layer's numbers, drawn once from torch's generator, and the optimizer step; both are saved.
+
+    Args:
+        sharded: whether each process has other elements (inputs and gradients, of which it sees its part of the batch)
+            or all have the same ones (weights).
+    """
+
+    key: Tensor
+    step: Tensor
+
+    def __init__(self, sharded: bool) -> None:
+        super().__init__()
+        self.sharded = sharded
+        self.register_buffer("key", torch.randint(2**31, ()))
+        self.register_buffer("step", torch.zeros((), dtype=torch.long))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The key and the step."""
+        return self.key, self.step
+
+    def after_step_(self) -> None:
+        """Move on to the numbers of the next step."""
+        self.step.add_(1)
+
+    def uniform(self, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
+        """One number in [0, 1) for each element of ``x``, float32."""
+        first = _rank() * x.numel() if self.sharded else 0
+        return uniform(x.shape, key, step, first, x.device)
+
+    def extra_repr(self) -> str:
+        return f"sharded={self.sharded}"
+
+
+def uniform(shape: torch.Size, key: Tensor, step: Tensor, first: int, device: torch.device) -> Tensor:
+    """Numbers ``first, first + 1, …`` of the stream ``(key, step)``: multiples of 2^-24 in [0, 1), float32.
+
+    The hash has two rounds of a 32-bit mixer (multiply and xor-shift), one keyed by each of the two numbers.
+    """
+    index = torch.arange(first, first + shape.numel(), dtype=torch.long, device=device)
+    step_key = _mix(step.to(device) + 0x5851F42D)
+    mixed = _mix(_mix(index ^ _mix(key.to(device))) ^ step_key)
+    return (mixed >> 8).float().mul_(2.0**-24).view(shape)
+
+
+def _mix(x: Tensor) -> Tensor:
+    # 64-bit integers that hold 32 bits: both factors are below 2^31, so no product overflows.
+    x = x & _MASK
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
+    return x ^ (x >> 15)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -1,0 +1,222 @@
+"""Surrogates: what stands for the derivative of the sign. Any binary quantizer takes one as ``surrogate=``."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class Surrogate(nn.Module):
+    """Base of all surrogates: ``dx = g · d(x)``, a pure function of ``x`` and of the tensors of a schedule."""
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Buffers that a schedule sets, in the order in which `backward` takes them."""
+        return ()
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        """The gradient of ``x`` from ``grad``, the gradient of ``sign(x)``, which may be overwritten and returned."""
+        raise NotImplementedError(f"{type(self).__name__} defines no backward()")
+
+    def set_progress_(self, progress: float) -> None:
+        """Set the buffers; ``progress`` goes from 0 to 1 over the training."""
+
+
+class Straight(Surrogate):
+    """``d = 1``: the gradient passes everywhere."""
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        return grad
+
+
+class HardClip(Surrogate):
+    """``d = 1[|x| <= clip]``, both ends included: the clipped straight-through estimator (arXiv:1602.02830).
+
+    Args:
+        clip: half the width of the interval.
+
+    Raises:
+        ValueError: ``clip`` is not positive.
+    """
+
+    def __init__(self, clip: float = 1.0) -> None:
+        super().__init__()
+        self.clip = _positive("clip", clip)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        return hard_clip_backward(grad, x, self.clip, out=grad)
+
+    def extra_repr(self) -> str:
+        return f"{self.clip}"
+
+
+class ApproxSign(Surrogate):
+    """``d = max(2 − 2|x|, 0)``, the derivative of a piecewise quadratic: Bi-Real Net (arXiv:1808.00278)."""
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        return grad * (2 - 2 * x.abs()).clamp_(min=0)
+
+
+class EDE(Surrogate):
+    """``d = k · t · (1 − tanh²(t x))``, the error decay estimator of IR-Net (arXiv:1909.10788).
+
+    ``t = t_min · (t_max / t_min)^progress`` and ``k = max(1 / t, 1)``: near the identity first, near the sign at last.
+    The paper has t_min = 0.1, as its code for VGG and for W1A32; the code for ResNet-20 W1A1 and AdaBin's have 0.001.
+
+    Args:
+        t_min: t at the start of training.
+        t_max: t at its end.
+
+    Raises:
+        ValueError: not ``0 < t_min <= t_max``.
+    """
+
+    t: Tensor
+    k: Tensor
+
+    def __init__(self, t_min: float = 0.1, t_max: float = 10.0) -> None:
+        super().__init__()
+        self.t_min, self.t_max = _range("t_min", t_min, "t_max", t_max)
+        self.register_buffer("t", torch.tensor(t_min))
+        self.register_buffer("k", torch.tensor(max(1 / t_min, 1.0)))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.t, self.k
+
+    def set_progress_(self, progress: float) -> None:
+        t = self.t_min * (self.t_max / self.t_min) ** progress
+        self.t.fill_(t)
+        self.k.fill_(max(1 / t, 1.0))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        t, k = tensors
+        return grad * ((1 - torch.tanh(x * t).square()) * (k * t))
+
+    def extra_repr(self) -> str:
+        return f"t_min={self.t_min}, t_max={self.t_max}"
+
+
+class Polynomial(EDE):
+    """``d = k · max(√2 · t − t² |x|, 0)``, of RBNN (arXiv:2009.13055); t as in `EDE`.
+
+    For weights ``k = max(1 / t, 1)``; for activations (``input=True``) ``k = 1`` and ``t`` is at least 1.
+
+    Args:
+        t_min: t at the start of training.
+        t_max: t at its end.
+        input: the form for activations.
+
+    Raises:
+        ValueError: not ``0 < t_min <= t_max``.
+    """
+
+    def __init__(self, t_min: float = 0.01, t_max: float = 10.0, input: bool = False) -> None:
+        super().__init__(t_min, t_max)
+        self.input = input
+        self.set_progress_(0.0)
+
+    def set_progress_(self, progress: float) -> None:
+        super().set_progress_(progress)
+        if self.input:
+            self.t.clamp_(min=1.0)
+            self.k.fill_(1.0)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        t, k = tensors
+        return grad * ((math.sqrt(2) * t - t.square() * x.abs()).clamp_(min=0) * k)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, input={self.input}"
+
+
+class ReSTE(Surrogate):
+    r"""``d = |x|^((1−o)/o) / o`` for ``m < |x| <= t``; ``m^(1/o) / m`` for ``|x| <= m``; 0 beyond (arXiv:2303.17153).
+
+    The derivative of ``sign(x) · |x|^(1/o)``, which is the identity for ``o = 1`` and nears the sign as o grows; o goes
+    linearly from 1 to ``o_max``.
+
+    Args:
+        o_max: o at the end of training.
+        m: below it the derivative is held at a finite value.
+        t: above it the derivative is 0.
+
+    Raises:
+        ValueError: ``o_max`` is less than 1, or not ``0 < m <= t``.
+    """
+
+    o: Tensor
+
+    def __init__(self, o_max: float = 3.0, m: float = 0.1, t: float = 1.5) -> None:
+        super().__init__()
+        if not o_max >= 1:
+            raise ValueError(f"o_max (={o_max}) must be at least 1")
+        self.o_max = o_max
+        self.m, self.t = _range("m", m, "t", t)
+        self.register_buffer("o", torch.tensor(1.0))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.o,)
+
+    def set_progress_(self, progress: float) -> None:
+        self.o.fill_(1 + (self.o_max - 1) * progress)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        (o,) = tensors
+        magnitude = x.abs()
+        outer = magnitude.clamp(min=self.m).pow((1 - o) / o) / o
+        derivative = torch.where(magnitude <= self.m, (self.m ** (1 / o) / self.m).to(x.dtype), outer)
+        return grad * torch.where(magnitude <= self.t, derivative, 0.0)
+
+    def extra_repr(self) -> str:
+        return f"o_max={self.o_max}, m={self.m}, t={self.t}"
+
+
+class SwishSign(Surrogate):
+    """``d = b · (2 − b x · tanh(b x / 2)) / (1 + cosh(b x))``, the derivative of SignSwish (arXiv:1812.11800), in Larq.
+
+    Args:
+        beta: b, the steepness.
+
+    Raises:
+        ValueError: ``beta`` is not positive.
+    """
+
+    def __init__(self, beta: float = 5.0) -> None:
+        super().__init__()
+        self.beta = _positive("beta", beta)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        z = (x * self.beta).clamp(-30, 30)  # cosh of more leaves the range of half precision's arithmetic for nothing
+        return grad * (self.beta * (2 - z * torch.tanh(z / 2)) / (1 + torch.cosh(z.float()).to(x.dtype)))
+
+    def extra_repr(self) -> str:
+        return f"{self.beta}"
+
+
+def hard_clip_backward(grad: Tensor, x: Tensor, clip: float, out: Tensor | None = None) -> Tensor:
+    """The gradient of the clipped straight-through estimator: ``grad * 1[|x| <= clip]``, both ends included.
+
+    A NaN in ``x`` gives gradient 0 or ``grad``; training stops on a NaN long before (`qconv.training.FiniteGuard`).
+    ``out`` takes the result; it may be ``grad`` itself.
+    """
+    bound = _next_above(clip, x.dtype)
+    if out is None or torch.compiler.is_compiling():
+        return torch.ops.aten.hardtanh_backward(grad, x, -bound, bound)
+    return torch.ops.aten.hardtanh_backward.grad_input(grad, x, -bound, bound, grad_input=out)
+
+
+def _next_above(value: float, dtype: torch.dtype) -> float:
+    """The smallest number of ``dtype`` above ``value > 0``: ``hardtanh_backward`` leaves its own bounds out."""
+    step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(value))
+    return (math.floor(value / step) + 1) * step
+
+
+def _positive(name: str, value: float) -> float:
+    if not value > 0:
+        raise ValueError(f"{name} (={value}) must be positive")
+    return value
+
+
+def _range(low_name: str, low: float, high_name: str, high: float) -> tuple[float, float]:
+    if not 0 < low <= high:
+        raise ValueError(f"{low_name} (={low}) must be positive and at most {high_name} (={high})")
+    return low, high

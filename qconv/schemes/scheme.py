@@ -1,0 +1,73 @@
+"""What a scheme is: which quantizer a layer puts on its input, its weight and its output gradient."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ..quantizers import Identity, Quantizer
+
+Factory = Callable[[], Quantizer]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a quantized layer is made of. Every layer calls the factories for quantizers of its own.
+
+    Factories are classes or `functools.partial` objects rather than lambdas, so that a layer can be pickled.
+
+    Attributes:
+        name: how the scheme is written, for tables and messages.
+        input: makes the quantizer of the input.
+        weight: makes the quantizer of the weight.
+        grad: makes the quantizer of the output's gradient; None leaves the gradient as it is.
+        backward_weight: the weight at which the gradient of the input is taken: ``"quantized"`` as published, or
+            ``"float"``, the latent one.
+        padding_value: what zero-padding convolutions pad the quantized input with: 0, +1 or -1.
+        scale_map: multiply the output by XNOR-Net's map K of input magnitudes.
+
+    Raises:
+        ValueError: ``backward_weight`` or ``padding_value`` is none of the values above.
+        TypeError: a quantizer in place of what makes one.
+    """
+
+    name: str
+    input: Factory = Identity
+    weight: Factory = Identity
+    grad: Factory | None = None
+    backward_weight: Literal["quantized", "float"] = "quantized"
+    padding_value: int = 0
+    scale_map: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backward_weight not in ("quantized", "float"):
+            raise ValueError(f"backward_weight (={self.backward_weight!r}) must be 'quantized' or 'float'")
+        check_padding_value(self.padding_value)
+        for name, factory in (("input", self.input), ("weight", self.weight), ("grad", self.grad)):
+            if isinstance(factory, Quantizer):
+                raise TypeError(f"{name} (={factory}) must make a quantizer, not be one: give the class or a partial")
+
+    def with_grad(self, grad: Factory | None) -> "Scheme":
+        """This scheme with another quantizer of the output's gradient, or with none."""
+        plain, _, _ = self.name.partition(" + grad ")
+        name = plain if grad is None else f"{plain} + grad {grad()}"
+        return replace(self, name=name, grad=grad)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def check_padding_value(padding_value: float) -> None:
+    """Raise a ValueError unless ``padding_value`` is 0, +1 or -1."""
+    if padding_value not in (0, 1, -1):
+        raise ValueError(f"padding_value (={padding_value}) must be 0, +1 or -1")
+
+
+def identity() -> Scheme:
+    """No quantization: the layer computes what its ``torch.nn`` twin computes."""
+    return Scheme("identity()")
+
+
+def written(method: str, **arguments: tuple[object, object]) -> str:
+    """``method(argument=value, …)`` with the arguments that differ from their default."""
+    given = (f"{key}={value}" for key, (value, default) in arguments.items() if value != default)
+    return f"{method}({', '.join(given)})"

@@ -1,0 +1,49 @@
+"""What a training loop calls beside the optimizer: after each step, and as training goes on."""
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from .layers import QuantizedLayer
+
+
+def after_step(model: nn.Module) -> None:
+    """Do what follows an optimizer step in all quantized layers, in place.
+
+    Latent weights are clamped to the range of their quantizers (BNN and BWN to [-1, 1], DeepShift to its powers),
+    learned steps kept positive, random streams of stochastic rounding moved on. Call it after ``optimizer.step()``, or
+    let `after_every_step` do so.
+    """
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            module.after_step_()
+
+
+def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
+    """Make every ``optimizer.step()`` end with `after_step`; ``handle.remove()`` undoes it.
+
+    Works in a hand-written loop, under Lightning and with a gradient scaler, which all call ``step``.
+    """
+
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        after_step(model)
+
+    return optimizer.register_step_post_hook(hook)
+
+
+def set_progress(model: nn.Module, progress: float) -> None:
+    """Set every schedule in the quantizers of ``model``: EDE's t and k, ReCU's tau, ReSTE's o, INQ's portions.
+
+    Call it at the start of each epoch with ``epoch / epochs``; the schedules' ends are the quantizers' arguments. What
+    it sets are buffers: they are saved, resumed and broadcast.
+
+    Raises:
+        ValueError: ``progress`` is not from 0 to 1.
+    """
+    if not 0 <= progress <= 1:
+        raise ValueError(f"progress (={progress}) must be from 0, the start of training, to 1, its end")
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            module.set_progress_(progress)

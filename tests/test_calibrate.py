@@ -1,0 +1,191 @@
+"""Tensors of input quantizers set from data: by hand, by the first training step, the same after a restart."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import qconv
+from qconv import Scheme
+from qconv.quantizers import Identity, Quantizer, Sign, Stages
+
+
+class Scaled(Quantizer):
+    """``x / scale``, the scale set to the largest magnitude of the first data."""
+
+    def __init__(self, start: float = 1.0) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(start))
+        self.calibrated = False
+
+    def initialize(self, x: Tensor) -> None:
+        if x.numel():
+            with torch.no_grad():
+                self.scale.copy_(x.abs().max())
+            self.calibrated = True
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.scale,)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return x / tensors[0]
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return grad / tensors[0], -(grad * x).sum() / tensors[0].square()
+
+
+SCHEME = Scheme("scaled", input=Scaled)
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = qconv.QConv2d(3, 4, 3, padding=1, padding_mode="reflect", scheme=SCHEME), nn.ReLU(), nn.Flatten()
+    return nn.Sequential(*layers, qconv.QLinear(4 * 25, 2, scheme=SCHEME), nn.Dropout(0.5))
+
+
+def scales(model: nn.Module) -> list[float]:
+    return [module.scale.item() for module in model.modules() if isinstance(module, Scaled)]
+
+
+def batches() -> list[Tensor]:
+    return [torch.randn(4, 3, 5, 5), 3 * torch.randn(4, 3, 5, 5)]
+
+
+def test_every_layer_sees_what_comes_before_it_without_quantized_inputs() -> None:
+    model, inputs = network(), batches()
+    expected = network()
+    for layer in (expected[0], expected[3]):
+        layer.input_quantizer = Identity()
+    joined = torch.cat(inputs)
+    hidden = expected[:3](joined)
+    assert qconv.calibrate(model, iter(inputs)) == ["0", "3"]
+    assert scales(model) == [joined.abs().max().item(), hidden.abs().max().item()]
+    assert model.training
+    assert all(not module._forward_pre_hooks for module in model.modules())
+    before = scales(model)
+    model(100 * inputs[0])
+    assert scales(model) == before  # calibrated: the first training step leaves them
+
+
+def test_a_data_loader_and_few_samples() -> None:
+    data = TensorDataset(torch.cat(batches()), torch.zeros(8))
+    model = network()
+    qconv.calibrate(model, DataLoader(data, batch_size=4), max_samples=5)
+    assert scales(model)[0] == data.tensors[0][:5].abs().max().item()
+
+
+def test_the_first_training_step_calibrates() -> None:
+    model, (first, second) = network(), batches()
+    model.eval()(first)
+    assert scales(model) == [1.0, 1.0]  # evaluation leaves a quantizer as it was made
+    model.train()
+    model(first[:0])
+    assert scales(model) == [1.0, 1.0]  # nothing to see yet
+    model(first)
+    assert scales(model)[0] == first.abs().max().item()
+    assert scales(model)[1] != 1.0
+    before = scales(model)
+    model(second)
+    assert scales(model) == before
+
+
+def test_saved_and_restored() -> None:
+    model, other = network(), network()
+    (first, second) = batches()
+    model(first)
+    other.load_state_dict(model.state_dict())
+    other(second)
+    assert scales(other) == scales(model)
+    fresh = network()
+    fresh.load_state_dict(network().state_dict())
+    fresh(second)
+    assert scales(fresh)[0] == second.abs().max().item()  # what was saved before calibration waits for data
+    assert nn.Conv2d(3, 4, 3).load_state_dict(qconv.float_state_dict(qconv.QConv2d(3, 4, 3, scheme=SCHEME)))
+
+
+def test_bad_input() -> None:
+    model, (first, _) = network(), batches()
+    with pytest.raises(ValueError, match="batches must hold at least one batch"):
+        qconv.calibrate(model, [])
+    with pytest.raises(ValueError, match=r"max_samples \(=0\) must be at least 1"):
+        qconv.calibrate(model, [first], max_samples=0)
+    first[0, 0, 0, 0] = torch.nan
+    with pytest.raises(ValueError, match="the input of layer '0' has NaN or inf"):
+        qconv.calibrate(model, [first])
+    assert scales(model) == [1.0, 1.0]
+    with pytest.raises(ValueError, match="input of QConv2d has NaN or inf"):
+        model(first)
+    assert scales(model) == [1.0, 1.0]
+    assert qconv.calibrate(nn.Sequential(qconv.QConv2d(3, 4, 3)), [first]) == []
+
+
+def test_an_error_in_the_model_leaves_it_as_it_was() -> None:
+    model = network()
+    quantizers = [module for module in model.modules() if isinstance(module, Scaled)]
+
+    def broken() -> Iterator[Tensor]:
+        yield batches()[0]
+        raise OSError("no more pictures")
+
+    with pytest.raises(OSError, match="no more pictures"):
+        qconv.calibrate(model, broken())
+    assert [module for module in model.modules() if isinstance(module, Scaled)] == quantizers
+    assert model.training
+    assert scales(model) == [1.0, 1.0]
+
+
+def stages() -> qconv.QConv2d:
+    torch.manual_seed(0)
+    weight = partial(Stages, [(0.0, Identity), (0.5, Sign)])
+    input = partial(Stages, [(0.0, Scaled), (0.5, partial(Scaled, 3.0))])
+    return qconv.QConv2d(3, 4, 3, scheme=Scheme("staged", input, weight))
+
+
+def test_stages_follow_the_progress_and_come_back() -> None:
+    layer, input = stages(), torch.randn(2, 3, 6, 6)
+    layer(input)
+    assert layer.quantized_weight().equal(layer.weight)
+    qconv.set_progress(layer, 0.4)
+    assert layer.quantized_weight().equal(layer.weight)
+    qconv.set_progress(layer, 0.5)
+    assert layer.quantized_weight().abs().eq(1).all()
+    assert layer.weight_quantizer.bits == 1
+    other = stages()
+    other.load_state_dict(layer.state_dict())
+    assert other.quantized_weight().equal(layer.quantized_weight())
+    layer(2 * input)  # the second stage's first batch
+    assert scales(layer) == [input.abs().max().item(), 2 * input.abs().max().item()]
+    layer(input).square().sum().backward()
+    gradients = [module.scale.grad for module in layer.modules() if isinstance(module, Scaled)]
+    assert gradients[0] == 0
+    assert gradients[1] is not None
+    assert gradients[1] != 0
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        ([], "must begin with one at 0"),
+        ([(0.1, Identity)], "must begin with one at 0"),
+        ([(0, Identity), (0.5, Sign), (0.5, Sign)], "one after another"),
+        ([(0, Identity), (1.5, Sign)], "one after another"),
+        ([(0, qconv.quantizers.ShiftPS)], "ShiftPS"),
+    ],
+)
+def test_stages_that_make_no_sense(made: list, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Stages(made)
+
+
+def test_stages_take_factories() -> None:
+    with pytest.raises(TypeError, match="classes or partials"):
+        Stages([(0, Identity())])  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("progress", [-0.1, 1.1, float("nan")])
+def test_progress_out_of_range(progress: float) -> None:
+    with pytest.raises(ValueError, match=r"progress \(=.*\) must be from 0"):
+        qconv.set_progress(stages(), progress)

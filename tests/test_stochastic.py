@@ -1,0 +1,126 @@
+"""The counter-based random stream, and stochastic signs that draw from it."""
+
+import copy
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import qconv
+from qconv.quantizers import Sign, Stream, stochastic
+
+
+def hashed(index: int, key: int, step: int) -> float:
+    """The stream's definition in Python's integers, which don't overflow."""
+
+    def mix(x: int) -> int:
+        x &= 0xFFFFFFFF
+        x = (x ^ (x >> 16)) * 0x21F0AAAD & 0xFFFFFFFF
+        x = (x ^ (x >> 15)) * 0x735A2D97 & 0xFFFFFFFF
+        return x ^ (x >> 15)
+
+    return (mix(mix(index ^ mix(key)) ^ mix(step + 0x5851F42D)) >> 8) / 2**24
+
+
+@pytest.mark.parametrize(("key", "step", "first"), [(0, 0, 0), (2**31 - 1, 7, 3), (12345, 10**9, 2**31)])
+def test_numbers_against_python(key: int, step: int, first: int) -> None:
+    found = stochastic.uniform(torch.Size((2, 50)), torch.tensor(key), torch.tensor(step), first, torch.device("cpu"))
+    assert found.dtype == torch.float32
+    assert found.flatten().tolist() == [hashed(first + i, key, step) for i in range(100)]
+
+
+def test_numbers_are_uniform_and_independent() -> None:
+    def draw(key: int, step: int) -> Tensor:
+        return stochastic.uniform(torch.Size((100_000,)), torch.tensor(key), torch.tensor(step), 0, torch.device("cpu"))
+
+    one = draw(1, 0)
+    assert one.min() >= 0
+    assert one.max() < 1
+    counts = torch.histc(one, 100, 0, 1)
+    assert (
+        (counts - 1000).square() / 1000
+    ).sum() < 150  # chi-square, 99 degrees of freedom: 1 in 1000
+    pairs = [(one, draw(2, 0)), (one, draw(1, 1)), (one[1:], one[:-1]), (one, draw(1 + 2**16, 0))]
+    assert all(torch.corrcoef(torch.stack(pair))[0, 1].abs() < 0.015 for pair in pairs)
+
+
+def test_a_shard_draws_its_part_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, half = torch.zeros(8, 3), torch.zeros(4, 3)
+    inputs, weights = Stream(sharded=True), Stream(sharded=False)
+    together = inputs.uniform(whole, *inputs.tensors())
+    alone = weights.uniform(half, *weights.tensors())
+    for rank in (0, 1):
+        monkeypatch.setattr(stochastic, "_rank", lambda rank=rank: rank)
+        assert inputs.uniform(half, *inputs.tensors()).equal(together[4 * rank : 4 * rank + 4])
+        assert weights.uniform(half, *weights.tensors()).equal(alone)
+
+
+def test_streams_differ_follow_the_seed_and_come_back() -> None:
+    torch.manual_seed(5)
+    one, other = Stream(True), Stream(True)
+    torch.manual_seed(5)
+    again = Stream(True)
+    x = torch.zeros(50)
+    first = one.uniform(x, *one.tensors())
+    assert first.equal(again.uniform(x, *again.tensors()))
+    assert not first.equal(other.uniform(x, *other.tensors()))
+    one.after_step_()
+    assert not first.equal(one.uniform(x, *one.tensors()))
+    again.load_state_dict(one.state_dict())
+    assert one.uniform(x, *one.tensors()).equal(again.uniform(x, *again.tensors()))
+
+
+def test_the_expectation_of_a_stochastic_sign_is_the_clipped_value() -> None:
+    quantizer = Sign(stochastic=True)
+    x = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.25, 1.0, 2.0])
+    total = torch.zeros_like(x)
+    for _ in range(4000):
+        x_q = quantizer.quantize(x, *quantizer.tensors())
+        assert x_q.abs().eq(1).all()
+        total += x_q
+        quantizer.after_step_(None)
+    torch.testing.assert_close(total / 4000, x.clamp(-1, 1), rtol=0, atol=0.06)
+    assert total[[0, 1, 5, 6]].tolist() == [-4000, -4000, 4000, 4000]
+    quantizer.eval()
+    assert quantizer.quantize(x, *quantizer.tensors()).tolist() == [-1, -1, -1, 1, 1, 1, 1]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    random = partial(Sign, stochastic=True)
+    scheme = qconv.Scheme("stochastic", random, partial(random, sharded=False))
+    layers = qconv.QConv2d(3, 4, 3, scheme=scheme), nn.BatchNorm2d(4), qconv.QConv2d(4, 4, 3, scheme=scheme)
+    return nn.Sequential(*layers)
+
+
+def test_a_recomputed_forward_draws_the_same_numbers() -> None:
+    plain, recomputed = network(), network()
+    input = torch.randn(2, 3, 9, 9)
+    plain(input).square().sum().backward()
+    checkpoint(recomputed, input, use_reentrant=False).square().sum().backward()
+    for one, other in zip(plain.parameters(), recomputed.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert one.grad.equal(other.grad)
+
+
+def test_a_resumed_run_draws_the_same_numbers() -> None:
+    def trained(model: nn.Module, steps: int) -> None:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        qconv.after_every_step(optimizer, model)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.ones(2, 3, 9, 9)).square().mean().backward()
+            optimizer.step()
+
+    whole = network()
+    trained(whole, 2)
+    state = copy.deepcopy(whole.state_dict())
+    trained(whole, 2)
+    resumed = network()
+    resumed.load_state_dict(state)
+    trained(resumed, 2)
+    for one, other in zip(whole.state_dict().values(), resumed.state_dict().values(), strict=True):
+        assert one.equal(other)
