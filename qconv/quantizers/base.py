@@ -8,17 +8,29 @@ from torch import Tensor, nn
 
 
 class Codes(NamedTuple):
-    """A quantized tensor as integers: ``quantize(x) == (values - zero) * scale``.
+    """A quantized tensor as integers, from which `dequantize` makes ``quantize(x)`` again, exactly.
 
     Attributes:
         values: integer codes, the shape of ``x``.
         scale: float tensor that broadcasts against ``values``.
         zero: the code of 0, an integer.
+        offset: float tensor that is added in the end, where a method's levels don't lie around 0 (AdaBin, LSQ+).
+        negative_scale: the scale of negative values, where it is another one (TTQ).
     """
 
     values: Tensor
     scale: Tensor
     zero: int = 0
+    offset: Tensor | None = None
+    negative_scale: Tensor | None = None
+
+    def dequantize(self) -> Tensor:
+        """``(values − zero) · scale + offset``, in the dtype of ``scale``."""
+        centred = self.values - self.zero
+        scale = self.scale
+        if self.negative_scale is not None:
+            scale = torch.where(centred < 0, self.negative_scale, scale)
+        return centred * scale if self.offset is None else centred * scale + self.offset
 
 
 class Quantizer(nn.Module):
@@ -63,7 +75,7 @@ class Quantizer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        """Integer codes of ``x``: ``quantize(x, *tensors) == (values - zero) * scale``, exactly.
+        """Integer codes of ``x``, with ``quantize(x, *tensors) == codes.dequantize().to(x.dtype)``, exactly.
 
         Raises:
             TypeError: the quantizer keeps real numbers and so has no codes.
