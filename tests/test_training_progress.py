@@ -2,6 +2,7 @@
 
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ class Seen(Callback):
         self.values: list[tuple[int, float, float, int]] = []
 
     def on_train_batch_start(self, trainer: Trainer, pl_module, batch, batch_idx: int) -> None:
-        layer = pl_module.get_submodule("model.blocks.1.conv")
+        layer: Any = pl_module.get_submodule("model.blocks.1.conv")
         surrogate, weight = layer.input_quantizer.surrogate, layer.weight_quantizer
         step = int(layer.input_quantizer.stream.step)
         assert step == trainer.global_step
