@@ -39,9 +39,7 @@ def test_numbers_are_uniform_and_independent() -> None:
     assert one.min() >= 0
     assert one.max() < 1
     counts = torch.histc(one, 100, 0, 1)
-    assert (
-        (counts - 1000).square() / 1000
-    ).sum() < 150  # chi-square, 99 degrees of freedom: 1 in 1000
+    assert ((counts - 1000).square() / 1000).sum() < 150  # chi-square, 99 degrees of freedom: 1 in 1000
     pairs = [(one, draw(2, 0)), (one, draw(1, 1)), (one[1:], one[:-1]), (one, draw(1 + 2**16, 0))]
     assert all(torch.corrcoef(torch.stack(pair))[0, 1].abs() < 0.015 for pair in pairs)
 
