@@ -1,42 +1,384 @@
-from typing import cast
+"""The float networks: their published sizes, shapes, gradients, conversion, and the activations of binary networks."""
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import Tensor, nn
 
-from qconv.models import resnet18, resnet20, small_cnn
-from qconv.models.resnet import BasicBlock
+import qconv
+from qconv import models
+from qconv.models.activations import build_activation
+from qconv.models.birealnet import BiRealBlock
+from qconv.models.quicknet import Blur, ResidualBlock, Transition
+from qconv.models.reactnet import MobileBlock
+from qconv.models.resnet import BasicBlock, make_downsample
+from qconv.models.vgg import ConvBlock
+from qconv.summary import Summary, summarize
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+CIFAR = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "vgg_small", "vgg7")
+IMAGENET = (
+    *("birealnet18", "birealnet34", "reactnet18", "reactnet_a"),
+    *("quicknet_small", "quicknet", "quicknet_large", "torchvision_resnet"),
+)
+NAMES = (*CIFAR, *IMAGENET, "small_cnn")
 
 
-def count(model: nn.Module) -> tuple[int, int]:
-    convolutions = sum(isinstance(module, nn.Conv2d) for module in model.modules())
-    return convolutions, sum(parameter.numel() for parameter in model.parameters())
+def make(name: str, **arguments: Any) -> nn.Module:
+    return getattr(models, name)(**arguments)
+
+
+def config(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose("config", [*overrides])
+
+
+def convolutions(model: nn.Module) -> int:
+    return sum(isinstance(module, nn.Conv2d) for module in model.modules())
+
+
+def images(name: str, batch: int = 2) -> Tensor:
+    size = 64 if name in IMAGENET else 32
+    return torch.randn(batch, 3, size, size)
+
+
+# Published numbers. Convolutions count their products at every output pixel, as the papers do.
+
+
+def conv(in_channels: int, out_channels: int, kernel: int, size: int) -> tuple[int, int]:
+    """Weights and multiply-accumulates of a convolution without bias to size × size pixels."""
+    weights = in_channels * out_channels * kernel**2
+    return weights, weights * size**2
+
+
+def norm(*widths: int) -> tuple[int, int]:
+    return 2 * sum(widths), 0
+
+
+def total(*parts: tuple[int, int]) -> tuple[int, int]:
+    return sum(part[0] for part in parts), sum(part[1] for part in parts)
+
+
+def table(name: str, size: int, **arguments: Any) -> Summary:
+    return summarize(make(name, **arguments), (3, size, size))
 
 
 @pytest.mark.parametrize("shortcut", ["normal", "per_conv"])
-def test_resnets_have_the_published_size(shortcut: str) -> None:
-    assert count(resnet20(shortcut=shortcut)) == (19, 269_722)
-    assert count(resnet18(shortcut=shortcut)) == (20, 11_173_962)
+@pytest.mark.parametrize(
+    ("name", "parameters", "n"),
+    [("resnet20", 269_722, 3), ("resnet32", 464_154, 5), ("resnet44", 658_586, 7), ("resnet56", 853_018, 9)],
+)
+def test_cifar_resnets_have_the_published_size(name: str, parameters: int, n: int, shortcut: str) -> None:
+    found = table(name, 32, shortcut=shortcut)
+    stem = 32**2 * 3 * 9 * 16
+    # Every 3×3 convolution of a stage costs the same but the first of stages 2 and 3, which have half the inputs.
+    macs = stem + 3 * 2 * n * 16**2 * 9 * 32**2 - 2 * 16**2 * 9 * 32**2 // 2 + 64 * 10
+    assert (found.parameters, found.macs) == (parameters, macs)
+    assert convolutions(make(name)) == 6 * n + 1
+
+
+def test_resnet20_costs_41_million() -> None:
+    assert table("resnet20", 32).macs == 40_551_040
+
+
+@pytest.mark.parametrize(
+    ("downsample", "parameters"), [("A", 269_722), ("avgpool", 269_722), ("B", 269_722 + 512 + 2048 + 64 + 128)]
+)
+def test_shortcuts_of_resnet20_have_their_parameters(downsample: str, parameters: int) -> None:
+    assert table("resnet20", 32, downsample=downsample).parameters == parameters
+
+
+@pytest.mark.parametrize("shortcut", ["normal", "per_conv"])
+def test_resnet18_for_cifar_has_the_known_size(shortcut: str) -> None:
+    found = table("resnet18", 32, shortcut=shortcut)
+    assert (found.parameters, found.macs) == (11_173_962, 555_422_720)
+    assert convolutions(make("resnet18")) == 20
 
 
 def test_small_cnn_has_the_documented_size() -> None:
-    assert count(small_cnn(1, 10, width=32)) == (4, 65_834)
+    model = models.small_cnn(1, 10, width=32)
+    assert (convolutions(model), sum(parameter.numel() for parameter in model.parameters())) == (4, 65_834)
+
+
+def test_vggs_have_the_size_written_out() -> None:
+    body = (
+        *(conv(3, 128, 3, 32), conv(128, 128, 3, 32)),
+        *(conv(128, 256, 3, 16), conv(256, 256, 3, 16)),
+        *(conv(256, 512, 3, 8), conv(512, 512, 3, 8)),
+        norm(128, 128, 256, 256, 512, 512),
+    )
+    small = total(*body, (8192 * 10 + 10, 8192 * 10))
+    assert small == (4_660_106, 607_600_640)
+    assert (table("vgg_small", 32).parameters, table("vgg_small", 32).macs) == small
+    seven = total(*body, (8192 * 1024, 8192 * 1024), norm(1024), (1024 * 10 + 10, 1024 * 10))
+    assert seven == (12_979_082, 615_917_568)
+    assert (table("vgg7", 32).parameters, table("vgg7", 32).macs) == seven
+
+
+@pytest.mark.parametrize(
+    ("depth", "parameters", "gmacs"), [(18, 11_689_512, 1.814), (34, 21_797_672, 3.664), (50, 25_557_032, 4.089)]
+)
+def test_torchvision_resnets_have_torchvisions_size(depth: int, parameters: int, gmacs: float) -> None:
+    found = table("torchvision_resnet", 224, depth=depth)  # the numbers: torchvision's table of weights
+    assert (found.parameters, round(found.macs / 1e9, 3)) == (parameters, gmacs)
+
+
+# Bi-Real Net's shape differs from ResNet's in its shortcuts alone, so both count the same. Its 1-bit and 32-bit
+# multiply-accumulates are those that Larq Zoo prints of its own; ReActNet's paper rounds them.
+BIREAL18_BINARY, BIREAL18_FLOAT = 1_676_279_808, 137_793_536
+
+
+def binary_macs(found: Summary, *floats: str) -> int:
+    return sum(row.macs for row in found.rows if row.type == "Conv2d" and not any(word in row.name for word in floats))
+
+
+@pytest.mark.parametrize("name", ["birealnet18", "reactnet18"])
+def test_birealnet18_and_its_reactnet_have_the_published_size(name: str) -> None:
+    found = table(name, 224)
+    learned = 3 * 4 * (64 + 128 + 256 + 512) if name == "reactnet18" else 0  # RPReLU: three a channel
+    assert found.parameters == 11_689_512 + learned
+    assert found.macs == BIREAL18_BINARY + BIREAL18_FLOAT
+    assert binary_macs(found, "conv1", "downsample") == BIREAL18_BINARY
+
+
+def test_birealnet34_has_the_size_of_resnet34() -> None:
+    found = table("birealnet34", 224)
+    assert (found.parameters, round(found.macs / 1e9, 3)) == (21_797_672, 3.664)
+
+
+def test_reactnet_a_has_the_published_size() -> None:
+    found = table("reactnet_a", 224)
+    widths = [32, 64, 128, 128, 256, 256, *[512] * 6, 1024, 1024]
+    sizes = [112, 56, 56, 28, 28, *[14] * 6, 7, 7]
+    blocks = [
+        part
+        for i, o, size in zip(widths[:-1], widths[1:], sizes, strict=True)
+        for part in (conv(i, i, 3, size), conv(i, o, 1, size), norm(i, o), (3 * (i + o), 0))  # two RPReLUs
+    ]
+    assert (found.parameters, found.macs) == total(
+        conv(3, 32, 3, 112), norm(32), *blocks, (1024 * 1000 + 1000, 1024 * 1000)
+    )
+    assert found.parameters == 29_333_672
+    # The paper: 4.82 · 10⁹ binary and 0.12 · 10⁸ float operations.
+    binary = binary_macs(found, "conv1")
+    assert round(binary / 1e9, 2) == 4.82
+    assert round((found.macs - binary) / 1e8, 2) == 0.12
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "macs"),
+    [
+        ("quicknet_small", 12_655_688, 1_171_544_576),
+        ("quicknet", 13_234_088, 1_878_549_504),
+        ("quicknet_large", 23_342_248, 3_728_237_568),
+    ],
+)
+def test_quicknets_have_the_published_size(name: str, parameters: int, macs: int) -> None:
+    found = table(name, 224)
+    widths = (32, 64, 256, 512) if name == "quicknet_small" else (64, 128, 256, 512)
+    blocks = (6, 8, 12, 6) if name == "quicknet_large" else (4, 4, 4, 4)
+    sizes = (56, 28, 14, 7)
+    narrow = widths[0] // 4
+    stem = conv(3, narrow, 3, 112), norm(narrow), conv(1, narrow, 3, 56), conv(narrow, widths[0], 1, 56)
+    body = [
+        part
+        for width, count, size in zip(widths, blocks, sizes, strict=True)
+        for part in ([conv(width, width, 3, size), norm(width)] * count)
+    ]
+    between = [
+        part
+        for i, o, size in zip(widths[:-1], widths[1:], sizes[1:], strict=True)
+        for part in (conv(i, o, 1, size), norm(o))
+    ]
+    own = total(*stem, norm(widths[0]), *body, *between, (512 * 1000 + 1000, 512 * 1000))
+    assert (found.parameters, found.macs) == own
+    assert found.macs == macs
+    # Larq Zoo's number of parameters also has the fixed filters of the blur, and mean and variance of the batch norm
+    # that has no scale and shift.
+    assert found.parameters + 9 * sum(widths[:-1]) + 2 * narrow == parameters
+    assert sum(buffer.numel() for key, buffer in make(name).named_buffers() if "blur" in key) == 9 * sum(widths[:-1])
+
+
+# Every network, one step.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_reach_every_parameter(name: str) -> None:
+    model = make(name, in_channels=3, num_classes=7)
+    logits = model(images(name))
+    assert logits.shape == (2, 7)
+    F.cross_entropy(logits, torch.tensor([0, 5])).backward()
+    for key, parameter in model.named_parameters():
+        assert parameter.grad is not None, key
+        assert parameter.grad.isfinite().all(), key
+        assert parameter.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIGS / "model").iterdir())])
+def test_every_config_makes_a_network_that_converts_and_learns(name: str) -> None:
+    cfg = config(f"model={name}", "run_dir=x")
+    assert cfg.model._target_ == f"qconv.models.{name}"
+    model: nn.Module = instantiate(cfg.model, in_channels=3, num_classes=5)
+    qconv.convert(model, qconv.schemes.bnn(), skip=tuple(cfg.skip))
+    quantized = {key for key, module in model.named_modules() if isinstance(module, qconv.QuantizedLayer)}
+    assert quantized
+    assert not any(word in key for key in quantized for word in ("pointwise",) if name.startswith("quicknet"))
+    assert not any("stem" in key or key in ("conv1", "fc") for key in quantized)
+    if name.startswith(("bireal", "react")):
+        assert not any("downsample" in key for key in quantized)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    before = copy.deepcopy(model.state_dict())
+    loss = F.cross_entropy(model(images(name)), torch.tensor([0, 3]))
+    loss.backward()
+    optimizer.step()
+    assert loss.isfinite()
+    moved = {key for key, parameter in model.named_parameters() if not torch.equal(parameter, before[key])}
+    assert {f"{key}.weight" for key in quantized} <= moved
+
+
+def test_there_is_a_config_for_every_network() -> None:
+    assert {path.stem for path in (CONFIGS / "model").iterdir()} == set(NAMES)
+
+
+def test_what_stays_float_in_the_published_networks() -> None:
+    first_of_stages = {f"stages.{stage}.0.downsample.1" for stage in (1, 2, 3)}
+    stem = {"stem.0", "stem.3", "stem.5"}
+    pointwise = {f"sections.{section}.0.pointwise" for section in (1, 2, 3)}
+    for name, expected in {
+        "birealnet18": {"conv1", "fc"} | first_of_stages,
+        "reactnet18": {"conv1", "fc"} | first_of_stages,
+        "reactnet_a": {"conv1", "fc"},
+        "quicknet": stem | pointwise | {"fc"},
+        "vgg_small": {"blocks.0.conv", "fc"},
+        "vgg7": {"fc"},
+    }.items():
+        model = make(name, num_classes=5)
+        qconv.convert(model, qconv.schemes.bnn(), skip=tuple(config(f"model={name}", "run_dir=x").skip))
+        layers = {key: module for key, module in model.named_modules() if isinstance(module, (nn.Conv2d, nn.Linear))}
+        assert {key for key, layer in layers.items() if not isinstance(layer, qconv.QuantizedLayer)} == expected
+
+
+@pytest.mark.parametrize("name", [*CIFAR, "birealnet18", "reactnet_a", "quicknet_small", "torchvision_resnet"])
+def test_other_numbers_of_channels_and_classes(name: str) -> None:
+    model = make(name, in_channels=1, num_classes=2).eval()
+    assert model(images(name)[:, :1]).shape == (2, 2)
+    assert model(images(name)[:0, :1]).shape == (0, 2)
 
 
 @pytest.mark.parametrize("shortcut", ["normal", "per_conv"])
+@pytest.mark.parametrize("downsample", ["A", "avgpool", "B"])
 @pytest.mark.parametrize("size", [8, 9, 32])
-def test_resnets_take_any_size(shortcut: str, size: int) -> None:
-    model = resnet20(1, 7, shortcut=shortcut, activation=nn.Hardtanh).eval()
+def test_resnets_take_any_size(shortcut: str, downsample: str, size: int) -> None:
+    arguments: Any = dict(shortcut=shortcut, downsample=downsample, activation=nn.Hardtanh)
+    model = models.resnet20(1, 7, **arguments).eval()
     assert model(torch.randn(2, 1, size, size)).shape == (2, 7)
     assert not any(isinstance(module, nn.ReLU) for module in model.modules())
 
 
-def test_resnet18_forward() -> None:
-    assert resnet18(3, 5).eval()(torch.randn(1, 3, 16, 16)).shape == (1, 5)
+@pytest.mark.parametrize("name", ["birealnet18", "reactnet_a", "quicknet_small"])
+@pytest.mark.parametrize("size", [(33, 64), (70, 47)])
+def test_imagenet_networks_take_odd_sizes(name: str, size: tuple[int, int]) -> None:
+    model = make(name, num_classes=3).eval()
+    assert model(torch.randn(1, 3, *size)).shape == (1, 3)
+
+
+def test_networks_run_in_bfloat16_and_float64() -> None:
+    for dtype in (torch.bfloat16, torch.float64):
+        for name in ("reactnet_a", "quicknet_small"):
+            model = make(name, num_classes=3).eval().to(dtype)
+            assert model(images(name, 1).to(dtype)).dtype == dtype
+
+
+# What the blocks compute, and in which order.
+
+
+def in_float64(module: nn.Module) -> Any:
+    """The module with random running statistics and scales, in float64."""
+    for child in module.modules():
+        if isinstance(child, nn.BatchNorm2d):
+            assert child.running_mean is not None
+            assert child.running_var is not None
+            nn.init.normal_(child.running_mean)
+            nn.init.uniform_(child.running_var, 0.5, 2.0)
+            if child.affine:
+                nn.init.normal_(child.weight)
+                nn.init.normal_(child.bias)
+    return module.double().eval()
+
+
+def batch_norm(module: nn.BatchNorm2d, input: Tensor) -> Tensor:
+    assert module.running_mean is not None
+    assert module.running_var is not None
+    mean, var, weight, bias = (
+        tensor[:, None, None] for tensor in (module.running_mean, module.running_var, module.weight, module.bias)
+    )
+    return (input - mean) / torch.sqrt(var + module.eps) * weight + bias
+
+
+def test_order_of_the_blocks() -> None:
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+
+    block = in_float64(BasicBlock(4, 4, 1, nn.Identity(), True, nn.Tanh))
+    hidden = torch.tanh(batch_norm(block.bn1, F.conv2d(x, block.conv1.weight, padding=1)) + x)
+    expected = torch.tanh(batch_norm(block.bn2, F.conv2d(hidden, block.conv2.weight, padding=1)) + hidden)
+    torch.testing.assert_close(block(x), expected)
+
+    block.per_conv = False
+    hidden = torch.tanh(batch_norm(block.bn1, F.conv2d(x, block.conv1.weight, padding=1)))
+    expected = torch.tanh(batch_norm(block.bn2, F.conv2d(hidden, block.conv2.weight, padding=1)) + x)
+    torch.testing.assert_close(block(x), expected)
+
+    block = in_float64(BiRealBlock(4, 8, 2, nn.Tanh))
+    mean = (x[:, :, ::2, ::2] + x[:, :, 1::2, ::2] + x[:, :, ::2, 1::2] + x[:, :, 1::2, 1::2]) / 4
+    side = batch_norm(block.downsample[2], F.conv2d(mean, block.downsample[1].weight))
+    expected = torch.tanh(batch_norm(block.bn, F.conv2d(x, block.conv.weight, stride=2, padding=1)) + side)
+    torch.testing.assert_close(block(x), expected)
+
+    block = in_float64(ConvBlock(4, 5, pool=True, pool_first=True, act=nn.Hardtanh))
+    maximum = F.max_pool2d(F.conv2d(x, block.conv.weight, padding=1), 2)
+    torch.testing.assert_close(block(x), batch_norm(block.bn, maximum).clamp(-1, 1))
+    block.pool_first = False
+    expected = F.max_pool2d(batch_norm(block.bn, F.conv2d(x, block.conv.weight, padding=1)).clamp(-1, 1), 2)
+    torch.testing.assert_close(block(x), expected)
+
+    block = in_float64(ResidualBlock(4, nn.ReLU))
+    expected = batch_norm(block.bn, F.conv2d(x, block.conv.weight, padding=1).clamp(min=0)) + x
+    torch.testing.assert_close(block(x), expected)
+
+    block = in_float64(Transition(4, 6, nn.ReLU))
+    maximum = F.max_pool2d(x.clamp(min=0), 2, stride=1)
+    line = torch.tensor([1.0, 2.0, 1.0], dtype=torch.float64)
+    blurred = F.conv2d(maximum.flatten(0, 1)[:, None], (line[:, None] * line / 16)[None, None], stride=2, padding=1)
+    blurred = blurred.view(2, 4, 3, 3)
+    torch.testing.assert_close(block(x), batch_norm(block.bn, F.conv2d(blurred, block.pointwise.weight)))
+
+
+def test_reactnet_doubles_its_channels_as_two_convolutions_would() -> None:
+    block = in_float64(MobileBlock(4, 8, 2, models.RPReLU))
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    mean = F.avg_pool2d(x, 2)
+    hidden = block.act1(batch_norm(block.bn1, F.conv2d(x, block.conv.weight, stride=2, padding=1)) + mean)
+    halves = []
+    for part in (slice(0, 4), slice(4, 8)):
+        own = nn.BatchNorm2d(4).double().eval()
+        own.load_state_dict(
+            {key: value[part] if value.dim() else value for key, value in block.bn2.state_dict().items()}
+        )
+        halves.append(batch_norm(own, F.conv2d(hidden, block.pointwise.weight[part])) + hidden)
+    torch.testing.assert_close(block(x), block.act2(torch.cat(halves, 1)))
 
 
 def test_option_a_takes_every_second_pixel_and_adds_zero_channels() -> None:
-    block = cast(BasicBlock, cast(nn.Sequential, resnet20().stages[1])[0])
+    block = cast(BasicBlock, cast(nn.Sequential, models.resnet20().stages[1])[0])
     images = torch.randn(2, 16, 5, 5)
     shortcut = block.downsample(images)
     assert torch.equal(shortcut[:, 8:24], images[:, :, ::2, ::2])
@@ -44,9 +386,26 @@ def test_option_a_takes_every_second_pixel_and_adds_zero_channels() -> None:
     assert shortcut[:, 24:].abs().sum() == 0
 
 
+def test_avgpool_takes_the_mean_of_the_pixels_that_are_there() -> None:
+    shortcut = make_downsample("avgpool", 2, 5, 2)
+    output = shortcut(torch.arange(18.0).view(1, 2, 3, 3))
+    assert output.shape == (1, 5, 2, 2)
+    assert torch.equal(output[0, 1], torch.tensor([[2.0, 3.5], [6.5, 8.0]]))
+    assert torch.equal(output[0, 2], torch.tensor([[2.0, 3.5], [6.5, 8.0]]) + 9)
+    assert output[0, [0, 3, 4]].abs().sum() == 0
+    assert isinstance(make_downsample("avgpool", 4, 4, 1), nn.Identity)
+
+
+def test_blur_keeps_a_constant_inside_and_is_not_stored() -> None:
+    blur = Blur(3)
+    assert torch.equal(blur(torch.ones(1, 3, 7, 7))[:, :, 1:-1, 1:-1], torch.ones(1, 3, 2, 2))
+    assert not blur.state_dict()
+    assert not list(blur.parameters())
+
+
 @pytest.mark.parametrize(("shortcut", "shortcuts"), [("normal", 1), ("per_conv", 2)])
-def test_a_block_has_its_shortcuts(shortcut: str, shortcuts: int) -> None:
-    model = resnet20(shortcut=shortcut, activation=nn.Identity).eval()
+def test_a_block_has_its_shortcuts(shortcut: Any, shortcuts: int) -> None:
+    model = models.resnet20(shortcut=shortcut, activation=nn.Identity).eval()
     block = cast(BasicBlock, cast(nn.Sequential, model.stages[0])[0])
     nn.init.zeros_(block.conv1.weight)
     nn.init.zeros_(block.conv2.weight)
@@ -59,15 +418,173 @@ def test_a_block_has_its_shortcuts(shortcut: str, shortcuts: int) -> None:
 
 @pytest.mark.parametrize("size", [8, 28, 32])
 def test_small_cnn_hands_on_negative_values(size: int) -> None:
-    model = small_cnn(3, 4, width=8)
+    model = models.small_cnn(3, 4, width=8)
     images = torch.randn(4, 3, size, size)
     assert model(images).shape == (4, 4)
     hidden = model.blocks[:2](images)
     assert 0.2 < (hidden < 0).float().mean() < 0.8
 
 
-def test_bad_arguments_are_named() -> None:
-    with pytest.raises(ValueError, match=r"shortcut \(='both'\) must be one of 'normal', 'per_conv'"):
-        resnet20(shortcut="both")
-    with pytest.raises(ValueError, match=r"width \(=0\) must be at least 1"):
-        small_cnn(1, 10, width=0)
+# Activations.
+
+
+def rprelu(x: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor:
+    moved = x + before
+    return torch.where(moved > 0, moved, slope * moved) + after
+
+
+def maxout(x: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    return torch.where(x > 0, positive * x, negative * x)
+
+
+def learned_bias(x: Tensor, bias: Tensor) -> Tensor:
+    return x + bias
+
+
+ACTIVATIONS: dict[str, tuple[Callable[[int], nn.Module], Callable[..., Tensor]]] = {
+    "LearnedBias": (models.LearnedBias, learned_bias),
+    "RPReLU": (models.RPReLU, rprelu),
+    "Maxout": (models.Maxout, maxout),
+}
+
+
+def gradients(output: Tensor, input: Tensor, parameters: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+    return list(torch.autograd.grad((output * weight).sum(), [input, *parameters]))
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("spatial", [(), (7,), (3, 5), (2, 3, 2)])
+def test_activations_equal_their_formula_in_value_and_gradient(name: str, spatial: tuple[int, ...]) -> None:
+    kind, formula = ACTIVATIONS[name]
+    module = kind(4).double()
+    for parameter in module.parameters():
+        nn.init.normal_(parameter)
+    x = torch.randn(3, 4, *spatial, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn_like(x)
+    parameters = list(module.parameters())
+    columns = [parameter.view(1, 4, *[1] * len(spatial)) for parameter in parameters]
+    if name == "RPReLU":  # a module's own parameters come before those of its children
+        parameters = [module.get_parameter(key) for key in ("before.bias", "slope", "after.bias")]
+        columns = [parameter.view(1, 4, *[1] * len(spatial)) for parameter in parameters]
+    output, expected = module(x), formula(x, *columns)
+    torch.testing.assert_close(output, expected)
+    found, wanted = (gradients(value, x, parameters, weight) for value in (output, expected))
+    torch.testing.assert_close(found, wanted)
+    # A planted error is seen: a gradient that leaves out a hundredth of one channel.
+    for index, gradient in enumerate(found):
+        planted = [each.clone() for each in found]
+        planted[index] = gradient * torch.where(torch.arange(gradient.numel()).view_as(gradient) == 1, 0.99, 1.0)
+        with pytest.raises(AssertionError):
+            torch.testing.assert_close(planted, wanted)
+
+
+def test_activations_start_as_published() -> None:
+    x = torch.tensor([[-4.0, -4.0], [8.0, 8.0], [0.0, 0.0]])
+    assert torch.equal(models.LearnedBias(2)(x), x)
+    for module in (models.RPReLU(2), models.Maxout(2), models.RPReLU(2, slope=0.25), nn.PReLU(2)):
+        assert torch.equal(module(x), torch.tensor([[-1.0, -1.0], [8.0, 8.0], [0.0, 0.0]]))
+    assert torch.equal(models.Maxout(2, 2.0, 0.5)(x), torch.tensor([[-2.0, -2.0], [16.0, 16.0], [0.0, 0.0]]))
+
+
+def test_gradients_at_the_tie() -> None:
+    x = torch.zeros(1, 1, requires_grad=True)
+    assert torch.autograd.grad(models.RPReLU(1)(x).sum(), x)[0].item() == 0.25
+    assert torch.autograd.grad(models.Maxout(1)(x).sum(), x)[0].item() == 0.0
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_keep_dtype_nan_and_emptiness(name: str) -> None:
+    module = ACTIVATIONS[name][0](2)
+    for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64):
+        assert module(torch.randn(3, 2, 4, dtype=dtype)).dtype == dtype
+    assert module(torch.empty(0, 2, 4, 4)).shape == (0, 2, 4, 4)
+    assert module(torch.full((1, 2), torch.nan)).isnan().all()
+    channels_last = torch.randn(2, 2, 3, 3).contiguous(memory_format=torch.channels_last)
+    assert module(channels_last).is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize("name", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(2, 1, 4), (2, 6), (3,), (2, 4, 3)])
+def test_activations_name_a_wrong_input(name: str, shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"input \(of shape \(.*\)\) must have channels \(=3\) in its dimension 1"):
+        ACTIVATIONS[name][0](3)(torch.randn(shape))
+    with pytest.raises(ValueError, match=r"channels \(=0\) must be at least 1"):
+        ACTIVATIONS[name][0](0)
+
+
+def test_activations_compile() -> None:
+    for kind, _ in ACTIVATIONS.values():
+        module = kind(2)
+        x = torch.randn(2, 2, 3)
+        assert torch.equal(torch.compile(module, fullgraph=True, backend="eager")(x), module(x))
+
+
+def test_torchs_activations_are_built_as_they_want() -> None:
+    assert build_activation(nn.ReLU, 16).inplace is False
+    assert build_activation(partial(nn.Hardtanh, -2.0), 16).extra_repr() == "min_val=-2.0, max_val=1.0"
+    assert build_activation(nn.LeakyReLU, 16).extra_repr() == "negative_slope=0.01"
+    assert build_activation(nn.PReLU, 16).extra_repr() == "num_parameters=16"
+    assert build_activation(partial(nn.PReLU, init=0.1), 16).extra_repr() == "num_parameters=16"
+    assert isinstance(build_activation(nn.Identity, 16), nn.Identity)
+    assert isinstance(build_activation(lambda channels: nn.PReLU(channels), 16), nn.PReLU)
+    negative = build_activation(partial(models.Maxout, negative=0.5), 3).get_parameter("negative")
+    assert torch.equal(negative, torch.full((3,), 0.5))
+
+
+@pytest.mark.parametrize("activation", ["nn.ReLU", "nn.Hardtanh", "nn.PReLU", "models.RPReLU", "models.Maxout"])
+def test_activations_can_be_named_in_a_config(activation: str) -> None:
+    target = activation.replace("nn.", "torch.nn.").replace("models.", "qconv.models.")
+    cfg = config("model=resnet20", f"model.activation._target_={target}", "run_dir=x")
+    model: models.ResNet = instantiate(cfg.model, in_channels=3, num_classes=10)
+    found = [module for module in model.modules() if type(module).__name__ == activation.partition(".")[2]]
+    assert len(found) == 19
+    widths = [16] * 7 + [32] * 6 + [64] * 6
+    per_channel = {"PReLU": 1, "RPReLU": 3, "Maxout": 2}.get(activation.partition(".")[2], 0)
+    assert sum(p.numel() for module in found for p in module.parameters()) == per_channel * sum(widths)
+    assert table("resnet20", 32).parameters + per_channel * sum(widths) == sum(p.numel() for p in model.parameters())
+
+
+# Wrong arguments.
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (partial(make, "resnet20", shortcut="both"), r"shortcut \(='both'\) must be one of 'normal', 'per_conv'"),
+        (partial(make, "resnet56", downsample="C"), r"downsample \(='C'\) must be one of 'A', 'avgpool', 'B'"),
+        (partial(make, "small_cnn", in_channels=1, num_classes=10, width=0), r"width \(=0\) must be at least 1"),
+        (partial(make, "vgg_small", image_size=30), r"image_size \(=30\) must be a multiple of 8"),
+        (partial(make, "vgg7", image_size=0), r"image_size \(=0\) must be at least 1"),
+        (partial(models.VGG, 3, 10, hidden=0, pool_first=True), r"hidden \(=0\) must be at least 1"),
+        (partial(make, "torchvision_resnet", depth=20), r"depth \(=20\) must be one of 18, 34, 50, 101, 152"),
+        (partial(models.BiRealNet, 3, 10, blocks=(4, 4)), r"blocks \(=\(4, 4\)\) must be as many positive numbers"),
+        (partial(models.QuickNet, 3, 10, widths=(), blocks=()), r"widths \(=\(\)\) and blocks"),
+        (partial(models.QuickNet, 3, 10, widths=(8, 8), blocks=(1, 0)), r"blocks \(=\(1, 0\)\)"),
+        (partial(models.QuickNet, 3, 10, widths=(6,), blocks=(1,)), r"widths\[0\] \(=6\) must be a multiple of 4"),
+        (partial(make_downsample, "A", 8, 4, 2), r"downsample \(='A'\) cannot take 8 channels to 4: use 'B'"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "small_cnn"])
+def test_every_network_checks_its_channels_and_classes(name: str) -> None:
+    with pytest.raises(ValueError, match=r"in_channels \(=0\) must be at least 1"):
+        make(name, in_channels=0)
+    with pytest.raises(ValueError, match=r"num_classes \(=-1\) must be at least 1"):
+        make(name, num_classes=-1)
+
+
+def test_vgg_names_the_size_that_it_takes() -> None:
+    with pytest.raises(ValueError, match=r"input \(of shape \(1, 3, 8, 8\)\) must have image_size \(=32\) as height"):
+        models.vgg_small()(torch.randn(1, 3, 8, 8))
+    assert models.vgg_small(1, image_size=8).eval()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+
+
+def test_an_activation_that_makes_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"activation \(=ReLU\(\)\) must make a module, not be one"):
+        models.resnet20(activation=cast(Any, nn.ReLU()))
+    with pytest.raises(TypeError, match=r"must make a torch.nn.Module from a number of channels, not int"):
+        models.birealnet18(activation=cast(Any, lambda channels: channels))

@@ -1,44 +1,77 @@
 """Residual networks for small pictures (He et al. 2015, arXiv:1512.03385, sections 4.1 and 4.2).
 
-`resnet20` is the paper's CIFAR network: 3 stages of 16, 32 and 64 channels, shortcuts without parameters ("option A");
-in `shortcut="per_conv"` form each convolution has its own shortcut, as binary networks want it (Bi-Real Net,
-arXiv:1808.00278). `resnet18` is the paper's ImageNet network with a 3×3 stem and no pooling, as it is used on CIFAR.
+`resnet20` to `resnet56` are the paper's CIFAR networks: 3 stages of 16, 32 and 64 channels. `resnet18` is the paper's
+ImageNet network with a 3×3 stem and no pooling, as it is used on CIFAR. In the `shortcut="per_conv"` form each
+convolution has its own shortcut, as binary networks want it (Bi-Real Net, arXiv:1808.00278).
+
+Published low-bit versions leave the first convolution and the last linear layer float: ``skip=("first", "last")``. With
+``downsample="B"`` the 1×1 convolutions of the shortcuts are quantized unless ``skip`` has ``".*downsample.*"``.
 """
 
-from collections.abc import Callable
+from typing import Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-Activation = Callable[[], nn.Module]
+from .activations import Activation, build_activation
+from .checks import check_at_least_one, check_stages
+
 SHORTCUTS = ("normal", "per_conv")
+DOWNSAMPLES = ("A", "avgpool", "B")
+
+Shortcut = Literal["normal", "per_conv"]
+Downsample = Literal["A", "avgpool", "B"]
 
 
-class OptionA(nn.Module):
-    """Every `stride`-th pixel, with zero channels added on both sides: a shortcut without parameters."""
+class Stride(nn.Module):
+    """Every `stride`-th pixel of each row and column."""
 
-    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+    def __init__(self, stride: int) -> None:
         super().__init__()
         self.stride = stride
-        before = (out_channels - in_channels) // 2
-        self.padding = (before, out_channels - in_channels - before)
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C_in, H, W) to (N, C_out, ceil(H / stride), ceil(W / stride))."""
-        return F.pad(input[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, *self.padding))
+        """(N, C, H, W) to (N, C, ceil(H / stride), ceil(W / stride))."""
+        return input[:, :, :: self.stride, :: self.stride]
 
 
-def option_a(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """The shortcut of `resnet20`: nothing to learn."""
-    return nn.Identity() if (in_channels, stride) == (out_channels, 1) else OptionA(in_channels, out_channels, stride)
+class ZeroChannels(nn.Module):
+    """Zero channels on both sides of the input's, `channels` in all."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.padding = (channels // 2, channels - channels // 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C + channels, H, W)."""
+        return F.pad(input, (0, 0, 0, 0, *self.padding))
 
 
-def option_b(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """The shortcut of `resnet18`: a 1×1 convolution and batch norm where the shape changes."""
+def average_pool(stride: int) -> nn.Module:
+    """Means over squares of `stride` pixels; at odd sizes the last square has the pixels that are there."""
+    return nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
+
+
+def make_downsample(kind: str, in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    """The shortcut of a block, from C_in to C_out channels: the input itself where the shape stays.
+
+    "A", of the paper's CIFAR networks: every `stride`-th pixel, and zero channels. "B", of its ImageNet networks: a 1×1
+    convolution with a stride, and batch norm. "avgpool", of ReCU (arXiv:2103.12369): means, and zero channels.
+
+    Raises:
+        ValueError: `kind` is none of the three, or is without parameters and there are fewer channels out than in.
+    """
+    if kind not in DOWNSAMPLES:
+        raise ValueError(f"downsample (={kind!r}) must be one of {', '.join(map(repr, DOWNSAMPLES))}")
     if (in_channels, stride) == (out_channels, 1):
         return nn.Identity()
-    conv = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm2d(out_channels))
+    if kind == "B":
+        conv = nn.Conv2d(in_channels, out_channels, 1, stride=stride, bias=False)
+        return nn.Sequential(conv, nn.BatchNorm2d(out_channels))
+    if out_channels < in_channels:
+        raise ValueError(f"downsample (={kind!r}) cannot take {in_channels} channels to {out_channels}: use 'B'")
+    smaller = Stride(stride) if kind == "A" else average_pool(stride)
+    return nn.Sequential(smaller, ZeroChannels(out_channels - in_channels))
 
 
 class BasicBlock(nn.Module):
@@ -50,10 +83,10 @@ class BasicBlock(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(out_channels)
-        self.act1 = act()
+        self.act1 = build_activation(act, out_channels)
         self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(out_channels)
-        self.act2 = act()
+        self.act2 = build_activation(act, out_channels)
         self.downsample = downsample
         self.per_conv = per_conv
 
@@ -73,12 +106,14 @@ class ResNet(nn.Module):
         num_classes: outputs.
         widths: channels of each stage; each stage but the first halves the picture.
         blocks: basic blocks of each stage.
-        downsample: builds the shortcut from `(in_channels, out_channels, stride)`.
+        downsample: the shortcut where the shape changes: "A", "avgpool" or "B", see `make_downsample`.
         shortcut: "normal", one around each block, or "per_conv", one around each convolution.
-        activation: builds an activation. A binary convolution needs one that lets negative values through.
+        activation: makes an activation from the number of channels, see `build_activation`. A binary convolution needs
+            one that lets negative values through.
 
     Raises:
-        ValueError: if `shortcut` is none of the two.
+        ValueError: a number below 1, widths and blocks of different length, or an unknown `shortcut` or `downsample`.
+        TypeError: `activation` makes no module.
     """
 
     def __init__(
@@ -88,22 +123,24 @@ class ResNet(nn.Module):
         *,
         widths: tuple[int, ...],
         blocks: tuple[int, ...],
-        downsample: Callable[[int, int, int], nn.Module],
-        shortcut: str = "normal",
+        downsample: Downsample,
+        shortcut: Shortcut = "normal",
         activation: Activation = nn.ReLU,
     ) -> None:
         super().__init__()
+        check_at_least_one(in_channels=in_channels, num_classes=num_classes)
+        check_stages(widths, blocks)
         if shortcut not in SHORTCUTS:
             raise ValueError(f"shortcut (={shortcut!r}) must be one of {', '.join(map(repr, SHORTCUTS))}")
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
-        self.act1 = activation()
+        self.act1 = build_activation(activation, widths[0])
         stages, channels = [], widths[0]
         for stage, (width, count) in enumerate(zip(widths, blocks, strict=True)):
             strides = [2 if stage > 0 else 1, *[1] * (count - 1)]
             layers = []
             for stride in strides:
-                side = downsample(channels, width, stride)
+                side = make_downsample(downsample, channels, width, stride)
                 layers.append(BasicBlock(channels, width, stride, side, shortcut == "per_conv", activation))
                 channels = width
             stages.append(nn.Sequential(*layers))
@@ -117,36 +154,89 @@ class ResNet(nn.Module):
 
 
 def resnet20(
-    in_channels: int = 3, num_classes: int = 10, *, shortcut: str = "normal", activation: Activation = nn.ReLU
+    in_channels: int = 3,
+    num_classes: int = 10,
+    *,
+    downsample: Downsample = "A",
+    shortcut: Shortcut = "normal",
+    activation: Activation = nn.ReLU,
 ) -> ResNet:
-    """The CIFAR ResNet-20 with option A shortcuts: 19 convolutions, 269,722 parameters at the defaults.
+    """The CIFAR ResNet-20: 19 convolutions, 269,722 parameters at the defaults.
 
-    Section 4.2 of the paper, n = 3.
+    Section 4.2 of the paper, n = 3. Arguments and errors are those of `ResNet`.
     """
-    return ResNet(
-        in_channels,
-        num_classes,
-        widths=(16, 32, 64),
-        blocks=(3, 3, 3),
-        downsample=option_a,
-        shortcut=shortcut,
-        activation=activation,
-    )
+    return _cifar_resnet(3, in_channels, num_classes, downsample, shortcut, activation)
+
+
+def resnet32(
+    in_channels: int = 3,
+    num_classes: int = 10,
+    *,
+    downsample: Downsample = "A",
+    shortcut: Shortcut = "normal",
+    activation: Activation = nn.ReLU,
+) -> ResNet:
+    """The CIFAR ResNet-32 (n = 5): 31 convolutions, 464,154 parameters at the defaults."""
+    return _cifar_resnet(5, in_channels, num_classes, downsample, shortcut, activation)
+
+
+def resnet44(
+    in_channels: int = 3,
+    num_classes: int = 10,
+    *,
+    downsample: Downsample = "A",
+    shortcut: Shortcut = "normal",
+    activation: Activation = nn.ReLU,
+) -> ResNet:
+    """The CIFAR ResNet-44 (n = 7): 43 convolutions, 658,586 parameters at the defaults."""
+    return _cifar_resnet(7, in_channels, num_classes, downsample, shortcut, activation)
+
+
+def resnet56(
+    in_channels: int = 3,
+    num_classes: int = 10,
+    *,
+    downsample: Downsample = "A",
+    shortcut: Shortcut = "normal",
+    activation: Activation = nn.ReLU,
+) -> ResNet:
+    """The CIFAR ResNet-56 (n = 9): 55 convolutions, 853,018 parameters at the defaults."""
+    return _cifar_resnet(9, in_channels, num_classes, downsample, shortcut, activation)
 
 
 def resnet18(
-    in_channels: int = 3, num_classes: int = 10, *, shortcut: str = "normal", activation: Activation = nn.ReLU
+    in_channels: int = 3,
+    num_classes: int = 10,
+    *,
+    downsample: Downsample = "B",
+    shortcut: Shortcut = "normal",
+    activation: Activation = nn.ReLU,
 ) -> ResNet:
     """ResNet-18 with a 3×3 stem and no pooling: 20 convolutions, 11,173,962 parameters at the defaults.
 
-    Table 1 of the paper; the stem is the one everybody uses on CIFAR, the paper has none for it.
+    Table 1 of the paper; the stem is the one everybody uses on CIFAR, the paper has none for it. Arguments and errors
+    are those of `ResNet`.
     """
     return ResNet(
         in_channels,
         num_classes,
         widths=(64, 128, 256, 512),
         blocks=(2, 2, 2, 2),
-        downsample=option_b,
+        downsample=downsample,
+        shortcut=shortcut,
+        activation=activation,
+    )
+
+
+def _cifar_resnet(
+    n: int, in_channels: int, num_classes: int, downsample: Downsample, shortcut: Shortcut, activation: Activation
+) -> ResNet:
+    return ResNet(
+        in_channels,
+        num_classes,
+        widths=(16, 32, 64),
+        blocks=(n, n, n),
+        downsample=downsample,
         shortcut=shortcut,
         activation=activation,
     )

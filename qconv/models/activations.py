@@ -1,0 +1,140 @@
+"""Activations of binary networks, which learn where the next sign falls, and how a network builds its activations.
+
+A network takes `activation`: what makes a module when it is called with the number of channels, such as `RPReLU` or
+`functools.partial(Maxout, negative=0.5)`. The classes of `torch.nn` can be given as they are: `build_activation` knows
+which of them take the number of channels.
+"""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .checks import check_at_least_one
+
+Activation = Callable[..., nn.Module]
+
+
+def build_activation(activation: Activation, channels: int) -> nn.Module:
+    """What `activation` makes for `channels` channels.
+
+    Of torch's own activations, `nn.PReLU` is called with the number of channels and all others (`nn.ReLU`,
+    `nn.Hardtanh`, `nn.LeakyReLU`, …) without arguments, because their first argument means something else; so is a
+    `functools.partial` of them, which is what a config with ``_partial_: true`` gives. Everything else is called with
+    the number of channels.
+
+    Raises:
+        TypeError: `activation` makes something else than a module, or is a module itself.
+    """
+    kind = activation.func if isinstance(activation, partial) else activation
+    if isinstance(activation, nn.Module):
+        raise TypeError(f"activation (={activation}) must make a module, not be one: give the class or a partial")
+    without_channels = isinstance(kind, type) and kind.__module__ == nn.ReLU.__module__ and kind is not nn.PReLU
+    module = activation() if without_channels else activation(channels)
+    if not isinstance(module, nn.Module):
+        made = type(module).__name__
+        raise TypeError(f"activation (={activation}) must make a torch.nn.Module from a number of channels, not {made}")
+    return module
+
+
+class LearnedBias(nn.Module):
+    """Adds a learned value to each channel: ``y = x + b_c``, b initialised with 0.
+
+    ReActNet (arXiv:2003.03488) builds its RPReLU of two. The one before its sign belongs to the quantizer of the input.
+
+    Args:
+        channels: of the input, its dimension 1.
+
+    Raises:
+        ValueError: `channels` is less than 1, or the input has another number of channels.
+
+    Example:
+        >>> LearnedBias(3)(torch.ones(1, 3, 2, 2)).sum().item()
+        12.0
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        check_at_least_one(channels=channels)
+        self.bias = nn.Parameter(torch.zeros(channels))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, *spatial) to the same shape and dtype."""
+        return input + per_channel(self.bias, input)
+
+    def extra_repr(self) -> str:
+        return str(self.bias.numel())
+
+
+class RPReLU(nn.Module):
+    """ReAct-PReLU: ``y = PReLU_c(x + m1_c) + m2_c`` with ``PReLU_c(v) = v if v > 0 else slope_c · v``.
+
+    Everything is learned: both shifts from 0, the slopes from 0.25. At ``x + m1_c = 0`` the gradient takes the slope.
+    ReActNet, arXiv:2003.03488, which writes the first shift with a minus sign; the authors' code adds it, as here.
+
+    Args:
+        channels: of the input, its dimension 1.
+        slope: the slopes' initial value.
+
+    Raises:
+        ValueError: `channels` is less than 1, or the input has another number of channels.
+
+    Example:
+        >>> RPReLU(1)(torch.tensor([[[-4.0, 4.0]]]))
+        tensor([[[-1.,  4.]]], grad_fn=<AddBackward0>)
+    """
+
+    def __init__(self, channels: int, slope: float = 0.25) -> None:
+        super().__init__()
+        check_at_least_one(channels=channels)
+        self.before = LearnedBias(channels)
+        self.slope = nn.Parameter(torch.full((channels,), slope))
+        self.after = LearnedBias(channels)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, *spatial) to the same shape and dtype."""
+        return self.after(F.prelu(self.before(input), self.slope.to(input.dtype)))
+
+
+class Maxout(nn.Module):
+    """Two learned slopes: ``y = gamma+_c · relu(x) − gamma-_c · relu(−x)``.
+
+    AdaBin, arXiv:2208.08084. At ``x = 0`` no gradient passes to x.
+
+    Args:
+        channels: of the input, its dimension 1.
+        positive: the initial value of gamma+, the slope above 0.
+        negative: the initial value of gamma-, the slope below 0.
+
+    Raises:
+        ValueError: `channels` is less than 1, or the input has another number of channels.
+
+    Example:
+        >>> Maxout(1)(torch.tensor([[[-4.0, 4.0]]]))
+        tensor([[[-1.,  4.]]], grad_fn=<SubBackward0>)
+    """
+
+    def __init__(self, channels: int, positive: float = 1.0, negative: float = 0.25) -> None:
+        super().__init__()
+        check_at_least_one(channels=channels)
+        self.positive = nn.Parameter(torch.full((channels,), positive))
+        self.negative = nn.Parameter(torch.full((channels,), negative))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, *spatial) to the same shape and dtype."""
+        above = per_channel(self.positive, input) * F.relu(input)
+        return above - per_channel(self.negative, input) * F.relu(-input)
+
+    def extra_repr(self) -> str:
+        return str(self.positive.numel())
+
+
+def per_channel(parameter: Tensor, input: Tensor) -> Tensor:
+    """`parameter` (C,) in the shape and dtype in which it meets `input` (N, C, *spatial)."""
+    channels = parameter.numel()
+    # A single channel would be broadcast in silence.
+    if input.dim() < 2 or input.shape[1] != channels:
+        raise ValueError(f"input (of shape {tuple(input.shape)}) must have channels (={channels}) in its dimension 1")
+    return parameter.to(input.dtype).view(-1, *[1] * (input.dim() - 2))
