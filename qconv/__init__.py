@@ -1,7 +1,13 @@
 """qconv: train convolutional networks with binary, ternary, power-of-two and low-bit weights in PyTorch."""
 
+from typing import TYPE_CHECKING, Any
+
+from . import distillation as distillation
 from . import grad as grad
 from . import grad_composed as grad_composed
+from . import grad_deform as grad_deform
+from . import layers as layers
+from . import optim as optim
 from . import quantizers as quantizers
 from . import schemes as schemes
 from .calibrate import calibrate as calibrate
@@ -23,10 +29,25 @@ from .layers import QConvTranspose3d as QConvTranspose3d
 from .layers import QLinear as QLinear
 from .layers import QuantizedLayer as QuantizedLayer
 from .layers import XNORConv2d as XNORConv2d
+from .optim import parameter_groups as parameter_groups
 from .quantizers import Quantizer as Quantizer
 from .schemes import Scheme as Scheme
 from .steps import after_every_step as after_every_step
 from .steps import after_step as after_step
 from .steps import set_progress as set_progress
+from .summary import Summary as Summary
+from .summary import summarize as summarize
+from .summary import summary as summary
+
+if TYPE_CHECKING:
+    from .layers import DeformConv2dPack as DeformConv2dPack
+    from .layers import QDeformConv2d as QDeformConv2d
+    from .layers import QDeformConv2dPack as QDeformConv2dPack
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"):
+        return getattr(layers, name)  # imports torchvision
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

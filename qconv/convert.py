@@ -1,6 +1,7 @@
 """Swap the layers of a model: `plan` says what would happen, `convert` does it, `to_float` undoes it."""
 
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,7 +26,7 @@ QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
     layer.float_type: layer
     for layer in (QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d, QLinear)
 }
-"""The quantized layer of each float layer. Subclasses of the float layers are left alone: they may compute anything."""
+"""The quantized layer of each layer of `torch.nn`. Subclasses of those are left alone: they may compute anything."""
 
 FIRST_AND_LAST = ("first", "last")
 
@@ -52,7 +53,7 @@ class Step:
         if self.scheme is None:
             return f"{self.kind.__name__} stays: {self.reason}"
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{self.kind.__name__} → {QUANTIZED[self.kind].__name__} {self.scheme.name}{reason}"
+        return f"{self.kind.__name__} → {_quantized()[self.kind].__name__} {self.scheme.name}{reason}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,8 +112,9 @@ def convert(
 
     Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and
     hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters. Linear and
-    (transposed) convolution layers are converted; subclasses of them, and layers that are quantized already, stay as
-    they are.
+    (transposed, deformable) convolution layers are converted; subclasses of them, and layers that are quantized
+    already, stay as they are. A plain convolution that makes the offsets of a deformable one is like any other: name it
+    in ``skip``.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
@@ -121,12 +123,12 @@ def convert(
     """
     for step in _make_plan(model, scheme, skip, overrides or {}).steps:
         if step.scheme is not None:
-            QUANTIZED[step.kind].adopt(step.layer, step.scheme)
+            _quantized()[step.kind].adopt(step.layer, step.scheme)
     return model
 
 
 def to_float(model: Model) -> Model:
-    """Undo `convert`: make every quantized layer its ``torch.nn`` twin, in place, and return the model.
+    """Undo `convert`: make every quantized layer its float twin, in place, and return the model.
 
     The float layers get the latent weights, or the learned ones where a scheme learns them in other tensors.
 
@@ -152,6 +154,15 @@ def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     return {key: value for key, value in model.state_dict().items() if not key.startswith(learned)}
 
 
+def _quantized() -> dict[type[nn.Module], type[QuantizedLayer]]:
+    """`QUANTIZED`, and the deformable layers where torchvision is imported: else no model can hold one."""
+    if "torchvision.ops" not in sys.modules:
+        return QUANTIZED
+    from .layers import QDeformConv2d, QDeformConv2dPack
+
+    return QUANTIZED | {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
+
+
 def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides: Mapping[str, Scheme | None]) -> Plan:
     if isinstance(skip, str):
         raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, such as ({skip!r},)")
@@ -159,9 +170,10 @@ def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides:
         if not isinstance(value, Scheme) and (argument == "scheme" or value is not None):
             raise TypeError(f"{argument} (={value!r}) must be a qconv.Scheme, such as qconv.schemes.bwn()")
 
+    quantized = _quantized()
     names = _layer_names(model)
     tied = _tied_parameters(model)
-    if not any(type(layer) in QUANTIZED for layer in names):
+    if not any(type(layer) in quantized for layer in names):
         raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
     excepted = _excepted(names, [word for word in skip if word in FIRST_AND_LAST])
     skip_patterns = {pattern: _compiled("skip", pattern, names) for pattern in skip if pattern not in FIRST_AND_LAST}
@@ -171,8 +183,8 @@ def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides:
         kind = type(layer)
         if isinstance(layer, QuantizedLayer):
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
-        if kind not in QUANTIZED:
-            twin = next(float_type for float_type in QUANTIZED if isinstance(layer, float_type))
+        if kind not in quantized:
+            twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             return Step(at, layer, kind, None, f"a subclass of {twin.__name__}")
         if not isinstance(layer._parameters.get("weight"), nn.Parameter):
             return Step(at, layer, kind, None, "its weight is computed, not a parameter")
@@ -197,7 +209,7 @@ def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides:
 def _check_fits(layer: nn.Module, scheme: Scheme, at: tuple[str, ...], tied: set[nn.Parameter]) -> None:
     """Raise a ValueError that names the layer if it can't follow the scheme, before anything is changed."""
     try:
-        QUANTIZED[type(layer)].check_scheme(scheme)
+        _quantized()[type(layer)].check_scheme(scheme)
     except ValueError as error:
         raise ValueError(f"layer {at[0]!r} ({type(layer).__name__}): {error}") from error
     if scheme.weight().replaces_weight and layer.weight in tied:
@@ -220,14 +232,16 @@ def _tied_parameters(model: nn.Module) -> set[nn.Parameter]:
 def _layer_names(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
     """Every layer of a convertible kind, subclasses included, with all the names under which it stands in the model."""
     names: dict[nn.Module, tuple[str, ...]] = {}
+    kinds = tuple(_quantized())
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, tuple(QUANTIZED)):
+        if isinstance(module, kinds):
             names[module] = (*names.get(module, ()), name)
     return names
 
 
 def _excepted(names: Mapping[nn.Module, Any], words: Sequence[str]) -> dict[nn.Module, str]:
-    layers = list(names)
+    parts = {part for layer in names for part in layer.modules() if part is not layer}  # of a deformable layer
+    layers = [layer for layer in names if layer not in parts]
     ends = {"first": layers[0], "last": layers[-1]}
     return {ends[word]: word for word in words}
 
@@ -249,5 +263,5 @@ def _first_match(patterns: Mapping[str, re.Pattern[str]], at: tuple[str, ...]) -
 
 def _what_there_is(names: Mapping[nn.Module, Any]) -> str:
     kinds = sorted({type(layer).__name__ for layer in names})
-    looked_for = ", ".join(float_type.__name__ for float_type in QUANTIZED)
+    looked_for = ", ".join(float_type.__name__ for float_type in _quantized())
     return f"it has {', '.join(kinds)}" if kinds else f"it has none of {looked_for}"

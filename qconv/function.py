@@ -6,8 +6,9 @@ weight, which autograd keeps for `torch.nn.Conv2d` as well: the quantized copies
 as much as copying.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from .quantizers.base import is_plain_cpu, once_differentiable
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool]
+T = TypeVar("T")
 
 
 class Operation(Protocol):
@@ -36,6 +38,23 @@ class Operation(Protocol):
         """Gradients of input, weight and bias; None where ``mask`` is False.
 
         An operand that no gradient needs is not read.
+        """
+        ...
+
+
+class ExtendedOperation(Protocol):
+    """An `Operation` that also reads ``extra`` differentiable tensors, which are not quantized: offsets, masks."""
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, *extra: Tensor) -> Tensor:
+        """The output."""
+        ...
+
+    def backward(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of input, weight, bias and each extra tensor; None where ``mask`` is False.
+
+        Of input and weight, the quantized values are there if the other one or an extra tensor needs its gradient.
         """
         ...
 
@@ -179,20 +198,29 @@ class Quantizers(NamedTuple):
     backward_weight: Literal["quantized", "float"] = "quantized"
 
 
-def quantized_op(input: Tensor, weight: Tensor, bias: Tensor | None, op: Operation, quantizers: Quantizers) -> Tensor:
+def quantized_op(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    op: Operation | ExtendedOperation,
+    quantizers: Quantizers,
+    *extra: Tensor,
+) -> Tensor:
     """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
 
-    Forward: ``op(input_q, weight_q, bias)``; ``weight_q`` is computed in the weight's dtype and cast to the input's, in
-    which the operation and its gradients run.
+    Forward: ``op(input_q, weight_q, bias, *extra)``; ``weight_q`` is computed in the weight's dtype and cast to the
+    input's, in which the operation and its gradients run.
 
     Backward: with ``g = grad_quantizer(grad_output)``, ``grad_input = dq_input(op_input(g, weight_q))``,
     ``grad_weight = dq_weight(op_weight(g, input_q))``, ``grad_bias = op_bias(g)``, and each quantizer's learned tensors
-    get theirs.
+    get theirs. ``extra``, tensors of the operation that are not quantized, get ``op_extra(g, input_q, weight_q)``; with
+    a float ``backward_weight``, they as well as the input are differentiated at the float weight.
 
     A second differentiation raises a RuntimeError: a pseudo-gradient has no derivative that means anything.
     """
     input_tensors, weight_tensors = quantizers.input.tensors(), quantizers.weight.tensors()
-    arguments = input, weight, bias, op, quantizers, len(input_tensors), *input_tensors, *weight_tensors
+    counts = len(extra), len(input_tensors)
+    arguments = input, weight, bias, op, quantizers, counts, *extra, *input_tensors, *weight_tensors
     # Without gradients torch 2.11 compiles a Function wrongly: it hands forward a context, too.
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return _QuantizedOp.forward(*arguments)
@@ -205,23 +233,23 @@ class _QuantizedOp(torch.autograd.Function):
         input: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        op: Operation,
+        op: Any,
         quantizers: Quantizers,
-        split: int,
+        counts: tuple[int, int],
         *tensors: Tensor,
     ) -> Tensor:
-        input_tensors, weight_tensors = tensors[:split], tensors[split:]
+        extra, input_tensors, weight_tensors = _split(tensors, counts)
         if isinstance(op, Convolution) and bias is None and _signs_pay(input, weight, op, quantizers):
             input_codes = quantizers.input.codes(input, *input_tensors).values
             weight_codes = quantizers.weight.codes(weight, *weight_tensors).values
             return op.forward_signs(input_codes, weight_codes, input.dtype)
         input_q = quantizers.input.quantize(input, *input_tensors)
         weight_q = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
-        return op.forward(input_q, weight_q, bias)
+        return op.forward(input_q, weight_q, bias, *extra)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        input, weight, _, ctx.op, ctx.quantizers, ctx.split, *tensors = inputs
+        input, weight, _, ctx.op, ctx.quantizers, ctx.counts, *tensors = inputs
         ctx.save_for_backward(input, weight, *tensors)
 
     @staticmethod
@@ -230,30 +258,39 @@ class _QuantizedOp(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         (grad_output,) = grad_outputs
-        op, quantizers, split = ctx.op, ctx.quantizers, ctx.split
+        op, quantizers = ctx.op, ctx.quantizers
         input, weight, *tensors = ctx.saved_tensors
-        input_tensors, weight_tensors = tensors[:split], tensors[split:]
+        extra, input_tensors, weight_tensors = _split(tensors, ctx.counts)
+        needs_extra, needs_input_tensors, needs_weight_tensors = _split(ctx.needs_input_grad[6:], ctx.counts)
         needs_bias = ctx.needs_input_grad[2]
-        needs_tensors = ctx.needs_input_grad[6:]
-        needs_input = ctx.needs_input_grad[0] or any(needs_tensors[:split])
-        needs_weight = ctx.needs_input_grad[1] or any(needs_tensors[split:])
+        needs_input = ctx.needs_input_grad[0] or any(needs_input_tensors)
+        needs_weight = ctx.needs_input_grad[1] or any(needs_weight_tensors)
+        needs_both = any(needs_extra)
 
         if quantizers.grad is not None:
             grad_output = quantizers.grad.quantize(grad_output, *quantizers.grad.tensors())
-        # Each gradient reads the other operand: quantize again only what is read.
-        operand_input = quantizers.input.quantize(input, *input_tensors) if needs_weight else input
-        if needs_input and quantizers.backward_weight == "quantized":
+        # Each gradient reads the other operand, and those of extra tensors both: quantize again only what is read.
+        operand_input = quantizers.input.quantize(input, *input_tensors) if needs_weight or needs_both else input
+        if (needs_input or needs_both) and quantizers.backward_weight == "quantized":
             operand_weight = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
         else:
             operand_weight = weight.to(input.dtype)
-        grad_input, grad_weight, grad_bias = op.backward(
-            grad_output, operand_input, operand_weight, (needs_input, needs_weight, needs_bias)
+        mask = needs_input, needs_weight, needs_bias, *needs_extra
+        grad_input, grad_weight, grad_bias, *grad_extra = op.backward(
+            grad_output, operand_input, operand_weight, mask, *extra
         )
 
-        input_grads: tuple[Tensor | None, ...] = (None,) * (1 + split)
+        input_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(input_tensors))
         weight_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(weight_tensors))
         if grad_input is not None:
             input_grads = quantizers.input.backward(grad_input, input, *input_tensors)
         if grad_weight is not None:
             weight_grads = quantizers.weight.backward(grad_weight.to(weight.dtype), weight, *weight_tensors)
-        return input_grads[0], weight_grads[0], grad_bias, None, None, None, *input_grads[1:], *weight_grads[1:]
+        firsts = input_grads[0], weight_grads[0], grad_bias, None, None, None
+        return *firsts, *grad_extra, *input_grads[1:], *weight_grads[1:]
+
+
+def _split(items: Sequence[T], counts: tuple[int, int]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
+    """Those of the extra tensors, of the input's quantizer and of the weight's."""
+    first, second = counts[0], sum(counts)
+    return items[:first], items[first:second], items[second:]

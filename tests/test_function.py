@@ -266,6 +266,74 @@ def test_learned_tensors_of_both_quantizers_get_their_gradient() -> None:
         assert found.equal(reference)
 
 
+class ScaledLinear:
+    """An operation with two extra tensors: ``(input * scale) @ weight.T + bias + shift``."""
+
+    def __init__(self) -> None:
+        self.masks: list[tuple[bool, ...]] = []
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, *extra: Tensor) -> Tensor:
+        scale, shift = extra
+        return F.linear(input * scale, weight, bias) + shift
+
+    def backward(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        self.masks.append(mask)
+        scale, _ = extra
+        columns = grad_output @ weight
+        grads = columns * scale, grad_output.t() @ (input * scale), grad_output.sum(0), columns * input, grad_output
+        return tuple(grad if asked else None for grad, asked in zip(grads, mask, strict=True))
+
+
+class ExchangedExtra(ScaledLinear):
+    """A planted error: the gradients of the extra tensors are exchanged."""
+
+    def backward(self, *arguments: Any) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        grads = super().backward(*arguments)
+        return *grads[:3], grads[4], grads[3]
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_extra_tensors_beside_learned_ones(planted: bool) -> None:
+    input, weight = (torch.randn(5, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    bias = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    scale, shift = (torch.randn(5, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    quantizers = Quantizers(LearnedStep(), LearnedStep())
+    op: ScaledLinear = ExchangedExtra() if planted else ScaledLinear()
+    output = quantized_op(input, weight, bias, op, quantizers, scale, shift)
+    expected = F.linear(quantizers.input(input) * scale, quantizers.weight(weight), bias) + shift
+    assert output.equal(expected)
+    leaves = [input, weight, bias, scale, shift, *quantizers.input.tensors(), *quantizers.weight.tensors()]
+    pairs = list(zip(gradients(output, leaves), gradients(expected, leaves), strict=True))
+    close = [f is not None and r is not None and torch.allclose(f, r, rtol=1e-12) for f, r in pairs]
+    assert close == [True] * 3 + [not planted] * 2 + [True] * 2
+
+
+@pytest.mark.parametrize("needed", range(5), ids=["input", "weight", "bias", "scale", "shift"])
+@pytest.mark.parametrize("backward_weight", ["quantized", "float"])
+def test_each_extra_tensor_alone(needed: int, backward_weight: Any) -> None:
+    sizes = (5, 5), (5, 5), (5,), (5, 5), (5, 5)
+    tensors = [torch.randn(size, dtype=torch.float64).requires_grad_(i == needed) for i, size in enumerate(sizes)]
+    input, weight, bias, scale, shift = tensors
+    op = ScaledLinear()
+    quantizers = Quantizers(Sign(), ScaledSign(), None, backward_weight)
+    output = quantized_op(input, weight, bias, op, quantizers, scale, shift)
+    (found,) = gradients(output, [tensors[needed]])
+    assert op.masks == [tuple(i == needed for i in range(5))]
+    weight_q = weight if backward_weight == "float" and needed in (0, 3) else quantizers.weight(weight)
+    expected = F.linear(quantizers.input(input) * scale, weight_q, bias) + shift
+    torch.testing.assert_close(found, gradients(expected, [tensors[needed]])[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_second_differentiation_of_extra_tensors_is_an_error() -> None:
+    input, weight, scale, shift = (torch.randn(5, 5, requires_grad=True) for _ in range(4))
+    output = quantized_op(input, weight, None, ScaledLinear(), Quantizers(Identity(), Identity()), scale, shift)
+    (grad,) = torch.autograd.grad(output.sum(), scale, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.square().sum().backward()
+
+
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_saves_no_more_than_the_float_layer(channels_last: bool, autocast: bool) -> None:

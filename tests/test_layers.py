@@ -361,7 +361,7 @@ def test_func_grad() -> None:
         (
             lambda: qconv.QConv2d(4, 4, 3, scheme="bnn"),  # pyright: ignore[reportArgumentType]
             TypeError,
-            r"scheme \(='bnn'\) must be a qconv.Scheme; qconv.schemes has bnn\(\), bwn\(\), identity\(\)",
+            r"scheme \(='bnn'\) must be a qconv.Scheme; qconv.schemes has adabin\(\), apot\(\)",
         ),
         (
             lambda: qconv.QConvTranspose2d(4, 4, 3, scheme=schemes.xnor(scale_map=True)),

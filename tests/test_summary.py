@@ -1,17 +1,29 @@
+import csv
+import importlib
+import io
+import json
 import math
+from dataclasses import asdict, fields
+from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from rich.console import Console
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import qconv
 from qconv import schemes
 from qconv.models import resnet18, resnet20, small_cnn
-from qconv.summary import summary
+from qconv.quantizers import Codes
+from qconv.summary import Row, Summary, format_int, summarize, summary
+from qconv.training.result import about_run
+from qconv.training.screen import model_table, short
 
 
-def row_of(layer: nn.Module, input_size: tuple[int, ...]):
-    (row,) = summary(nn.Sequential(layer), input_size).rows
+def row_of(layer: nn.Module, input_size: tuple[int, ...]) -> Row:
+    row, *others = summarize(nn.Sequential(layer), input_size).rows
+    assert not others
     return row
 
 
@@ -23,9 +35,13 @@ def row_of(layer: nn.Module, input_size: tuple[int, ...]):
         (nn.Conv3d(2, 3, 2), (2, 3, 3, 3), (3, 2, 2, 2), 3 * 8 * 2 * 8),
         (nn.ConvTranspose1d(4, 6, 3), (4, 5), (6, 7), 4 * 5 * 6 * 3),
         (nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2), (4, 3, 3), (6, 6, 6), 4 * 9 * 3 * 4),
+        (nn.Conv2d(6, 6, 3, padding=1, groups=6), (6, 5, 5), (6, 5, 5), 6 * 25 * 9),  # depthwise
+        (nn.Conv2d(4, 8, 1, groups=4, dilation=3, bias=False), (4, 1, 7), (8, 1, 7), 8 * 7 * 1),
+        (nn.ConvTranspose2d(4, 4, 3, groups=4, padding=1), (4, 3, 3), (4, 3, 3), 4 * 9 * 9),
         (nn.ConvTranspose3d(1, 2, 2), (1, 2, 2, 2), (2, 3, 3, 3), 8 * 2 * 8),
         (nn.Linear(5, 3), (5,), (3,), 15),
         (nn.Linear(5, 3), (7, 5), (7, 3), 7 * 15),
+        (nn.Linear(5, 3, bias=False), (1, 5), (1, 3), 15),
     ],
 )
 def test_multiply_accumulates(
@@ -36,6 +52,84 @@ def test_multiply_accumulates(
     assert (row.output_shape, row.macs, row.parameters) == (output_shape, macs, parameters)
     assert (row.scheme, row.weight_bits, row.input_bits) == ("float", 32, 32)
     assert row.float_bytes == row.packed_bytes == 4 * parameters
+    assert row.parameters_by_bits == {32: parameters}
+    assert row.macs_by_bits == {(32, 32): macs}
+    assert row.bops == 1024 * macs
+    assert row.saved_bytes == 4 * math.prod(input_size)  # the gradient of the weight reads the input, and nothing else
+
+
+@pytest.mark.parametrize(
+    ("layer", "input_size", "macs"),
+    [
+        (qconv.QConv1d(4, 6, 3, stride=2), (4, 9), 6 * 4 * 4 * 3),
+        (qconv.QConv2d(6, 6, 3, padding=1, groups=6), (6, 5, 5), 6 * 25 * 9),
+        (qconv.QConv2d(4, 6, (3, 2), padding=1), (4, 5, 5), 6 * 5 * 6 * 4 * 6),
+        (qconv.QConv3d(2, 3, 2), (2, 3, 3, 3), 3 * 8 * 2 * 8),
+        (qconv.QConvTranspose1d(4, 6, 3), (4, 5), 4 * 5 * 6 * 3),
+        (qconv.QConvTranspose2d(4, 6, 2, stride=2, groups=2), (4, 3, 3), 4 * 9 * 3 * 4),
+        (qconv.QConvTranspose3d(1, 2, 2), (1, 2, 2, 2), 8 * 2 * 8),
+        (qconv.QLinear(5, 3), (5,), 15),
+    ],
+)
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.shift_q(weight_bits=3, fixed_point=(2, 2))], ids=str)
+def test_quantized_layers(layer: qconv.QuantizedLayer, input_size: tuple[int, ...], macs: int, scheme) -> None:
+    layer.set_scheme(scheme)
+    row = row_of(layer, input_size)
+    weight_bits, input_bits = (1, 1) if scheme.name == "bnn()" else (3, 4)
+    weights, biases = layer.weight.numel(), row.parameters - layer.weight.numel()
+    assert row.macs_by_bits == {(weight_bits, input_bits): macs}
+    assert row.bops == macs * weight_bits * input_bits
+    assert row.parameters_by_bits == {weight_bits: weights, 32: biases}
+    assert row.packed_bytes == math.ceil(weight_bits * weights / 8) + 4 + 4 * biases  # both have one scale
+    # At least a bit of each input value is kept, at most the value and a copy of the weight in another layout.
+    values = math.prod(input_size)
+    assert math.ceil(values / 8) <= row.saved_bytes <= 4 * values + 4 * weights
+
+
+class Deformed(nn.Module):
+    """A deformable layer with the convolution that predicts its offsets and mask."""
+
+    def __init__(self, masked: bool) -> None:
+        super().__init__()
+        ops = pytest.importorskip("torchvision.ops")
+        self.masked = masked
+        self.offset = nn.Conv2d(4, 2 * 18, 3, padding=1)
+        self.mask = nn.Conv2d(4, 2 * 9, 3, padding=1, bias=False)
+        self.conv: nn.Module = type("Subclass", (ops.DeformConv2d,), {})(4, 6, 3, padding=1, groups=2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.conv(input, self.offset(input), mask=self.mask(input).sigmoid() if self.masked else None)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_deformable_layers_count_as_their_convolution(masked: bool) -> None:
+    rows = {row.name: row for row in summarize(Deformed(masked), (4, 5, 7)).rows}
+    assert (rows["conv"].type, rows["conv"].output_shape) == ("Subclass", (6, 5, 7))
+    assert (rows["conv"].macs, rows["conv"].parameters) == (6 * 35 * 2 * 9, 6 * 2 * 9 + 6)
+    assert rows["offset"].macs == 36 * 35 * 4 * 9
+    assert rows["mask"].macs == masked * 18 * 35 * 4 * 9
+    # The input counts with the offsets' convolution, the sigmoid's output with the model, where both were saved first.
+    assert rows["offset"].saved_bytes == 4 * 4 * 35
+    assert rows["(model)"].saved_bytes == 4 * 18 * 35 if masked else "(model)" not in rows
+    assert rows["conv"].saved_bytes >= 4 * 36 * 35  # the offsets
+
+
+def test_quantized_deformable_layers() -> None:
+    pytest.importorskip("torchvision")
+    from qconv.layers.deform import QDeformConv2d
+
+    model = Deformed(True)
+    model.conv = QDeformConv2d(4, 6, 3, padding=1, groups=2, scheme=schemes.bnn())
+    row = {row.name: row for row in summarize(model, (4, 5, 7)).rows}["conv"]
+    assert row.macs_by_bits == {(1, 1): 6 * 35 * 2 * 9}
+    assert row.parameters_by_bits == {1: 6 * 2 * 9, 32: 6}
+    assert row.packed_bytes == 14 + 4 + 4 * 6  # ceil(108 / 8), a scale, the biases
+
+
+def test_a_deformable_layer_alone_takes_more_than_one_tensor() -> None:
+    layer = pytest.importorskip("torchvision.ops").DeformConv2d(4, 6, 3)
+    with pytest.raises(ValueError, match=r"input_size \(=\(4, 5, 5\)\) must be what the model takes: .*'offset'"):
+        summarize(layer, (4, 5, 5))
 
 
 @pytest.mark.parametrize(
@@ -68,14 +162,56 @@ def test_identity_packs_nothing() -> None:
 def test_totals_are_those_of_the_state_dict() -> None:
     for model in (resnet20(), small_cnn(3, 10)):
         stored = sum(tensor.numel() * tensor.element_size() for tensor in model.state_dict().values())
-        table = summary(model, (3, 32, 32))
+        table = summarize(model, (3, 32, 32))
         assert table.float_bytes == table.packed_bytes == stored
         assert table.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
 def test_published_multiply_accumulates() -> None:
-    assert summary(resnet20(), (3, 32, 32)).macs == 40_551_040
-    assert summary(resnet18(), (3, 32, 32)).macs == 555_422_720
+    assert summarize(resnet20(), (3, 32, 32)).macs == 40_551_040
+
+
+# ResNet-18 with the 3×3 stem, by hand. Weights: the stem 3·64·9; stage 1 four times 64·64·9; each other stage of width
+# c one c/2·c·9, three c·c·9, and the shortcut c/2·c; the classifier 512·10 and 10 biases.
+STEM, STAGES, CLASSIFIER = 1_728, (147_456, 524_288, 2_097_152, 8_388_608), 5_120
+# Batch norm: five layers a stage (four convolutions and the stem's or the shortcut's), 5 · (64 + 128 + 256 + 512).
+NORMALIZED = 4_800
+# Every weight of a stage meets every pixel of its output once: 32², 16², 8², 4².
+STAGE_MACS = 147_456 * 1024 + 524_288 * 256 + 2_097_152 * 64 + 8_388_608 * 16
+FIRST_AND_LAST_MACS = 1_728 * 1024 + 5_120
+
+
+def test_resnet18_by_hand() -> None:
+    table = summarize(resnet18(), (3, 32, 32))
+    assert table.parameters == STEM + sum(STAGES) + 2 * NORMALIZED + CLASSIFIER + 10 == 11_173_962
+    assert table.parameters_by_bits == {32: 11_173_962}
+    assert table.macs == STAGE_MACS + FIRST_AND_LAST_MACS == 555_422_720
+    assert table.macs_by_bits == {(32, 32): 555_422_720}
+    assert table.bops == 555_422_720 * 32 * 32 == 568_752_865_280
+    # Batch norm also stores mean and variance, and in each of its 20 layers an int64 that counts batches.
+    assert table.float_bytes == table.packed_bytes == 4 * 11_173_962 + 4 * 2 * NORMALIZED + 20 * 8 == 44_734_408
+    assert table.compression == 1
+    # Autograd keeps the picture, what enters each batch norm, what leaves each ReLU, and what enters the classifier.
+    # A stage's map has 64·32², 128·16², 256·8², 512·4² values; five batch norms in each; five ReLUs in the first
+    # (the stem's is of this size), four in the others.
+    maps = 65_536 + 32_768 + 16_384 + 8_192
+    assert table.saved_bytes == 4 * (3_072 + 5 * maps + 4 * maps + 65_536 + 512) == 4_700_160
+
+
+def test_binary_resnet18_by_hand() -> None:
+    table = summarize(qconv.convert(resnet18(), schemes.bnn()), (3, 32, 32))
+    binary = sum(STAGES)
+    assert binary == 11_157_504
+    assert table.parameters_by_bits == {1: 11_157_504, 32: 16_458}
+    assert STEM + 2 * NORMALIZED + CLASSIFIER + 10 == 16_458
+    assert table.macs_by_bits == {(1, 1): STAGE_MACS, (32, 32): FIRST_AND_LAST_MACS}
+    assert (STAGE_MACS, FIRST_AND_LAST_MACS) == (553_648_128, 1_774_592)
+    assert table.bops == 553_648_128 + 1024 * 1_774_592 == 2_370_830_336
+    assert table.float_bytes == 44_734_408
+    # 19 layers with one scale each; 32 bits become 1.
+    assert table.packed_bytes == 44_734_408 - 4 * 11_157_504 + 11_157_504 // 8 + 4 * 19 == 1_499_156
+    assert table.compression == pytest.approx(29.8397, abs=1e-4)
+    assert 0 < table.saved_bytes <= 4_700_160
 
 
 def test_the_model_stays_as_it_is() -> None:
@@ -83,7 +219,7 @@ def test_the_model_stays_as_it_is() -> None:
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    summary(model, (1, 8, 8))
+    summarize(model, (1, 8, 8))
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert not any(module._forward_hooks for module in model.modules())
@@ -91,28 +227,62 @@ def test_the_model_stays_as_it_is() -> None:
 
 def test_shared_weights_count_once_and_shared_calls_twice() -> None:
     conv = nn.Conv2d(2, 2, 1, bias=False)
-    (row,) = summary(nn.Sequential(conv, conv), (2, 3, 3)).rows
+    (row,) = summarize(nn.Sequential(conv, conv), (2, 3, 3)).rows
     assert (row.parameters, row.macs) == (4, 2 * 4 * 9)
     first, second = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)
     second.weight = first.weight
-    table = summary(nn.Sequential(first, second), (4,))
+    table = summarize(nn.Sequential(first, second), (4,))
     assert (table.parameters, table.macs) == (16, 32)
 
 
 def test_the_table_shows_every_row_and_the_totals() -> None:
-    lines = str(summary(qconv.convert(small_cnn(1, 10, width=32), schemes.bnn()), (1, 8, 8))).splitlines()
+    model = qconv.convert(small_cnn(1, 10, width=32), schemes.bnn())
+    *lines, blank, parameters, macs, compression = str(summarize(model, (1, 8, 8))).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert any("blocks.1.conv" in line and "bnn()" in line and "1/1" in line and "589,824" in line for line in lines)
     assert lines[-1].startswith("total")
     assert "2,378,368" in lines[-1]
+    assert blank == ""
+    # 32·32·9 + 32·64·9 + 64·64·9 signs; 32·9 of the first, 64·10 + 10 of the last layer, 2·(32+32+64+64) of batch norm
+    assert parameters == "parameters by bits         1: 64,512; 32: 1,322"
+    assert macs == "MACs by weight×input bits  1×1: 2,359,296; 32×32: 19,072"
+    assert compression.startswith("compression                ")
 
 
 def test_bad_input_sizes_are_named() -> None:
     model = small_cnn(1, 10, width=32)
     with pytest.raises(ValueError, match=r"input_size \(=\(1, 0, 8\)\) must be one sample's shape"):
-        summary(model, (1, 0, 8))
+        summarize(model, (1, 0, 8))
     with pytest.raises(ValueError, match=r"input_size \(=\(3, 8, 8\)\) must be what the model takes"):
-        summary(model, (3, 8, 8))
+        summarize(model, (3, 8, 8))
+    with pytest.raises(ValueError, match=r"input_size \(=\(1, -8, 8\)\) must be one sample's shape"):
+        summarize(model, (1, -8, 8))
+    with pytest.raises(ValueError, match=r"input_size \(=\(\)\) must be one sample's shape"):
+        summarize(model, ())
+    with pytest.raises(ValueError, match=r"input_size \(=\(8,\)\) must be what the model takes"):
+        summarize(model, (8,))
+    with pytest.raises(ValueError, match=r"input_size \(=\(4, 5, 5\)\) must be what the model takes: input has shape"):
+        summarize(qconv.QConv2d(3, 5, 3), (4, 5, 5))
+    for wrong in (8, (1, 8.0, 8), "188", None):
+        with pytest.raises(TypeError, match=r"input_size \(=.*\) must be a sequence of whole numbers, such as \(3, 32"):
+            summarize(model, wrong)  # pyright: ignore[reportArgumentType]
+    assert summarize(model, torch.Size((1, 8, 8))) == summarize(model, (1, 8, 8)) == summarize(model, [1, 8, 8])
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(), nn.Identity(), nn.Sequential(nn.ReLU(), nn.Flatten())])
+def test_a_model_without_anything_to_count(model: nn.Module) -> None:
+    with pytest.raises(ValueError, match=rf"model \({type(model).__name__}\) has no parameters, buffers or layers"):
+        summarize(model, (3, 4, 4))
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(TypeError, match=r"model \(=3\) must be a torch.nn.Module"):
+        summarize(3, (3, 4, 4))  # pyright: ignore[reportArgumentType]
+    model = nn.Sequential(nn.LazyLinear(3))
+    with pytest.raises(ValueError, match=r"model \(Sequential\) has no shape for '0.weight' yet: call it once before"):
+        summarize(model, (4,))
+    model(torch.zeros(1, 4))
+    assert summarize(model, (4,)).macs == 12
 
 
 class Halves(qconv.Quantizer):
@@ -127,3 +297,311 @@ class Halves(qconv.Quantizer):
 def test_a_quantizer_without_codes_counts_with_one_scale() -> None:
     layer = qconv.QConv2d(4, 8, 3, bias=False, scheme=qconv.Scheme("halves", weight=Halves))
     assert row_of(layer, (4, 5, 5)).packed_bytes == 3 * 8 * 4 * 9 // 8 + 4
+
+
+class Steps(qconv.Quantizer):
+    """Has a learned step for each filter, or what else ``shape`` says, and a schedule that inference does not need."""
+
+    bits = 2
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.step = nn.Parameter(torch.full(shape, 0.5))
+        self.register_buffer("progress", torch.zeros(3))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.step,)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return (x / tensors[0]).round().clamp(-2, 1) * tensors[0]
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return Codes((x / tensors[0]).round().clamp(-2, 1).long(), tensors[0])
+
+
+def test_learned_tensors_of_quantizers() -> None:
+    def make(shape: tuple[int, ...]):
+        return lambda: Steps(*shape)
+
+    scheme = qconv.Scheme("steps", input=make((1, 5, 1, 1)), weight=make((7, 1, 1, 1)))
+    row = row_of(qconv.QConv2d(5, 7, 3, bias=False, scheme=scheme), (5, 4, 4))
+    assert (row.parameters, row.float_bytes) == (315, 4 * 315)
+    assert row.parameters_by_bits == {2: 315}
+    assert (
+        row.packed_bytes == math.ceil(2 * 315 / 8) + 4 * 7 + 4 * 5
+    )  # codes, a scale a filter, a step an input channel
+
+
+def test_a_quantizer_of_its_own_is_a_row() -> None:
+    table = summarize(nn.Sequential(Steps(1), nn.Linear(4, 4, bias=False)).requires_grad_(False), (4,))
+    assert [(row.name, row.float_bytes, row.scheme) for row in table.rows] == [("0", 16, "float"), ("1", 64, "float")]
+
+
+def test_a_fraction_of_a_bit() -> None:
+    class Ternary(Halves):
+        bits = math.log2(3)
+
+    row = row_of(qconv.QLinear(10, 10, bias=False, scheme=qconv.Scheme("t", input=Ternary, weight=Ternary)), (10,))
+    assert row.bops == 251  # 100 · log2(3)²
+    assert row.packed_bytes == 20 + 4  # ceil(158.5 / 8), a scale
+    table = summarize(qconv.QLinear(10, 10, scheme=qconv.Scheme("t", input=Ternary, weight=Ternary)), (10,))
+    assert table.totals()["macs_by_bits"] == {"1.58496x1.58496": 100}
+    assert table.totals()["parameters_by_bits"] == {"1.58496": 100, "32": 10}
+
+
+def saved(model: nn.Module, input_size: tuple[int, ...]) -> dict[str, int]:
+    return {row.name: row.saved_bytes for row in summarize(model, input_size).rows if row.saved_bytes}
+
+
+def tiny(**bn: bool) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.BatchNorm2d(3, **bn), nn.ReLU())
+
+
+def test_saved_bytes_by_hand() -> None:
+    # The convolution keeps its input, 2·4·4 floats; batch norm what enters, ReLU what leaves it, 3·4·4.
+    assert saved(tiny(), (2, 4, 4)) == {"0": 128, "1": 192, "2": 192}
+    # What ReLU has kept the next layer reads, too.
+    assert saved(nn.Sequential(tiny(), nn.Conv2d(3, 1, 1)), (2, 4, 4)) == {"0.0": 128, "0.1": 192, "0.2": 192}
+    assert saved(tiny().double(), (2, 4, 4)) == {"0": 256, "1": 384, "2": 384}
+    # In place ReLU writes where batch norm's output was.
+    model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2))
+    # Pooling: the indices of 3·2·2 values are int64.
+    assert saved(model, (2, 4, 4)) == {"0": 128, "1": 192, "2": 96}
+    # Layer norm keeps its input, and a mean and a deviation for each of 5 rows; the linear layer what leaves it.
+    model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 1))
+    assert saved(model, (5, 4)) == {"0": 80, "1": 80 + 2 * 5 * 4, "2": 80}
+    # Dropout keeps what it multiplies with.
+    assert saved(nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5)), (4,)) == {"0": 16, "1": 24}
+
+
+def test_saved_bytes_are_of_what_requires_gradients() -> None:
+    model = tiny().requires_grad_(False)
+    assert saved(model, (2, 4, 4)) == {}
+    model[1].requires_grad_(True)
+    assert saved(model, (2, 4, 4)) == {"1": 192, "2": 192}
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
+def test_saved_bytes_do_not_depend_on_the_caller(context) -> None:
+    with context():
+        assert saved(tiny(), (2, 4, 4)) == {"0": 128, "1": 192, "2": 192}
+
+
+def test_saved_bytes_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        # Two bytes a value, and the weight's copy in this dtype.
+        assert saved(nn.Conv2d(2, 3, 3, padding=1), (2, 4, 4)) == {"(model)": 2 * 32 + 2 * 54}
+
+
+class Branches(nn.Module):
+    """Throws away what the first call computes: its memory is free for the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(1000, 1000)
+
+    def forward(self, input: Tensor) -> Tensor:
+        for _ in range(3):
+            self.linear(input).relu()
+        return self.linear(input).sigmoid()
+
+
+def test_freed_memory_is_no_shared_memory() -> None:
+    assert saved(Branches(), (1000,)) == {"(model)": 4 * 4000, "linear": 4000}
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+
+    def forward(self, input: Tensor) -> Tensor:
+        return checkpoint(self.body, input * 1, use_reentrant=False)  # pyright: ignore[reportReturnType]
+
+
+def test_checkpointed_parts_keep_their_input() -> None:
+    assert sum(saved(Checkpointed(tiny()), (2, 4, 4)).values()) == 128
+
+
+class Positions(nn.Module):
+    """Adds a table that depends on no input: the layer in it sees no batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.zeros(7, 4))
+        self.project = nn.Linear(4, 6, bias=False)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input + self.project(self.table)
+
+
+def test_a_layer_whose_input_has_no_batch() -> None:
+    rows = {row.name: row for row in summarize(Positions(), (7, 6)).rows}
+    assert (rows["project"].output_shape, rows["project"].macs) == ((7, 6), 7 * 6 * 4)
+    assert (rows["(model)"].output_shape, rows["(model)"].parameters) == ((7, 6), 28)
+
+
+def test_calls_by_keyword_and_failures_inside() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up = nn.ConvTranspose1d(2, 3, 2, bias=False)
+            self.unused = nn.Linear(2, 2, bias=False)
+
+        def forward(self, input: Tensor) -> tuple[Tensor, str]:
+            try:
+                self.unused(input)
+            except RuntimeError:
+                return self.up(input=input).sigmoid(), "a tuple"
+            raise AssertionError
+
+    rows = {row.name: row for row in summarize(Odd(), (2, 5)).rows}
+    assert (rows["up"].output_shape, rows["up"].macs) == ((3, 6), 2 * 5 * 3 * 2)
+    assert rows["(model)"].saved_bytes == 4 * 3 * 6  # the sigmoid's, not any more the layer's that has failed
+    assert (rows["unused"].output_shape, rows["unused"].macs, rows["unused"].parameters) == ((), 0, 4)
+
+
+def test_random_numbers_go_on_as_if_nothing_was_counted() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5))
+    before = torch.get_rng_state()
+    summarize(model, (4,))
+    assert torch.equal(torch.get_rng_state(), before)
+    model.train()(torch.ones(1, 4))
+    assert not torch.equal(torch.get_rng_state(), before)  # which dropout moves
+
+
+def test_shared_storages_and_weights_of_two_schemes() -> None:
+    conv = nn.Conv2d(2, 2, 1, bias=False)
+    assert saved(nn.Sequential(conv, conv), (2, 3, 3)) == {"0": 2 * 72}  # two calls, two inputs
+    first, second = (qconv.QLinear(8, 8, bias=False, scheme=scheme) for scheme in (schemes.bnn(), schemes.identity()))
+    second.weight = first.weight
+    one, two = summarize(nn.Sequential(first, second), (8,)).rows
+    assert (one.parameters_by_bits, one.packed_bytes, one.macs_by_bits) == ({1: 64}, 8 + 4, {(1, 1): 64})
+    assert (two.parameters_by_bits, two.packed_bytes, two.macs_by_bits) == ({}, 0, {(32, 32): 64})
+
+
+def mixed() -> Summary:
+    overrides = {r"blocks\.1\.conv": schemes.shift_q(weight_bits=4)}
+    return summarize(qconv.convert(small_cnn(1, 10, width=8), schemes.bnn(), overrides=overrides), (1, 8, 8))
+
+
+def test_json_holds_everything(tmp_path: Path) -> None:
+    table = mixed()
+    path = tmp_path / "summary.json"
+    text = table.to_json(path)
+    assert path.read_text() == text == table.to_json()
+    read = json.loads(text)
+    names = {each.name for each in fields(Row)}
+    rows = [{key: value for key, value in row.items() if key in names} for row in read["rows"]]
+    assert tuple(Row(**{**row, "output_shape": tuple(row["output_shape"])}) for row in rows) == table.rows
+    assert read["totals"] == table.totals()
+    # 8·16 channels on 8² pixels and 16·16 on 4²; 8·8 on 8²; 1·8 on 8² and the last layer
+    assert read["totals"]["macs_by_bits"] == {"1x1": 73_728 + 36_864, "4x32": 36_864, "32x32": 4_608 + 160}
+    assert all(row["bops"] == row["macs"] * row["weight_bits"] * row["input_bits"] for row in read["rows"])
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_csv_holds_the_rows(tmp_path: Path) -> None:
+    table = mixed()
+    path = tmp_path / "summary.csv"
+    path.write_text("an older one")
+    text = table.to_csv(str(path))
+    assert path.read_bytes().decode() == text == table.to_csv()
+    lines = list(csv.DictReader(io.StringIO(text)))
+    assert len(lines) == len(table.rows)
+    for line, row in zip(lines, table.rows, strict=True):
+        assert line["output_shape"] == "x".join(map(str, row.output_shape))
+        for key, value in asdict(row).items():
+            if key not in ("output_shape", "weights"):
+                assert type(value)(line[key]) == value
+        assert int(line["bops"]) == row.bops
+    assert list(lines[0]) == [
+        *("name", "type", "output_shape", "scheme", "weight_bits", "input_bits"),
+        *("parameters", "parameters_1bit", "parameters_4bit", "parameters_32bit"),
+        *("macs", "macs_1x1bit", "macs_4x32bit", "macs_32x32bit", "bops"),
+        *("float_bytes", "packed_bytes", "saved_bytes"),
+    ]
+    assert sum(int(line["parameters_4bit"]) for line in lines) == 8 * 8 * 9
+    assert sum(int(line["macs_4x32bit"]) for line in lines) == 36_864
+    assert [path.name for path in tmp_path.iterdir()] == ["summary.csv"]
+    assert Summary(()).to_csv().strip() == ""
+
+
+def test_files_that_cannot_be_written(tmp_path: Path) -> None:
+    table = mixed()
+    for write in (table.to_csv, table.to_json):
+        with pytest.raises(
+            FileNotFoundError, match=r"path \(='.*absent/table'\) must be in a folder that exists, .*absent"
+        ):
+            write(tmp_path / "absent" / "table")
+        (tmp_path / "folder").mkdir(exist_ok=True)
+        with pytest.raises(OSError, match="folder"):
+            write(tmp_path / "folder")
+        assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_it_prints_and_the_data_does_not(capsys: pytest.CaptureFixture[str]) -> None:
+    model = tiny()
+    data = summarize(model, (2, 4, 4))
+    assert capsys.readouterr().out == ""
+    table = summary(model, (2, 4, 4))
+    assert capsys.readouterr().out == f"{table}\n"
+    assert table == data
+    assert repr(table) == "Summary(3 rows, 63 parameters, 864 MACs)"
+
+
+def test_the_module_is_found_under_its_name() -> None:
+    module = importlib.import_module("qconv.summary")
+    assert module.summary is summary
+    assert module.Summary is Summary
+
+
+@pytest.mark.parametrize("columns", [120, 132])
+def test_the_table_of_a_run_fits_the_screen(columns: int) -> None:
+    table = summarize(qconv.convert(resnet18(), schemes.bnn()), (3, 32, 32))
+    console = Console(width=columns, file=io.StringIO())
+    console.print(model_table(table, "a title"))
+    lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+    assert max(map(len, lines)) <= columns
+    # One line a layer: nothing was folded, no number was cut.
+    for row in table.rows:
+        shown = [line.split() for line in lines if line.split()[:1] == [row.name]]
+        assert len(shown) == bool(row.macs)
+        if shown:
+            assert shown[0][1:3] == [row.scheme, "×".join(map(str, row.output_shape))]
+            assert {format_int(row.macs), format_int(row.packed_bytes), format_int(row.saved_bytes)} <= set(shown[0])
+    (total,) = [line for line in lines if line.startswith("all")]
+    assert total.split() == [
+        "all",
+        "11,173,962",
+        "555,422,720",
+        "2.37",
+        "G",
+        "1,499,156",
+        format_int(table.saved_bytes),
+    ]
+    assert any("29.84 (44,734,408 bytes to 1,499,156)" in line for line in lines)
+
+
+def test_a_narrow_screen_folds_names_alone() -> None:
+    scheme = schemes.shift_q(weight_bits=5, fixed_point=(16, 16))
+    console = Console(width=100, file=io.StringIO())
+    console.print(model_table(summarize(qconv.convert(resnet18(), scheme), (3, 32, 32)), "a title"))
+    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    assert max(map(len, text.splitlines())) <= 100
+    assert "555,422,720" in text
+    assert "…" not in text
+
+
+def test_short_numbers() -> None:
+    given = (0, 7, 999, 999.6, 1_234, 999_499, 1_234_567, 568_752_865_280, 3e15, 2e19)
+    shown = ["0", "7", "999", "1 k", "1.23 k", "999 k", "1.23 M", "569 G", "3 P", "20 E"]
+    assert [short(value) for value in given] == shown
+
+
+def test_the_result_has_the_totals() -> None:
+    table = mixed()
+    config = {"data": 1, "model": 2, "seed": 3, "run_dir": "4", "ckpt_path": None}
+    about = about_run(config, "bnn()", table)
+    assert about.items() >= table.totals().items()
+    assert json.loads(json.dumps(about["parameters_by_bits"])) == about["parameters_by_bits"]

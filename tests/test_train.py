@@ -208,15 +208,16 @@ def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
         ("optimizer=sgd", "scheduler=constant", "model.width=4", "logger=csv"),
         ("model=resnet20", "skip=[first,last,stages.0.*]", "overrides={stages.2.*:{_target_:qconv.schemes.bwn}}"),
         ("experiment=digits_resnet20_bwn",),
+        ("optimizer=bop", "scheduler=constant", "model.width=4"),
     ],
-    ids=["groups", "skip", "experiment"],
+    ids=["groups", "skip", "experiment", "bop"],
 )
 def test_other_choices_train(overrides: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = program.train(config(*overrides, *SMALL, f"run_dir={tmp_path}"))
     assert result.epochs == 1
     if "model=resnet20" in overrides:
         shown = capsys.readouterr().out.splitlines()
-        schemes = {line.split("│")[1].strip(): line.split("│")[4].strip() for line in shown if line.count("│") == 10}
+        schemes = dict(line.split()[:2] for line in shown if line.startswith("stages."))
         assert schemes["stages.0.1.conv1"] == "float"
         assert schemes["stages.1.1.conv1"] == "bnn()"
         assert schemes["stages.2.1.conv1"] == "bwn()"
@@ -290,8 +291,11 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     last = whole[0] / "checkpoints/last.ckpt"
     before = last.read_bytes()
     error = fails(*QUICK, "scheme=bwn", f"evaluate={last}")
-    assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn(padding_value=0)" in error
-    assert "this run asks for qconv.schemes.bwn(detach_scale=False): add scheme=bnn" in error
+    assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn(padding_value=0, stochastic=False)" in error
+    assert (
+        "this run asks for qconv.schemes.bwn(detach_scale=False, center=False, paper_gradient=False): add scheme=bnn"
+        in error
+    )
     assert "add model.width=4" in fails(*QUICK, "model.width=8", f"ckpt_path={last}")
     assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
     assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")

@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .. import schemes
-from ..function import Operation, Quantizers, quantized_op
+from ..function import ExtendedOperation, Operation, Quantizers, quantized_op
 from ..quantizers import Codes, Quantizer
 from ..schemes import Scheme
 
@@ -48,9 +48,8 @@ class QuantizedLayer(nn.Module):
         self.grad_quantizer = None if scheme.grad is None else scheme.grad()
         self.scheme = scheme
         self.input_quantizer.build(*self.input_channels())
-        for quantizer in (self.input_quantizer, self.grad_quantizer):
-            if quantizer is not None:
-                quantizer.to(self.weight.device, self.weight.dtype)
+        for quantizer in self._other_quantizers():
+            quantizer.to(self.weight.device, self.weight.dtype)
         self.weight_quantizer.initialize(self.filters().detach())
         self.weight_quantizer.to(self.weight.device)
         if self.weight_quantizer.replaces_weight:
@@ -83,10 +82,13 @@ class QuantizedLayer(nn.Module):
         return filters
 
     def quantized_weight(self) -> Tensor:
-        """The weight of the forward pass, in the layout of ``weight``; carries no gradient."""
+        """The weight of the forward pass in evaluation, in the layout of ``weight``; carries no gradient."""
+        quantizer, training = self.weight_quantizer, self.weight_quantizer.training
+        quantizer.eval()  # stochastic rounding is for training
         with torch.no_grad():
-            quantizer = self.weight_quantizer
-            return self.from_filters(quantizer.quantize(self.filters(), *quantizer.tensors()))
+            weight_q = self.from_filters(quantizer.quantize(self.filters(), *quantizer.tensors()))
+        quantizer.train(training)
+        return weight_q
 
     def float_weight(self) -> Tensor:
         """The weight of the float twin: the latent one, or the quantized one where learned tensors replace it."""
@@ -102,21 +104,28 @@ class QuantizedLayer(nn.Module):
         """What follows an optimizer step: the latent weight comes back into the range of its quantizer."""
         filters = self.filters()
         self.weight_quantizer.after_step_(filters)
-        if filters.data_ptr() != self.weight.data_ptr():  # a copy in another layout
-            self.weight.copy_(self.from_filters(filters))
-        for quantizer in (self.input_quantizer, self.grad_quantizer):
-            if quantizer is not None:
-                quantizer.after_step_(None)
+        self._put_back(filters)
+        for quantizer in self._other_quantizers():
+            quantizer.after_step_(None)
 
     @torch.no_grad()
     def set_progress_(self, progress: float) -> None:
         """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 over the training."""
-        self.weight_quantizer.set_progress_(progress, self.filters())
-        for quantizer in (self.input_quantizer, self.grad_quantizer):
-            if quantizer is not None:
-                quantizer.set_progress_(progress, None)
+        filters = self.filters()
+        self.weight_quantizer.set_progress_(progress, filters)
+        self._put_back(filters)
+        for quantizer in self._other_quantizers():
+            quantizer.set_progress_(progress, None)
 
-    def apply_op(self, input: Tensor, op: Operation, bias: Tensor | None) -> Tensor:
+    def _put_back(self, filters: Tensor) -> None:
+        if filters.data_ptr() != self.weight.data_ptr():  # a copy in another layout
+            self.weight.copy_(self.from_filters(filters))
+
+    def _other_quantizers(self) -> list[Quantizer]:
+        """Those of the input and of the gradient."""
+        return [each for each in (self.input_quantizer, self.grad_quantizer) if each is not None]
+
+    def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
         """Run ``op`` with this layer's quantizers, under autocast in autocast's dtype as a float layer would."""
         quantizers = Quantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
@@ -126,10 +135,10 @@ class QuantizedLayer(nn.Module):
         device = input.device.type
         dtype = _autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # which autocast leaves alone
-            return quantized_op(input, self.filters(), bias, op, quantizers)
+            return quantized_op(input, self.filters(), bias, op, quantizers, *extra)
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
-            return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers)
+            return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers, *extra)
 
     @torch.no_grad()
     def calibrate_(self, input: Tensor) -> None:
@@ -140,9 +149,10 @@ class QuantizedLayer(nn.Module):
         quantizer.initialize(input.detach())
         quantizer.to(self.weight.device, self.weight.dtype)
         if dist.is_available() and dist.is_initialized():
-            for tensor in quantizer.parameters():
-                dist.all_reduce(tensor)
-                tensor.div_(dist.get_world_size())
+            for tensor in quantizer.tensors():
+                if tensor.is_floating_point():
+                    dist.all_reduce(tensor)
+                    tensor.div_(dist.get_world_size())
 
     def check_input(self, input: Tensor) -> None:
         """Raise unless the input has a floating dtype and lives with the weight, in dtype and device.

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .part import Part
+
 
 class Codes(NamedTuple):
     """A quantized tensor as integers, from which `dequantize` makes ``quantize(x)`` again, exactly.
@@ -33,7 +35,7 @@ class Codes(NamedTuple):
         return centred * scale if self.offset is None else centred * scale + self.offset
 
 
-class Quantizer(nn.Module):
+class Quantizer(Part):
     r"""Base of all quantizers.
 
     A subclass writes two pure functions, `quantize` and `backward`. Both receive the tensors of `tensors`, never
@@ -110,13 +112,16 @@ class Quantizer(nn.Module):
             destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        # A float checkpoint holds nothing of the quantizer: the layer sets it from the loaded weight instead.
-        if not any(key.startswith(prefix) for key in state_dict):
-            return
+        # Where a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight instead.
         if f"{prefix}calibrated" in state_dict:
             state_dict = dict(state_dict)
             self.calibrated = bool(state_dict.pop(f"{prefix}calibrated"))
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def wide(x: Tensor) -> Tensor:
+    """``x`` in at least float32: levels and learned tensors of half precision are computed there."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def is_plain_cpu(x: Tensor) -> bool:

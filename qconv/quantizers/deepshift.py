@@ -1,11 +1,13 @@
 """DeepShift: power-of-two weights, as rounded weights (Q) or as learned shift and sign (PS) (arXiv:1905.13298)."""
 
 import math
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer
+from .base import Codes, Quantizer, wide
+from .stochastic import Stream, uniform
 
 
 def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
@@ -21,13 +23,25 @@ def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
     return torch.exp2(exponent) * x.sign()
 
 
-def _check_bits(weight_bits: int, method: str) -> None:
-    if weight_bits != int(weight_bits):
-        raise ValueError(f"weight_bits (={weight_bits}) must be a whole number for {method}")
-    if weight_bits < 2:
-        raise ValueError(f"weight_bits (={weight_bits}) must be at least 2 for {method}: one bit is the sign")
-    if weight_bits > 8:
-        raise ValueError(f"weight_bits (={weight_bits}) must be at most 8 for {method}")
+def check_bits(bits: int, high: int, method: str, name: str = "weight_bits", low: int = 2) -> int:
+    """``bits``, if it is a whole number from ``low`` to ``high``; ``method`` and ``name`` are for the message.
+
+    Raises:
+        ValueError: it is not.
+    """
+    if bits != int(bits):
+        raise ValueError(f"{name} (={bits}) must be a whole number for {method}")
+    if bits < low:
+        raise ValueError(f"{name} (={bits}) must be at least {low} for {method}")
+    if bits > high:
+        raise ValueError(f"{name} (={bits}) must be at most {high} for {method}")
+    return int(bits)
+
+
+def _stream(rounding: str) -> Stream | None:
+    if rounding not in ("deterministic", "stochastic"):
+        raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
+    return Stream(sharded=False) if rounding == "stochastic" else None
 
 
 def _power_codes(x_q: Tensor, low: int) -> Codes:
@@ -40,37 +54,54 @@ class ShiftQ(Quantizer):
     r"""Weights rounded to signed powers of two, DeepShift-Q.
 
     ``w_q = sign(w) · 2^round(log2 |w|)`` with the exponent in ``[−(2^(b−1) − 1), 0]``: 5 bits hold −15 … 0. A weight
-    of exactly ±0 stays 0. ``dw = g``, straight through rounding, logarithm and sign together, with no mask. After
-    each step |w| is clamped to the range of the powers (the authors do it before the forward, with the same result).
+    of exactly ±0 stays 0, ±inf gives ±1, NaN gives NaN. ``dw = g``, straight through rounding, logarithm and sign
+    together, with no mask. After each step |w| is clamped to the range of the powers (the authors do it before the
+    forward, with the same result).
+
+    Stochastic rounding takes ``floor(log2 |w| + u)`` with u uniform in [0, 1), so that inside the range the exponent,
+    not the weight, is right in the mean. It acts in training; in evaluation the rounding is deterministic. The numbers
+    are those of a `Stream`: the same in every process and in a recomputed forward, others after each step.
 
     Args:
         weight_bits: 2 to 8, the sign included.
+        rounding: ``"deterministic"`` or ``"stochastic"``.
 
     Raises:
-        ValueError: ``weight_bits`` out of range.
+        ValueError: ``weight_bits`` out of range, or ``rounding`` is none of the two.
     """
 
-    def __init__(self, weight_bits: int = 5) -> None:
+    def __init__(
+        self, weight_bits: int = 5, rounding: Literal["deterministic", "stochastic"] = "deterministic"
+    ) -> None:
         super().__init__()
-        _check_bits(weight_bits, "DeepShift-Q")
-        self.bits = weight_bits
+        self.bits = check_bits(weight_bits, 8, "DeepShift-Q")
         self.low = -(2 ** (weight_bits - 1) - 1)
+        self.rounding = rounding
+        self.stream = _stream(rounding)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self.stream is None else self.stream.tensors()
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return round_power_of_two(x, self.low, 0)
+        if self.stream is None or not self.training:
+            return round_power_of_two(x, self.low, 0)
+        exponent = wide(x).abs().log2() + self.stream.uniform(x, *tensors)
+        return torch.exp2(exponent.floor().clamp(self.low, 0)).to(x.dtype) * x.sign()
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad,)
+        return grad, *(None,) * len(tensors)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return _power_codes(self.quantize(x), self.low)
+        return _power_codes(self.quantize(x, *tensors), self.low)
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is not None:
             x.copy_(x.abs().clamp_(2.0**self.low, 1.0).mul_(x.sign()))
+        if self.stream is not None:
+            self.stream.after_step_()
 
     def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}"
+        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
 
 
 class ShiftPS(Quantizer):
@@ -82,22 +113,30 @@ class ShiftPS(Quantizer):
     no gradient, and ``shift = round(log2 |w|)``, ``s = sign(w)`` from it, which is what the authors train from (their
     ``reset_parameters`` is never used). After each step the shift is clamped to its range.
 
+    Stochastic rounding, as in the authors' code, is of both shift and s: ``floor(shift + u)`` and ``floor(s + v)``, u
+    and v uniform in [0, 1) and independent. It acts in training; in evaluation the rounding is deterministic. The
+    numbers are those of a `Stream`: the same in every process and in a recomputed forward, others after each step.
+
     Args:
         weight_bits: 2 to 8, the sign included.
+        rounding: ``"deterministic"`` or ``"stochastic"``.
 
     Raises:
-        ValueError: ``weight_bits`` out of range.
+        ValueError: ``weight_bits`` out of range, or ``rounding`` is none of the two.
     """
 
     replaces_weight = True
     shift: nn.Parameter
     sign: nn.Parameter
 
-    def __init__(self, weight_bits: int = 5) -> None:
+    def __init__(
+        self, weight_bits: int = 5, rounding: Literal["deterministic", "stochastic"] = "deterministic"
+    ) -> None:
         super().__init__()
-        _check_bits(weight_bits, "DeepShift-PS")
-        self.bits = weight_bits
+        self.bits = check_bits(weight_bits, 8, "DeepShift-PS")
         self.low = -(2 ** (weight_bits - 1) - 2)
+        self.rounding = rounding
+        self.stream = _stream(rounding)
         self.register_parameter("shift", None)
         self.register_parameter("sign", None)
 
@@ -105,7 +144,8 @@ class ShiftPS(Quantizer):
         with torch.no_grad():
             shift = x.abs().log2().round().clamp(self.low, 0)
             sign = x.sign()
-        if self.shift is None or self.shift.device != x.device:  # a checkpoint assigned to a layer on the meta device
+        # The device differs when a checkpoint was assigned to a layer on the meta device.
+        if self.shift is None or (self.shift.device, self.shift.shape) != (x.device, x.shape):
             self.shift, self.sign = nn.Parameter(shift), nn.Parameter(sign)
         else:
             with torch.no_grad():
@@ -113,23 +153,30 @@ class ShiftPS(Quantizer):
                 self.sign.copy_(sign)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.shift, self.sign
+        return self.shift, self.sign, *(() if self.stream is None else self.stream.tensors())
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        shift, sign = tensors
-        return torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
+        shift, sign, *random = tensors
+        if self.stream is None or not self.training:
+            return torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
+        key, step = random
+        exponent = (wide(shift) + self.stream.uniform(shift, key, step)).floor().clamp(self.low, 0)
+        noise = uniform(sign.shape, key, step, sign.numel(), sign.device)  # the numbers after those of the shift
+        return torch.exp2(exponent).to(shift.dtype) * (wide(sign) + noise).floor().sign().to(sign.dtype)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return None, grad * self.quantize(x, *tensors) * math.log(2), grad
+        return None, grad * self.quantize(x, *tensors) * math.log(2), grad, *(None,) * (len(tensors) - 2)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return _power_codes(self.quantize(x, *tensors), self.low)
 
     def after_step_(self, x: Tensor | None) -> None:
         self.shift.clamp_(self.low, 0)
+        if self.stream is not None:
+            self.stream.after_step_()
 
     def extra_repr(self) -> str:
-        return f"weight_bits={self.bits}"
+        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
 
 
 class FixedPoint(Quantizer):

@@ -6,12 +6,14 @@ another rank draw the same numbers wherever they ask, and nothing is drawn from 
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
+
+from .part import Part
 
 _MASK = 0xFFFFFFFF
 
 
-class Stream(nn.Module):
+class Stream(Part):
     """The key of one layer's numbers, drawn once from torch's generator, and the optimizer step; both are saved.
 
     Args:

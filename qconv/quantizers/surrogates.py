@@ -3,10 +3,12 @@
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from .part import Part
 
 
-class Surrogate(nn.Module):
+class Surrogate(Part):
     """Base of all surrogates: ``dx = g · d(x)``, a pure function of ``x`` and of the tensors of a schedule."""
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -185,8 +187,9 @@ class SwishSign(Surrogate):
         self.beta = _positive("beta", beta)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        z = (x * self.beta).clamp(-30, 30)  # cosh of more leaves the range of half precision's arithmetic for nothing
-        return grad * (self.beta * (2 - z * torch.tanh(z / 2)) / (1 + torch.cosh(z.float()).to(x.dtype)))
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        z = (x.to(dtype) * self.beta).clamp(-30, 30)  # beyond, the derivative is 0 and cosh leaves its range
+        return grad * (self.beta * (2 - z * torch.tanh(z / 2)) / (1 + torch.cosh(z))).to(x.dtype)
 
     def extra_repr(self) -> str:
         return f"{self.beta}"

@@ -1,12 +1,34 @@
 """BWN and XNOR-Net: sign with the filter's mean magnitude as scale (Rastegari et al., arXiv:1603.05279)."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from .base import Codes, Quantizer
 from .bnn import sign
-from .surrogates import hard_clip_backward
+from .surrogates import HardClip, Surrogate
+
+
+class Binary(Quantizer):
+    """Base of quantizers with two values for each scale: holds the surrogate of the sign and moves its schedule.
+
+    Args:
+        surrogate: makes what stands for the derivative of the sign (`qconv.quantizers.surrogates`).
+    """
+
+    bits = 1
+
+    def __init__(self, surrogate: Callable[[], Surrogate]) -> None:
+        super().__init__()
+        self.surrogate = surrogate()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.surrogate.tensors()
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        self.surrogate.set_progress_(progress)
 
 
 def filter_scale(weight: Tensor) -> Tensor:
@@ -46,52 +68,84 @@ def input_scale(
     return convolution(grouped, box, None, stride, padding, dilation, groups)
 
 
-class ScaledSign(Quantizer):
+class ScaledSign(Binary):
     r"""Binary weights with one scale for each filter, the weight quantizer of BWN and XNOR-Net.
 
     ``w_q = alpha_c · sign(w)``, ``alpha_c = mean |w|`` over the n weights of filter c, ``sign(±0) = +1``; a filter of
-    zeros gives zeros.
+    zeros gives zeros, one of a constant or of one element itself. A NaN or an inf makes its filter NaN or inf.
 
-    ``dw = alpha_c · g · 1[|w| ≤ 1] + sign(w)/n · Σ_j g_j sign(w_j)``, the exact gradient of ``alpha · ste_sign(w)``;
-    ``detach_scale=True`` drops the second term. The paper's own formula, ``g · (1/n + alpha · 1[|w| < 1])``, takes
-    the sum over j for g alone; the authors' Torch code multiplies that by ``1 − 1/C_in`` (and by n under SGD).
+    ``dw = alpha_c · g · d(w) + sign(w)/n · Σ_j g_j sign(w_j)``, with the surrogate's ``d(w) = 1[|w| ≤ 1]`` the exact
+    gradient of ``alpha · ste_sign(w)``; ``detach_scale=True`` drops the second term. ``paper_gradient=True`` is the
+    paper's own formula, ``g · (1/n + alpha · d(w))``, which takes the sum over j for g alone; the authors' Torch code
+    multiplies that by ``1 − 1/C_in`` (and by n under SGD), and its interval is open, while here ties at ±1 pass: the
+    latent weights that are clamped lie there.
+
+    In each step the authors' code first subtracts from each weight the mean over the input channels at its place in the
+    kernel, and then clamps. ``center=True`` does so in `after_step_`, so that the weights of the very first step are as
+    initialized. Where there is one input channel (a depthwise convolution) nothing is subtracted: zeros would be left.
 
     Args:
         detach_scale: treat alpha as a constant in the gradient.
         weight_clip: latent weights are clamped to ``[-weight_clip, weight_clip]`` after each step, as in the authors'
             code; None leaves them.
+        surrogate: makes what stands for the derivative of the sign.
+        center: centre the latent weights after each step.
+        paper_gradient: the paper's formula in place of the exact one.
 
     Raises:
-        ValueError: ``weight_clip`` is not positive.
+        ValueError: ``weight_clip`` is not positive, or ``detach_scale`` together with ``paper_gradient``.
     """
 
-    bits = 1
-
-    def __init__(self, detach_scale: bool = False, weight_clip: float | None = 1.0) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        detach_scale: bool = False,
+        weight_clip: float | None = 1.0,
+        surrogate: Callable[[], Surrogate] = HardClip,
+        center: bool = False,
+        paper_gradient: bool = False,
+    ) -> None:
+        super().__init__(surrogate)
         if weight_clip is not None and not weight_clip > 0:
             raise ValueError(f"weight_clip (={weight_clip}) must be positive or None")
+        if detach_scale and paper_gradient:
+            raise ValueError(
+                "detach_scale (=True) and paper_gradient (=True) are two forms of one gradient: choose one"
+            )
         self.detach_scale = detach_scale
         self.weight_clip = weight_clip
+        self.center = center
+        self.paper_gradient = paper_gradient
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return sign(x) * filter_scale(x)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        grad_sign = hard_clip_backward(grad, x, 1.0) * filter_scale(x)
-        if self.detach_scale:
-            return (grad_sign,)
-        signs = sign(x)
+        scale = filter_scale(x)
+        none = (None,) * len(tensors)
         count = max(x[:1].numel(), 1)
+        if self.detach_scale:
+            return self.surrogate.backward(grad, x, *tensors) * scale, *none
+        if self.paper_gradient:  # the surrogate may overwrite `grad`: what else reads it comes first
+            of_scale = grad / count
+            return self.surrogate.backward(grad, x, *tensors) * scale + of_scale, *none
+        signs = sign(x)
         grad_scale = (grad * signs).sum(dim=tuple(range(1, x.ndim)), keepdim=True)
-        return (torch.addcmul(grad_sign, signs, grad_scale / count),)
+        grad_sign = self.surrogate.backward(grad, x, *tensors) * scale
+        return torch.addcmul(grad_sign, signs, grad_scale / count), *none
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return Codes(sign(x).to(torch.int8), filter_scale(x))
 
     def after_step_(self, x: Tensor | None) -> None:
-        if self.weight_clip is not None and x is not None:
+        if x is None:
+            return
+        if self.center and x.ndim > 1 and x.shape[1] > 1:
+            x.sub_(x.mean(1, keepdim=True))
+        if self.weight_clip is not None:
             x.clamp_(-self.weight_clip, self.weight_clip)
 
     def extra_repr(self) -> str:
-        return f"detach_scale={self.detach_scale}, weight_clip={self.weight_clip}"
+        return (
+            f"detach_scale={self.detach_scale}, weight_clip={self.weight_clip}, center={self.center}, "
+            f"paper_gradient={self.paper_gradient}"
+        )

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..optim import ModelOptimizer
 from ..steps import after_every_step
 
 Batch = tuple[Tensor, Tensor]
-MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer]
+MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer] | ModelOptimizer
 MakeScheduler = Callable[..., LRScheduler]
 
 
@@ -26,7 +27,8 @@ class Classifier(LightningModule):
 
     Args:
         model: gives `(N, num_classes)` logits of `(N, C, H, W)` pictures.
-        optimizer: builds the optimizer from the parameters, as `functools.partial(torch.optim.Adam, lr=0.01)` does.
+        optimizer: builds the optimizer from the parameters, as `functools.partial(torch.optim.Adam, lr=0.01)` does; or
+            a `qconv.optim.ModelOptimizer`, which gets the model and sorts its parameters into groups.
         scheduler: builds the schedule from `(optimizer, total_steps=…)`, see `qconv.training.schedules`; None keeps the
             learning rate.
         config: plain dictionary that is stored with every checkpoint; `check_config` compares it.
@@ -80,7 +82,8 @@ class Classifier(LightningModule):
 
     def configure_optimizers(self) -> Any:
         """The optimizer, which clamps latent weights after its steps, and the schedule over all steps of the run."""
-        optimizer = self.make_optimizer(self.model.parameters())
+        make = self.make_optimizer
+        optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
         if self.make_scheduler is None:
             return optimizer

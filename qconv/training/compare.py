@@ -45,10 +45,12 @@ def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str
 
 
 def call(node: Any) -> str:
-    """A config node as the call that it stands for: `qconv.schemes.shift_q(weight_bits=5)`."""
+    """A config node as the call that it stands for: `qconv.schemes.shift_q(weight_bits=5)`; nulls are left out."""
     if not isinstance(node, dict) or "_target_" not in node:
         return repr(node)
-    arguments = ", ".join(f"{k}={call(v)}" for k, v in node.items() if k not in ("_target_", "_partial_"))
+    arguments = ", ".join(
+        f"{k}={call(v)}" for k, v in node.items() if k not in ("_target_", "_partial_") and v is not None
+    )
     return f"{node['_target_']}({arguments})"
 
 

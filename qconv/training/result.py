@@ -71,16 +71,16 @@ def write_json(outcome: Result | Evaluation, path: Path) -> None:
 
 
 def about_run(config: dict[str, Any], scheme: str, table: Summary) -> dict[str, Any]:
-    """What was run, on what, from which source: the part of the figures that does not depend on the outcome."""
+    """What was run, on what, from which source: the part of the figures that does not depend on the outcome.
+
+    The totals of the model are those of `Summary.totals`.
+    """
     return {
         "data": call(config["data"]),
         "model": call(config["model"]),
         "scheme": scheme,
         "seed": config["seed"],
-        "parameters": table.parameters,
-        "macs": table.macs,
-        "float_bytes": table.float_bytes,
-        "packed_bytes": table.packed_bytes,
+        **table.totals(),
         "run_dir": config["run_dir"],
         "resumed_from": config["ckpt_path"],
         "commit": commit(),

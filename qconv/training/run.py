@@ -9,7 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 
 from ..convert import convert
-from ..summary import summary
+from ..summary import summarize
 from .checkpoint_io import atomic_file, load_checkpoint
 from .checkpoints import Checkpoints
 from .classifier import Classifier
@@ -76,7 +76,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     scheme = instantiate(cfg.scheme)
     overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
     convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides)
-    table = summary(model, (data.in_channels, *data.image_size))
+    table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
     show_model(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
     return data, Classifier(model, instantiate(cfg.optimizer), instantiate(cfg.scheduler), config), about

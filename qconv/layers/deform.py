@@ -1,0 +1,324 @@
+"""Quantized deformable convolutions, v1 (arXiv:1703.06211) and v2, which has a mask (arXiv:1811.11168).
+
+This module imports torchvision; `qconv` and `qconv.layers` import it when one of its names is first used.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..grad import _ints
+from ..grad_deform import NO_TORCHVISION, check_sizes, deform_conv2d_backward, wide
+from ..schemes import Scheme
+from .base import QuantizedLayer, _autocast_dtype
+from .conv import _check_groups, _check_shape
+
+try:
+    from torchvision.ops import DeformConv2d, deform_conv2d
+except ImportError as error:
+    raise ImportError(NO_TORCHVISION) from error
+
+Size = int | tuple[int, int]
+
+
+@dataclass(frozen=True)
+class DeformConvolution:
+    """Deformable convolution in 2 dimensions, with offsets and, for v2, a mask as extra tensors."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, *extra: Tensor) -> Tensor:
+        offset, mask = (*map(wide, extra), None)[:2]
+        geometry = self.stride, self.padding, self.dilation, mask
+        bias = None if bias is None else wide(bias)
+        return deform_conv2d(wide(input), cast(Tensor, offset), wide(weight), bias, *geometry).to(input.dtype)
+
+    def backward(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        offset, factors = (*extra, None)[:2]
+        needs_input, needs_weight, needs_bias, needs_offset, needs_factors = (*mask, False)[:5]
+        grad_input, grad_weight, grad_offset, grad_factors, grad_bias = deform_conv2d_backward(
+            grad_output,
+            input,
+            weight,
+            cast(Tensor, offset),
+            factors,
+            self.stride,
+            self.padding,
+            self.dilation,
+            output_mask=(needs_input, needs_weight, needs_offset, needs_factors, needs_bias),
+        )
+        return grad_input, grad_weight, grad_bias, *(grad_offset, grad_factors)[: len(extra)]
+
+
+class QDeformConv2d(QuantizedLayer, DeformConv2d):
+    """`torchvision.ops.DeformConv2d` with quantized weight and input, v1 and v2.
+
+    ``output = deform_conv2d(input_q, offset, weight_q, bias, mask)``: what is sampled, bilinearly and as 0 outside its
+    bounds, is the quantized input; offset and mask are left as they are. The formulas are those of `qconv.grad_deform`.
+    Shapes: input ``(N, C_in, H, W)``, offset ``(N, 2·kh·kw·D, H', W')`` for D groups of offsets, y before x for each
+    tap, mask ``(N, kh·kw·D, H', W')`` or None, output ``(N, C_out, H', W')``; N may be 0.
+
+    float16 and bfloat16 are computed in float32 and rounded once. Under autocast, as torchvision's operator does on
+    CUDA, all runs in float32 and the output has the input's dtype.
+
+    Arguments as `torchvision.ops.DeformConv2d`, and ``device`` and ``dtype`` of the parameters, which that does not let
+    choose; sizes are ints or pairs. ``scheme`` is BWN when not given. ``padding_value`` must be 0, and so the scheme's:
+    that is what is sampled outside the input.
+
+    Raises:
+        ValueError: channels that groups do not divide, a padding value other than 0, a scheme with a scale map, or
+            tensors whose sizes do not fit each other.
+        TypeError: a scheme that is none, or tensors whose dtypes differ from the weight's without autocast.
+
+    Example:
+        >>> layer = QDeformConv2d(64, 128, 3, padding=1)
+        >>> input, offset, mask = torch.randn(2, 64, 8, 8), torch.randn(2, 18, 8, 8), torch.rand(2, 9, 8, 8)
+        >>> layer(input, offset, mask).shape
+        torch.Size([2, 128, 8, 8])
+    """
+
+    float_type = DeformConv2d
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        scheme: Scheme | None = None,
+        padding_value: int | None = None,
+    ) -> None:
+        _check_groups(in_channels, out_channels, groups)
+        _check_padding_value(padding_value)
+        geometry = _geometry(kernel_size, stride, padding, dilation)
+        DeformConv2d.__init__(self, in_channels, out_channels, *geometry, groups, bias)
+        self.to(device=device, dtype=dtype)
+        self.set_scheme(scheme)
+
+    @classmethod
+    def check_scheme(cls, scheme: Scheme) -> None:
+        if scheme.scale_map:
+            raise ValueError("scale_map (=True) is defined for convolutions, not for deformable ones")
+        _check_padding_value(scheme.padding_value)
+
+    @property
+    def op(self) -> DeformConvolution:
+        """The deformable convolution of this layer."""
+        return DeformConvolution(self.stride, self.padding, self.dilation)
+
+    def forward(self, input: Tensor, offset: Tensor, mask: Tensor | None = None) -> Tensor:
+        self.check_input(input)
+        _check_shape(input, 4, self.in_channels)
+        extra = (offset,) if mask is None else (offset, mask)
+        self._check_extra(input, *extra)
+        sizes = input.shape, self.weight.shape, offset.shape, None if mask is None else mask.shape
+        check_sizes(*sizes, self.stride, self.padding, self.dilation)
+
+        def run(input: Tensor, *extra: Tensor) -> Tensor:
+            bias = None if self.bias is None else self.bias.to(input.dtype)
+            return self.apply_op(input, self.op, bias, *extra)
+
+        return _autocast(run, input, *extra)
+
+    def _check_extra(self, input: Tensor, *extra: Tensor) -> None:
+        for name, tensor in zip(("offset", "mask"), extra, strict=False):
+            if not tensor.is_floating_point():
+                raise TypeError(f"{name} has dtype {tensor.dtype}; it must be a floating dtype")
+            if tensor.device != input.device:
+                raise ValueError(
+                    f"{name} is on {tensor.device} and input on {input.device}; they must be on one device"
+                )
+            casts = _autocasts(input) and tensor.dtype != torch.float64
+            if tensor.dtype != input.dtype and not casts:
+                raise TypeError(
+                    f"{name} has dtype {tensor.dtype} and input {input.dtype}; "
+                    "they must be equal, unless torch.autocast casts them (not float64)"
+                )
+
+    def extra_repr(self) -> str:
+        text = f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}"
+        text += f", padding={self.padding}" if self.padding != (0, 0) else ""
+        text += f", dilation={self.dilation}" if self.dilation != (1, 1) else ""
+        text += f", groups={self.groups}" if self.groups != 1 else ""
+        text += ", bias=False" if self.bias is None else ""
+        return text + super().extra_repr()
+
+
+class OffsetConv2d(nn.Conv2d):
+    """`torch.nn.Conv2d` that starts at 0, so that a deformable layer starts as an undeformed one.
+
+    A class of its own, which `qconv.convert` leaves float: offsets are positions.
+    """
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+
+class DeformConv2dPack(DeformConv2d):
+    """`torchvision.ops.DeformConv2d` with a convolution that makes its offsets and masks from the input.
+
+    ``offset, m = split(conv_offset(input))``, ``mask = sigmoid(m)``, ``output = deform_conv2d(input, offset, weight,
+    bias, mask)``. The convolution has the layer's kernel, stride, padding and dilation, ``3·kh·kw·D`` output channels
+    for D groups of offsets (the last third for the mask) or, for v1, ``2·kh·kw·D``, and starts at 0: the first masks
+    are ½. DCNv2 trains it with a tenth of the learning rate. Shapes: ``(N, C_in, H, W)`` to ``(N, C_out, H', W')``.
+
+    The float twin of `QDeformConv2dPack`. The names of its parameters are those of mmcv's layers of this kind.
+
+    Args:
+        in_channels: C_in.
+        out_channels: C_out.
+        kernel_size: an int or a pair, as are stride, padding and dilation.
+        stride: step of the kernel's positions.
+        padding: zeros on both sides.
+        dilation: step of the kernel's taps.
+        groups: blocks of channels.
+        bias: whether there is a bias.
+        device: of the parameters.
+        dtype: of the parameters.
+        modulated: v2, with a mask (arXiv:1811.11168); False is v1 (arXiv:1703.06211).
+        offset_groups: D, the blocks of channels that share their offsets.
+
+    Raises:
+        ValueError: channels that groups or offset_groups do not divide.
+    """
+
+    kernel_size: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+    dilation: tuple[int, int]
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        modulated: bool = True,
+        offset_groups: int = 1,
+    ) -> None:
+        _check_groups(in_channels, out_channels, groups)
+        if offset_groups < 1 or in_channels % offset_groups:
+            raise ValueError(f"offset_groups (={offset_groups}) must divide in_channels (={in_channels})")
+        geometry = _geometry(kernel_size, stride, padding, dilation)
+        DeformConv2d.__init__(self, in_channels, out_channels, *geometry, groups, bias)
+        self.modulated = modulated
+        self.offset_groups = offset_groups
+        channels = (3 if modulated else 2) * offset_groups * self.kernel_size[0] * self.kernel_size[1]
+        self.conv_offset = OffsetConv2d(in_channels, channels, *geometry)
+        self.to(device=device, dtype=dtype)
+
+    def offset_and_mask(self, input: Tensor) -> tuple[Tensor, ...]:
+        """What ``conv_offset`` predicts: the offsets and, if ``modulated``, the mask."""
+        predicted = self.conv_offset(input)
+        if not self.modulated:
+            return (predicted,)
+        third = predicted.shape[1] // 3
+        offset, mask = predicted.split((2 * third, third), 1)
+        return offset, mask.sigmoid()
+
+    def forward(self, input: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        _check_shape(input, 4, self.in_channels)
+        op = DeformConvolution(self.stride, self.padding, self.dilation)
+        return _autocast(
+            lambda x, *extra: op.forward(x, self.weight, self.bias, *extra), input, *self.offset_and_mask(input)
+        )
+
+
+class QDeformConv2dPack(QDeformConv2d, DeformConv2dPack):
+    """`DeformConv2dPack` with quantized weight and input; see there, and `QDeformConv2d` for ``scheme``.
+
+    ``conv_offset`` is a float convolution of the float input: offsets are positions, and need their precision.
+
+    Example:
+        >>> layer = QDeformConv2dPack(64, 128, 3, padding=1)
+        >>> layer(torch.randn(2, 64, 8, 8)).shape
+        torch.Size([2, 128, 8, 8])
+    """
+
+    float_type = DeformConv2dPack
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Size,
+        stride: Size = 1,
+        padding: Size = 0,
+        dilation: Size = 1,
+        groups: int = 1,
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        modulated: bool = True,
+        offset_groups: int = 1,
+        scheme: Scheme | None = None,
+        padding_value: int | None = None,
+    ) -> None:
+        _check_padding_value(padding_value)
+        geometry = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
+        DeformConv2dPack.__init__(
+            self, *geometry, bias, device, dtype, modulated=modulated, offset_groups=offset_groups
+        )
+        self.set_scheme(scheme)
+
+    def forward(self, input: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.check_input(input)
+        _check_shape(input, 4, self.in_channels)
+        return QDeformConv2d.forward(self, input, *self.offset_and_mask(input))
+
+
+def _geometry(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> tuple[Any, Any, Any, Any]:
+    """The pairs that torchvision's constructor takes, though it says int."""
+    return (
+        _ints("kernel_size", kernel_size, 2, 1),
+        _ints("stride", stride, 2, 1),
+        _ints("padding", padding, 2, 0),
+        _ints("dilation", dilation, 2, 1),
+    )
+
+
+def _check_padding_value(padding_value: int | None) -> None:
+    if padding_value:
+        raise ValueError(
+            f"padding_value (={padding_value}) must be 0: it is what a deformable convolution samples outside its input"
+        )
+
+
+def _autocasts(input: Tensor) -> bool:
+    return _autocast_dtype(input.device.type) is not None and input.dtype != torch.float64
+
+
+def _autocast(run: Callable[..., Tensor], input: Tensor, *extra: Tensor) -> Tensor:
+    """Call ``run`` as torchvision autocasts its operator on CUDA: in float32, the output in the input's dtype."""
+    if not _autocasts(input):
+        return run(input, *extra)
+    with torch.autocast(input.device.type, enabled=False):
+        return run(input.float(), *(tensor.float() for tensor in extra)).to(input.dtype)

@@ -1,0 +1,166 @@
+"""Parameter groups by what a parameter is: learned steps, binary weights, normalizations."""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+
+from ..layers import QuantizedLayer
+from ..quantizers import Quantizer
+
+Predicate = Callable[[str, nn.Parameter], bool]
+Options = Mapping[str, Any]
+Rules = Mapping[str, Options] | Mapping[Predicate, Options] | Mapping[str | Predicate, Options]
+
+KINDS = (
+    "binary_weights",
+    "quantized_weights",
+    "input_quantizers",
+    "weight_quantizers",
+    "grad_quantizers",
+    "quantizers",
+    "norms",
+    "biases",
+)
+"""What a rule of `parameter_groups` can name."""
+
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # the first is that of batch and instance norms
+
+
+def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[str, Any]]:
+    """Sort the trainable parameters of ``model`` into groups with options of their own, for any torch optimizer.
+
+    Args:
+        model: any module.
+        rules: options by what they are for; of the rules that match a parameter the first counts. A rule is one of
+
+            - ``"binary_weights"``, ``"quantized_weights"``: weights of quantized layers, with 1 or fewer than 32 bits;
+            - ``"quantizers"``: the learned tensors of quantizers; ``"input_quantizers"``, ``"weight_quantizers"`` and
+              ``"grad_quantizers"``: those that a quantized layer has in this place;
+            - ``"norms"``: weights and biases of normalizations; ``"biases"``: parameters named ``bias``, those of
+              normalizations too and those of quantizers not;
+            - any other text: a regular expression that matches the parameter's whole name;
+            - a function of name and parameter that says whether it matches.
+
+            A shared parameter has all its names and kinds.
+
+    Returns:
+        The group of the parameters that no rule matches, if there are any, with no options: it takes those of the
+        optimizer. Then a group for each rule, in their order. Every trainable parameter is in one group, once. What
+        is frozen (``requires_grad=False``) now is in none.
+
+    Raises:
+        ValueError: no trainable parameter, an invalid expression, an option ``params``, or a rule that matches
+            nothing, or nothing that the rules before it leave.
+        TypeError: a rule that is neither text nor function, or options that are no mapping.
+
+    Example:
+        APoT's recipe (arXiv:1909.13144), and DeepShift-PS's (arXiv:1905.13298, with `shift_penalty` in the loss)::
+
+            parameter_groups(model, {"input_quantizers": {"lr": 0.1}, "weight_quantizers": {"lr": 0.02}})
+            parameter_groups(model, {"weight_quantizers": {"weight_decay": 0.0}})
+
+        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+        >>> groups = parameter_groups(model, {"norms": {"weight_decay": 0.0}})
+        >>> [len(group["params"]) for group in groups]
+        [2, 2]
+    """
+    rules = {} if rules is None else rules
+    names: dict[nn.Parameter, list[str]] = defaultdict(list)
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if parameter.requires_grad:
+            names[parameter].append(name)
+    if not names:
+        raise ValueError(f"model ({type(model).__name__}) has no trainable parameter")
+    kinds = _kinds(model)
+    rest = list(names)
+    groups: list[dict[str, Any]] = []
+    for rule, options in rules.items():
+        if not isinstance(options, Mapping):
+            raise TypeError(f"rules[{rule!r}] (={options!r}) must be a mapping of options, such as {{'lr': 0.1}}")
+        if "params" in options:
+            raise ValueError(f"rules[{rule!r}] must not have the option 'params': the rule says which they are")
+        matches = _matcher(rule, kinds)
+        found = [parameter for parameter in names if any(matches(name, parameter) for name in names[parameter])]
+        if not found:
+            some = ", ".join(repr(each[0]) for each in list(names.values())[:5])
+            raise ValueError(
+                f"rules[{rule!r}] matches no trainable parameter of the model; a rule is one of {', '.join(KINDS)}, "
+                f"a function, or an expression for whole names such as {some}"
+            )
+        taken, left = set(found), set(rest)
+        if not taken & left:
+            raise ValueError(f"rules[{rule!r}] matches only parameters that the rules before it take; put it first")
+        groups.append({"params": [parameter for parameter in rest if parameter in taken], **options})
+        rest = [parameter for parameter in rest if parameter not in taken]
+    return [{"params": rest}, *groups] if rest else groups
+
+
+def _matcher(rule: str | Predicate, kinds: Mapping[nn.Parameter, set[str]]) -> Predicate:
+    if callable(rule):
+        return rule
+    if not isinstance(rule, str):
+        raise TypeError(f"rules: {rule!r} must be a kind, a regular expression or a function of name and parameter")
+    if rule in KINDS:
+        return lambda _, parameter: rule in kinds[parameter]
+    try:
+        pattern = re.compile(rule)
+    except re.error as error:
+        raise ValueError(f"rules: {rule!r} must be a regular expression: {error}") from error
+    return lambda name, _: pattern.fullmatch(name) is not None
+
+
+def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
+    """The `KINDS` of every parameter."""
+    kinds: dict[nn.Parameter, set[str]] = defaultdict(set)
+
+    def add(kind: str, parameters: Iterable[nn.Parameter]) -> None:
+        for parameter in parameters:
+            kinds[parameter].add(kind)
+
+    for module in model.modules():
+        if isinstance(module, Quantizer):
+            add("quantizers", module.parameters())
+        elif isinstance(module, _NORMS):
+            add("norms", module.parameters(recurse=False))
+        elif isinstance(module, QuantizedLayer):
+            for place in ("input", "weight", "grad"):
+                quantizer = getattr(module, f"{place}_quantizer")
+                add(f"{place}_quantizers", () if quantizer is None else quantizer.parameters())
+            if isinstance(module.weight, nn.Parameter):
+                bits = module.weight_quantizer.bits
+                add("binary_weights", [module.weight] if bits == 1 else ())
+                add("quantized_weights", [module.weight] if bits < 32 else ())
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name.rpartition(".")[2] == "bias" and "quantizers" not in kinds[parameter]:
+            add("biases", [parameter])
+    return kinds
+
+
+class ModelOptimizer:
+    """Builds an optimizer over the `parameter_groups` of a model: what a configuration can write down.
+
+    ``ModelOptimizer(optimizer, rules, **options)(model)`` is ``optimizer(parameter_groups(model, rules), **options)``.
+
+    Example:
+        >>> make = ModelOptimizer(torch.optim.SGD, {"biases": {"weight_decay": 0.0}}, lr=0.1, weight_decay=1e-4)
+        >>> [group["weight_decay"] for group in make(nn.Linear(2, 2)).param_groups]
+        [0.0001, 0.0]
+    """
+
+    def __init__(self, optimizer: Callable[..., Optimizer], rules: Rules | None = None, **options: Any) -> None:
+        self.optimizer, self.rules, self.options = optimizer, rules, options
+
+    def __call__(self, model: nn.Module) -> Optimizer:
+        """The optimizer of ``model``.
+
+        Raises:
+            TypeError: the parameters of a model in place of the model.
+        """
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model ({type(model).__name__}) must be the module itself, not its parameters")
+        return self.optimizer(parameter_groups(model, self.rules), **self.options)

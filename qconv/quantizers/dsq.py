@@ -1,0 +1,163 @@
+"""DSQ: rounding with the slope of a tanh in each interval (Gong et al., arXiv:1908.05033)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import Codes, Quantizer, wide
+from .dorefa import check_bits
+
+ALPHA_RANGE = 1e-3, 0.5
+"""What `after_step_` clamps alpha to."""
+
+SMALLEST_RANGE = 2.0**-20
+"""What `after_step_` keeps between ``lower`` and ``upper``."""
+
+
+class _DSQ(Quantizer):
+    """What weights and inputs share: the learned range and alpha."""
+
+    lower: nn.Parameter
+    upper: nn.Parameter
+    alpha: nn.Parameter
+
+    def __init__(self, bits: int, alpha: float) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits("bits", bits)
+        if not ALPHA_RANGE[0] <= alpha <= ALPHA_RANGE[1]:
+            raise ValueError(f"alpha (={alpha}) must be from {ALPHA_RANGE[0]} to {ALPHA_RANGE[1]}")
+        self.first_alpha = alpha
+        self.lower = nn.Parameter(torch.tensor(-1.0))
+        self.upper = nn.Parameter(torch.tensor(1.0))
+        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.lower, self.upper, self.alpha
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        wide_x = wide(x)
+        lower, upper, _ = (tensor.to(wide_x.dtype) for tensor in tensors)
+        _, _, values, step = self._position(wide_x, lower, upper)
+        return (values * step + lower).to(x.dtype)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        wide_x = wide(x)
+        lower, upper, _ = (tensor.to(wide_x.dtype) for tensor in tensors)
+        _, _, values, step = self._position(wide_x, lower, upper)
+        return Codes(values.to(torch.int16), step, offset=lower)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        wide_x = wide(x)
+        lower, upper, alpha = (tensor.to(wide_x.dtype) for tensor in tensors)
+        position, offset, values, step = self._position(wide_x, lower, upper)
+        inside = (wide_x >= lower) & (wide_x <= upper)
+        steepness, height = (2 / alpha - 1).log(), 1 / (1 - alpha)
+        tanh = (offset * steepness).tanh_()
+        square = 1 - tanh.square()
+        slope = square * (height * steepness / 2) * inside
+        grad_upper = (grad * (values - position * slope)).sum() / (2**self._bits - 1)
+        grad_lower = (grad * (1 - slope)).sum() - grad_upper
+        phi_of_alpha = tanh * height.square() - square * offset * (2 * height / (alpha * (2 - alpha)))
+        grad_alpha = (grad * phi_of_alpha * inside).sum() * step / 2
+        grads = grad_lower, grad_upper, grad_alpha
+        return (grad * slope).to(x.dtype), *(g.to(tensor.dtype) for g, tensor in zip(grads, tensors, strict=True))
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.alpha.clamp_(*ALPHA_RANGE)
+        self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST_RANGE))
+
+    def _position(self, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where x lies in the range, in steps; how far from the middle of its interval; its level; the step."""
+        count = 2**self._bits - 1
+        step = (upper - lower) / count
+        position = ((x - lower) / torch.where(step > 0, step, 1.0)).clamp_(0, count)
+        interval = position.floor().clamp_(max=count - 1)
+        offset = position - interval - 0.5
+        return position, offset, interval + (offset >= 0), step
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        lower, upper, alpha = (state_dict.get(f"{prefix}{name}") for name in ("lower", "upper", "alpha"))
+        if isinstance(lower, Tensor) and isinstance(upper, Tensor) and not lower.is_meta and not (lower <= upper).all():
+            raise ValueError(f"{prefix}lower (={lower.tolist()}) must be at most upper (={upper.tolist()})")
+        if isinstance(alpha, Tensor) and not alpha.is_meta and not ((alpha > 0) & (alpha < 1)).all():
+            raise ValueError(f"{prefix}alpha (={alpha.tolist()}) must be above 0 and below 1")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"
+
+
+class DSQWeight(_DSQ):
+    r"""Weights of DSQ: hard levels forward, the slope of a tanh in each interval backward, all of it learned.
+
+    With the learned range [l, u] of the layer, ``n = 2^b − 1`` and ``step = (u − l) / n``: ``x_q = l + step · (i +
+    (sign(φ) + 1) / 2)``, i the interval of ``clamp(x, l, u)``, ``φ = s · tanh(k · (x − m_i))``, m_i its middle,
+    ``s = 1 / (1 − alpha)``, ``k = ln(2 / alpha − 1) / step``; with ``sign(0) = +1`` it is rounding to the nearest
+    level, half up. A small alpha makes φ nearly the sign.
+
+    Backward the sign is straight through, i a constant, and all else is differentiated. With ``z = (x − l) / step``,
+    the level ``q = (x_q − l) / step`` and ``slope = s · k · step / 2 · (1 − tanh²)`` for ``l ≤ x ≤ u``, both ends
+    included, and 0 outside: ``dx = g · slope``; ``du = Σ g · (q − z · slope) / n``, z clamped to 0 … n; ``dl = Σ g ·
+    (1 − slope) − du``; ``dalpha = step / 2 · Σ g · dφ/dalpha`` inside, with ``dφ/dalpha = s² · tanh − s · (1 − tanh²) ·
+    (z − i − ½) · 2 / (alpha · (2 − alpha))``.
+
+    The paper learns range and alpha with the network, and asks for alpha below ½. Here l and u start at the smallest
+    and the largest weight and alpha at 0.2, each one number for a layer. After each step alpha is in [0.001, 0.5] and u
+    at least ``l + 2^-20`` (as far as its dtype can tell). Re-implementations evaluate with running averages of l and u;
+    here it is l and u. Latent weights are not clipped. 0 need not be a level.
+
+    A constant or single weight, a zero too, is left as it is: at first l = u = w, and a range of 0 gives l. ±inf gives
+    the end levels of a range that was set before. NaN gives NaN, and makes the gradients of l, u and alpha NaN.
+
+    Args:
+        bits: 1 to 8.
+        alpha: the first alpha, 0.001 to 0.5.
+
+    Raises:
+        ValueError: ``bits`` or ``alpha`` out of range; a checkpoint with ``l > u`` or an alpha outside (0, 1).
+    """
+
+    def __init__(self, bits: int = 4, alpha: float = 0.2) -> None:
+        super().__init__(bits, alpha)
+
+    def initialize(self, x: Tensor) -> None:
+        with torch.no_grad():
+            low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+            # The device differs when a checkpoint was assigned to a layer on the meta device.
+            if (self.lower.device, self.lower.dtype) != (x.device, x.dtype):
+                trained = self.lower.requires_grad
+                self.lower = nn.Parameter(torch.empty_like(low), trained)
+                self.upper = nn.Parameter(torch.empty_like(low), trained)
+                self.alpha = nn.Parameter(torch.empty_like(low), trained)
+            self.lower.copy_(low)
+            self.upper.copy_(high)
+            self.alpha.fill_(self.first_alpha)
+
+
+class DSQInput(_DSQ):
+    r"""Inputs of DSQ: as `DSQWeight`, the range from the first inputs.
+
+    l and u start at the smallest and the largest input of the first training batch or of `qconv.calibrate` (until then
+    −1 and 1) and are learned from there, as alpha is.
+
+    Args:
+        bits: 1 to 8.
+        alpha: the first alpha, 0.001 to 0.5.
+
+    Raises:
+        ValueError: ``bits`` or ``alpha`` out of range; a checkpoint with ``l > u`` or an alpha outside (0, 1).
+    """
+
+    def __init__(self, bits: int = 4, alpha: float = 0.2) -> None:
+        super().__init__(bits, alpha)
+        self.calibrated = False
+
+    def initialize(self, x: Tensor) -> None:
+        if not x.numel():
+            return
+        with torch.no_grad():
+            low, high = x.aminmax()
+            self.lower.copy_(low)
+            self.upper.copy_(high)
+        self.calibrated = True

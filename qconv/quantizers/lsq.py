@@ -1,0 +1,351 @@
+"""LSQ and LSQ+: uniform levels with a learned step, and a learned offset (arXiv:1902.08153, arXiv:2004.09576)."""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .base import Codes, Quantizer, wide
+from .bnn import sign
+from .dorefa import check_bits
+from .xnor import filter_scale
+
+SMALLEST = 2.0**-20
+"""What learned steps and clips are clamped to from below; every floating dtype has it, float16 too."""
+
+GradScale = Literal["paper", "numel"]
+
+
+def round_levels(z: Tensor, low: int, high: int) -> Tensor:
+    """``round(clamp(z, low, high))``, half to even; the sign for −1 and 1, which are the two levels of one bit."""
+    return sign(z) if (low, high) == (-1, 1) else z.clamp(low, high).round_()
+
+
+def step_backward(grad: Tensor, z: Tensor, low: int, high: int, strict: bool) -> tuple[Tensor, Tensor]:
+    """Where LSQ's gradient passes to ``v`` (a mask), and what each element gives the step, from ``z = v / s``."""
+    clamped = z.clamp(low, high)
+    between = (z > low) & (z < high)
+    passes = between if strict else clamped == z
+    return passes, grad.to(z.dtype) * (round_levels(z, low, high) - clamped * between)
+
+
+def features(x: Tensor) -> int:
+    """The number of elements of one sample; a tensor of one dimension is one sample."""
+    return x.numel() // max(x.shape[0], 1) if x.ndim > 1 else x.numel()
+
+
+def check_grad_scale(grad_scale: str) -> None:
+    """Raise a ValueError unless ``grad_scale`` is one of the two."""
+    if grad_scale not in ("paper", "numel"):
+        raise ValueError(f"grad_scale (={grad_scale!r}) must be 'paper' or 'numel'")
+
+
+def check_positive(state_dict: Mapping[str, Any], key: str) -> None:
+    """Raise a ValueError unless what a checkpoint holds for ``key`` is positive and finite."""
+    value = state_dict.get(key)
+    if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter) or value.is_meta:  # nothing to read
+        return
+    wrong = value[~((value > 0) & value.isfinite())]
+    if wrong.numel():
+        raise ValueError(f"{key} (={wrong[0].item()}) in the checkpoint must be positive and finite")
+
+
+class LSQ(Quantizer):
+    r"""Weights with a learned step s: LSQ.
+
+    ``w_q = s · round(clamp(w / s, −Q_n, Q_p))``, half to even, with ``Q_n = 2^(b−1)`` and ``Q_p = 2^(b−1) − 1``. With
+    one bit, where Q_p would be 0: ``w_q = s · sign(w)``, ``sign(±0) = +1``, and ``Q_n = Q_p = 1`` in what follows.
+    With z = w / s:
+
+    - ``dw = g · 1[−Q_n ≤ z ≤ Q_p]``. The paper's interval is open (``strict=True``). In hustzxd's code the limits pass;
+      in lsq-net's torch's clamp decides, which passed them in the versions of its time and does not in 2.15.
+    - ``ds = c · Σ g · (−Q_n where z ≤ −Q_n; Q_p where z ≥ Q_p; round(z) − z between)``, at the limits as in the paper.
+      lsq-net has 0 there if the clamp passes. With one bit sign(z) stands for round(z).
+    - ``c = 1 / √(N · Q_p)``, N the number of weights that share the step. ``grad_scale="numel"`` takes all weights of
+      the layer with a step for each filter, too, as lsq-net does.
+
+    s starts at ``2 · mean |w| / √Q_p``, with one bit at ``mean |w|``, over the layer or over each filter; a mean of
+    zero gives the smallest step. After each step of the optimizer s is at least 2^-20. A filter of zeros gives zeros,
+    with one bit s. Latent weights are not clipped.
+
+    ±inf gives the end levels, once s is finite; NaN gives NaN (with one bit ±s), no gradient, and a NaN in ds. The
+    paper decays s as the weights; hustzxd's code does not. Its first and last layer have 8 bits.
+
+    Args:
+        bits: 1 to 8.
+        per_channel: a step for each filter instead of one for the layer.
+        grad_scale: ``"paper"`` or ``"numel"``.
+        strict: the open interval of the paper in dw.
+
+    Raises:
+        ValueError: ``bits`` or ``grad_scale`` out of range, or a step that is not positive in a checkpoint.
+    """
+
+    step: nn.Parameter
+
+    def __init__(
+        self, bits: int = 4, per_channel: bool = False, grad_scale: GradScale = "paper", strict: bool = False
+    ) -> None:
+        super().__init__()
+        self.bits = check_bits("bits", bits)
+        check_grad_scale(grad_scale)
+        self.per_channel = per_channel
+        self.grad_scale: GradScale = grad_scale
+        self.strict = strict
+        self.low, self.high = (-1, 1) if self.bits == 1 else (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1)
+        self.register_parameter("step", None)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.step,)
+
+    def sharing(self, x: Tensor) -> Tensor:
+        """``x`` with a row for each step, of the elements that share it."""
+        return wide(x).unsqueeze(-1).flatten(1) if self.per_channel else wide(x).reshape(1, x.numel())
+
+    def first_step(self, x: Tensor) -> Tensor:
+        """The step to start from, one for each row of `sharing`."""
+        mean = filter_scale(self.sharing(x)).flatten()
+        return mean if self.bits == 1 else 2 * mean / self.high**0.5
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        step = self.first_step(x).to(x.dtype).clamp_(min=SMALLEST)
+        step = step if self.per_channel else step.reshape(())
+        old = self.step
+        if old is None or (old.device, old.shape) != (step.device, step.shape):
+            self.step = nn.Parameter(step, requires_grad=old is None or old.requires_grad)
+        else:
+            old.copy_(step)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        step = self._step(x, *tensors)
+        return (round_levels(wide(x) / step, self.low, self.high) * step).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        step = self._step(x, *tensors)
+        passes, terms = step_backward(grad, wide(x) / step, self.low, self.high, self.strict)
+        grad_step = terms.sum_to_size(step.shape) * self._grad_scale(x)
+        (learned,) = tensors
+        return grad * passes, grad_step.reshape(learned.shape).to(learned.dtype)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        step = self._step(x, *tensors)
+        return Codes(round_levels(wide(x) / step, self.low, self.high).to(torch.int16), step)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.step.clamp_(min=SMALLEST)
+
+    def _step(self, x: Tensor, step: Tensor) -> Tensor:
+        """The step so that it broadcasts against ``x``."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        return step.to(dtype).view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step.to(dtype)
+
+    def _grad_scale(self, x: Tensor) -> float:
+        shared = x[:1].numel() if self.per_channel and self.grad_scale == "paper" else x.numel()
+        return (max(shared, 1) * self.high) ** -0.5
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        check_positive(state_dict, f"{prefix}step")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        shown = f"bits={self.bits}, per_channel={self.per_channel}, grad_scale={self.grad_scale!r}"
+        return f"{shown}, strict={self.strict}"
+
+
+class LSQInput(LSQ):
+    r"""Activations with a learned step s: LSQ.
+
+    ``x_q``, ``dx`` and ``ds`` are those of `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
+    bit the levels are 0 and s. In ``c = 1 / √(N · Q_p)`` N is the number of features of one sample that share the step,
+    as in the paper; lsq-net and hustzxd count those of the whole batch (``grad_scale="numel"``), so that c depends on
+    the batch size.
+
+    s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`); until then it is 1. A
+    layer or a channel of which the batch is all zero keeps its step. ``step_init`` starts from a number instead, as
+    lsq-net does with 1.0. After each step of the optimizer s is at least 2^-20.
+
+    Zeros, infinities and NaN as in `LSQ`.
+
+    Args:
+        bits: 1 to 8.
+        signed: levels on both sides of 0, for inputs that a ReLU has not cut.
+        per_channel: a step for each channel of the input instead of one for the layer.
+        grad_scale: ``"paper"`` or ``"numel"``.
+        strict: the open interval of the paper in dx.
+        step_init: the first step; None takes it from the first batch.
+
+    Raises:
+        ValueError: ``bits``, ``grad_scale`` or ``step_init`` out of range, or a step that is not positive in a
+            checkpoint.
+    """
+
+    def __init__(
+        self,
+        bits: int = 4,
+        signed: bool = False,
+        per_channel: bool = False,
+        grad_scale: GradScale = "paper",
+        strict: bool = False,
+        step_init: float | None = None,
+    ) -> None:
+        super().__init__(bits, per_channel, grad_scale, strict)
+        if step_init is None:
+            self.calibrated = False
+        elif not SMALLEST <= step_init < float("inf"):
+            raise ValueError(f"step_init (={step_init}) must be positive: at least {SMALLEST} and finite")
+        self.signed = signed
+        self.step_init = step_init
+        self.dim = 1
+        if not signed:
+            self.low, self.high = 0, 2**self.bits - 1
+        self.step = nn.Parameter(torch.tensor(1.0 if step_init is None else float(step_init)))
+
+    def build(self, channels: int, dim: int) -> None:
+        self.dim = dim
+        if self.per_channel:
+            self.step = nn.Parameter(self.step.detach().flatten()[:1].repeat(channels))
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        if self.step_init is not None or not x.numel():
+            return
+        step = self.first_step(x.movedim(self.dim, 0) if self.per_channel else x)
+        step = step.reshape(self.step.shape).to(self.step.device, self.step.dtype)
+        self.step.copy_(torch.where(step > 0, step.clamp(min=SMALLEST), self.step))
+        self.calibrated = True
+
+    def _step(self, x: Tensor, step: Tensor) -> Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if not self.per_channel:
+            return step.to(dtype)
+        behind = (x.ndim - self.dim if self.dim >= 0 else -self.dim) - 1
+        return step.to(dtype).view(-1, *[1] * behind)
+
+    def _grad_scale(self, x: Tensor) -> float:
+        shared = features(x) if self.grad_scale == "paper" else x.numel()
+        if self.grad_scale == "paper" and self.per_channel:
+            shared //= max(x.shape[self.dim], 1)
+        return (max(shared, 1) * self.high) ** -0.5
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, signed={self.signed}, step_init={self.step_init}"
+
+
+class LSQPlus(LSQ):
+    r"""Weights of LSQ+: `LSQ` with another first step, and no offset.
+
+    s starts at ``max(|mu − 3 sigma|, |mu + 3 sigma|) / 2^(b−1)``, with the mean mu and the standard deviation sigma
+    (divided by n) of the layer or of each filter; with one bit at ``mean |w|``. All else as in `LSQ`.
+    """
+
+    def first_step(self, x: Tensor) -> Tensor:
+        if self.bits == 1 or not x.numel():
+            return super().first_step(x)
+        sigma, mu = torch.std_mean(self.sharing(x), dim=1, correction=0)
+        return (mu.abs() + 3 * sigma) / 2 ** (self.bits - 1)
+
+
+class LSQPlusInput(Quantizer):
+    r"""Activations of LSQ+: a learned step s and a learned offset beta, for inputs that are not cut at 0.
+
+    ``x_q = s · round(clamp(z, 0, Q_p)) + beta`` with ``z = (x − beta) / s`` and ``Q_p = 2^b − 1``, half to even. With
+    ``c = 1 / √(N · Q_p)``, N as in `LSQInput`:
+
+    - ``dx = g · 1[0 ≤ z ≤ Q_p]``, the limits included;
+    - ``ds = c · Σ g · (0 where z < 0; Q_p where z > Q_p; round(z) − z between)``;
+    - ``dbeta = c · Σ g · 1[z < 0 or z > Q_p]``.
+
+    s and beta start where the squared error of the first training batch (or of `qconv.calibrate`) is least among
+    ranges ``[mu − a · (mu − min x), mu + b · (max x − mu)]``, which beta and the top level span; a and b take the
+    values 1/16, 2/16, … 1, and mu is the mean. Of a batch with more than 2^14 values so many, evenly spaced, are
+    looked at: no random numbers. A constant batch becomes beta and leaves the step. Before, s = 1 and beta = 0. After
+    each step of the optimizer s is at least 2^-20.
+
+    0 is no level unless beta is a multiple of s: zero padding adds a value of its own. ±inf gives the end levels; NaN
+    gives NaN, no gradient to x, and a NaN in ds.
+
+    Args:
+        bits: 1 to 8.
+        grad_scale: ``"paper"`` or ``"numel"``.
+
+    Raises:
+        ValueError: ``bits`` or ``grad_scale`` out of range, or a step that is not positive in a checkpoint.
+    """
+
+    def __init__(self, bits: int = 4, grad_scale: GradScale = "paper") -> None:
+        super().__init__()
+        self.bits = check_bits("bits", bits)
+        check_grad_scale(grad_scale)
+        self.grad_scale: GradScale = grad_scale
+        self.high = 2**self.bits - 1
+        self.calibrated = False
+        self.step = nn.Parameter(torch.tensor(1.0))
+        self.beta = nn.Parameter(torch.tensor(0.0))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.step, self.beta
+
+    @torch.no_grad()
+    def initialize(self, x: Tensor) -> None:
+        if not x.numel():
+            return
+        step, beta = least_squares_range(x, self.high)
+        self.beta.copy_(beta)
+        self.step.copy_(torch.where(step > 0, step.clamp(min=SMALLEST), self.step))
+        self.calibrated = True
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        values, step, beta = self._levels(x, *tensors)
+        return (values * step + beta).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        wide_x = wide(x)
+        step, beta = (tensor.to(wide_x.dtype) for tensor in tensors)
+        z = (wide_x - beta) / step
+        clamped = z.clamp(0, self.high)
+        passes = clamped == z
+        wide_grad = grad.to(wide_x.dtype)
+        scale = (max(features(x) if self.grad_scale == "paper" else x.numel(), 1) * self.high) ** -0.5
+        grad_step = (wide_grad * (clamped.round() - clamped * passes)).sum() * scale
+        grad_beta = (wide_grad * ~passes).sum() * scale
+        return grad * passes, grad_step.to(tensors[0].dtype), grad_beta.to(tensors[1].dtype)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        values, step, beta = self._levels(x, *tensors)
+        return Codes(values.to(torch.int16), step, offset=beta)
+
+    def _levels(self, x: Tensor, step: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Whole numbers from 0 to Q_p, the step and the offset."""
+        wide_x = wide(x)
+        step, beta = step.to(wide_x.dtype), beta.to(wide_x.dtype)
+        return round_levels((wide_x - beta) / step, 0, self.high), step, beta
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.step.clamp_(min=SMALLEST)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        check_positive(state_dict, f"{prefix}step")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, grad_scale={self.grad_scale!r}"
+
+
+def least_squares_range(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Step and lowest level of the ``count + 1`` levels that are nearest to ``x``, from the grid of `LSQPlusInput`."""
+    most = 2**14
+    every = -(-x.numel() // most) | 1  # odd, or else it would meet the same columns of every picture
+    values = wide(x).flatten()[::every]
+    mean, low, high = values.mean(), values.amin(), values.amax()
+    parts = torch.arange(16, 0, -1, dtype=values.dtype, device=values.device) / 16
+    lowest, highest = torch.meshgrid(
+        low + (mean - low) * (1 - parts), high - (high - mean) * (1 - parts), indexing="ij"
+    )
+    lowest = lowest.reshape(-1, 1)
+    steps = (highest.reshape(-1, 1) - lowest) / count
+    z = (values - lowest) / steps.clamp(min=SMALLEST)
+    errors = (round_levels(z, 0, count) * steps + lowest - values).square_().mean(1)
+    best = errors.argmin()
+    return steps[best, 0], lowest[best, 0]

@@ -1,0 +1,356 @@
+"""Uniform levels on the range of the data: minimum and maximum, percentiles, and stochastic rounding of gradients."""
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .base import Codes, Quantizer, wide
+from .deepshift import check_bits
+from .stochastic import Stream
+
+
+def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """The range of each row, with 0 inside it.
+
+    ``high`` is the value of rank ``ceil(percentile / 100 · n)`` of the n in a row, so the maximum for 100; ``low`` has
+    the same rank from above. Symmetric: ``high`` is that of the magnitudes, ``low = −high``. No values: 0.
+
+    Args:
+        rows: ``(R, n)``.
+        percentile: above 50, at most 100.
+        symmetric: whether the range is ``[−high, high]``.
+
+    Returns:
+        ``low <= 0`` and ``high >= 0``, each ``(R,)``.
+    """
+    count = rows.shape[1]
+    if count == 0:
+        return rows.new_zeros(rows.shape[0]), rows.new_zeros(rows.shape[0])
+    if symmetric:
+        rows = rows.abs()
+    if percentile == 100:
+        high = rows.amax(1)
+        low = -high if symmetric else rows.amin(1)
+    else:
+        rank = max(math.ceil(round(percentile * count / 100, 6)), 1)  # 99.9 % of 1000 is a little more than 999
+        high = rows.kthvalue(rank, 1).values
+        low = -high if symmetric else rows.kthvalue(count + 1 - rank, 1).values
+    return low.clamp(max=0), high.clamp(min=0)
+
+
+def uniform_codes(x: Tensor, low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """``x`` on ``2^bits`` levels from ``low`` to ``high``: whole numbers, 0 for 0, and the step.
+
+    Symmetric: from ``−n`` to ``n = 2^(bits−1) − 1``, one level less, with ``step = high / n``. Otherwise ``step =
+    (high − low) / n``, ``n = 2^bits − 1``, from ``−zero`` to ``n − zero`` with ``zero = round(−low / step)``: 0 is a
+    level, and both ends move by at most half a step. A range of 0 has step 0.
+    """
+    if symmetric:
+        count = 2 ** (bits - 1) - 1
+        step = high / count
+        first = torch.full_like(step, -count)
+        last = -first
+    else:
+        count = 2**bits - 1
+        step = (high - low) / count
+        first = -(-low / _divisor(step)).round()
+        last = count + first
+    return (x / _divisor(step)).round_().clamp_(first, last), step
+
+
+def _divisor(step: Tensor) -> Tensor:
+    return torch.where(step == 0, 1.0, step)  # a NaN stays
+
+
+def check_percentile(percentile: float) -> float:
+    """``percentile``; a ValueError unless it is above 50 and at most 100."""
+    if not 50 < percentile <= 100:
+        raise ValueError(f"percentile (={percentile}) must be above 50 and at most 100")
+    return float(percentile)
+
+
+class MinMaxWeight(Quantizer):
+    r"""Weights on uniform levels from their minimum to their maximum.
+
+    ``w_q = clamp(round(w / step), first, last) · step``, half to even, with range, step and codes of the filter, or of
+    the whole layer, at every forward. Symmetric: ``step = max |w| / n``, codes −n … n with ``n = 2^(b−1) − 1`` (2 bits
+    are ternary). Affine: the range from the minimum to the maximum, widened to hold 0, in 2^b levels, moved by at most
+    half a step so that 0 is one of them: ``±0`` is always exactly 0.
+
+    ``dw = g``: straight through, the range a constant. Nothing lies outside, nothing is masked, and latent weights are
+    not clipped.
+
+    A filter of zeros, whose range is 0, gives zeros; a constant or single weight gives itself up to rounding; an empty
+    one is left empty. A NaN or inf makes its filter NaN (with ``per_channel=False`` the layer).
+
+    Jacob et al. (arXiv:1712.05877) have the affine form with a range for each layer, Krishnamoorthi (arXiv:1806.08342)
+    finds a symmetric one for each filter better; both move the ends so that 0 is a level.
+
+    Args:
+        bits: 2 to 8.
+        symmetric: whether the range is the same on both sides of 0.
+        per_channel: whether each filter has its own range, or the layer one.
+
+    Raises:
+        ValueError: ``bits`` out of range.
+    """
+
+    percentile: float = 100.0
+
+    def __init__(self, bits: int = 8, symmetric: bool = True, per_channel: bool = True) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits(bits, 8, type(self).__name__, "bits")
+        self.symmetric = symmetric
+        self.per_channel = per_channel
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        values, step = self._codes(x)
+        return (values * step).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        if self.percentile == 100:
+            return (grad,)
+        wide_x = wide(x)
+        low, high = self._range(wide_x)
+        return (grad * ((wide_x >= low) & (wide_x <= high)),)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        values, step = self._codes(x)
+        return Codes(values.to(torch.int16), step)
+
+    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        wide_x = wide(x)
+        return uniform_codes(wide_x, *self._range(wide_x), self._bits, self.symmetric)
+
+    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = _first_rows(x) if self.per_channel else x.reshape(1, -1)
+        low, high = extent(rows, self.percentile, self.symmetric)
+        shape = -1, *[1] * (x.ndim - 1)
+        return low.view(shape), high.view(shape)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
+
+
+class PercentileWeight(MinMaxWeight):
+    r"""Weights on uniform levels between percentiles: `MinMaxWeight` that clips the few largest.
+
+    The range ends at the weight of rank ``ceil(percentile / 100 · n)`` of the n in a filter (or in the layer), without
+    interpolation: of the magnitudes if symmetric, else of the weights, from below and from above. So of n weights
+    ``n − rank`` are clipped on a side: none of a small filter, one in a thousand with 99.9. Beyond the range weights
+    take the last level. ``dw = g · 1[low ≤ w ≤ high]`` with both ends included. Latent weights are not clipped.
+
+    ±inf takes the last level and NaN gives NaN alone, as long as the range leaves them out; else the filter is NaN.
+    A filter with so many zeros that both ends are 0 gives zeros.
+
+    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles from 99.9 on.
+
+    Args:
+        bits: 2 to 8.
+        percentile: above 50, at most 100, which is `MinMaxWeight`.
+        symmetric: whether the range is the same on both sides of 0.
+        per_channel: whether each filter has its own range, or the layer one.
+
+    Raises:
+        ValueError: ``bits`` or ``percentile`` out of range.
+    """
+
+    def __init__(
+        self, bits: int = 8, percentile: float = 99.9, symmetric: bool = True, per_channel: bool = True
+    ) -> None:
+        super().__init__(bits, symmetric, per_channel)
+        self.percentile = check_percentile(percentile)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, percentile={self.percentile}"
+
+
+class MinMaxInput(Quantizer):
+    r"""Inputs on uniform levels from the minimum to the maximum of the data that calibrated them.
+
+    The levels are those of `MinMaxWeight`, for the range ``[low, high]`` in two buffers. They come from the first
+    training batch or from `qconv.calibrate`, and then stay: the forward is a pure function, so no running average
+    moves them. Calibrate again where the inputs have drifted. Until the first time the range is [−1, 1].
+
+    ``dx = g · 1[low ≤ x ≤ high]`` with both ends included. ±inf takes the last level, NaN gives NaN, and 0 as gradient.
+    Constant data give a range from 0 to the constant; zeros a range of 0, with which everything becomes 0.
+
+    Jacob et al., arXiv:1712.05877, have a running average instead.
+
+    Args:
+        bits: 2 to 8.
+        symmetric: whether the range is the same on both sides of 0; after a ReLU it wastes a bit.
+        per_channel: whether each channel has its own range, or the layer one.
+
+    Raises:
+        ValueError: ``bits`` out of range, a ``low`` above 0 or a ``high`` below it in a checkpoint, or ``per_channel``
+            and data before `build`.
+    """
+
+    percentile: float = 100.0
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, bits: int = 8, symmetric: bool = False, per_channel: bool = False) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits(bits, 8, type(self).__name__, "bits")
+        self.symmetric = symmetric
+        self.per_channel = per_channel
+        self.dim: int | None = None
+        self.calibrated = False
+        self.register_buffer("low", torch.tensor(-1.0))
+        self.register_buffer("high", torch.tensor(1.0))
+
+    def build(self, channels: int, dim: int) -> None:
+        if self.per_channel:
+            self.dim = dim
+            self.low = self.low.new_full((channels,), -1.0)
+            self.high = self.high.new_full((channels,), 1.0)
+
+    def initialize(self, x: Tensor) -> None:
+        if not x.numel():
+            return
+        rows = x.reshape(1, -1)
+        if self.per_channel:
+            if self.dim is None:
+                raise ValueError("per_channel (=True) needs the number of channels: call build(channels, dim) first")
+            rows = _first_rows(x.movedim(self.dim, 0))
+        with torch.no_grad():
+            low, high = extent(wide(rows), self.percentile, self.symmetric)
+            self.low.copy_(low.view(self.low.shape))
+            self.high.copy_(high.view(self.high.shape))
+        self.calibrated = True
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.low, self.high
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        values, step = self._codes(x, *tensors)
+        return (values * step).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        wide_x = wide(x)
+        low, high = self._range(wide_x, *tensors)
+        return grad * ((wide_x >= low) & (wide_x <= high)), None, None
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        values, step = self._codes(x, *tensors)
+        return Codes(values.to(torch.int16), step)
+
+    def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        wide_x = wide(x)
+        return uniform_codes(wide_x, *self._range(wide_x, *tensors), self._bits, self.symmetric)
+
+    def _range(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = (end.to(x.dtype) for end in (low, high))
+        if self.dim is None:
+            return low, high
+        shape = [1] * x.ndim
+        shape[self.dim] = -1
+        return low.view(shape), high.view(shape)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name, sign in (("low", -1), ("high", 1)):
+            end = state_dict.get(f"{prefix}{name}")
+            if isinstance(end, Tensor) and not end.is_meta and not (end * sign >= 0).all():
+                rule = "at most" if sign < 0 else "at least"
+                raise ValueError(f"{prefix}{name} (={end.tolist()}) must be {rule} 0 in a checkpoint")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
+
+
+class PercentileInput(MinMaxInput):
+    r"""Inputs on uniform levels between percentiles: `MinMaxInput` that leaves out the few largest when it calibrates.
+
+    The range ends at the value of rank ``ceil(percentile / 100 · n)`` of the n in the calibrating data (in the
+    channel): of the magnitudes if symmetric, else of the values, from below and from above. All else is as there.
+
+    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles from 99.9 on.
+
+    Args:
+        bits: 2 to 8.
+        percentile: above 50, at most 100, which is `MinMaxInput`.
+        symmetric: whether the range is the same on both sides of 0.
+        per_channel: whether each channel has its own range, or the layer one.
+
+    Raises:
+        ValueError: as `MinMaxInput`, or ``percentile`` out of range.
+    """
+
+    def __init__(
+        self, bits: int = 8, percentile: float = 99.9, symmetric: bool = False, per_channel: bool = False
+    ) -> None:
+        super().__init__(bits, symmetric, per_channel)
+        self.percentile = check_percentile(percentile)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, percentile={self.percentile}"
+
+
+class Int8Stochastic(Quantizer):
+    r"""Gradients in whole steps, rounded up or down at random with the right mean; a `Scheme`'s gradient quantizer.
+
+    ``g_q = s · floor(g / s + u)`` with ``s = max |g| / n``, ``n = 2^(b−1) − 1``, over each sample (dimension 0; a
+    tensor of one dimension is one sample) or over the tensor, and u uniform in [0, 1). The mean of ``g_q`` is g, to
+    within ``2^-24 · s``; zeros and ``±max |g|`` are always exact, and a sample of zeros stays zero. A NaN or inf leaves
+    no finite number in its sample, so that a gradient scaler sees it. ``dg = g``: in a layer only `quantize` is used.
+
+    u comes from a `Stream`: each process has its own numbers, as many as elements, each optimizer step other ones, and
+    a recomputed call the same.
+
+    Gupta et al. (arXiv:1502.02551) round stochastically; Banner et al. (arXiv:1805.11046) train with 8-bit gradients.
+
+    Args:
+        bits: 2 to 8.
+        per_sample: whether each sample has its own scale; else the tensor, in each process its part of the batch.
+
+    Raises:
+        ValueError: ``bits`` out of range.
+    """
+
+    def __init__(self, bits: int = 8, per_sample: bool = True) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits(bits, 8, type(self).__name__, "bits")
+        self.per_sample = per_sample
+        self.stream = Stream(sharded=True)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.stream.tensors()
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        values, step = self._codes(x, *tensors)
+        return (values * step).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, None, None
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        values, step = self._codes(x, *tensors)
+        return Codes(values.to(torch.int8), step)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.stream.after_step_()
+
+    def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        count = 2 ** (self._bits - 1) - 1
+        wide_x = wide(x)
+        rows = wide_x.flatten(1) if self.per_sample and x.ndim > 1 else wide_x.reshape(1, -1)
+        _, largest = extent(rows, 100, symmetric=True)
+        step = largest.view(-1, *[1] * (x.ndim - 1)) / count
+        ratio = wide_x / _divisor(step)
+        whole = ratio.floor()
+        # floor(ratio + u), but the sum is never formed: rounded, it would lift whole numbers now and then.
+        up = self.stream.uniform(x, *tensors).to(ratio.dtype) >= 1 - (ratio - whole)
+        return (whole + up).clamp_(-count, count), step
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, per_sample={self.per_sample}"
+
+
+def _first_rows(x: Tensor) -> Tensor:
+    """``x`` with all dimensions after the first in one."""
+    return x.flatten(1) if x.ndim > 1 else x[:, None]

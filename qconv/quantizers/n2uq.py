@@ -1,0 +1,192 @@
+"""N2UQ: thresholds that are learned, levels that stay uniform (Liu et al., arXiv:2111.14826)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import Codes, Quantizer, wide
+from .deepshift import check_bits
+from .xnor import filter_scale
+
+SMALLEST_WIDTH = 1e-3
+"""What `after_step_` clamps the learned intervals of inputs to."""
+
+SMALLEST_SCALE = 2.0**-20
+"""What `after_step_` clamps the learned scales to."""
+
+
+class N2UQWeight(Quantizer):
+    r"""Weights of N2UQ: uniform levels on a range of each filter's mean magnitude.
+
+    ``w_q = s_c · (round((clamp(w / s_c, −1, 1) + 1) · n/2) · 2/n − 1)``, half to even, with ``n = 2^b − 1`` and ``s_c =
+    n / 2^(b−1) · mean |w|`` over the filter. There are 2^b levels from ``−s_c`` to ``s_c``, in steps of ``2 s_c / n``;
+    0 is none of them: ±0 gives ``s_c / n`` or ``−s_c / n``, whichever rounding to even gives for b bits.
+
+    ``dw = g / s_c``, s_c a constant, without a mask, as in the authors' code and so in the published numbers (69.4,
+    71.9 and 72.9 % of ResNet-18 with 2, 3 and 4 bits): the straight-through difference is there taken of ``w / s_c``,
+    not of w. ``rescale_grad=False`` gives ``dw = g``. The authors' bound of the clamp is a parameter that never gets a
+    gradient; here it is 1. Latent weights are not clipped.
+
+    A filter of zeros gives zeros, and ``dw = g``; where s_c is too small to have a finite inverse it is g as well. A
+    constant or single weight w lies half way between two levels, ``w · (1 ± 2^(1−b))``, and takes one of them. A NaN or
+    inf makes its filter NaN.
+
+    Args:
+        bits: 2 to 8.
+        rescale_grad: whether the gradient is divided by s_c.
+
+    Raises:
+        ValueError: ``bits`` out of range.
+    """
+
+    def __init__(self, bits: int = 2, rescale_grad: bool = True) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits(bits, 8, "N2UQ", "bits")
+        self.rescale_grad = rescale_grad
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        values, step = self._codes(x)
+        return (values * step).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        if not self.rescale_grad:
+            return (grad,)
+        _, divisor = self._scale(wide(x))
+        return ((grad / divisor).to(x.dtype),)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        values, step = self._codes(x)
+        return Codes(values.to(torch.int16), step)
+
+    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Odd whole numbers from −n to n, and the step s_c / n."""
+        count = 2**self._bits - 1
+        wide_x = wide(x)
+        scale, divisor = self._scale(wide_x)
+        values = (wide_x / divisor).clamp_(-1, 1).add_(1).mul_(count / 2).round_().mul_(2).sub_(count)
+        return values, scale / count
+
+    def _scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """s_c, and what to divide by: 1 in place of a s_c too small."""
+        scale = filter_scale(x) * ((2**self._bits - 1) / 2 ** (self._bits - 1))
+        return scale, torch.where(scale < torch.finfo(x.dtype).tiny, 1.0, scale)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, rescale_grad={self.rescale_grad}"
+
+
+class N2UQInput(Quantizer):
+    r"""Inputs of N2UQ: learned intervals, whose midpoints are the thresholds of uniform levels.
+
+    With ``n = 2^b − 1``, learned interval widths ``a_1 … a_n``, a learned start and two learned scales: ``z = s1 · x``;
+    the interval i lies between ``B_(i−1)`` and ``B_i = start + a_1 + … + a_i``; ``x_q = s2 · 2/n · #{i : z > B_(i−1) +
+    a_i / 2}``, where a threshold itself belongs to the level below it. Levels are ``0, 2/n, …, 2`` times s2.
+
+    The gradient (generalized straight-through) is that of the piecewise linear function with the same corners: for
+    ``B_(i−1) < z ≤ B_i`` it has the slope ``2 / (n a_i)``, elsewhere 0. With ``h = g · s2 · slope``: ``dx = h · s1``,
+    ``ds1 = Σ h x``, ``dstart = −Σ h``, ``da_i = −Σ h`` over all z above ``B_i`` (in the range) and ``−Σ h · (z −
+    B_(i−1)) / a_i`` over those in interval i. ``ds2 = Σ g · x_q / s2``: of the levels, not of the piecewise linear
+    function.
+
+    All a start at 2/n, start at 0, both scales at 1, so that the input is to lie in [0, 2]; in front of it the
+    authors put a learned shift, PReLU and shift. They train these tensors with a tenth of the learning rate. After each
+    step a is at least 1e-3 and the scales at least 2^-20. (The authors clamp a in the forward, so that the gradient of
+    one below it is 0 and it stays there, and leave the scales free.)
+
+    ±inf gives the end levels. NaN gives NaN, 0 as gradient, and adds nothing to the other gradients but s2's, which is
+    NaN.
+
+    Args:
+        bits: 2 to 8.
+
+    Raises:
+        ValueError: ``bits`` out of range; a width or scale that is not positive in a checkpoint.
+    """
+
+    def __init__(self, bits: int = 2) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits(bits, 8, "N2UQ", "bits")
+        count = 2**bits - 1
+        self.widths = nn.Parameter(torch.full((count,), 2 / count))
+        self.start = nn.Parameter(torch.tensor(0.0))
+        self.input_scale = nn.Parameter(torch.tensor(1.0))
+        self.output_scale = nn.Parameter(torch.tensor(1.0))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.widths, self.start, self.input_scale, self.output_scale
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        values, step = self._codes(x, *tensors)
+        return (values * step).to(x.dtype)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        values, step = self._codes(x, *tensors)
+        return Codes(values.to(torch.int16), step)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        wide_x = wide(x)
+        widths, start, input_scale, output_scale = (tensor.to(wide_x.dtype) for tensor in tensors)
+        interval = 2 / widths.numel()
+        values, _ = self._codes(x, *tensors)
+        grad_output_scale = (grad * values).sum() * interval
+
+        z = wide_x * input_scale
+        corners = _corners(widths, start)
+        index = _bucketize(z, corners)  # 0: not above start; i: in interval i; n + 1: above the last
+        outside = widths.new_zeros(1)
+        slopes = torch.cat([outside, interval / widths, outside]) * output_scale
+        lefts = torch.cat([corners[:1], corners])
+        grad_z = grad * slopes[index]
+        # What lies outside has slope 0, and z = inf there must not make it a NaN: only the n intervals are summed up.
+        sums = _sum_by(index, grad_z, len(slopes))[1:-1]
+        moments = _sum_by(index, grad_z * (z - lefts[index]), len(slopes))[1:-1]
+        grad_start = -sums.sum()
+        from_here = sums.flip(0).cumsum(0).flip(0)
+        grad_widths = sums - from_here - moments / widths
+        grad_input_scale = (moments + sums * corners[:-1]).sum() / input_scale
+        grads = grad_widths, grad_start, grad_input_scale, grad_output_scale
+        grad_x = (grad_z * input_scale).to(x.dtype)
+        return grad_x, *(grad.to(tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True))
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.widths.clamp_(min=SMALLEST_WIDTH)
+        self.input_scale.clamp_(min=SMALLEST_SCALE)
+        self.output_scale.clamp_(min=SMALLEST_SCALE)
+
+    def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole numbers from 0 to n, and the step 2/n · s2."""
+        wide_x = wide(x)
+        widths, start, input_scale, output_scale = (tensor.to(wide_x.dtype) for tensor in tensors)
+        thresholds = _corners(widths, start)[:-1] + widths / 2
+        values = _bucketize(wide_x * input_scale, thresholds).to(wide_x.dtype)
+        return torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel())
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in ("widths", "input_scale", "output_scale"):
+            tensor = state_dict.get(f"{prefix}{name}")
+            if isinstance(tensor, Tensor) and not tensor.is_meta and not (tensor > 0).all():
+                raise ValueError(f"{prefix}{name} (={tensor.tolist()}) must be positive in a checkpoint")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"
+
+
+def _corners(widths: Tensor, start: Tensor) -> Tensor:
+    """``B_0 … B_n``."""
+    return torch.cat([start.view(1), start + widths.cumsum(0)])
+
+
+def _bucketize(x: Tensor, boundaries: Tensor) -> Tensor:
+    """How many boundaries are below each element; all of them for NaN."""
+    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return torch.bucketize(x.movedim(1, -1), boundaries).movedim(-1, 1)  # stays channels_last
+    return torch.bucketize(x.contiguous(), boundaries)
+
+
+def _sum_by(index: Tensor, x: Tensor, count: int) -> Tensor:
+    """The sum of the elements of ``x`` at each value of ``index``, ``(count,)``."""
+    rows, indices = (t.flatten(1) if t.ndim > 1 else t.view(1, -1) for t in (x, index))
+    # Summed one after another, so first by sample: that rounds less.
+    return rows.new_zeros(rows.shape[0], count).scatter_add(1, indices, rows).sum(0)

@@ -1,0 +1,78 @@
+"""PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .base import Codes, Quantizer, wide
+from .dorefa import check_bits
+from .lsq import SMALLEST, check_positive
+
+
+class PACT(Quantizer):
+    r"""Activations in [0, alpha], alpha learned, one for a layer.
+
+    ``x_q = round(n · clamp(x, 0, alpha) / alpha) · alpha / n`` with ``n = 2^b − 1``, half to even; one bit gives {0,
+    alpha}. ``dx = g · 1[0 ≤ x < alpha]`` and ``dalpha = Σ g · 1[x ≥ alpha]``: at x = 0 the gradient goes to x, at x =
+    alpha to alpha alone. (Bitorch gives it to both there.) ±inf gives alpha or 0. NaN gives NaN, and 0 in both
+    gradients.
+
+    alpha starts at 8, as in the paper; re-implementations start at 10. The paper needs weight decay on alpha, with the
+    coefficient of the weights: it pulls alpha down, for the gradient through the clipped values hardly does. So leave
+    alpha in the optimizer's group of the weights. After each step alpha is at least 2^-20.
+
+    The paper's weights are DoReFa's, and its first and last layer stay float.
+
+    Args:
+        bits: 1 to 8.
+        alpha: the first bound.
+
+    Raises:
+        ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
+    """
+
+    def __init__(self, bits: int = 4, alpha: float = 8.0) -> None:
+        super().__init__()
+        self.bits = check_bits("bits", bits)
+        if not SMALLEST <= alpha < float("inf"):
+            raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
+        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.alpha,)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        values, step = self._levels(x, *tensors)
+        return (values * step).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        (alpha,) = tensors
+        wide_x = wide(x)
+        bound = alpha.to(wide_x.dtype)
+        above = wide_x >= bound
+        grad_alpha = (grad.to(wide_x.dtype) * above).sum().to(alpha.dtype)
+        return grad * ((x >= 0) & (wide_x < bound)), grad_alpha
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        values, step = self._levels(x, *tensors)
+        return Codes(values.to(torch.int16), step)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.alpha.clamp_(min=SMALLEST)
+
+    def _levels(self, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+        """Whole numbers from 0 to n, and the step alpha / n."""
+        count = 2**self.bits - 1
+        wide_x = wide(x)
+        bound = alpha.to(wide_x.dtype)
+        # Divided before it is multiplied, so that alpha itself is exactly n steps.
+        ratio = (wide_x / bound).clamp_(0, 1)
+        return ratio.mul_(count).round_(), bound / count
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        check_positive(state_dict, f"{prefix}alpha")
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"

@@ -1,0 +1,74 @@
+"""XNOR-Net++: binary weights whose scale is learned (Bulat and Tzimiropoulos, arXiv:1909.13863)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from .base import Codes, wide
+from .bnn import sign
+from .surrogates import HardClip, Surrogate
+from .xnor import Binary
+
+
+def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Parameter:
+    """``parameter`` with ``values`` written into it, or a new one where it is None or differs in device, shape, dtype.
+
+    The device differs when a checkpoint was assigned to a layer on the meta device.
+    """
+    if parameter is None:
+        return nn.Parameter(values)
+    if (parameter.device, parameter.shape, parameter.dtype) != (values.device, values.shape, values.dtype):
+        return nn.Parameter(values, requires_grad=parameter.requires_grad)
+    with torch.no_grad():
+        parameter.copy_(values)
+    return parameter
+
+
+def per_filter(scale: Tensor, weight: Tensor) -> Tensor:
+    """``scale``, one element for each filter, in a shape that broadcasts against ``weight``."""
+    return scale.view(weight.shape[0], *[1] * (weight.ndim - 1))
+
+
+class XNORppWeight(Binary):
+    r"""Binary weights with a learned scale for each filter, the weight quantizer of XNOR-Net++.
+
+    ``w_q = gamma_c · sign(w)``, ``sign(±0) = +1``, which equals an output multiplied by gamma_c: case 1 of the paper's
+    four. Its cases 2 to 4, of which the last gave the published 57.1 % (ResNet-18 on ImageNet), have one factor for
+    each place of the output; they tie a layer to one input size and are not here.
+
+    ``dgamma_c = Σ g · sign(w)`` over the filter and ``dw = gamma_c · g · d(w)`` with the surrogate's
+    ``d(w) = 1[|w| ≤ 1]``, where ties at ±1 pass. gamma starts at 1; it is no step, so it may become negative, and
+    nothing clamps it. Larq's reimplementation gives it weight decay. Latent weights are not clipped.
+
+    Filters of zeros, of a constant or of one element are as all others: ±gamma_c. A NaN gives one of the two values,
+    ±inf its sign.
+
+    Args:
+        surrogate: makes what stands for the derivative of the sign.
+    """
+
+    gamma: nn.Parameter
+
+    def __init__(self, surrogate: Callable[[], Surrogate] = HardClip) -> None:
+        super().__init__(surrogate)
+        self.register_parameter("gamma", None)
+
+    def initialize(self, x: Tensor) -> None:
+        self.gamma = set_parameter(self.gamma, x.new_ones(x.shape[0]))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.gamma, *super().tensors()
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return (sign(x) * per_filter(tensors[0], x)).to(x.dtype)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        gamma, *schedule = tensors
+        scale = per_filter(gamma, x)
+        grad_gamma = (wide(grad) * sign(x)).sum_to_size(scale.shape).view_as(gamma).to(gamma.dtype)
+        grad_x = (self.surrogate.backward(grad, x, *schedule) * scale).to(x.dtype)
+        return grad_x, grad_gamma, *(None for _ in schedule)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return Codes(sign(x).to(torch.int8), per_filter(tensors[0], x))

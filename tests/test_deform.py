@@ -1,0 +1,555 @@
+"""Quantized deformable layers against torchvision's, against autograd of the formula, and in a model."""
+
+import copy
+import importlib
+import io
+import pickle
+import sys
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torchvision.ops import DeformConv2d, deform_conv2d
+
+import qconv
+from qconv import Scheme, schemes
+from qconv.function import Quantizers, quantized_op
+from qconv.layers import DeformConv2dPack, QDeformConv2d, QDeformConv2dPack
+from qconv.layers.deform import DeformConvolution
+from qconv.quantizers import Identity, Quantizer, ScaledSign, Sign
+
+
+class Case(NamedTuple):
+    """A layer's arguments, and what it is given."""
+
+    arguments: dict[str, Any]
+    offset_groups: int = 1
+    masked: bool = True
+    size: tuple[int, int] = (6, 5)
+    batch: int = 2
+
+    def pair(self, scheme: Scheme | None, dtype: torch.dtype = torch.float32) -> tuple[DeformConv2d, QDeformConv2d]:
+        theirs = DeformConv2d(4, 6, **self.arguments).to(dtype)
+        ours = QDeformConv2d(4, 6, **self.arguments, dtype=dtype, scheme=scheme)
+        ours.load_state_dict(theirs.state_dict())
+        return theirs, ours
+
+    def tensors(self, layer: DeformConv2d, dtype: torch.dtype = torch.float32) -> list[Tensor]:
+        """Input, offset and, if there is one, mask; no sampling point is near a whole number."""
+        geometry: Any = layer.kernel_size, layer.stride, layer.padding, layer.dilation
+        spans = zip(self.size, *geometry, strict=True)
+        output = [(x + 2 * p - d * (k - 1) - 1) // s + 1 for x, k, s, p, d in spans]
+        taps = layer.weight.shape[2] * layer.weight.shape[3] * self.offset_groups
+        offset = torch.randint(-2, 2, (self.batch, 2 * taps, *output)) + torch.empty(1).uniform_(0.1, 0.9)
+        drawn = [torch.randn(self.batch, 4, *self.size), offset, torch.rand(self.batch, taps, *output)]
+        return [tensor.to(dtype).requires_grad_() for tensor in drawn[: 3 if self.masked else 2]]
+
+
+CASES = {
+    "v1": Case(dict(kernel_size=3, padding=1), masked=False),
+    "v2": Case(dict(kernel_size=3, padding=1)),
+    "no bias": Case(dict(kernel_size=3, bias=False)),
+    "groups and offset groups": Case(dict(kernel_size=(3, 2), groups=2), 4),
+    "offset groups alone": Case(dict(kernel_size=1), 2, masked=False),
+    "strided, dilated, rectangular": Case(
+        dict(kernel_size=(2, 3), stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2), 2, size=(7, 9)
+    ),
+    "one sample": Case(dict(kernel_size=3), batch=1),
+    "more than a block of samples": Case(dict(kernel_size=2, groups=2), batch=33, size=(3, 3)),
+}
+EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+QUANTIZED = {
+    s.name: s
+    for s in (
+        schemes.identity(),
+        schemes.bnn(),
+        schemes.bwn(),
+        schemes.xnor(),
+        schemes.xnor(detach_scale=True),
+        schemes.shift_q(),
+        schemes.shift_q(weight_bits=3, fixed_point=(4, 6)),
+        schemes.shift_ps(),
+    )
+}
+EVERY_SCHEME = pytest.mark.parametrize("scheme", QUANTIZED.values(), ids=list(QUANTIZED))
+
+
+def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
+    generator = torch.Generator().manual_seed(1)
+    grad_output = torch.randn(output.shape, generator=generator, dtype=output.dtype)
+    return list(torch.autograd.grad(output, leaves, grad_output, allow_unused=True))
+
+
+def trained(layer: nn.Module) -> list[Tensor]:
+    return [parameter for parameter in layer.parameters() if parameter.requires_grad]
+
+
+def check_equal(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
+    for given, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(given, reference, rtol=0, atol=0)
+
+
+@EVERY_CASE
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_identity_is_torchvisions_layer(case: Case, dtype: torch.dtype) -> None:
+    theirs, ours = case.pair(schemes.identity(), dtype)
+    tensors = case.tensors(theirs, dtype)
+    expected, output = theirs(*tensors), ours(*tensors)
+    assert output.equal(expected)
+    check_equal(gradients(output, [*tensors, *trained(ours)]), gradients(expected, [*tensors, *trained(theirs)]))
+
+
+def composed(layer: QDeformConv2d, input: Tensor, offset: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The layer left to autograd, its quantizers as nodes of their own."""
+    weight_q = layer.weight_quantizer(layer.weight)
+    return deform_conv2d(
+        layer.input_quantizer(input), offset, weight_q, layer.bias, layer.stride, layer.padding, layer.dilation, mask
+    )
+
+
+@EVERY_CASE
+@EVERY_SCHEME
+def test_fused_equals_composed_exactly(case: Case, scheme: Scheme) -> None:
+    _, ours = case.pair(scheme)
+    tensors = case.tensors(ours)
+    leaves = [*tensors, *trained(ours)]
+    output, expected = ours(*tensors), composed(ours, *tensors)
+    assert output.equal(expected)
+    check_equal(gradients(output, leaves), gradients(expected, leaves))
+
+
+def ste(x: Tensor) -> Tensor:
+    clipped = x.clamp(-1, 1)
+    return clipped + (torch.where(x >= 0, 1.0, -1.0).to(x.dtype) - clipped).detach()
+
+
+@pytest.mark.parametrize("planted", [None, "mask of the input", "float operand"])
+def test_xnor_against_autograd_of_its_formula(planted: str | None) -> None:
+    case = CASES["groups and offset groups"]
+    _, ours = case.pair(schemes.xnor(), torch.float64)
+    tensors = case.tensors(ours, torch.float64)
+    leaves = [*tensors, *trained(ours)]
+    input, offset, mask = tensors
+    input_q = ste(input)
+    if planted == "mask of the input":
+        input_q = input + (input_q - input).detach()
+    elif planted == "float operand":
+        input_q = input_q + (input - input.detach()) * 0.01
+    weight_q = ours.weight.abs().mean((1, 2, 3), keepdim=True) * ste(ours.weight)
+    expected = gradients(deform_conv2d(input_q, offset, weight_q, ours.bias, mask=mask), leaves)
+    found = gradients(ours(*tensors), leaves)
+
+    def check() -> None:
+        for given, reference in zip(found, expected, strict=True):
+            torch.testing.assert_close(given, reference, rtol=1e-12, atol=1e-12)
+
+    if planted is None:
+        check()
+    else:
+        with pytest.raises(AssertionError, match="not close"):
+            check()
+
+
+@EVERY_CASE
+def test_gradcheck(case: Case) -> None:
+    _, ours = case.pair(schemes.identity(), torch.float64)
+    tensors = case.tensors(ours, torch.float64)
+    parameters = dict(ours.named_parameters())
+
+    def run(*values: Tensor) -> Tensor:
+        state = dict(zip(parameters, values[len(tensors) :], strict=True))
+        return torch.func.functional_call(ours, state, values[: len(tensors)])
+
+    assert torch.autograd.gradcheck(run, (*tensors, *parameters.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("backward_weight", ["quantized", "float"])
+def test_weight_at_which_input_offset_and_mask_are_differentiated(backward_weight: Any) -> None:
+    scheme = Scheme("mine", Identity, ScaledSign, backward_weight=backward_weight)
+    case = CASES["v2"]
+    theirs, ours = case.pair(scheme, torch.float64)
+    tensors = case.tensors(ours, torch.float64)
+    if backward_weight == "quantized":
+        with torch.no_grad():
+            theirs.weight.copy_(ours.quantized_weight())
+    check_equal(gradients(ours(*tensors), tensors), gradients(theirs(*tensors), tensors))
+
+
+class Halved(Quantizer):
+    """A gradient quantizer that is easy to recognise."""
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return x / 2
+
+
+def test_gradient_quantizer() -> None:
+    case = CASES["v2"]
+    _, plain = case.pair(schemes.bnn())
+    halved = QDeformConv2d(4, 6, 3, padding=1, scheme=Scheme("halved", Sign, plain.scheme.weight, Halved))
+    halved.load_state_dict(plain.state_dict())
+    tensors = case.tensors(plain)
+    found = gradients(halved(*tensors), [*tensors, *trained(halved)])
+    expected = gradients(plain(*tensors), [*tensors, *trained(plain)])
+    check_equal(found, [None if grad is None else grad / 2 for grad in expected])
+
+
+@pytest.mark.parametrize("needed", ["input", "offset", "mask", "weight", "bias"])
+def test_gradients_that_nobody_needs_are_none(needed: str) -> None:
+    masks: list[Any] = []
+
+    class Recorded(DeformConvolution):
+        def backward(
+            self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+        ) -> tuple[Tensor | None, ...]:
+            grads = super().backward(grad_output, input, weight, mask, *extra)
+            masks.append((mask, tuple(grad is not None for grad in grads)))
+            return grads
+
+    _, ours = CASES["v2"].pair(schemes.xnor())
+    names = ("input", "weight", "bias", "offset", "mask")
+    input, offset, mask = (tensor.detach() for tensor in CASES["v2"].tensors(ours))
+    assert ours.bias is not None
+    tensors = (input, ours.weight, ours.bias, offset, mask)
+    for name, tensor in zip(names, tensors, strict=True):
+        tensor.requires_grad_(name == needed)
+    quantizers = Quantizers(ours.input_quantizer, ours.weight_quantizer)
+    output = quantized_op(*tensors[:3], Recorded((1, 1), (1, 1), (1, 1)), quantizers, *tensors[3:])
+    output.sum().backward()
+    expected = tuple(name == needed for name in names)
+    assert masks == [(expected, expected)]
+    assert [tensor.grad is not None for tensor in tensors] == list(expected)
+
+
+@pytest.mark.parametrize("of", [0, 1, 2, 3], ids=["input", "offset", "mask", "weight"])
+def test_a_second_differentiation_is_an_error(of: int) -> None:
+    case = CASES["v2"]
+    _, ours = case.pair(schemes.identity())
+    tensors = case.tensors(ours)
+    (grad,) = torch.autograd.grad(ours(*tensors).sum(), [*tensors, ours.weight][of], create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        grad.square().sum().backward()
+
+
+@EVERY_SCHEME
+@pytest.mark.parametrize("masked", [True, False])
+def test_empty_batch(scheme: Scheme, masked: bool) -> None:
+    case = Case(dict(kernel_size=3), 2, masked, batch=0)
+    _, ours = case.pair(scheme)
+    tensors = case.tensors(ours)
+    output = ours(*tensors)
+    assert output.shape == (0, 6, 4, 3)
+    output.sum().backward()
+    assert [tensor.grad is not None and tensor.grad.shape == tensor.shape for tensor in tensors] == [True] * len(
+        tensors
+    )
+    assert all(parameter.grad is not None and not parameter.grad.any() for parameter in trained(ours))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("input_dtype", [torch.float32, "low"], ids=str)
+def test_autocast_runs_in_float32(dtype: torch.dtype, input_dtype: Any) -> None:
+    case = CASES["v2"]
+    _, ours = case.pair(schemes.xnor())
+    low = dtype if input_dtype == "low" else torch.float32
+    input, offset, mask = case.tensors(ours)
+    tensors = [input.detach().to(low).requires_grad_(), offset.detach().to(dtype).requires_grad_(), mask]
+    with torch.autocast("cpu", dtype):
+        output = ours(*tensors)
+    found = gradients(output, [*tensors, *trained(ours)])
+    wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
+    expected = ours(*wide)
+    assert output.equal(expected.to(low))
+    for given, tensor, reference in zip(
+        found, [*tensors, *trained(ours)], gradients(expected.to(low), [*wide, *trained(ours)]), strict=True
+    ):
+        assert given is not None
+        assert reference is not None
+        assert given.equal(reference.to(tensor.dtype))
+
+
+def test_autocast_leaves_float64_alone() -> None:
+    case = CASES["v2"]
+    _, ours = case.pair(schemes.bnn(), torch.float64)
+    tensors = case.tensors(ours, torch.float64)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert ours(*tensors).equal(ours.double()(*tensors))
+        with pytest.raises(TypeError, match=r"offset has dtype torch.float32 and input torch.float64"):
+            ours(tensors[0], tensors[1].float())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_low_precision_rounds_once(dtype: torch.dtype) -> None:
+    case = CASES["v2"]
+    theirs, ours = case.pair(schemes.identity(), dtype)
+    tensors = case.tensors(ours, dtype)
+    output, expected = ours(*tensors), theirs.float()(*[tensor.float() for tensor in tensors])
+    assert output.equal(expected.to(dtype))
+    found = gradients(output, [*tensors, *trained(ours)])
+    assert all(grad is not None and grad.dtype == dtype and grad.isfinite().all() for grad in found)
+
+
+@EVERY_SCHEME
+def test_compile(scheme: Scheme) -> None:
+    case = CASES["groups and offset groups"]
+    _, ours = case.pair(scheme, torch.float64)
+    tensors = case.tensors(ours, torch.float64)
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
+    output, expected = compiled(*tensors), ours(*tensors)
+    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+    leaves = [*tensors, *trained(ours)]
+    for given, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
+        torch.testing.assert_close(given, reference, rtol=1e-12, atol=1e-12)
+
+
+def test_compile_under_autocast_and_without_gradients() -> None:
+    torch._dynamo.reset()
+    layer, input = QDeformConv2dPack(4, 6, 3, padding=1), torch.randn(2, 4, 6, 5)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(input), layer(input))
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(input), layer(input))
+
+
+# --- the layers that make their own offsets
+
+
+@pytest.mark.parametrize("kind", [DeformConv2dPack, QDeformConv2dPack])
+@pytest.mark.parametrize("modulated", [True, False])
+def test_a_pack_starts_as_a_convolution(kind: Any, modulated: bool) -> None:
+    geometry: dict[str, Any] = dict(stride=(2, 1), padding=(1, 2), dilation=(1, 2), groups=2)
+    options: dict[str, Any] = dict(scheme=schemes.identity()) if kind is QDeformConv2dPack else {}
+    pack = kind(4, 6, (3, 2), **geometry, modulated=modulated, offset_groups=2, dtype=torch.float64, **options)
+    input = torch.randn(2, 4, 7, 6, dtype=torch.float64)
+    factor = 0.5 if modulated else 1.0
+    expected = nn.functional.conv2d(input, pack.weight * factor, pack.bias, **geometry)
+    torch.testing.assert_close(pack(input), expected, rtol=1e-12, atol=1e-12)
+    assert pack.conv_offset.out_channels == (36 if modulated else 24)
+
+
+@pytest.mark.parametrize("modulated", [True, False])
+def test_a_packs_offsets_and_masks(modulated: bool) -> None:
+    float_pack = DeformConv2dPack(4, 6, 3, padding=1, modulated=modulated, offset_groups=2)
+    with torch.no_grad():
+        float_pack.conv_offset.weight.uniform_(-0.3, 0.3)
+    pack = QDeformConv2dPack(4, 6, 3, padding=1, modulated=modulated, offset_groups=2, scheme=schemes.identity())
+    pack.load_state_dict(float_pack.state_dict())
+    input = torch.randn(2, 4, 5, 6, requires_grad=True)
+    predicted = pack.conv_offset(input)
+    mask = predicted[:, 36:].sigmoid() if modulated else None
+    expected = deform_conv2d(input, predicted[:, :36], pack.weight, pack.bias, padding=(1, 1), mask=mask)
+    leaves = [input, *pack.parameters()]
+    grads = gradients(expected, leaves)
+    assert all(grad is not None and grad.any() for grad in grads)
+    for kind in (pack, float_pack):
+        output = kind(input)
+        assert output.equal(expected)
+        check_equal(gradients(output, [input, *kind.parameters()]), grads)
+
+
+def test_a_pack_learns_to_deform() -> None:
+    pack = QDeformConv2dPack(4, 6, 3, padding=1, scheme=schemes.bnn())
+    optimizer = torch.optim.SGD(pack.parameters(), lr=0.1)
+    for _ in range(2):
+        optimizer.zero_grad()
+        pack(torch.randn(4, 4, 6, 6)).square().mean().backward()
+        optimizer.step()
+    offset, mask = pack.offset_and_mask(torch.randn(1, 4, 6, 6))
+    assert offset.abs().min() > 0
+    assert (mask - 0.5).abs().min() > 0
+
+
+@pytest.mark.parametrize("kind", [DeformConv2dPack, QDeformConv2dPack])
+@pytest.mark.parametrize("low", [torch.float32, torch.bfloat16], ids=str)
+def test_packs_under_autocast(kind: Any, low: torch.dtype) -> None:
+    pack = kind(4, 6, 3)
+    with torch.autocast("cpu", torch.bfloat16):
+        output = pack(torch.randn(2, 4, 6, 5).to(low))
+    output.float().sum().backward()
+    assert output.dtype == low
+    assert all(parameter.grad is not None for parameter in pack.parameters())
+
+
+# --- in a model
+
+
+def model() -> nn.Sequential:
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), DeformConv2dPack(4, 4, 3, modulated=False), DeformConv2dPack(4, 6, 3, offset_groups=2)
+    )
+
+
+def test_plan_and_convert(capsys: pytest.CaptureFixture[str]) -> None:
+    network = model()
+    qconv.plan(network, schemes.bnn())
+    assert capsys.readouterr().out.splitlines() == [
+        "0              Conv2d stays: the first layer",
+        "1              DeformConv2dPack → QDeformConv2dPack bnn()",
+        "1.conv_offset  OffsetConv2d stays: a subclass of Conv2d",
+        "2              DeformConv2dPack stays: the last layer",
+        "2.conv_offset  OffsetConv2d stays: a subclass of Conv2d",
+    ]
+    qconv.convert(network, schemes.bnn(), skip=("first",))
+    assert [type(layer) for layer in network] == [nn.Conv2d, QDeformConv2dPack, QDeformConv2dPack]
+    assert type(network[1].conv_offset) is type(network[2].conv_offset) is not nn.Conv2d
+    assert network(torch.randn(2, 3, 9, 9)).shape == (2, 6, 3, 3)
+
+
+@EVERY_SCHEME
+def test_to_float_undoes_convert(scheme: Scheme) -> None:
+    network, input = model(), torch.randn(2, 3, 9, 9)
+    expected, keys = network(input), network.state_dict().keys()
+    qconv.to_float(qconv.convert(network, scheme, skip=("first",)))
+    assert [type(layer) for layer in network] == [nn.Conv2d, DeformConv2dPack, DeformConv2dPack]
+    assert network.state_dict().keys() == keys
+    if not scheme.name.startswith("shift_ps"):
+        assert network(input).equal(expected)
+
+
+@EVERY_SCHEME
+def test_the_plain_layer_there_and_back(scheme: Scheme) -> None:
+    holder = nn.ModuleList([DeformConv2d(4, 6, 3, groups=2)])
+    tensors = CASES["groups and offset groups"].tensors(holder[0])  # pyright: ignore[reportArgumentType]
+    expected = holder[0](*tensors)
+    qconv.convert(holder, scheme, skip=())
+    assert type(holder[0]) is QDeformConv2d
+    assert holder[0](*tensors).shape == expected.shape
+    qconv.to_float(holder)
+    assert type(holder[0]) is DeformConv2d
+    if not scheme.name.startswith("shift_ps"):
+        assert holder[0](*tensors).equal(expected)
+
+
+class Special(DeformConv2d):
+    """A subclass, whose forward may be anything."""
+
+
+def test_what_a_plan_says_of_others(capsys: pytest.CaptureFixture[str]) -> None:
+    network = nn.ModuleList([Special(4, 4, 3), QDeformConv2d(4, 4, 3), DeformConv2d(4, 4, 3)])
+    qconv.plan(network, schemes.bnn(), skip=())
+    assert capsys.readouterr().out.splitlines() == [
+        "0  Special stays: a subclass of DeformConv2d",
+        "1  QDeformConv2d stays: quantized already, bwn()",
+        "2  DeformConv2d → QDeformConv2d bnn()",
+    ]
+    with pytest.raises(
+        ValueError, match=r"layer '2' \(DeformConv2d\): scale_map \(=True\) is defined for convolutions"
+    ):
+        qconv.convert(network, schemes.xnor(scale_map=True), skip=())
+    assert type(network[2]) is DeformConv2d
+
+
+@EVERY_SCHEME
+def test_state_dict_goes_both_ways(scheme: Scheme) -> None:
+    theirs, ours = DeformConv2d(4, 6, 3), QDeformConv2d(4, 6, 3, scheme=scheme)
+    assert not any(ours.load_state_dict(theirs.state_dict()))
+    theirs.load_state_dict(qconv.float_state_dict(ours))
+    assert theirs.weight.equal(ours.float_weight())
+    other = QDeformConv2d(4, 6, 3, scheme=scheme)
+    other.load_state_dict(ours.state_dict())
+    assert other.quantized_weight().equal(ours.quantized_weight())
+
+
+@pytest.mark.parametrize("kind", [DeformConv2dPack, QDeformConv2dPack, QDeformConv2d])
+def test_pickle_deepcopy_and_save(kind: Any) -> None:
+    layer = kind(4, 6, 3)
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    tensors = CASES["no bias"].tensors(layer)[: 1 if isinstance(layer, DeformConv2dPack) else 3]
+    for copied in (pickle.loads(pickle.dumps(layer)), copy.deepcopy(layer), torch.load(file, weights_only=False)):
+        assert type(copied) is kind
+        assert copied(*tensors).equal(layer(*tensors))
+
+
+def test_construction() -> None:
+    layer = QDeformConv2d(4, 6, (3, 2), 2, (0, 1), (1, 2), groups=2, bias=False, dtype=torch.float64)
+    assert repr(layer) == (
+        "QDeformConv2d(4, 6, kernel_size=(3, 2), stride=(2, 2), padding=(0, 1), dilation=(1, 2), groups=2, bias=False,"
+        " scheme=bwn())"
+    )
+    assert layer.weight.dtype == torch.float64
+    assert isinstance(layer, DeformConv2d)
+    for kind in (QDeformConv2d, QDeformConv2dPack, DeformConv2dPack):
+        meta = kind(4, 6, 3, device="meta", dtype=torch.bfloat16)
+        assert {(p.device.type, p.dtype) for p in meta.parameters()} == {("meta", torch.bfloat16)}
+    torch.manual_seed(0)
+    theirs = DeformConv2d(4, 6, 3)
+    torch.manual_seed(0)
+    assert QDeformConv2d(4, 6, 3).weight.equal(theirs.weight)
+    layer = QDeformConv2d(4, 6, 3, scheme=schemes.shift_ps())
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.quantized_weight().sign(), layer.weight.sign())
+
+
+BAD_LAYERS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
+    # constructor arguments, and the message
+    "groups": (dict(groups=4), ValueError, r"groups \(=4\) must divide out_channels \(=6\)"),
+    "no groups": (dict(groups=0), ValueError, r"groups \(=0\) must be positive"),
+    "kernel_size": (dict(kernel_size=0), ValueError, r"kernel_size \(=0\) must be at least 1"),
+    "three strides": (dict(stride=(1, 1, 1)), ValueError, r"stride \(=\(1, 1, 1\)\) must be an int or 2 ints"),
+    "padding": (dict(padding=-1), ValueError, r"padding \(=-1\) must be at least 0"),
+    "dilation": (dict(dilation=0), ValueError, r"dilation \(=0\) must be at least 1"),
+    "padding_value": (dict(padding_value=1), ValueError, r"padding_value \(=1\) must be 0: it is what"),
+    "padding of the scheme": (dict(scheme=schemes.bnn(-1)), ValueError, r"padding_value \(=-1\) must be 0: it is what"),
+    "scale map": (dict(scheme=schemes.xnor(True)), ValueError, r"scale_map \(=True\) is defined for convolutions"),
+    "scheme": (dict(scheme="bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),
+}
+
+
+@pytest.mark.parametrize("kind", [QDeformConv2d, QDeformConv2dPack])
+@pytest.mark.parametrize(("arguments", "error", "message"), BAD_LAYERS.values(), ids=list(BAD_LAYERS))
+def test_bad_layers(kind: Any, arguments: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        kind(4, 6, **{"kernel_size": 3, **arguments})
+
+
+@pytest.mark.parametrize("offset_groups", [0, 3])
+def test_bad_offset_groups(offset_groups: int) -> None:
+    with pytest.raises(ValueError, match=rf"offset_groups \(={offset_groups}\) must divide in_channels \(=4\)"):
+        QDeformConv2dPack(4, 6, 3, offset_groups=offset_groups)
+
+
+BAD_TENSORS: dict[str, tuple[dict[str, Tensor], type[Exception], str]] = {
+    "unbatched": (dict(input=torch.ones(4, 6, 5)), ValueError, r"input has shape \(4, 6, 5\); it must have 4 dim"),
+    "channels": (dict(input=torch.ones(2, 3, 6, 5)), ValueError, r"its dimension 1 must be in_channels \(=4\)"),
+    "small": (dict(input=torch.ones(2, 4, 2, 5)), ValueError, r"is too small for weight's .* would be 0×3"),
+    "offset": (dict(offset=torch.ones(2, 9, 4, 3)), ValueError, r"offset's size \(=\(2, 9, 4, 3\)\) must have 2·9·D"),
+    "offset's size": (dict(offset=torch.ones(2, 18, 6, 5)), ValueError, r"must be \(2, 18, 4, 3\), as the output's"),
+    "mask": (dict(mask=torch.ones(2, 18, 4, 3)), ValueError, r"mask's size .* must be \(2, 9, 4, 3\) for offset's"),
+    "dtype of input": (dict(input=torch.ones(2, 4, 6, 5).double()), TypeError, "input has dtype torch.float64 and wei"),
+    "dtype of offset": (dict(offset=torch.ones(2, 18, 4, 3).half()), TypeError, "offset has dtype torch.float16 and"),
+    "integer mask": (dict(mask=torch.ones(2, 9, 4, 3).bool()), TypeError, "mask has dtype torch.bool; it must be a fl"),
+    "device": (dict(mask=torch.ones(2, 9, 4, 3, device="meta")), ValueError, "mask is on meta and input on cpu"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "error", "message"), BAD_TENSORS.values(), ids=list(BAD_TENSORS))
+def test_bad_tensors(wrong: dict[str, Tensor], error: type[Exception], message: str) -> None:
+    right = dict(input=torch.ones(2, 4, 6, 5), offset=torch.ones(2, 18, 4, 3), mask=torch.ones(2, 9, 4, 3))
+    with pytest.raises(error, match=message):
+        QDeformConv2d(4, 6, 3)(**{**right, **wrong})
+
+
+@pytest.mark.parametrize("kind", [DeformConv2dPack, QDeformConv2dPack])
+def test_bad_input_of_a_pack(kind: Any) -> None:
+    with pytest.raises(ValueError, match="must have 4 dimensions"):
+        kind(4, 6, 3)(torch.ones(4, 6, 5))
+    with pytest.raises(ValueError, match="must be in_channels"):
+        kind(4, 6, 3)(torch.ones(2, 3, 6, 5))
+
+
+def test_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "qconv.layers.deform")
+    monkeypatch.setitem(sys.modules, "torchvision.ops", None)
+    with pytest.raises(ImportError, match=r"needs torchvision: install qconv\[train\]"):
+        importlib.import_module("qconv.layers.deform")
+    monkeypatch.delitem(sys.modules, "torchvision.ops")
+    assert not any("Deform" in str(step.kind) for step in qconv.plan(nn.Conv2d(3, 4, 3), schemes.bnn(), skip=()).steps)
+
+
+def test_names_are_looked_up_late() -> None:
+    with pytest.raises(AttributeError, match=r"module 'qconv.layers' has no attribute 'QDeformConv4d'"):
+        qconv.layers.QDeformConv4d  # noqa: B018

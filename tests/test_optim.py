@@ -1,0 +1,530 @@
+"""Parameter groups, Bop and DeepShift-PS's penalty, against slow formulas and torch's own Adam."""
+
+import copy
+import io
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+import qconv
+from qconv import schemes
+from qconv.optim import KINDS, Bop, ModelOptimizer, parameter_groups, shift_penalty
+from qconv.quantizers import Quantizer
+from qconv.schemes import Scheme
+
+BINARY = {"binary_weights": {"binary": True, "lr": 0.01, "threshold": 1e-3}}
+
+
+class Scale(Quantizer):
+    """Multiplies by a learned number, which is named as a bias to see that it is none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(torch.ones(()))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.bias,)
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return x * tensors[0]
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return grad * tensors[0], (grad * x).sum()
+
+
+def every_kind() -> nn.Module:
+    model = nn.Sequential()
+    model.stem = nn.Conv2d(3, 4, 3, bias=False)
+    model.norm = nn.BatchNorm2d(4)
+    model.binary = qconv.QConv2d(4, 4, 3, scheme=schemes.bnn())
+    model.learned = qconv.QConv2d(4, 4, 3, scheme=Scheme("learned", Scale, Scale, Scale))
+    model.shift = qconv.QConv2d(4, 4, 3, scheme=schemes.shift_q(), bias=False)
+    model.alone = Scale()
+    model.fc = qconv.QLinear(4, 2, scheme=schemes.identity())
+    return model
+
+
+def names_in(model: nn.Module, groups: list[dict[str, Any]]) -> list[list[str]]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [[names[parameter] for parameter in group["params"]] for group in groups]
+
+
+def binary_group(weight: nn.Parameter, **options: Any) -> list[dict[str, Any]]:
+    return [{"params": [weight], "binary": True, **options}]
+
+
+# Parameter groups
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("binary_weights", ["binary.weight"]),
+        ("quantized_weights", ["binary.weight", "shift.weight"]),
+        ("input_quantizers", ["learned.input_quantizer.bias"]),
+        ("weight_quantizers", ["learned.weight_quantizer.bias"]),
+        ("grad_quantizers", ["learned.grad_quantizer.bias"]),
+        ("quantizers", [f"learned.{place}_quantizer.bias" for place in ("input", "weight", "grad")] + ["alone.bias"]),
+        ("norms", ["norm.weight", "norm.bias"]),
+        ("biases", ["norm.bias", "binary.bias", "learned.bias", "fc.bias"]),
+    ],
+)
+def test_every_kind(kind: str, expected: list[str]) -> None:
+    model = every_kind()
+    groups = parameter_groups(model, {kind: {"lr": 0.5}})
+    assert names_in(model, groups)[1] == expected
+    assert groups[1]["lr"] == 0.5
+    assert groups[0].keys() == {"params"}
+
+
+def test_the_kinds_are_all_tested() -> None:
+    marks = test_every_kind.pytestmark  # pyright: ignore[reportFunctionMemberAccess]
+    assert {row[0] for row in marks[0].args[1]} == set(KINDS)
+
+
+def test_every_trainable_parameter_is_in_one_group_and_the_first_rule_counts() -> None:
+    model = every_kind()
+    model.get_submodule("stem").requires_grad_(False)
+    rules = {
+        r"binary\..*": {"lr": 1.0},
+        "input_quantizers": {"lr": 2.0, "weight_decay": 0.0},
+        lambda name, parameter: parameter.ndim == 0: {"lr": 3.0},
+        "biases": {},
+    }
+    groups = parameter_groups(model, rules)
+    assert names_in(model, groups) == [
+        ["norm.weight", "learned.weight", "shift.weight", "fc.weight"],
+        ["binary.weight", "binary.bias"],
+        ["learned.input_quantizer.bias"],
+        ["learned.weight_quantizer.bias", "learned.grad_quantizer.bias", "alone.bias"],
+        ["norm.bias", "learned.bias", "fc.bias"],
+    ]
+    given = [parameter for group in groups for parameter in group["params"]]
+    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    assert len(given) == len(set(given)) == len(trainable)
+    assert set(given) == set(trainable)
+    optimizer = torch.optim.SGD(groups, lr=0.1, weight_decay=1e-4)
+    options = [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups]
+    assert options == [(0.1, 1e-4), (1.0, 1e-4), (2.0, 0.0), (3.0, 1e-4), (0.1, 1e-4)]
+
+
+def test_the_learned_tensors_that_replace_a_weight() -> None:
+    model = nn.Sequential(qconv.Conv2dShift(3, 4, 3), nn.Linear(4, 2))
+    groups = parameter_groups(model, {"weight_quantizers": {"weight_decay": 0.0}})
+    assert names_in(model, groups) == [
+        ["0.bias", "1.weight", "1.bias"],
+        ["0.weight_quantizer.shift", "0.weight_quantizer.sign"],
+    ]
+
+
+def test_shared_parameters_have_all_names_and_kinds() -> None:
+    model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": qconv.QLinear(4, 4, scheme=schemes.bnn())})
+    model["b"].weight = model["a"].weight  # pyright: ignore[reportArgumentType]
+    for rule in ("binary_weights", r"a\.weight", r"b\.weight"):
+        groups = parameter_groups(model, {rule: {"lr": 1.0}})
+        assert names_in(model, groups) == [["a.bias", "b.bias"], ["a.weight"]]
+
+
+def test_a_parametrized_layer_and_no_rules() -> None:
+    model = weight_norm(nn.Linear(3, 2))
+    assert names_in(model, parameter_groups(model)) == [[name for name, _ in model.named_parameters()]]
+    layer = qconv.QLinear(3, 2)
+    torch.nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
+    assert names_in(layer, parameter_groups(layer)) == [["bias", "parametrizations.weight.original"]]
+
+
+def test_no_rest() -> None:
+    model = nn.Linear(2, 2)
+    assert names_in(model, parameter_groups(model, {".*": {}})) == [["weight", "bias"]]
+
+
+@pytest.mark.parametrize(
+    ("rules", "error", "message"),
+    [
+        ({"binary_weights": {}}, ValueError, r"rules\['binary_weights'\] matches no trainable parameter .* 'weight'"),
+        ({"weigh": {}}, ValueError, "a rule is one of binary_weights, .* a function, or an expression for whole names"),
+        ({lambda name, parameter: False: {}}, ValueError, "matches no trainable parameter"),
+        ({"biases": {}, "bias": {}}, ValueError, r"rules\['bias'\] matches only .* rules before it take"),
+        ({"(": {}}, ValueError, r"rules: '\(' must be a regular expression: .*unterminated"),
+        ({"bias": {"params": []}}, ValueError, r"rules\['bias'\] must not have the option 'params'"),
+        ({"bias": 0.1}, TypeError, r"rules\['bias'\] \(=0.1\) must be a mapping of options"),
+        ({3: {}}, TypeError, "rules: 3 must be a kind, a regular expression or a function"),
+    ],
+)
+def test_rules_that_are_refused(rules: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        parameter_groups(nn.Linear(2, 2), rules)
+
+
+def test_a_model_without_trainable_parameters_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model \(ReLU\) has no trainable parameter"):
+        parameter_groups(nn.ReLU())
+
+
+# Bop
+
+
+def slow_bop(weight: list[float], grads: list[list[float]], gamma: float, threshold: float) -> list[list[float]]:
+    """The weights after each step, one number at a time."""
+    weight = [-1.0 if w < 0 else 1.0 for w in weight]
+    m = [0.0] * len(weight)
+    history: list[list[float]] = []
+    for grad in grads:
+        for i, g in enumerate(grad):
+            m[i] = (1 - gamma) * m[i] + gamma * g
+            if abs(m[i]) > threshold and (m[i] > 0) == (weight[i] > 0):
+                weight[i] = -weight[i]
+        history.append(list(weight))
+    return history
+
+
+def run_bop(weight: list[float], grads: list[list[float]], gamma: float, threshold: float) -> list[list[float]]:
+    parameter = nn.Parameter(torch.tensor(weight, dtype=torch.float64))
+    optimizer = Bop(binary_group(parameter, lr=gamma, threshold=threshold))
+    history: list[list[float]] = []
+    for grad in grads:
+        parameter.grad = torch.tensor(grad, dtype=torch.float64)
+        optimizer.step()
+        history.append(parameter.tolist())
+    return history
+
+
+def test_golden_values() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, -1.0, 1.0, -1.0]))
+    optimizer = Bop(binary_group(weight, lr=0.0, threshold=1e-8))
+    optimizer.state[weight]["momentum"] = torch.tensor([2e-8, 2e-8, -2e-8, 5e-9])
+    weight.grad = torch.randn(4)
+    optimizer.step()
+    assert weight.tolist() == [-1.0, -1.0, 1.0, -1.0]
+
+
+@pytest.mark.parametrize("gamma", [0.01, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("threshold", [0.0, 0.05, 0.5])
+def test_against_the_slow_formula(gamma: float, threshold: float) -> None:
+    weight, grads = torch.randn(30).tolist(), torch.randn(40, 30).tolist()
+    threshold *= gamma**0.5  # the size of m
+    assert run_bop(weight, grads, gamma, threshold) == slow_bop(weight, grads, gamma, threshold)
+    assert run_bop(weight, grads, gamma, threshold) != slow_bop(weight, grads, gamma, threshold + 0.1 * gamma**0.5)
+    assert run_bop(weight, grads, gamma, threshold) != slow_bop(weight, grads, gamma * 0.7, threshold)
+
+
+def test_ties_zeros_and_nan() -> None:
+    weight = nn.Parameter(torch.tensor([0.0, -0.0, -3.0, 1.0, -1.0, 1.0]))
+    optimizer = Bop(binary_group(weight, lr=1.0, threshold=0.25))
+    assert weight.tolist() == [1, 1, -1, 1, -1, 1]
+    weight.grad = torch.tensor([0.25, 0.2501, -0.25, math.nan, 1.0, 0.0])
+    optimizer.step()
+    assert weight.tolist() == [1, -1, -1, 1, -1, 1]  # at the threshold nothing flips
+    weight.grad = torch.ones(6)
+    optimizer.step()
+    assert weight.tolist() == [-1, -1, -1, 1, -1, -1]  # where there was a NaN nothing ever does
+    zero = nn.Parameter(torch.ones(1))
+    optimizer = Bop(binary_group(zero, lr=1.0, threshold=0.0))
+    zero.grad = torch.zeros(1)
+    optimizer.step()
+    assert zero.tolist() == [1.0]
+
+
+def test_odd_shapes_and_no_gradient() -> None:
+    weights = [nn.Parameter(torch.randn(shape)) for shape in ((0, 3), (), (2, 1, 3))]
+    weights[2] = nn.Parameter(torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last))
+    untouched = nn.Parameter(torch.randn(3))
+    optimizer = Bop([{"params": [*weights, untouched], "binary": True}], gamma=1.0)
+    before = [weight.detach().clone() for weight in weights]
+    for weight in weights:
+        weight.grad = weight.detach().contiguous()
+    optimizer.step()
+    assert all(weight.equal(-start) for weight, start in zip(weights, before, strict=True))
+    assert untouched.abs().equal(torch.ones(3))
+    assert untouched not in optimizer.state
+
+
+def test_weights_loaded_later_become_their_signs() -> None:
+    layer = qconv.BNNConv2d(3, 4, 3)
+    optimizer = Bop(parameter_groups(layer, BINARY))
+    loaded = {name: torch.randn_like(value) for name, value in layer.state_dict().items()}
+    layer.load_state_dict(loaded)
+    layer(torch.zeros(1, 3, 5, 5)).sum().mul(0.0).backward()
+    optimizer.step()
+    assert layer.weight.equal(qconv.quantizers.sign(loaded["weight"]))
+
+
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_the_rest_is_adam_bit_for_bit(weight_decay: float) -> None:
+    torch.manual_seed(1)
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), qconv.BNNConv2d(4, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)
+    )
+    options = {"lr": 0.03, "betas": (0.8, 0.99), "eps": 1e-6, "weight_decay": weight_decay}
+    bop = Bop(parameter_groups(model, {**BINARY, "norms": {"lr": 0.2}}), **options)
+    twin = copy.deepcopy(model)
+    groups = parameter_groups(twin, {"binary_weights": {}, "norms": {"lr": 0.2}})
+    adam = torch.optim.Adam([groups[0], groups[2]], **options)
+    for _ in range(5):
+        input = torch.randn(8, 3, 8, 8)
+        for each in (model, twin):
+            each.zero_grad()
+            each(input).square().sum().backward()
+        bop.step()
+        adam.step()
+        with torch.no_grad():
+            twin.get_parameter("1.weight").copy_(model.get_parameter("1.weight"))
+        for (name, a), b in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert a.equal(b), name
+            if name != "1.weight":
+                assert bop.state[a].keys() == adam.state[b].keys()
+                assert all(bop.state[a][key].equal(adam.state[b][key]) for key in adam.state[b]), name
+
+
+@pytest.mark.parametrize("in_file", [False, True])
+def test_a_resumed_run_is_the_same_run(in_file: bool) -> None:
+    model = nn.Sequential(qconv.BNNConv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(72, 2))
+    batches = [torch.randn(4, 3, 5, 5) for _ in range(8)]
+
+    def make(model: nn.Module) -> tuple[Bop, Any]:
+        optimizer = Bop(parameter_groups(model, BINARY), lr=0.01)
+        return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    def train(model: nn.Module, optimizer: Bop, scheduler: Any, batches: list[Tensor]) -> None:
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch).square().sum().backward()
+            optimizer.step()
+            scheduler.step()
+
+    optimizer, scheduler = make(model)
+    start = model.get_parameter("0.weight").detach().clone()
+    train(model, optimizer, scheduler, batches[:4])
+    other = copy.deepcopy(model)
+    saved = (model.state_dict(), optimizer.state_dict(), scheduler.state_dict())
+    if in_file:
+        file = io.BytesIO()
+        torch.save(saved, file)
+        file.seek(0)
+        saved = torch.load(file, weights_only=True)
+    saved = copy.deepcopy(saved)
+    train(model, optimizer, scheduler, batches[4:])
+    other_optimizer, other_scheduler = make(other)
+    for thing, state in zip((other, other_optimizer, other_scheduler), saved, strict=True):
+        thing.load_state_dict(state)
+    train(other, other_optimizer, other_scheduler, batches[4:])
+    assert all(a.equal(b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    assert not model.get_parameter("0.weight").equal(start)
+    assert [group["lr"] for group in other_optimizer.param_groups] == pytest.approx([0.01 * 0.9**8] * 2)
+    assert other_optimizer.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
+    ours, theirs = optimizer.state_dict()["state"], other_optimizer.state_dict()["state"]
+    assert ours.keys() == theirs.keys()
+    assert all(value.equal(theirs[i][key]) for i, state in ours.items() for key, value in state.items())
+
+
+def test_copies_keep_groups_and_defaults() -> None:
+    weight = nn.Parameter(torch.randn(3))
+    optimizer = copy.deepcopy(Bop(binary_group(weight), gamma=0.25))
+    added = nn.Parameter(torch.tensor([-2.0]))
+    optimizer.add_param_group({"params": [added], "binary": True})
+    assert [group["lr"] for group in optimizer.param_groups] == [0.25, 0.25]
+    assert added.tolist() == [-1.0]
+
+
+@pytest.mark.parametrize("name", ["constant", "cosine", "one_cycle"])
+def test_schedules_act_on_gamma(name: str) -> None:
+    from qconv.training import schedules
+
+    make: dict[str, Callable[..., Any]] = {
+        "constant": schedules.constant,
+        "cosine": schedules.cosine,
+        "one_cycle": lambda optimizer, total_steps: torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=[0.1, 0.2], total_steps=total_steps
+        ),
+    }
+    rest, weight = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    optimizer = Bop([{"params": [rest]}, *binary_group(weight)], lr=0.1, gamma=0.2)
+    scheduler = make[name](optimizer, total_steps=10)
+    m = torch.zeros(2)
+    for _ in range(9):
+        rest.grad, weight.grad = torch.ones(2), torch.randn(2)
+        gamma = optimizer.param_groups[1]["lr"]
+        assert gamma == pytest.approx(2 * optimizer.param_groups[0]["lr"])
+        m = m.lerp(weight.grad, gamma)
+        optimizer.step()
+        scheduler.step()
+        assert optimizer.state[weight]["momentum"].equal(m)
+
+
+def test_closure_and_gradient_scaler() -> None:
+    weight = nn.Parameter(torch.tensor([1.0, -1.0]))
+    optimizer = Bop(binary_group(weight, lr=1.0))
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        loss = weight.sum() + 3
+        loss.backward()
+        return loss
+
+    assert optimizer.step(closure) == 3.0
+    assert weight.tolist() == [-1.0, -1.0]
+    scaler = torch.amp.GradScaler("cpu")
+    optimizer.zero_grad()
+    scaler.scale(-weight.sum()).backward()
+    scaler.step(optimizer)
+    assert weight.tolist() == [1.0, 1.0]
+    assert weight.grad is not None
+    assert weight.grad.tolist() == [-1.0, -1.0]
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bwn()], ids=str)
+def test_a_layer_learns_the_weights_of_a_teacher(scheme: Scheme) -> None:
+    def network() -> nn.Module:
+        return nn.Sequential(qconv.QConv2d(4, 8, 3, scheme=scheme, bias=False), nn.BatchNorm2d(8))
+
+    teacher, model = network(), network()
+    weight, wanted = model.get_parameter("0.weight"), qconv.quantizers.sign(teacher.get_parameter("0.weight"))
+    with torch.no_grad():
+        teacher.get_parameter("0.weight").copy_(wanted)
+    groups = parameter_groups(model, {"binary_weights": {"binary": True, "lr": 0.1, "threshold": 0.003}})
+    optimizer = Bop(groups, lr=0.01)
+    qconv.after_every_step(optimizer, model)
+    wrong = [(weight != wanted).sum().item()]
+    for _ in range(40):
+        input = torch.randn(16, 4, 6, 6)
+        optimizer.zero_grad()
+        (model(input) - teacher(input)).square().mean().backward()
+        optimizer.step()
+        assert weight.abs().equal(torch.ones_like(weight))
+        wrong.append((weight != wanted).sum().item())
+    assert wrong[0] > 100
+    assert wrong[-1] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": -1.0}, r"lr \(=-1.0\) must be 0 or more"),
+        ({"lr": math.nan}, r"lr \(=nan\) must be 0 or more"),
+        ({"gamma": 1.5}, r"gamma \(=1.5\) must be at most 1"),
+        ({"gamma": -0.5}, r"gamma \(=-0.5\) must be 0 or more"),
+        ({"threshold": -1e-8}, r"threshold \(=-1e-08\) must be 0 or more"),
+        ({"eps": -1.0}, r"eps \(=-1.0\) must be 0 or more"),
+        ({"weight_decay": -1.0}, r"weight_decay \(=-1.0\) must be 0 or more"),
+        ({"betas": (0.9, 1.0)}, r"betas \(=\(0.9, 1.0\)\) must be at least 0 and less than 1"),
+    ],
+)
+def test_numbers_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Bop(binary_group(nn.Parameter(torch.ones(2))), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lr": 1.5}, r"lr \(=1.5\), the gamma of a binary group, must be at most 1"),
+        ({"gamma": 0.1}, r"gamma \(=0.1\) of a group must be written lr"),
+        ({"weight_decay": 0.1}, r"weight_decay \(=0.1\) of a binary group must be 0"),
+        ({"threshold": math.nan}, r"threshold \(=nan\) must be 0 or more"),
+        ({"binary": False}, "params has no group with binary=True: give parameter_groups"),
+    ],
+)
+def test_groups_that_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Bop([{"params": [nn.Parameter(torch.ones(2))], "binary": True, **options}], weight_decay=0.5)
+
+
+def test_plain_parameters_are_refused() -> None:
+    with pytest.raises(ValueError, match="params has no group with binary=True"):
+        Bop(nn.Linear(2, 2).parameters())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+def test_binary_weights_of_other_dtypes_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(TypeError, match=f"binary weights must be float32 or float64, not {dtype}"):
+        Bop(binary_group(nn.Parameter(torch.ones(2, dtype=dtype))))
+
+
+def test_complex_parameters_are_refused() -> None:
+    complex_one = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(TypeError, match=r"parameters must be real, not torch\.complex64"):
+        Bop([{"params": [complex_one]}, *binary_group(nn.Parameter(torch.ones(2)))])
+
+
+@pytest.mark.parametrize("binary", [True, False])
+def test_sparse_gradients_are_refused_before_anything_changes(binary: bool) -> None:
+    weights = [nn.Parameter(torch.ones(3, 2)), nn.Parameter(torch.ones(3, 2))]
+    optimizer = Bop([{"params": [weights[0]], "binary": binary}, {"params": [weights[1]], "binary": not binary}])
+    weights[0].grad, weights[1].grad = torch.ones(3, 2), torch.ones(3, 2).to_sparse()
+    with pytest.raises(TypeError, match=r"gradient of a parameter of shape \(3, 2\) must be dense"):
+        optimizer.step()
+    assert not optimizer.state
+    assert weights[0].equal(torch.ones(3, 2))
+
+
+# As a configuration writes it
+
+
+def test_the_config() -> None:
+    config = OmegaConf.load(Path(__file__).parent.parent / "configs/optimizer/bop.yaml")
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), qconv.BNNConv2d(4, 4, 3), nn.BatchNorm2d(4))
+    optimizer = instantiate(OmegaConf.merge(config, {"lr": 0.5}))(model)
+    assert isinstance(optimizer, Bop)
+    rest, binary = optimizer.param_groups
+    assert names_in(model, [binary]) == [["1.weight"]]
+    assert (rest["lr"], rest["binary"]) == (0.5, False)
+    assert (binary["lr"], binary["threshold"], binary["binary"]) == (1e-4, 1e-8, True)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True) == optimizer.state_dict()  # plain values, as checkpoints must hold
+
+
+def test_a_model_optimizer_wants_the_model() -> None:
+    make = ModelOptimizer(torch.optim.SGD, lr=0.1)
+    assert make(nn.Linear(2, 2)).param_groups[0]["lr"] == 0.1
+    with pytest.raises(TypeError, match=r"model \(generator\) must be the module itself, not its parameters"):
+        make(nn.Linear(2, 2).parameters())  # pyright: ignore[reportArgumentType]
+
+
+# DeepShift-PS's penalty
+
+
+def test_shift_penalty_and_its_gradient() -> None:
+    model = nn.Sequential(qconv.Conv2dShift(3, 4, 3), nn.ReLU(), qconv.QLinear(5, 2, scheme=schemes.shift_ps()))
+    model.double()
+    shifts = [parameter for name, parameter in model.named_parameters() if name.endswith("shift")]
+    with torch.no_grad():
+        for shift in shifts:
+            shift.uniform_(-3, 0)
+    values = [value for shift in shifts for value in shift.flatten().tolist()]
+    penalty = shift_penalty(model)
+    torch.testing.assert_close(penalty.item(), 0.5 * sum((2.0**v) ** 2 for v in values), rtol=1e-14, atol=0)
+    penalty.backward()
+    expected = [math.log(2) * 4.0**v for v in values]
+    gradient = torch.cat([shift.grad.flatten() for shift in shifts if shift.grad is not None])
+    torch.testing.assert_close(gradient, torch.tensor(expected, dtype=torch.float64), rtol=1e-14, atol=0)
+    others = [parameter for parameter in model.parameters() if not any(parameter is shift for shift in shifts)]
+    assert all(parameter.grad is None for parameter in others)
+
+
+def test_shift_penalty_of_shared_and_16_bit_shifts() -> None:
+    layer = qconv.Conv2dShift(16, 16, 3)
+    shift = layer.weight_quantizer.tensors()[0]
+    once = shift_penalty(layer).item()
+    assert once == pytest.approx(0.5 * (4.0 ** shift.detach().double()).sum().item())
+    assert shift_penalty(nn.ModuleList([layer, nn.Sequential(layer)])).item() == once
+    wide = qconv.QLinear(512, 512, scheme=schemes.shift_ps())
+    with torch.no_grad():
+        wide.weight_quantizer.tensors()[0].zero_()
+    assert shift_penalty(wide.half()).item() == 512 * 512 / 2  # beyond float16
+
+
+def test_shift_penalty_without_shifts_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"model \(Linear\) must have a ShiftPS quantizer"):
+        shift_penalty(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="quantizer '0' has no shift yet"):
+        shift_penalty(nn.Sequential(qconv.quantizers.ShiftPS()))
