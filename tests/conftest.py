@@ -5,6 +5,7 @@ import torch
 
 import qconv
 from qconv import schemes
+from qconv.quantizers import Int8Stochastic
 
 SCHEMES: dict[str, qconv.Scheme] = {
     scheme.name: scheme
@@ -21,6 +22,47 @@ SCHEMES: dict[str, qconv.Scheme] = {
         schemes.shift_ps(),
     )
 }
+"""One of each kind, for what is slow."""
+METHODS: dict[str, qconv.Scheme] = SCHEMES | {
+    scheme.name: scheme
+    for scheme in (
+        schemes.bnn(stochastic=True),
+        schemes.xnor(center=True, paper_gradient=True),
+        schemes.xnorpp(),
+        schemes.bireal(),
+        schemes.bireal("paper"),
+        schemes.reactnet(),
+        schemes.irnet(),
+        schemes.irnet(binary_input=False),
+        schemes.recu(),
+        schemes.adabin(),
+        schemes.adabin(offset="code"),
+        schemes.reste(),
+        schemes.twn(),
+        schemes.twn(per_channel=False),
+        schemes.ttq(),
+        schemes.inq(),
+        schemes.shift_q(4, rounding="stochastic"),
+        schemes.shift_ps(4, rounding="stochastic"),
+        schemes.apot(),
+        schemes.apot(2, None, "imagenet"),
+        schemes.dorefa(),
+        schemes.dorefa(2, 3, grad_bits=6),
+        schemes.pact(),
+        schemes.lsq(),
+        schemes.lsq(1, 1, signed_input=True),
+        schemes.lsq(3, 3, per_channel=True),
+        schemes.lsq_plus(),
+        schemes.n2uq(),
+        schemes.dsq(),
+        schemes.minmax(),
+        schemes.minmax(2, 4, symmetric=False),
+        schemes.percentile(4, 4, 99.0),
+        schemes.fp8(grad_format="e5m2"),
+        schemes.minmax().with_grad(Int8Stochastic),
+    )
+}
+"""Every method."""
 
 
 @pytest.fixture(autouse=True)
@@ -36,4 +78,9 @@ def _one_thread() -> None:
 
 @pytest.fixture(params=SCHEMES.values(), ids=list(SCHEMES))
 def scheme(request: pytest.FixtureRequest) -> qconv.Scheme:
+    return request.param
+
+
+@pytest.fixture(params=METHODS.values(), ids=list(METHODS))
+def method(request: pytest.FixtureRequest) -> qconv.Scheme:
     return request.param

@@ -162,10 +162,10 @@ def test_clip_brings_latent_weights_back() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: ShiftQ(0), r"weight_bits \(=0\) must be at least 2 for DeepShift-Q"),
-        (lambda: ShiftQ(1), r"weight_bits \(=1\) must be at least 2 for DeepShift-Q"),
-        (lambda: ShiftPS(1), r"weight_bits \(=1\) must be at least 2 for DeepShift-PS"),
-        (lambda: ShiftPS(9), r"weight_bits \(=9\) must be at most 8"),
+        (lambda: ShiftQ(0), r"weight_bits \(=0\) must be a whole number from . to . for DeepShift-Q"),
+        (lambda: ShiftQ(1), r"weight_bits \(=1\) must be a whole number from . to . for DeepShift-Q"),
+        (lambda: ShiftPS(1), r"weight_bits \(=1\) must be a whole number from . to . for DeepShift-PS"),
+        (lambda: ShiftPS(9), r"weight_bits \(=9\) must be a whole number from"),
         (lambda: HardClip(0.0), r"clip \(=0.0\) must be positive"),
         (lambda: Sign(weight_clip=-1.0), r"weight_clip \(=-1.0\) must be positive"),
         (lambda: ScaledSign(weight_clip=math.nan), r"weight_clip \(=nan\) must be positive"),

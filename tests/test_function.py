@@ -33,9 +33,13 @@ OPS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
 EVERY_OP = pytest.mark.parametrize(("op", "input_shape", "filter_shape"), OPS.values(), ids=OPS.keys())
 
 
-def made(scheme: Scheme, filters: Tensor) -> Quantizers:
+def made(scheme: Scheme, filters: Tensor, input: Tensor | None = None, dim: int = 1) -> Quantizers:
+    """The quantizers of a layer; those of the input see ``input`` first, with its channels in ``dim``."""
     quantizers = Quantizers(scheme.input(), scheme.weight(), None, scheme.backward_weight)
-    quantizers.weight.initialize(filters)
+    quantizers.weight.to(filters.dtype).initialize(filters)
+    if input is not None:
+        quantizers.input.build(input.shape[dim], dim)
+        quantizers.input.to(input.dtype).initialize(input)
     return quantizers
 
 
@@ -96,16 +100,17 @@ def test_against_autograd_of_the_formula(name: str, op: Any, input_shape: Any, f
 @EVERY_OP
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_fused_equals_composed_exactly(
-    scheme: Scheme, op: Any, input_shape: Any, filter_shape: Any, dtype: torch.dtype
+    method: Scheme, op: Any, input_shape: Any, filter_shape: Any, dtype: torch.dtype
 ) -> None:
     input = torch.randn(input_shape).to(dtype).requires_grad_()
     filters = torch.randn(filter_shape).to(dtype).requires_grad_()
     bias = torch.randn(filter_shape[0]).to(dtype).requires_grad_()
-    quantizers = made(scheme, filters)
+    quantizers = made(method, filters.detach(), input.detach(), -1 if isinstance(op, Linear) else 1)
     output = quantized_op(input, filters, bias, op, quantizers)
     expected = composed(input, filters, bias, op, quantizers.input, quantizers.weight)
     assert output.equal(expected)
-    leaves: list[Tensor] = [input, filters, bias, *quantizers.weight.tensors()]
+    learned = (*quantizers.input.tensors(), *quantizers.weight.tensors())
+    leaves: list[Tensor] = [input, filters, bias, *(tensor for tensor in learned if tensor.requires_grad)]
     for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
         assert (found is None) == (reference is None)
         assert found is None or reference is None or found.equal(reference)

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
@@ -170,9 +171,9 @@ def test_default_is_bwn() -> None:
     assert layer(torch.randn(1, 64, 4, 4)).shape == (1, 128, 4, 4)
 
 
-def test_float_checkpoint_there_and_back(scheme: Scheme) -> None:
+def test_float_checkpoint_there_and_back(method: Scheme) -> None:
     def quantized() -> nn.Sequential:
-        return nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=scheme), qconv.QLinear(4, 2, scheme=scheme))
+        return nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=method), qconv.QLinear(4, 2, scheme=method))
 
     theirs, back = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 2)) for _ in range(2))
     ours, again = quantized(), quantized()
@@ -180,8 +181,9 @@ def test_float_checkpoint_there_and_back(scheme: Scheme) -> None:
     back.load_state_dict(qconv.float_state_dict(ours))
     for name, weight in back.state_dict().items():
         expected = theirs.state_dict()[name]
-        if scheme.name.startswith("shift_ps") and name.endswith("weight"):  # what was learned, and is rounded
-            expected = qconv.quantizers.round_power_of_two(expected, -14, 0)
+        if method.name.startswith("shift_ps") and name.endswith("weight"):  # what was learned, and is rounded
+            smallest = -14 if "weight_bits=5" in method.name else -6
+            expected = qconv.quantizers.round_power_of_two(expected, smallest, 0)
         assert weight.equal(expected)
     again.load_state_dict(ours.state_dict())
     assert all(a.equal(b) for a, b in zip(again.state_dict().values(), ours.state_dict().values(), strict=True))
@@ -195,17 +197,17 @@ def test_half_of_the_learned_tensors_is_an_error() -> None:
         layer.load_state_dict(state)
 
 
-def test_copies(scheme: Scheme) -> None:
-    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)
+def test_copies(method: Scheme) -> None:
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=method)
     input = torch.randn(2, 3, 5, 5)
     buffer = io.BytesIO()
     torch.save(layer.state_dict(), buffer)
     buffer.seek(0)
-    loaded = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)
+    loaded = qconv.QConv2d(3, 4, 3, padding=1, scheme=method)
     loaded.load_state_dict(torch.load(buffer, weights_only=True))
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
         assert other(input).equal(layer(input))
-        assert other.scheme.name == scheme.name
+        assert other.scheme.name == method.name
 
 
 def test_reset_parameters_sets_the_learned_tensors() -> None:
@@ -218,10 +220,11 @@ def test_reset_parameters_sets_the_learned_tensors() -> None:
 
 
 @pytest.mark.parametrize("device", ["meta", "cpu"])
-def test_device_and_dtype(scheme: Scheme, device: str) -> None:
-    layer = qconv.QConv2d(3, 4, 3, device=device, dtype=torch.float64, scheme=scheme)
-    for tensor in layer.state_dict().values():
-        assert (tensor.device.type, tensor.dtype) == (device, torch.float64)
+def test_device_and_dtype(method: Scheme, device: str) -> None:
+    layer = qconv.QConv2d(3, 4, 3, device=device, dtype=torch.float64, scheme=method)
+    for name, tensor in layer.state_dict().items():
+        assert tensor.device.type == device or name.endswith("calibrated"), name  # that one is a Python number
+        assert tensor.dtype == torch.float64 or not tensor.is_floating_point(), name
     output = layer(torch.empty(2, 3, 5, 5, device=device, dtype=torch.float64))
     assert (output.shape, output.device.type) == ((2, 4, 3, 3), device)
 
@@ -285,6 +288,20 @@ def test_compile(scheme: Scheme) -> None:
         torch.testing.assert_close(found, reference, rtol=1e-9, atol=1e-10 * max(1.0, float(reference.abs().max())))
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it where a graph is broken
+def test_compile_before_calibration() -> None:
+    model = network(schemes.lsq(signed_input=True)).double()
+    input = torch.randn(4, 3, 6, 6, dtype=torch.float64)
+    eager = copy.deepcopy(model)
+    torch._dynamo.reset()
+    with pytest.raises(Unsupported, match=r"call qconv.calibrate\(model, batches\) before"):
+        torch.compile(copy.deepcopy(model), fullgraph=True)(input)
+    torch._dynamo.reset()
+    for _ in range(2):
+        for found, reference in zip(run(torch.compile(model), input), run(eager, input), strict=True):
+            torch.testing.assert_close(found, reference, rtol=1e-9, atol=1e-10)
+
+
 def test_compile_without_gradients() -> None:
     model, input = network(schemes.bnn()).eval(), torch.randn(4, 3, 6, 6)
     torch._dynamo.reset()
@@ -294,36 +311,47 @@ def test_compile_without_gradients() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_autocast_equals_a_layer_in_that_dtype(scheme: Scheme, dtype: torch.dtype) -> None:
-    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)
+def test_autocast_runs_in_that_dtype(method: Scheme, dtype: torch.dtype) -> None:
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=method)
     input = torch.randn(2, 3, 5, 5)
+    qconv.calibrate(layer, [input])
     with torch.autocast("cpu", dtype):
         found = run(layer, input)
         again = run(layer, input.to(dtype))
     assert found[0].dtype == dtype
     assert all(parameter.dtype == torch.float32 for parameter in layer.parameters())
-    assert scheme.scale_map or found[0].equal(again[0])  # the map is taken from the input before it is rounded
+    assert method.scale_map or found[0].equal(again[0])  # the map is taken from the input before it is rounded
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_autocast_is_near_float32(scheme: Scheme, dtype: torch.dtype) -> None:
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=scheme)
+    input = torch.randn(2, 3, 5, 5)
+    with torch.autocast("cpu", dtype):
+        found = run(layer, input)
     for mine, reference in zip(found, run(layer, input), strict=True):
         torch.testing.assert_close(mine.float(), reference, rtol=0.1, atol=0.03 * float(reference.abs().max()))
 
 
-def test_channels_last(scheme: Scheme) -> None:
-    model, input = network(scheme), torch.randn(4, 3, 6, 6)
-    expected = run(model, input)
-    found = run(model.to(memory_format=torch.channels_last), input.to(memory_format=torch.channels_last))
+def test_channels_last(method: Scheme) -> None:
+    # One layer in float64: what a sum in another order leaves could take the next layer's input to another level.
+    layer = qconv.QConv2d(4, 8, 4, padding="same", groups=2, scheme=method, dtype=torch.float64)
+    input = torch.randn(3, 4, 6, 6, dtype=torch.float64)
+    expected = run(layer, input)
+    found = run(layer.to(memory_format=torch.channels_last), input.to(memory_format=torch.channels_last))
     for mine, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-5 * max(1.0, float(reference.abs().max())))
+        torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-10 * max(1.0, float(reference.abs().max())))
 
 
-def test_activation_checkpointing(scheme: Scheme) -> None:
-    model, input = network(scheme), torch.randn(4, 3, 6, 6)
+def test_activation_checkpointing(method: Scheme) -> None:
+    model, input = network(method), torch.randn(4, 3, 6, 6)
     expected = run(model, input)
     found = run(lambda x: checkpoint(model, x, use_reentrant=False), input, owner=model)
     assert all(mine.equal(reference) for mine, reference in zip(found, expected, strict=True))
 
 
-def test_functional_call(scheme: Scheme) -> None:
-    model, other, input = network(scheme), network(scheme), torch.randn(4, 3, 6, 6)
+def test_functional_call(method: Scheme) -> None:
+    model, other, input = network(method), network(method), torch.randn(4, 3, 6, 6)
     state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
     assert functional_call(model, state, (input,)).equal(other(input))
     assert not model(input).equal(other(input))
@@ -368,8 +396,8 @@ def test_func_grad() -> None:
             ValueError,
             r"scale_map \(=True\) is defined for convolutions",
         ),
-        (lambda: schemes.shift_q(weight_bits=0), ValueError, r"weight_bits \(=0\) must be at least 2"),
-        (lambda: schemes.shift_ps(weight_bits=1), ValueError, r"weight_bits \(=1\) must be at least 2"),
+        (lambda: schemes.shift_q(weight_bits=0), ValueError, r"weight_bits \(=0\) must be a whole number from"),
+        (lambda: schemes.shift_ps(weight_bits=1), ValueError, r"weight_bits \(=1\) must be a whole number from"),
         (lambda: schemes.bnn(padding_value=3), ValueError, r"padding_value \(=3\) must be 0, \+1 or -1"),
         (
             lambda: Scheme("mine", backward_weight="full"),  # pyright: ignore[reportArgumentType]

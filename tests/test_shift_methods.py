@@ -230,20 +230,20 @@ def test_a_float_checkpoint_loads_on_the_meta_device_too(scheme: Scheme) -> None
         (lambda: twn(math.nan), r"threshold \(=nan\) must be positive"),
         (lambda: ttq(1.0), r"threshold \(=1.0\) must be from 0 to below 1"),
         (lambda: ttq(-0.1), r"threshold \(=-0.1\) must be from 0"),
-        (lambda: inq(1), r"weight_bits \(=1\) must be at least 2 for INQ"),
-        (lambda: inq(8), r"weight_bits \(=8\) must be at most 7 for INQ"),
-        (lambda: inq(2.5), r"weight_bits \(=2.5\) must be a whole number for INQ"),  # pyright: ignore[reportArgumentType]
+        (lambda: inq(1), r"weight_bits \(=1\) must be a whole number from . to . for INQ"),
+        (lambda: inq(8), r"weight_bits \(=8\) must be a whole number from . to . for INQ"),
+        (lambda: inq(2.5), r"weight_bits \(=2.5\) must be a whole number from 2 to 7 for INQ"),  # pyright: ignore[reportArgumentType]
         (lambda: inq(portions=(0.5, 0.9)), r"portions \(=\(0.5, 0.9\)\) must increase from above 0 to 1"),
         (lambda: inq(portions=(0.5, 0.5, 1)), "must increase from above 0 to 1"),
         (lambda: inq(portions=(0.0, 1)), "must increase from above 0 to 1"),
         (lambda: inq(portions=()), "must increase from above 0 to 1"),
         (lambda: inq(portions=(0.5, math.nan, 1)), "must increase from above 0 to 1"),
-        (lambda: apot(1), r"weight_bits \(=1\) must be at least 2 for APoT"),
-        (lambda: apot(6), r"weight_bits \(=6\) must be at most 5 for APoT"),
-        (lambda: apot(4, 1), r"input_bits \(=1\) must be at least 2 for APoT"),
-        (lambda: apot(4, 6), r"input_bits \(=6\) must be at most 5 for APoT"),
+        (lambda: apot(1), r"weight_bits \(=1\) must be a whole number from . to . for APoT"),
+        (lambda: apot(6), r"weight_bits \(=6\) must be a whole number from . to . for APoT"),
+        (lambda: apot(4, 1), r"input_bits \(=1\) must be a whole number from . to . for APoT"),
+        (lambda: apot(4, 6), r"input_bits \(=6\) must be a whole number from . to . for APoT"),
         (lambda: apot(variant="coco"), r"variant \(='coco'\) must be 'cifar' or 'imagenet'"),  # pyright: ignore[reportArgumentType]
-        (lambda: shift_q(1), r"weight_bits \(=1\) must be at least 2 for DeepShift-Q"),
+        (lambda: shift_q(1), r"weight_bits \(=1\) must be a whole number from . to . for DeepShift-Q"),
         (lambda: shift_q(rounding="up"), r"rounding \(='up'\) must be 'deterministic' or 'stochastic'"),  # pyright: ignore[reportArgumentType]
         (lambda: shift_ps(rounding=""), r"rounding \(=''\) must be"),  # pyright: ignore[reportArgumentType]
         (lambda: ShiftPS(5, "determinstic"), r"rounding \(='determinstic'\) must be"),  # pyright: ignore[reportArgumentType]

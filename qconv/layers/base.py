@@ -51,7 +51,7 @@ class QuantizedLayer(nn.Module):
         for quantizer in self._other_quantizers():
             quantizer.to(self.weight.device, self.weight.dtype)
         self.weight_quantizer.initialize(self.filters().detach())
-        self.weight_quantizer.to(self.weight.device)
+        self.weight_quantizer.to(self.weight.device, self.weight.dtype)
         if self.weight_quantizer.replaces_weight:
             self.weight_quantizer.requires_grad_(trained)
             self.weight.requires_grad_(False)
@@ -131,6 +131,10 @@ class QuantizedLayer(nn.Module):
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
         if self.training and not self.input_quantizer.calibrated:
+            if torch.compiler.is_compiling():  # the first step breaks the graph here, the second compiles whole
+                torch._dynamo.graph_break(
+                    msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
+                )
             self.calibrate_(input)
         device = input.device.type
         dtype = _autocast_dtype(device)
@@ -143,6 +147,8 @@ class QuantizedLayer(nn.Module):
     @torch.no_grad()
     def calibrate_(self, input: Tensor) -> None:
         """Set the learned tensors of the input's quantizer from ``input``, alike in all processes: to their mean."""
+        if input.is_meta:
+            return
         if not input.isfinite().all():
             raise ValueError(f"input of {type(self).__name__} has NaN or inf: nothing can be calibrated with it")
         quantizer = self.input_quantizer

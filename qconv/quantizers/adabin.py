@@ -6,10 +6,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .base import wide
+from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
 from .lsq import SMALLEST, check_positive
+from .numbers import wide
 from .surrogates import EDE, ApproxSign, Surrogate
 from .xnor import Binary
 
@@ -26,7 +27,7 @@ class AdaBinWeight(Binary):
     at t = 0.001. Nothing is masked, and latent weights are not clipped.
 
     A constant filter, one of zeros among them, and one of one element give ``beta_c``, and ``dw = dbeta_c / n``. A NaN
-    or an inf makes its filter NaN. There are no integer codes: the two values lie anywhere, and so have no common step.
+    or an inf makes its filter NaN. The codes are signs, with alpha_c as scale and beta_c as offset.
 
     Args:
         surrogate: makes what stands for the derivative of the sign of w_hat.
@@ -36,8 +37,11 @@ class AdaBinWeight(Binary):
         super().__init__(surrogate)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return self.codes(x, *tensors).dequantize().to(x.dtype)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         values, mean, std, _ = standardize(x, correction=0)
-        return (sign(values) * std + mean).to(x.dtype)
+        return Codes(sign(values), std, offset=mean)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         standard = standardize(x, correction=0)
@@ -63,8 +67,8 @@ class AdaBinInput(Binary):
     ``Σ g · (sign(z) + beta)`` and ``alpha · Σ g``. alpha starts at 1 and beta at 0. After each step alpha is
     clamped to 2^-20 or more.
 
-    ±inf gives one of the two values by its sign, NaN an arbitrary one; either makes dalpha NaN. There are no integer
-    codes: the two values lie anywhere, and so have no common step. Zero padding adds 0 as a third.
+    ±inf gives one of the two values by its sign, NaN an arbitrary one; either makes dalpha NaN. The codes are signs.
+    Zero padding adds 0 as a third value.
 
     Args:
         offset: ``"paper"`` or ``"code"``.
@@ -88,9 +92,12 @@ class AdaBinInput(Binary):
         return self.alpha, self.beta, *super().tensors()
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return self.codes(x, *tensors).dequantize().to(x.dtype)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         alpha, beta, *_ = tensors
-        signs = sign((wide(x) - beta) / alpha)
-        return (signs * alpha + beta if self.offset == "paper" else (signs + beta) * alpha).to(x.dtype)
+        offset = beta if self.offset == "paper" else beta * alpha
+        return Codes(sign((wide(x) - beta) / alpha), alpha, offset=offset)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         alpha, beta, *schedule = tensors

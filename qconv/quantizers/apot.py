@@ -6,8 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer, wide
-from .deepshift import check_bits
+from .base import Codes, Quantizer
+from .numbers import bucketize, check_bits, wide
 
 SMALLEST_ALPHA = 1e-5
 """What `after_step_` clamps the learned ranges to."""
@@ -39,8 +39,8 @@ def levels(bits: int) -> tuple[int, ...]:
 def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The nearest of ``±grid``, the smaller one half way between two; NaN gives NaN."""
     values = torch.tensor(grid, dtype=x.dtype, device=x.device)
-    index = torch.bucketize(x.abs(), (values[1:] + values[:-1]) / 2)
-    return torch.where(x.isnan(), x, values[index] * x.sign())
+    bounds = (values[1:] + values[:-1]) / 2
+    return torch.where(x.isnan(), x, values[bucketize(x.abs(), bounds)] * x.sign())
 
 
 def _check_variant(variant: str) -> None:
@@ -103,7 +103,7 @@ class APoTWeight(_APoT):
 
     def __init__(self, weight_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
-        self.bits = check_bits(weight_bits, 5, "APoT")
+        self.bits = check_bits("weight_bits", weight_bits, 2, 5, "APoT")
         _check_variant(variant)
         self.grid = levels(weight_bits - 1)
         self.variant = variant
@@ -182,7 +182,7 @@ class APoTInput(_APoT):
 
     def __init__(self, input_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
-        self.bits = check_bits(input_bits, 5, "APoT", "input_bits")
+        self.bits = check_bits("input_bits", input_bits, 2, 5, "APoT")
         _check_variant(variant)
         self.grid = levels(input_bits)
         self.variant = variant

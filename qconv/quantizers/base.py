@@ -119,11 +119,6 @@ class Quantizer(Part):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
 
-def wide(x: Tensor) -> Tensor:
-    """``x`` in at least float32: levels and learned tensors of half precision are computed there."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
 def is_plain_cpu(x: Tensor) -> bool:
     """Whether values can be looked at for nothing: no transfer from a device, no fake tensor."""
     return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)

@@ -6,7 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer, wide
+from .base import Codes, Quantizer
+from .numbers import check_bits, wide
 from .stochastic import Stream, uniform
 
 
@@ -21,21 +22,6 @@ def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
     """
     exponent = x.abs().log2().round().clamp(low, high)
     return torch.exp2(exponent) * x.sign()
-
-
-def check_bits(bits: int, high: int, method: str, name: str = "weight_bits", low: int = 2) -> int:
-    """``bits``, if it is a whole number from ``low`` to ``high``; ``method`` and ``name`` are for the message.
-
-    Raises:
-        ValueError: it is not.
-    """
-    if bits != int(bits):
-        raise ValueError(f"{name} (={bits}) must be a whole number for {method}")
-    if bits < low:
-        raise ValueError(f"{name} (={bits}) must be at least {low} for {method}")
-    if bits > high:
-        raise ValueError(f"{name} (={bits}) must be at most {high} for {method}")
-    return int(bits)
 
 
 def _stream(rounding: str) -> Stream | None:
@@ -74,7 +60,7 @@ class ShiftQ(Quantizer):
         self, weight_bits: int = 5, rounding: Literal["deterministic", "stochastic"] = "deterministic"
     ) -> None:
         super().__init__()
-        self.bits = check_bits(weight_bits, 8, "DeepShift-Q")
+        self.bits = check_bits("weight_bits", weight_bits, 2, 8, "DeepShift-Q")
         self.low = -(2 ** (weight_bits - 1) - 1)
         self.rounding = rounding
         self.stream = _stream(rounding)
@@ -133,7 +119,7 @@ class ShiftPS(Quantizer):
         self, weight_bits: int = 5, rounding: Literal["deterministic", "stochastic"] = "deterministic"
     ) -> None:
         super().__init__()
-        self.bits = check_bits(weight_bits, 8, "DeepShift-PS")
+        self.bits = check_bits("weight_bits", weight_bits, 2, 8, "DeepShift-PS")
         self.low = -(2 ** (weight_bits - 1) - 2)
         self.rounding = rounding
         self.stream = _stream(rounding)

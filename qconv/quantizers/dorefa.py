@@ -3,16 +3,10 @@
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer, wide
+from .base import Codes, Quantizer
 from .bnn import sign
+from .numbers import check_bits, wide
 from .stochastic import Stream
-
-
-def check_bits(name: str, bits: int) -> int:
-    """``bits`` as an int; a ValueError unless it is a whole number from 1 to 8."""
-    if bits not in range(1, 9):
-        raise ValueError(f"{name} (={bits}) must be a whole number from 1 to 8")
-    return int(bits)
 
 
 def level_step(count: float, like: Tensor) -> Tensor:

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer, wide
-from .dorefa import check_bits
+from .base import Codes, Quantizer
+from .numbers import check_bits, wide
 
 ALPHA_RANGE = 1e-3, 0.5
 """What `after_step_` clamps alpha to."""

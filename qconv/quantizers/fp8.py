@@ -5,7 +5,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer, wide
+from .base import Codes, Quantizer
+from .numbers import wide
 
 Format = Literal["e4m3", "e5m2"]
 

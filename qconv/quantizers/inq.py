@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .deepshift import check_bits
+from .numbers import check_bits
 
 
 def power_exponent(x: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class INQ(Quantizer):
 
     def __init__(self, weight_bits: int = 5, portions: Sequence[float] = (0.5, 0.75, 0.875, 1.0)) -> None:
         super().__init__()
-        self.bits = check_bits(weight_bits, 7, "INQ")
+        self.bits = check_bits("weight_bits", weight_bits, 2, 7, "INQ")
         self.portions = tuple(portions)
         ascending = all(low < high for low, high in zip((0.0, *self.portions), self.portions, strict=False))
         if not self.portions or not ascending or self.portions[-1] != 1:

@@ -6,8 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Codes, wide
+from .base import Codes
 from .bnn import sign
+from .numbers import wide
 from .surrogates import EDE, Surrogate
 from .xnor import Binary, filter_scale
 

@@ -6,9 +6,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer, wide
+from .base import Codes, Quantizer
 from .bnn import sign
-from .dorefa import check_bits
+from .numbers import check_bits, wide
 from .xnor import filter_scale
 
 SMALLEST = 2.0**-20

@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer, wide
-from .deepshift import check_bits
+from .base import Codes, Quantizer
+from .numbers import check_bits, wide
 from .stochastic import Stream
 
 
@@ -101,7 +101,7 @@ class MinMaxWeight(Quantizer):
 
     def __init__(self, bits: int = 8, symmetric: bool = True, per_channel: bool = True) -> None:
         super().__init__()
-        self.bits = self._bits = check_bits(bits, 8, type(self).__name__, "bits")
+        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
         self.symmetric = symmetric
         self.per_channel = per_channel
 
@@ -195,7 +195,7 @@ class MinMaxInput(Quantizer):
 
     def __init__(self, bits: int = 8, symmetric: bool = False, per_channel: bool = False) -> None:
         super().__init__()
-        self.bits = self._bits = check_bits(bits, 8, type(self).__name__, "bits")
+        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
         self.symmetric = symmetric
         self.per_channel = per_channel
         self.dim: int | None = None
@@ -314,7 +314,7 @@ class Int8Stochastic(Quantizer):
 
     def __init__(self, bits: int = 8, per_sample: bool = True) -> None:
         super().__init__()
-        self.bits = self._bits = check_bits(bits, 8, type(self).__name__, "bits")
+        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
         self.per_sample = per_sample
         self.stream = Stream(sharded=True)
 

@@ -5,8 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer, wide
-from .deepshift import check_bits
+from .base import Codes, Quantizer
+from .numbers import bucketize, check_bits, wide
 from .xnor import filter_scale
 
 SMALLEST_WIDTH = 1e-3
@@ -42,7 +42,7 @@ class N2UQWeight(Quantizer):
 
     def __init__(self, bits: int = 2, rescale_grad: bool = True) -> None:
         super().__init__()
-        self.bits = self._bits = check_bits(bits, 8, "N2UQ", "bits")
+        self.bits = self._bits = check_bits("bits", bits, 2, 8, "N2UQ")
         self.rescale_grad = rescale_grad
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
@@ -106,7 +106,7 @@ class N2UQInput(Quantizer):
 
     def __init__(self, bits: int = 2) -> None:
         super().__init__()
-        self.bits = self._bits = check_bits(bits, 8, "N2UQ", "bits")
+        self.bits = self._bits = check_bits("bits", bits, 2, 8, "N2UQ")
         count = 2**bits - 1
         self.widths = nn.Parameter(torch.full((count,), 2 / count))
         self.start = nn.Parameter(torch.tensor(0.0))
@@ -133,7 +133,7 @@ class N2UQInput(Quantizer):
 
         z = wide_x * input_scale
         corners = _corners(widths, start)
-        index = _bucketize(z, corners)  # 0: not above start; i: in interval i; n + 1: above the last
+        index = bucketize(z, corners)  # 0: not above start; i: in interval i; n + 1: above the last
         outside = widths.new_zeros(1)
         slopes = torch.cat([outside, interval / widths, outside]) * output_scale
         lefts = torch.cat([corners[:1], corners])
@@ -159,7 +159,7 @@ class N2UQInput(Quantizer):
         wide_x = wide(x)
         widths, start, input_scale, output_scale = (tensor.to(wide_x.dtype) for tensor in tensors)
         thresholds = _corners(widths, start)[:-1] + widths / 2
-        values = _bucketize(wide_x * input_scale, thresholds).to(wide_x.dtype)
+        values = bucketize(wide_x * input_scale, thresholds).to(wide_x.dtype)
         return torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
@@ -176,13 +176,6 @@ class N2UQInput(Quantizer):
 def _corners(widths: Tensor, start: Tensor) -> Tensor:
     """``B_0 … B_n``."""
     return torch.cat([start.view(1), start + widths.cumsum(0)])
-
-
-def _bucketize(x: Tensor, boundaries: Tensor) -> Tensor:
-    """How many boundaries are below each element; all of them for NaN."""
-    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.bucketize(x.movedim(1, -1), boundaries).movedim(-1, 1)  # stays channels_last
-    return torch.bucketize(x.contiguous(), boundaries)
 
 
 def _sum_by(index: Tensor, x: Tensor, count: int) -> Tensor:

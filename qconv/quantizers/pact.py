@@ -5,9 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer, wide
-from .dorefa import check_bits
+from .base import Codes, Quantizer
 from .lsq import SMALLEST, check_positive
+from .numbers import check_bits, wide
 
 
 class PACT(Quantizer):

@@ -11,3 +11,7 @@ class Part(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if any(key.startswith(prefix) for key in state_dict):
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def __repr__(self) -> str:
+        parts = (repr(child) for child in self.children() if child.extra_repr.__func__ is not Part.extra_repr)
+        return f"{type(self).__name__}({', '.join(filter(None, (self.extra_repr(), *parts)))})"

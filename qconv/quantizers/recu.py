@@ -7,9 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, wide
+from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
+from .numbers import wide
 from .surrogates import ApproxSign, Straight, Surrogate
 from .xnor import Binary, filter_scale
 from .xnorpp import per_filter, set_parameter

@@ -43,9 +43,6 @@ class Stream(Part):
         first = _rank() * x.numel() if self.sharded else 0
         return uniform(x.shape, key, step, first, x.device)
 
-    def extra_repr(self) -> str:
-        return f"sharded={self.sharded}"
-
 
 def uniform(shape: torch.Size, key: Tensor, step: Tensor, first: int, device: torch.device) -> Tensor:
     """Numbers ``first, first + 1, …`` of the stream ``(key, step)``: multiples of 2^-24 in [0, 1), float32.

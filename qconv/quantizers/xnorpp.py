@@ -5,8 +5,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, wide
+from .base import Codes
 from .bnn import sign
+from .numbers import wide
 from .surrogates import HardClip, Surrogate
 from .xnor import Binary
 

@@ -4,11 +4,11 @@ from functools import partial
 from typing import Literal
 
 from ..quantizers import Identity, Quantizer
-from ..quantizers.deepshift import check_bits
 from ..quantizers.dsq import DSQInput, DSQWeight
 from ..quantizers.fp8 import FP8, Format, check_format
 from ..quantizers.minmax import MinMaxInput, MinMaxWeight, PercentileInput, PercentileWeight, check_percentile
 from ..quantizers.n2uq import N2UQInput, N2UQWeight
+from ..quantizers.numbers import check_bits
 from .scheme import Factory, Scheme, written
 
 
@@ -140,9 +140,9 @@ def fp8(
 
 def _check(weight_bits: int, input_bits: int | None, method: str, low: int) -> None:
     """A ValueError for a number of bits that ``method`` has not."""
-    check_bits(weight_bits, 8, method, "weight_bits", low)
+    check_bits("weight_bits", weight_bits, low, 8, method)
     if input_bits is not None:
-        check_bits(input_bits, 8, method, "input_bits", low)
+        check_bits("input_bits", input_bits, low, 8, method)
 
 
 def _input(quantizer: type[Quantizer], bits: int | None, *arguments: object) -> Factory:

@@ -3,8 +3,9 @@
 from functools import partial
 
 from ..quantizers import Identity, Quantizer
-from ..quantizers.dorefa import DoReFaGradient, DoReFaInput, DoReFaWeight, check_bits
+from ..quantizers.dorefa import DoReFaGradient, DoReFaInput, DoReFaWeight
 from ..quantizers.lsq import LSQ, GradScale, LSQInput, LSQPlus, LSQPlusInput
+from ..quantizers.numbers import check_bits
 from ..quantizers.pact import PACT
 from .scheme import Factory, Scheme, written
 
