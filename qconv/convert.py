@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -18,7 +18,7 @@ from .layers import (
     QLinear,
     QuantizedLayer,
 )
-from .schemes import Scheme
+from .schemes import Factory, Scheme, lsq, minmax
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -29,6 +29,14 @@ QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
 """The quantized layer of each layer of `torch.nn`. Subclasses of those are left alone: they may compute anything."""
 
 FIRST_AND_LAST = ("first", "last")
+
+FirstLast = Literal["float", "w8", "w8a8"] | Scheme
+FIRST_LAST: dict[str, Scheme | None] = {
+    "float": None,
+    "w8": minmax(8, None),
+    "w8a8": lsq(8, 8, signed_input=True),
+}
+"""What the words of ``first_last`` stand for."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +86,8 @@ def plan(
     *,
     skip: Sequence[str] = FIRST_AND_LAST,
     overrides: Mapping[str, Scheme | None] | None = None,
+    first_last: FirstLast = "float",
+    grad_quantizer: Factory | None = None,
 ) -> Plan:
     """Print for each layer what `convert` would make of it, or why it stays. The model is not changed.
 
@@ -88,15 +98,23 @@ def plan(
             ``model.named_modules()``), and regular expressions that match a layer's whole name.
         overrides: schemes for layers whose whole name a regular expression matches, None to leave them float. The first
             match counts, and counts more than ``skip``.
+        first_last: what becomes of the layers that ``skip`` means by ``"first"`` and ``"last"``: ``"float"``, as in the
+            papers of DoReFa, PACT, TTQ and of most binary networks; ``"w8a8"``, 8 bits for weight and input, as LSQ's
+            (`schemes.lsq` with a signed input, which the first layer needs; the paper's last one is unsigned);
+            ``"w8"``, 8 bits for the weight alone, as APoT's (`schemes.minmax`); or a scheme. BNN, DeepShift and others
+            treat them like the rest: ``skip=()``.
+        grad_quantizer: makes a quantizer of the output's gradient for every converted layer whose scheme has none, as
+            `qconv.quantizers.Int8Stochastic` or ``partial(DoReFaGradient, 6)`` do.
 
     Returns:
         The steps, as data.
 
     Raises:
-        ValueError: a pattern that matches no layer, an invalid pattern, or nothing left to convert.
-        TypeError: a scheme that is none.
+        ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, or ``first_last`` is
+            no such word, or not "float" where ``skip`` names neither.
+        TypeError: a scheme that is none, or ``grad_quantizer`` makes no quantizer.
     """
-    result = _make_plan(model, scheme, skip, overrides or {})
+    result = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer)
     print(result)  # noqa: T201  # the one function that is there to be read on the screen
     return result
 
@@ -107,6 +125,8 @@ def convert(
     *,
     skip: Sequence[str] = FIRST_AND_LAST,
     overrides: Mapping[str, Scheme | None] | None = None,
+    first_last: FirstLast = "float",
+    grad_quantizer: Factory | None = None,
 ) -> Model:
     """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.
 
@@ -121,7 +141,7 @@ def convert(
         >>> convert(model, qconv.schemes.bnn())[1]
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
-    for step in _make_plan(model, scheme, skip, overrides or {}).steps:
+    for step in _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer).steps:
         if step.scheme is not None:
             _quantized()[step.kind].adopt(step.layer, step.scheme)
     return model
@@ -163,19 +183,28 @@ def _quantized() -> dict[type[nn.Module], type[QuantizedLayer]]:
     return QUANTIZED | {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
 
 
-def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides: Mapping[str, Scheme | None]) -> Plan:
+def _make_plan(
+    model: nn.Module,
+    scheme: Scheme,
+    skip: Sequence[str],
+    overrides: Mapping[str, Scheme | None],
+    first_last: FirstLast,
+    grad_quantizer: Factory | None,
+) -> Plan:
     if isinstance(skip, str):
         raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, such as ({skip!r},)")
     for argument, value in (("scheme", scheme), *((f"overrides[{key!r}]", value) for key, value in overrides.items())):
         if not isinstance(value, Scheme) and (argument == "scheme" or value is not None):
             raise TypeError(f"{argument} (={value!r}) must be a qconv.Scheme, such as qconv.schemes.bwn()")
+    words = [word for word in skip if word in FIRST_AND_LAST]
+    of_first_and_last = _first_last_scheme(first_last, words)
 
     quantized = _quantized()
     names = _layer_names(model)
     tied = _tied_parameters(model)
     if not any(type(layer) in quantized for layer in names):
         raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
-    excepted = _excepted(names, [word for word in skip if word in FIRST_AND_LAST])
+    excepted = _excepted(names, words)
     skip_patterns = {pattern: _compiled("skip", pattern, names) for pattern in skip if pattern not in FIRST_AND_LAST}
     override_patterns = {pattern: _compiled("overrides", pattern, names) for pattern in overrides}
 
@@ -193,10 +222,12 @@ def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides:
             chosen = overrides[pattern]
             reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
         elif layer in excepted:
-            chosen, reason = None, f"the {excepted[layer]} layer"
+            chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
         elif pattern := _first_match(skip_patterns, at):
             chosen, reason = None, f"skip {pattern!r}"
         if chosen is not None:
+            if grad_quantizer is not None and chosen.grad is None:
+                chosen = chosen.with_grad(grad_quantizer)
             _check_fits(layer, chosen, at, tied)
         return Step(at, layer, kind, chosen, reason)
 
@@ -204,6 +235,20 @@ def _make_plan(model: nn.Module, scheme: Scheme, skip: Sequence[str], overrides:
     if all(each.scheme is None for each in steps):
         raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{Plan(steps)}")
     return Plan(steps)
+
+
+def _first_last_scheme(first_last: FirstLast, words: Sequence[str]) -> Scheme | None:
+    """What the first and the last layer get, as far as ``words`` has them."""
+    if isinstance(first_last, Scheme):
+        scheme = first_last
+    elif first_last in FIRST_LAST:
+        scheme = FIRST_LAST[first_last]
+    else:
+        known = ", ".join(map(repr, FIRST_LAST))
+        raise ValueError(f"first_last (={first_last!r}) must be one of {known}, or a qconv.Scheme")
+    if scheme is not None and not words:
+        raise ValueError(f"first_last (={str(first_last)!r}) needs 'first' or 'last' in skip")
+    return scheme
 
 
 def _check_fits(layer: nn.Module, scheme: Scheme, at: tuple[str, ...], tied: set[nn.Parameter]) -> None:

@@ -1,5 +1,6 @@
 """Swapping the layers of a model, and back."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import nn
 import qconv
 from qconv import schemes
 from qconv.convert import QUANTIZED
+from qconv.quantizers import FP8
 
 
 def small() -> nn.Sequential:
@@ -44,6 +46,43 @@ def test_skip_and_overrides() -> None:
     found = [layer.scheme.name for layer in model if isinstance(layer, qconv.QuantizedLayer)]
     assert found == ["shift_q(weight_bits=5)", "bwn()"]  # layer 5 by override, though it is the last
     assert kinds(model) == ["QConv2d", "ReLU", "Conv2d", "Conv1d", "Flatten", "QLinear"]
+
+
+@pytest.mark.parametrize(
+    ("first_last", "ends"),
+    [
+        ("float", None),
+        ("w8", "minmax(weight_bits=8, input_bits=None)"),
+        ("w8a8", "lsq(weight_bits=8, input_bits=8, signed_input=True)"),
+        (schemes.dorefa(8, 8), "dorefa(weight_bits=8, input_bits=8)"),
+    ],
+    ids=str,
+)
+def test_first_and_last_of_more_bits(first_last: Any, ends: str | None) -> None:
+    model = qconv.convert(small(), schemes.lsq(2, 2), first_last=first_last, overrides={"5": None})
+    found = [layer.scheme.name if isinstance(layer, qconv.QuantizedLayer) else None for layer in model]
+    others = "lsq(weight_bits=2, input_bits=2)"
+    assert found == [ends, None, others, others, None, None]
+    model = qconv.convert(small(), schemes.lsq(2, 2), first_last=first_last, skip=("last",))
+    names = [layer.scheme.name for layer in model if isinstance(layer, qconv.QuantizedLayer)]
+    assert names == [others, others, others, *([ends] if ends else [])]
+
+
+def test_a_quantizer_of_the_gradient_for_every_layer() -> None:
+    own = schemes.dorefa(2, 2, grad_bits=4)
+    model = qconv.convert(
+        small(), schemes.bnn(), first_last="w8", overrides={"3": own}, grad_quantizer=partial(FP8, "e5m2")
+    )
+    fp8 = " + grad FP8(format='e5m2', scale='dynamic')"
+    assert [layer.scheme.name for layer in model if isinstance(layer, qconv.QuantizedLayer)] == [
+        "minmax(weight_bits=8, input_bits=None)" + fp8,
+        "bnn()" + fp8,
+        own.name,
+        "minmax(weight_bits=8, input_bits=None)" + fp8,
+    ]
+    first, second = (layer for layer in model if isinstance(layer, qconv.QConv2d))
+    assert isinstance(first.grad_quantizer, FP8)
+    assert first.grad_quantizer is not second.grad_quantizer
 
 
 def test_nothing_skipped() -> None:
@@ -177,6 +216,11 @@ def test_models_of_torchvision(build: Any, layers: int, converted: int, size: in
         (dict(skip="first"), TypeError, r"skip \(='first'\) must be a sequence of patterns, such as \('first',\)"),
         (dict(scheme="bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),
         (dict(skip=(".*",)), ValueError, "has nothing left to convert:\n0  Conv2d stays: skip"),
+        ({"first_last": "w9"}, ValueError, r"first_last \(='w9'\) must be one of 'float', 'w8', 'w8a8', or a"),
+        ({"first_last": "w8", "skip": ()}, ValueError, r"first_last \(='w8'\) needs 'first' or 'last' in skip"),
+        ({"grad_quantizer": FP8()}, TypeError, r"grad_quantizer \(=FP8\(.*\)\) must make a quantizer: give a class"),
+        ({"grad_quantizer": "fp8"}, TypeError, r"grad_quantizer \(=fp8\) must make a quantizer: give a class"),
+        ({"grad_quantizer": nn.ReLU}, TypeError, r"grad_quantizer .* must make a quantizer, not ReLU"),
     ],
 )
 def test_wrong_arguments(arguments: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -1,6 +1,7 @@
 """The fused Function against the composed form, an independent reference, and what it promises to spare."""
 
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import qconv
 from qconv import Scheme, schemes
 from qconv.function import Convolution, Linear, Quantizers, TransposedConvolution, exchange_channels, quantized_op
-from qconv.quantizers import Identity, Quantizer, ScaledSign, ShiftPS, Sign
+from qconv.quantizers import FP8, DoReFaGradient, Identity, Int8Stochastic, Quantizer, ScaledSign, ShiftPS, Sign
 
 OPS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
     # the operation, input shape, filter shape
@@ -114,6 +115,24 @@ def test_fused_equals_composed_exactly(
     for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
         assert (found is None) == (reference is None)
         assert found is None or reference is None or found.equal(reference)
+
+
+@pytest.mark.parametrize("grad", [DoReFaGradient, Int8Stochastic, partial(FP8, "e5m2")], ids=str)
+def test_gradient_quantizers_with_every_scheme(method: Scheme, grad: Any) -> None:
+    op, input_shape, filter_shape = OPS["conv2d"]
+    input = torch.randn(input_shape, requires_grad=True)
+    filters = torch.randn(filter_shape, requires_grad=True)
+    bias = torch.randn(filter_shape[0], requires_grad=True)
+    quantizers = made(method, filters.detach(), input.detach())._replace(grad=grad())
+    assert quantizers.grad is not None
+    quantize, tensors = quantizers.grad.quantize, quantizers.grad.tensors()
+    output = quantized_op(input, filters, bias, op, quantizers)
+    expected = composed(input, filters, bias, op, quantizers.input, quantizers.weight)
+    expected.register_hook(lambda grad_output: quantize(grad_output, *tensors))
+    learned = (*quantizers.input.tensors(), *quantizers.weight.tensors())
+    leaves: list[Tensor] = [input, filters, bias, *(tensor for tensor in learned if tensor.requires_grad)]
+    for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
+        assert found is reference is None or (found is not None and reference is not None and found.equal(reference))
 
 
 class WrongSign(Sign):

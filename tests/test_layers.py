@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 import qconv
 from qconv import QuantizedLayer, Scheme, schemes
 from qconv.convert import QUANTIZED
+from qconv.quantizers import DoReFaGradient
 
 CONVOLUTIONS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {
     # float layer, arguments, input shape
@@ -187,6 +188,19 @@ def test_float_checkpoint_there_and_back(method: Scheme) -> None:
         assert weight.equal(expected)
     again.load_state_dict(ours.state_dict())
     assert all(a.equal(b) for a, b in zip(again.state_dict().values(), ours.state_dict().values(), strict=True))
+
+
+def test_a_quantizer_of_the_gradient() -> None:
+    for layer in (
+        qconv.QConv2d(4, 4, 3, scheme=schemes.bnn(), grad_quantizer=DoReFaGradient),
+        qconv.QConvTranspose2d(4, 4, 3, scheme=schemes.bnn(), grad_quantizer=DoReFaGradient),
+        qconv.QLinear(4, 4, scheme=schemes.bnn(), grad_quantizer=DoReFaGradient),
+    ):
+        assert isinstance(layer.grad_quantizer, DoReFaGradient)
+        assert layer.scheme.name == "bnn() + grad DoReFaGradient(bits=6)"
+        layer(torch.randn(4, 4, 3, 3) if layer.weight.ndim > 2 else torch.randn(4, 4)).square().sum().backward()
+        assert layer.bias is not None
+        assert layer.bias.grad is not None
 
 
 def test_half_of_the_learned_tensors_is_an_error() -> None:

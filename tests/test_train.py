@@ -209,8 +209,10 @@ def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
         ("model=resnet20", "skip=[first,last,stages.0.*]", "overrides={stages.2.*:{_target_:qconv.schemes.bwn}}"),
         ("experiment=digits_resnet20_bwn",),
         ("optimizer=bop", "scheduler=constant", "model.width=4"),
+        ("scheme=lsq", "first_last=w8a8", "grad_quantizer=int8stochastic", "model.width=4"),
+        ("first_last={_target_:qconv.schemes.minmax}", "model.width=4"),
     ],
-    ids=["groups", "skip", "experiment", "bop"],
+    ids=["groups", "skip", "experiment", "bop", "bits", "first_last"],
 )
 def test_other_choices_train(overrides: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = program.train(config(*overrides, *SMALL, f"run_dir={tmp_path}"))
@@ -256,6 +258,7 @@ def test_an_unknown_option_is_answered_with_what_there_is(
         (("model.width=0",), "width (=0) must be at least 1"),
         (("data.batch_size=0",), "batch_size (=0) must be at least 1"),
         (("skip=[first,nonsense]",), "nonsense"),
+        (("first_last=w9",), "first_last (='w9') must be one of 'float', 'w8', 'w8a8', or a qconv.Scheme"),
         (("ckpt_path=none.ckpt",), "checkpoint none.ckpt: there is no such file"),
         (("evaluate=none.ckpt",), "checkpoint none.ckpt: there is no such file"),
         (("model.widht=3",), "widht"),
@@ -299,6 +302,8 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     assert "add model.width=4" in fails(*QUICK, "model.width=8", f"ckpt_path={last}")
     assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
     assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")
+    assert "add grad_quantizer=none" in fails(*QUICK, "grad_quantizer=fp8", f"evaluate={last}")
+    assert "add first_last=float" in fails(*QUICK, "first_last=w8", f"evaluate={last}")
     assert "add trainer.max_epochs=4" in fails(*QUICK, "trainer.max_epochs=9", f"ckpt_path={last}")
     cut = tmp_path / "cut.ckpt"
     cut.write_bytes(before[:-100])

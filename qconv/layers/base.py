@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from .. import schemes
 from ..function import ExtendedOperation, Operation, Quantizers, quantized_op
 from ..quantizers import Codes, Quantizer
-from ..schemes import Scheme
+from ..schemes import Factory, Scheme
 
 
 class QuantizedLayer(nn.Module):
@@ -232,6 +232,12 @@ def _autocast_dtype(device: str) -> torch.dtype | None:
     """The dtype of an active autocast; None where there is none, as always on the meta device."""
     enabled = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else None
+
+
+def chosen(scheme: Scheme | None, grad_quantizer: Factory | None) -> Scheme:
+    """What the arguments of a layer's constructor ask for."""
+    scheme = _checked(scheme)
+    return scheme if grad_quantizer is None else scheme.with_grad(grad_quantizer)
 
 
 def _checked(scheme: Scheme | None) -> Scheme:

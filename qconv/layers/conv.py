@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ..function import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
-from ..schemes import Scheme, check_padding_value
-from .base import QuantizedLayer
+from ..schemes import Factory, Scheme, check_padding_value
+from .base import QuantizedLayer, chosen
 
 Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -42,11 +42,12 @@ class _QConv(QuantizedLayer):
         *,
         scheme: Scheme | None = None,
         padding_value: int | None = None,
+        grad_quantizer: Factory | None = None,
     ) -> None:
         _check_groups(in_channels, out_channels, groups)
         geometry = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
         super().__init__(*geometry, bias, padding_mode, device, dtype)
-        self.set_scheme(scheme)
+        self.set_scheme(chosen(scheme, grad_quantizer))
         if padding_value is not None:
             check_padding_value(padding_value)
             if padding_value and padding_mode != "zeros":
@@ -184,6 +185,7 @@ class _QConvTranspose(QuantizedLayer):
         *,
         scheme: Scheme | None = None,
         padding_value: int | None = None,
+        grad_quantizer: Factory | None = None,
     ) -> None:
         _check_groups(in_channels, out_channels, groups)
         if padding_value:
@@ -192,7 +194,7 @@ class _QConvTranspose(QuantizedLayer):
             )
         geometry = in_channels, out_channels, kernel_size, stride, padding, output_padding, groups
         super().__init__(*geometry, bias, dilation, padding_mode, device, dtype)
-        self.set_scheme(scheme)
+        self.set_scheme(chosen(scheme, grad_quantizer))
 
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ..grad import _ints
 from ..grad_deform import NO_TORCHVISION, check_sizes, deform_conv2d_backward, wide
-from ..schemes import Scheme
-from .base import QuantizedLayer, _autocast_dtype
+from ..schemes import Factory, Scheme
+from .base import QuantizedLayer, _autocast_dtype, chosen
 from .conv import _check_groups, _check_shape
 
 try:
@@ -105,13 +105,14 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
         *,
         scheme: Scheme | None = None,
         padding_value: int | None = None,
+        grad_quantizer: Factory | None = None,
     ) -> None:
         _check_groups(in_channels, out_channels, groups)
         _check_padding_value(padding_value)
         geometry = _geometry(kernel_size, stride, padding, dilation)
         DeformConv2d.__init__(self, in_channels, out_channels, *geometry, groups, bias)
         self.to(device=device, dtype=dtype)
-        self.set_scheme(scheme)
+        self.set_scheme(chosen(scheme, grad_quantizer))
 
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:
@@ -281,13 +282,14 @@ class QDeformConv2dPack(QDeformConv2d, DeformConv2dPack):
         offset_groups: int = 1,
         scheme: Scheme | None = None,
         padding_value: int | None = None,
+        grad_quantizer: Factory | None = None,
     ) -> None:
         _check_padding_value(padding_value)
         geometry = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
         DeformConv2dPack.__init__(
             self, *geometry, bias, device, dtype, modulated=modulated, offset_groups=offset_groups
         )
-        self.set_scheme(scheme)
+        self.set_scheme(chosen(scheme, grad_quantizer))
 
     def forward(self, input: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.check_input(input)

@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..function import Linear
-from ..schemes import Scheme, check_padding_value
-from .base import QuantizedLayer
+from ..schemes import Factory, Scheme, check_padding_value
+from .base import QuantizedLayer, chosen
 
 
 class QLinear(QuantizedLayer, nn.Linear):
@@ -33,11 +33,12 @@ class QLinear(QuantizedLayer, nn.Linear):
         *,
         scheme: Scheme | None = None,
         padding_value: int | None = None,
+        grad_quantizer: Factory | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device, dtype)
         if padding_value is not None:
             check_padding_value(padding_value)
-        self.set_scheme(scheme)
+        self.set_scheme(chosen(scheme, grad_quantizer))
 
     def input_channels(self) -> tuple[int, int]:
         return self.in_features, -1

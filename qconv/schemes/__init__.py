@@ -18,6 +18,7 @@ from .lowbit import fp8 as fp8
 from .lowbit import minmax as minmax
 from .lowbit import n2uq as n2uq
 from .lowbit import percentile as percentile
+from .scheme import Factory as Factory
 from .scheme import Scheme as Scheme
 from .scheme import check_padding_value as check_padding_value
 from .scheme import identity as identity

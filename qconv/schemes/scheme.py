@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
+import torch
+
 from ..quantizers import Identity, Quantizer
 
 Factory = Callable[[], Quantizer]
@@ -47,10 +49,27 @@ class Scheme:
                 raise TypeError(f"{name} (={factory}) must make a quantizer, not be one: give the class or a partial")
 
     def with_grad(self, grad: Factory | None) -> "Scheme":
-        """This scheme with another quantizer of the output's gradient, or with none."""
+        """This scheme with another quantizer of the output's gradient, or with none.
+
+        Raises:
+            TypeError: ``grad`` makes no quantizer, or is one.
+
+        Example:
+            >>> qconv.schemes.bnn().with_grad(qconv.quantizers.DoReFaGradient).name
+            'bnn() + grad DoReFaGradient(bits=6)'
+        """
         plain, _, _ = self.name.partition(" + grad ")
-        name = plain if grad is None else f"{plain} + grad {grad()}"
-        return replace(self, name=name, grad=grad)
+        if grad is None:
+            return replace(self, name=plain, grad=None)
+        if not callable(grad) or isinstance(grad, Quantizer):
+            raise TypeError(
+                f"grad_quantizer (={grad}) must make a quantizer: give a class or a functools.partial of one"
+            )
+        with torch.random.fork_rng(devices=[]):  # its key is drawn, and thrown away with it
+            made = grad()
+        if not isinstance(made, Quantizer):
+            raise TypeError(f"grad_quantizer (={grad}) must make a quantizer, not {type(made).__name__}")
+        return replace(self, name=f"{plain} + grad {made}", grad=grad)
 
     def __str__(self) -> str:
         return self.name

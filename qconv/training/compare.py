@@ -56,6 +56,9 @@ def call(node: Any) -> str:
 
 def remedy(group: str, found: Any, asked: Any) -> Iterator[str]:
     """Command-line words that turn `asked` into `found`; configs are named as the functions they call."""
+    if found == {}:
+        yield f"{group}=none"
+        return
     if not isinstance(found, dict) or not isinstance(asked, dict) or "_target_" not in found:
         yield f"{group}={override(found)}"
         return

@@ -19,7 +19,7 @@ from .result import Evaluation, Result, about_run, write_json
 from .screen import show_model, show_outcome
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
-NETWORK = ("model", "scheme", "skip", "overrides")
+NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
 RUN = (*NETWORK, "data", "seed", "optimizer", "scheduler", "trainer")
 C = TypeVar("C", bound=Callback)
 
@@ -75,7 +75,11 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     model = instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
     scheme = instantiate(cfg.scheme)
     overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
-    convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides)
+    first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else instantiate(cfg.first_last)
+    grad = instantiate(cfg.grad_quantizer) or None
+    if grad is not None and scheme.grad is None:
+        scheme = scheme.with_grad(grad)
+    convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides, first_last=first_last, grad_quantizer=grad)
     table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
     show_model(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
