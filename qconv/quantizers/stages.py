@@ -51,9 +51,9 @@ class Stages(Quantizer):
         return self._all()[self.stage]
 
     @property
-    def bits(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # it changes with the stage
-        """Of the stage."""
-        return self.current.bits
+    def bits(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # it isn't set
+        """Of the last stage: what training is for."""
+        return self._all()[-1].bits
 
     @property
     def signs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

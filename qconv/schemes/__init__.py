@@ -28,6 +28,8 @@ from .shift import shift_ps as shift_ps
 from .shift import shift_q as shift_q
 from .shift import ttq as ttq
 from .shift import twn as twn
+from .staged import staged as staged
+from .staged import two_stage as two_stage
 from .uniform import dorefa as dorefa
 from .uniform import lsq as lsq
 from .uniform import lsq_plus as lsq_plus
@@ -57,8 +59,10 @@ __all__ = [
     "reste",
     "shift_ps",
     "shift_q",
+    "staged",
     "ttq",
     "twn",
+    "two_stage",
     "xnor",
     "xnorpp",
 ]

@@ -1,0 +1,79 @@
+"""Schemes that change in the course of training."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import qconv
+from qconv import schemes
+
+
+def trained_at(model: nn.Module, progress: float) -> nn.Module:
+    """The model after one training step at ``progress``."""
+    qconv.set_progress(model, progress)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    qconv.after_every_step(optimizer, model)
+    model(torch.randn(2, 4, 6, 6)).square().mean().backward()
+    assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in model.parameters())
+    optimizer.step()
+    return model
+
+
+def test_two_stages_of_a_binary_network() -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.two_stage(schemes.reactnet(), 0.25))
+    assert layer.scheme.name == "two_stage(reactnet(), start=0.25)"
+    assert layer.weight_quantizer.bits == 1
+    trained_at(layer, 0.2)
+    assert layer.quantized_weight().equal(layer.weight)
+    plain = qconv.QConv2d(4, 8, 3, scheme=schemes.reactnet())
+    trained_at(layer, 0.25)
+    plain.load_state_dict(qconv.float_state_dict(layer))
+    assert layer.quantized_weight().equal(plain.quantized_weight())
+    assert layer.quantized_weight()[0].unique().numel() == 2
+
+
+def test_progressive_bits() -> None:
+    scheme = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
+    assert scheme.name == "staged([(0, lsq(weight_bits=4, input_bits=4)), (0.5, lsq(weight_bits=2, input_bits=2))])"
+    layer = qconv.QConv2d(4, 8, 3, scheme=scheme)
+    assert 4 < trained_at(layer, 0.0).quantized_weight().unique().numel() <= 16  # pyright: ignore[reportCallIssue]
+    assert trained_at(layer, 0.5).quantized_weight().unique().numel() <= 4  # pyright: ignore[reportCallIssue]
+    assert layer.input_quantizer.calibrated
+    again = qconv.QConv2d(4, 8, 3, scheme=scheme)
+    again.load_state_dict(layer.state_dict())
+    input = torch.randn(2, 4, 6, 6)
+    assert again(input).equal(layer(input))
+
+
+def test_convert_takes_them() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1))
+    qconv.convert(model, schemes.two_stage(schemes.bnn()), first_last="w8", grad_quantizer=qconv.quantizers.FP8)
+    trained_at(trained_at(model, 0.0), 0.9)
+    layer = model[1]
+    assert isinstance(layer, qconv.QConv2d)
+    assert layer.quantized_weight().abs().eq(1).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: schemes.two_stage(schemes.bnn(), 0), ValueError, r"start \(=0\) must be above 0 and below 1"),
+        (lambda: schemes.two_stage(schemes.bnn(), math.nan), ValueError, r"start \(=nan\) must be above 0"),
+        (lambda: schemes.two_stage("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
+        (lambda: schemes.two_stage(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
+        (lambda: schemes.staged([]), ValueError, "stages must begin with one at 0"),
+        (lambda: schemes.staged([(0.1, schemes.bnn())]), ValueError, "stages must begin with one at 0"),
+        (lambda: schemes.staged([(0, "bnn")]), TypeError, r"pairs \(progress, qconv.Scheme\), not 'bnn'"),  # pyright: ignore
+        (
+            lambda: schemes.staged([(0, schemes.bnn()), (0.5, schemes.bnn(padding_value=1))]),
+            ValueError,
+            r"padding_value \(=0\) of bnn\(\) must be that of bnn\(padding_value=1\) \(=1\) in stages",
+        ),
+    ],
+)
+def test_stages_that_make_none(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
