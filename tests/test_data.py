@@ -2,7 +2,7 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from qconv.data import DigitsDataModule, EpochOrder, random_shift
+from qconv.data import DigitsDataModule, EpochOrder, RandomCrop
 from qconv.data.digits import split_digits
 
 
@@ -100,7 +100,7 @@ def test_processes_share_an_epoch_without_loss_or_repetition(world_size: int, sh
 def test_shift_moves_by_at_most_one_pixel_and_fills() -> None:
     images = torch.zeros(200, 1, 8, 8)
     images[:, :, 3, 4] = 1
-    shifted = random_shift(images, torch.Generator().manual_seed(0), pixels=1, fill=-2.0)
+    shifted = RandomCrop(1, -2.0)(images, torch.Generator().manual_seed(0))
     rows, columns = (shifted == 1).flatten(1).float().argmax(1) // 8, (shifted == 1).flatten(1).float().argmax(1) % 8
     assert set(rows.tolist()) == {2, 3, 4}
     assert set(columns.tolist()) == {3, 4, 5}

@@ -28,10 +28,12 @@ LAYERS = {
     "environment": set(),
     "summary": {"layers", "quantizers"},
     "models": set(),
-    "data": set(),
+    "files": set(),
+    "data": {"files"},
     "bench": {"convert", "schemes", "models", "environment"},
     "training": {
         *("optim", "steps", "convert", "layers", "summary", "schemes", "models", "data", "environment", "quantizers"),
+        "files",
     },
     "cli": {"bench", "schemes"},
 }

@@ -8,10 +8,19 @@ The contract a data module keeps, and all that the training side asks of it:
 - the order of the pictures and their augmentation are a function of (seed, epoch) alone, so that a resumed run sees
   what an uninterrupted one would have seen; under DDP the ranks share out each epoch without loss or repetition.
 
-`TensorLoader` and `EpochOrder` give the last point to every data set that fits into memory.
+`PicturesDataModule` gives the last two points to every data set that fits into memory.
 """
 
+from .augment import Augment as Augment
+from .augment import Cutout as Cutout
+from .augment import Normalize as Normalize
+from .augment import RandomCrop as RandomCrop
+from .augment import RandomFlip as RandomFlip
+from .cifar import CIFARDataModule as CIFARDataModule
 from .digits import DigitsDataModule as DigitsDataModule
+from .image_folder import BrokenPictureError as BrokenPictureError
+from .image_folder import ImageFolderDataModule as ImageFolderDataModule
 from .loader import EpochOrder as EpochOrder
 from .loader import TensorLoader as TensorLoader
-from .loader import random_shift as random_shift
+from .pictures import Pictures as Pictures
+from .pictures import PicturesDataModule as PicturesDataModule

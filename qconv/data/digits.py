@@ -1,12 +1,13 @@
 """scikit-learn's handwritten digits: 1,797 real pictures of 8×8 pixels, shipped inside the package."""
 
-from functools import partial
+from collections.abc import Sequence
 
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
-from .loader import EpochOrder, TensorLoader, random_shift
+from .augment import Augment, RandomCrop
+from .loader import EpochOrder, TensorLoader
 
 Split = tuple[Tensor, Tensor]
 
@@ -52,8 +53,7 @@ class DigitsDataModule(LightningDataModule):
 
     def train_dataloader(self) -> TensorLoader:
         """Shuffled and augmented by (seed, epoch)."""
-        augment = partial(random_shift, pixels=self.shift, fill=self.background) if self.shift else None
-        return self._loader("train", augment=augment, shuffle=True)
+        return self._loader("train", augment=(RandomCrop(self.shift, self.background),), shuffle=True)
 
     def val_dataloader(self) -> TensorLoader:
         """All 240 validation pictures as they are."""
@@ -63,7 +63,7 @@ class DigitsDataModule(LightningDataModule):
         """All 360 test pictures as they are."""
         return self._loader("test")
 
-    def _loader(self, split: str, *, augment=None, shuffle: bool = False) -> TensorLoader:
+    def _loader(self, split: str, *, augment: Sequence[Augment] = (), shuffle: bool = False) -> TensorLoader:
         images, labels = self.splits[split]
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         order = EpochOrder(

@@ -1,12 +1,11 @@
 """Batches of a data set that lies in memory: indexed as whole tensors, ordered by (seed, epoch) alone."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-Augment = Callable[[Tensor, torch.Generator], Tensor]
+from .augment import Augment
 
 
 class EpochOrder:
@@ -59,7 +58,7 @@ class EpochOrder:
 
 
 class TensorLoader:
-    """Batches `(images[i], labels[i])` in the order of `sampler`, augmented batch by batch.
+    """Batches `(images[i], labels[i])` in the order of `sampler`, augmented and then normalized batch by batch.
 
     It is a plain iterable: `torch.utils.data.DataLoader` would collate sample by sample. Lightning finds `set_epoch`
     through the attribute `sampler`, and wants `batch_sampler` beside it, None as of a DataLoader with batch_size=None.
@@ -67,8 +66,16 @@ class TensorLoader:
 
     batch_sampler = None
 
-    def __init__(self, images: Tensor, labels: Tensor, sampler: EpochOrder, augment: Augment | None = None) -> None:
-        self.images, self.labels, self.sampler, self.augment = images, labels, sampler, augment
+    def __init__(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        sampler: EpochOrder,
+        augment: Sequence[Augment] = (),
+        normalize: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.images, self.labels, self.sampler = images, labels, sampler
+        self.augment, self.normalize = tuple(augment), normalize
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -76,16 +83,8 @@ class TensorLoader:
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         generator = self.sampler.generator(1 + self.sampler.rank)
         for indices in self.sampler:
+            indices = indices.to(self.images.device)
             images = self.images[indices]
-            if self.augment is not None:
-                images = self.augment(images, generator)
-            yield images, self.labels[indices]
-
-
-def random_shift(images: Tensor, generator: torch.Generator, *, pixels: int, fill: float) -> Tensor:
-    """Shift each picture by up to `pixels` in both directions; what comes in at the border is `fill`."""
-    n, _, height, width = images.shape
-    padded = F.pad(images, (pixels,) * 4, value=fill)
-    windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2 pixels + 1, 2 pixels + 1, H, W)
-    down, right = torch.randint(0, 2 * pixels + 1, (2, n), generator=generator)
-    return windows[torch.arange(n), :, down, right]
+            for augment in self.augment:
+                images = augment(images, generator)
+            yield images if self.normalize is None else self.normalize(images), self.labels[indices]

@@ -7,7 +7,7 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 
-from .checkpoint_io import atomic_file
+from ..files import atomic_file
 
 
 class Checkpoints(Checkpoint):

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from .checkpoint_io import atomic_file
+from ..files import atomic_file
 
 TRAIN, VAL, GREY = "#4c72b0", "#dd5f32", "#6b6b6b"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from .checkpoint_io import atomic_file
+from ..files import atomic_file
 from .curves import draw_curves
 
 Row = dict[str, float]

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..environment import commit, machine, versions
+from ..files import atomic_file
 from ..summary import Summary
-from .checkpoint_io import atomic_file
 from .compare import call
 
 

@@ -9,8 +9,9 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 
 from ..convert import convert
+from ..files import atomic_file
 from ..summary import summarize
-from .checkpoint_io import atomic_file, load_checkpoint
+from .checkpoint_io import load_checkpoint
 from .checkpoints import Checkpoints
 from .classifier import Classifier
 from .compare import check_config, check_tensors

@@ -1,0 +1,249 @@
+"""Any tree of small pictures, `train/<class>/*` and `test/<class>/*`: decoded once, kept in a file."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from PIL import Image
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from ..files import atomic_file
+from .pictures import Pictures, PicturesDataModule
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
+FORMAT = 1  # of the cache file; another number makes another file
+Broken = Literal["fatal", "skip"]
+
+
+class BrokenPictureError(ValueError):
+    """Pictures that cannot be decoded."""
+
+
+class Tree(NamedTuple):
+    """A folder of pictures: the names of its classes, and the files of each split with their class."""
+
+    classes: list[str]
+    splits: dict[str, list[tuple[Path, int]]]
+
+
+class ImageFolderDataModule(PicturesDataModule):
+    """Pictures of one size from a tree `train/<class>/*` with `test/<class>/*` or `val/<class>/*` or both.
+
+    With `test` alone, a part of the training pictures validates; with `val` alone, that is the test split; with both
+    each is what it is called. The pictures are decoded once, in parallel, into one file of uint8 tensors in `cache`,
+    named after paths, sizes and times of the tree's files; it is written anew when one of them changes, or when it is
+    damaged. Grey, palette, CMYK and 16-bit pictures become `channels` channels of 8 bits; transparency and EXIF
+    orientation are ignored.
+
+    Args:
+        root: the tree's folder.
+        image_size: side, or (height, width); pictures are resized to cover it and cropped at the centre. None takes the
+            size of the first picture and wants all others to have it.
+        channels: 3, or 1 for grey.
+        broken: what to do with files that are no whole picture: ``"fatal"`` names them in an error, ``"skip"`` leaves
+            them out and says so.
+        cache: folder of the cached files; None is `qconv` in the user's cache folder.
+        options: those of `PicturesDataModule`.
+
+    Raises:
+        FileNotFoundError: `root`, its `train`, or both of `test` and `val` are missing or hold no picture.
+        ValueError: fewer than two classes, classes without training pictures, or an argument out of range.
+        BrokenPictureError: a file that is no picture, or of another size without `image_size`.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        image_size: int | Sequence[int] | None = None,
+        channels: int = 3,
+        broken: Broken = "fatal",
+        cache: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if channels not in (1, 3):
+            raise ValueError(f"channels (={channels}) must be 1 or 3")
+        if broken not in ("fatal", "skip"):
+            raise ValueError(f"broken (={broken!r}) must be 'fatal' or 'skip'")
+        self.root, self.in_channels, self.broken = Path(root).expanduser(), channels, broken
+        self.tree = scan(self.root)
+        self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
+        self.resized = image_size is not None
+        self.image_size = _size(image_size) if image_size is not None else self._first_size()
+        self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {self.resized} {channels} {broken}")
+
+    def prepare_data(self) -> None:
+        """Decode the pictures into the cache, in one process of each machine."""
+        if read_cache(self.cache) is None:
+            self.cache.parent.mkdir(parents=True, exist_ok=True)
+            splits = {name: self._decode(name) for name in self.tree.splits}
+            with atomic_file(self.cache) as file:
+                torch.save({name: tuple(pictures) for name, pictures in splits.items()}, file)
+
+    def read(self) -> dict[str, Pictures]:
+        if not self.cache.is_file():
+            self.prepare_data()
+        found = read_cache(self.cache)
+        if found is None:
+            raise OSError(f"{self.cache} was damaged after it was written")
+        return found
+
+    def _first_size(self) -> tuple[int, int]:
+        for path, _ in self.tree.splits["train"]:
+            try:
+                with Image.open(path) as picture:
+                    return picture.height, picture.width
+            except OSError:  # told, with all others, when they are decoded
+                continue
+        raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is a picture")
+
+    def _decode(self, name: str) -> Pictures:
+        files = self.tree.splits[name]
+        images = torch.empty(len(files), self.in_channels, *self.image_size, dtype=torch.uint8)
+        problems: dict[int, str] = {}
+
+        def decode(index: int) -> None:
+            try:
+                images[index] = read_picture(files[index][0], self.image_size, self.in_channels, self.resized)
+            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+                problems[index] = str(error)
+
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        console = Console(stderr=True)
+        with Progress(console=console, transient=True) as bar, ThreadPoolExecutor(workers) as pool:
+            for _ in bar.track(pool.map(decode, range(len(files))), len(files), description=f"decoding {name}"):
+                pass
+        if problems:
+            told = _told(problems, files)
+            if self.broken == "fatal":
+                raise BrokenPictureError(f"{told}; repair or remove them, or leave them out by data.broken=skip")
+            console.print(f"left out: {told}", highlight=False)
+        kept = torch.tensor([index for index in range(len(files)) if index not in problems], dtype=torch.long)
+        labels = torch.tensor([label for _, label in files])
+        left = Counter(labels[kept].tolist())
+        if name == "train" and (empty := [c for i, c in enumerate(self.classes) if not left[i]]):
+            raise BrokenPictureError(f"class {empty[0]!r} has no whole training picture")
+        return Pictures(images[kept] if problems else images, labels[kept])
+
+
+def scan(root: Path) -> Tree:
+    """The tree below ``root``; hidden files and files that have no picture's suffix are passed over.
+
+    Raises:
+        FileNotFoundError, ValueError: as of `ImageFolderDataModule`.
+    """
+    if not root.is_dir():
+        raise FileNotFoundError(f"data.root (={root}): there is no such folder")
+    names = [name for name in ("train", "val", "test") if (root / name).is_dir()]
+    if "train" not in names or len(names) < 2:
+        raise FileNotFoundError(
+            f"data.root (={root}) must hold train/<class>/* and test/<class>/* (or val); it has "
+            + (", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing")
+        )
+    files = {name: {d.name: _pictures(d) for d in sorted((root / name).iterdir()) if d.is_dir()} for name in names}
+    classes = [name for name, pictures in files["train"].items() if pictures]
+    if len(classes) < 2:
+        raise ValueError(f"data.root (={root}): train has {len(classes)} class with pictures; it must have at least 2")
+    for name in names:
+        only = [other for other, pictures in files[name].items() if pictures and other not in classes]
+        if only:
+            raise ValueError(f"data.root (={root}): class {only[0]!r} is in {name}, but has no training pictures")
+    listed = {
+        name: [(path, index) for index, label in enumerate(classes) for path in files[name].get(label, ())]
+        for name in names
+    }
+    for name, found in listed.items():
+        if not found:
+            raise FileNotFoundError(f"data.root (={root}): {name} has no pictures")
+    if "test" not in listed:
+        listed["test"] = listed.pop("val")
+    return Tree(classes, listed)
+
+
+def read_picture(path: Path, size: tuple[int, int], channels: int, resize: bool) -> Tensor:
+    """The picture at ``path`` as uint8, `(channels, *size)`; resized to cover ``size`` and cropped, if ``resize``.
+
+    Raises:
+        OSError, SyntaxError, ValueError: it is no whole picture, or has another size and ``resize`` is false.
+    """
+    with Image.open(path) as picture:
+        if resize:
+            picture.draft("RGB" if channels == 3 else "L", (size[1], size[0]))  # a large JPEG is decoded smaller
+        picture.load()
+        if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would cut off at 255
+            picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+        elif picture.mode == "F":
+            raise ValueError("its pixels are floating-point numbers")
+        picture = picture.convert("RGB" if channels == 3 else "L")
+        if resize:
+            picture = cover(picture, size)
+        elif (picture.height, picture.width) != size:
+            raise ValueError(
+                f"it has {picture.height}×{picture.width} pixels, not {size[0]}×{size[1]}: give image_size"
+            )
+        pixels = np.asarray(picture)
+    return torch.from_numpy(pixels.copy()).view(*size, channels).permute(2, 0, 1)
+
+
+def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
+    """The picture, resized to cover (height, width) and cropped at the centre."""
+    height, width = size
+    scale = max(height / picture.height, width / picture.width)
+    box_height, box_width = height / scale, width / scale
+    left, top = (picture.width - box_width) / 2, (picture.height - box_height) / 2
+    box = left, top, left + box_width, top + box_height
+    return picture.resize((width, height), Image.Resampling.BILINEAR, box)
+
+
+def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Path:
+    """The file for this tree and these settings: another one when any file's path, size or time is another."""
+    digest = hashlib.blake2b(f"{FORMAT} {settings} {tree.classes}".encode(), digest_size=16)
+    for name, files in tree.splits.items():
+        for path, _ in files:
+            stat = path.stat()
+            digest.update(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qconv"
+    return base.expanduser() / f"{root.resolve().name}-{digest.hexdigest()}.pt"
+
+
+def read_cache(path: Path) -> dict[str, Pictures] | None:
+    """The splits in the cache file; None if there is no whole one.
+
+    It is read, not mapped: a mapped file that someone replaces kills the process.
+    """
+    try:
+        return {name: Pictures(*pictures) for name, pictures in torch.load(path, weights_only=True).items()}
+    except FileNotFoundError:
+        return None
+    except Exception as error:  # noqa: BLE001  # whatever is wrong with it, it is written again
+        Console(stderr=True).print(f"{path} is damaged ({type(error).__name__}) and is made anew", highlight=False)
+        return None
+
+
+def _pictures(folder: Path) -> list[Path]:
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
+    )
+
+
+def _size(size: int | Sequence[int]) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"image_size (={size}) must be a positive side, or (height, width)")
+    return pair
+
+
+def _told(problems: dict[int, str], files: Sequence[tuple[Path, int]], most: int = 5) -> str:
+    shown: Iterable[int] = sorted(problems)[:most]
+    listed = "; ".join(f"{files[index][0]} ({problems[index]})" for index in shown)
+    more = f"; and {len(problems) - most} more" if len(problems) > most else ""
+    return f"{len(problems)} of {len(files)} files are no whole picture: {listed}{more}"

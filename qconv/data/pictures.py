@@ -1,0 +1,119 @@
+"""Data sets that lie in memory as one uint8 tensor a split, on the device that trains."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from pytorch_lightning import LightningDataModule
+from torch import Tensor
+
+from .augment import Augment, Normalize, RandomCrop, RandomFlip, mean_and_std
+from .loader import EpochOrder, TensorLoader
+
+
+class Pictures(NamedTuple):
+    """Pictures `(N, C, H, W)` as uint8, and their classes `(N,)` as int64."""
+
+    images: Tensor
+    labels: Tensor
+
+
+class PicturesDataModule(LightningDataModule):
+    """Pictures in memory: augmented in batches on the device, normalized with mean and deviation of the train split.
+
+    A subclass sets `num_classes`, `in_channels`, `image_size` and `classes` in its constructor and writes `read`. A
+    batch larger than a split is the whole split. The test split is touched by `test_dataloader` alone.
+
+    Args:
+        seed: order and augmentation of the training pictures; the split does not depend on it.
+        batch_size: largest batch of one process.
+        augment: what is done to training pictures, one after another; None is `RandomCrop(4)` and `RandomFlip()`.
+        val_size: how many training pictures validate, a number or a share of them, where the data have no validation
+            split of their own; the same ones for every seed, with the classes in their shares.
+        split_seed: which pictures these are.
+
+    Raises:
+        ValueError: `batch_size` is less than 1, or `val_size` is negative, 0 or not below the number of pictures.
+    """
+
+    num_classes: int
+    in_channels: int
+    image_size: tuple[int, int]
+    classes: Sequence[str]
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        batch_size: int = 128,
+        augment: Sequence[Augment] | None = None,
+        val_size: float = 0.1,
+        split_seed: int = 0,
+    ) -> None:
+        super().__init__()
+        if batch_size < 1:
+            raise ValueError(f"batch_size (={batch_size}) must be at least 1")
+        if val_size <= 0 or (isinstance(val_size, float) and val_size >= 1):
+            raise ValueError(f"val_size (={val_size}) must be a positive number of pictures, or a share below 1")
+        self.seed, self.batch_size = seed, batch_size
+        self.augment = (RandomCrop(4), RandomFlip()) if augment is None else tuple(augment)
+        self.val_size, self.split_seed = val_size, split_seed
+        self.splits: dict[str, Pictures] = {}
+        self.normalize: Normalize | None = None
+
+    def read(self) -> dict[str, Pictures]:
+        """The splits "train" and "test", and "val" if the data have one."""
+        raise NotImplementedError(f"{type(self).__name__} defines no read()")
+
+    def setup(self, stage: str) -> None:
+        """Read and split the pictures, once, and bring them to the device of the trainer."""
+        del stage
+        if self.splits:
+            return
+        splits = self.read()
+        if "val" not in splits:
+            splits["train"], splits["val"] = split(splits["train"], self.val_size, self.split_seed)
+        self.normalize = Normalize(*mean_and_std(splits["train"].images))
+        device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
+        self.splits = {
+            name: Pictures(images.to(device), labels.to(device)) for name, (images, labels) in splits.items()
+        }
+
+    def train_dataloader(self) -> TensorLoader:
+        """Shuffled and augmented by (seed, epoch)."""
+        return self._loader("train", self.augment, shuffle=True)
+
+    def val_dataloader(self) -> TensorLoader:
+        """All validation pictures as they are."""
+        return self._loader("val")
+
+    def test_dataloader(self) -> TensorLoader:
+        """All test pictures as they are."""
+        return self._loader("test")
+
+    def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
+        images, labels = self.splits[name]
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        order = EpochOrder(
+            len(labels), self.batch_size, shuffle=shuffle, seed=self.seed, rank=rank, world_size=world_size
+        )
+        return TensorLoader(images, labels, order, augment, self.normalize)
+
+
+def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Pictures]:
+    """The pictures but ``size`` of them, and those, with the classes in equal shares; each in their stored order.
+
+    Raises:
+        ValueError: ``size`` leaves no picture in one of the two.
+    """
+    images, labels = pictures
+    count = len(labels)
+    taken = round(size * count) if isinstance(size, float) else size
+    if not 0 < taken < count:
+        raise ValueError(f"val_size (={size}) must leave some of the {count} training pictures, and take some")
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    order = order[labels[order].argsort(stable=True)]  # class by class, each shuffled
+    steps = torch.arange(count + 1) * taken // count
+    chosen = torch.zeros(count, dtype=torch.bool)
+    chosen[order[steps[1:] > steps[:-1]]] = True  # every (count / taken)-th
+    return Pictures(images[~chosen], labels[~chosen]), Pictures(images[chosen], labels[chosen])

@@ -1,0 +1,237 @@
+"""Trees of pictures: what is decoded, cached and refused."""
+
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule
+from qconv.data.image_folder import read_picture
+
+Tree = Callable[..., Path]
+
+
+def picture(seed: int, height: int = 8, width: int = 8) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Two classes with six pictures to train and two to test each."""
+    for split, count in (("train", 6), ("test", 2)):
+        for label, name in enumerate(("cat", "dog")):
+            folder = tmp_path / "tree" / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                picture(100 * label + 10 * index + (split == "test")).save(folder / f"{index}.png")
+    return tmp_path / "tree"
+
+
+def made(tree: Path, **options: Any) -> ImageFolderDataModule:
+    data = ImageFolderDataModule(str(tree), cache=str(tree.parent / "cache"), val_size=2, batch_size=4, **options)
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
+def test_what_is_read(tree: Path) -> None:
+    (tree / "train/cat/notes.txt").write_text("no picture")
+    (tree / "train/cat/.hidden.png").write_text("no picture")
+    data = made(tree)
+    assert (data.classes, data.num_classes, data.image_size, data.in_channels) == (["cat", "dog"], 2, (8, 8), 3)
+    assert {name: len(labels) for name, (_, labels) in data.splits.items()} == {"train": 10, "val": 2, "test": 4}
+    assert data.splits["val"].labels.tolist() == [0, 1]
+    assert data.splits["test"].labels.tolist() == [0, 0, 1, 1]
+    expected = torch.from_numpy(np.asarray(picture(11)).copy()).permute(2, 0, 1)
+    assert data.splits["test"].images[1].equal(expected)
+    images, labels = next(iter(data.test_dataloader()))
+    assert (images.dtype, labels.dtype, len(labels)) == (torch.float32, torch.int64, 4)
+    train = torch.cat([images for images, _ in made(tree, augment=()).train_dataloader()])
+    assert train.mean().abs() < 1e-5
+    assert (train.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-5
+
+
+def test_every_training_picture_is_in_one_split(tree: Path) -> None:
+    splits = made(tree).splits
+    found = sorted(bytes(image.numpy()) for name in ("train", "val") for image in splits[name].images)
+    read = [np.asarray(picture(100 * label + 10 * index)) for label in range(2) for index in range(6)]
+    assert found == sorted(bytes(np.ascontiguousarray(pixels.transpose(2, 0, 1))) for pixels in read)
+
+
+def test_val_is_the_test_split_or_its_own(tree: Path) -> None:
+    (tree / "test").rename(tree / "val")
+    assert {name: len(p.labels) for name, p in made(tree).splits.items()} == {"train": 10, "val": 2, "test": 4}
+    (tree / "test/dog").mkdir(parents=True)
+    picture(5).save(tree / "test/dog/0.png")
+    assert {name: len(p.labels) for name, p in made(tree).splits.items()} == {"train": 12, "val": 4, "test": 1}
+
+
+def test_the_cache_is_used_until_a_file_changes(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first = made(tree)
+    stamp = first.cache.stat().st_mtime_ns
+    assert made(tree).cache == first.cache
+    assert first.cache.stat().st_mtime_ns == stamp
+    assert made(tree, channels=1).cache != first.cache
+    picture(999).save(tree / "test/dog/1.png")
+    os.utime(tree / "test/dog/1.png", ns=(1, 1))
+    other = made(tree)
+    assert other.cache != first.cache
+    assert not other.splits["test"].images[3].equal(first.splits["test"].images[3])
+    assert not list(first.cache.parent.glob(".*"))  # no temporary file is left
+    capsys.readouterr()
+    for damage in (b"", b"nonsense", other.cache.read_bytes()[:-200]):
+        other.cache.write_bytes(damage)
+        again = made(tree)
+        assert again.splits["test"].images.equal(other.splits["test"].images)
+        assert "is made anew" in capsys.readouterr().err.replace("\n", " ")
+
+
+MODES: dict[str, Any] = {
+    "L": lambda p: p.convert("L"),
+    "1": lambda p: p.convert("1"),
+    "P": lambda p: p.convert("P"),
+    "LA": lambda p: p.convert("LA"),
+    "RGBA": lambda p: p.convert("RGBA"),
+    "CMYK": lambda p: p.convert("CMYK"),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_other_modes(mode: str, channels: int, tmp_path: Path) -> None:
+    path = tmp_path / ("p.tif" if mode == "CMYK" else "p.png")
+    MODES[mode](picture(1)).save(path)
+    found = read_picture(path, (8, 8), channels, False)
+    with Image.open(path) as opened:
+        expected = np.asarray(opened.convert("L" if channels == 1 else "RGB")).reshape(8, 8, channels)
+    assert found.equal(torch.from_numpy(expected.copy()).permute(2, 0, 1))
+
+
+def test_sixteen_bits_keep_their_range(tmp_path: Path) -> None:
+    levels = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
+    Image.fromarray(levels).save(tmp_path / "p.png")
+    found = read_picture(tmp_path / "p.png", (8, 8), 3, False)
+    assert found.equal(torch.from_numpy((levels >> 8).astype(np.uint8)).expand(3, 8, 8))
+
+
+def test_pictures_are_resized_to_cover(tree: Path) -> None:
+    picture(3, 20, 10).save(tree / "train/cat/0.png")
+    data = made(tree, image_size=(4, 6))
+    assert data.splits["train"].images.shape[1:] == (3, 4, 6)
+    flat = Image.new("RGB", (30, 12), (10, 200, 30))
+    flat.save(tree / "flat.png")
+    assert (read_picture(tree / "flat.png", (5, 5), 3, True) == torch.tensor([10, 200, 30]).view(3, 1, 1)).all()
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+BROKEN: dict[str, Callable[[Path], Any]] = {
+    "truncated": truncated,
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_text("this is no picture"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "another size": lambda path: picture(3, 9, 9).save(path),
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_broken_files_are_named(kind: str, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tree / "train/dog/3.png"
+    BROKEN[kind](path)
+    with pytest.raises(BrokenPictureError, match=r"1 of 12 files are no whole picture: .*dog/3.png .*data.broken=skip"):
+        made(tree)
+    assert not list((tree.parent / "cache").glob("*"))
+    data = made(tree, broken="skip")
+    assert {name: len(labels) for name, (_, labels) in data.splits.items()} == {"train": 9, "val": 2, "test": 4}
+    told = capsys.readouterr().err.replace("\n", "")
+    assert "left out: 1 of 12 files" in told
+    assert "dog/3.png" in told
+
+
+def remove(path: Path) -> None:
+    for file in path.iterdir():
+        file.unlink()
+    path.rmdir()
+
+
+TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
+    "nothing": (lambda tree: tree.rename(tree.parent / "x"), FileNotFoundError, "there is no such folder"),
+    "no train": (
+        lambda tree: (tree / "train").rename(tree / "training"),
+        FileNotFoundError,
+        r"must hold train/<class>/\* and test/<class>/\* \(or val\); it has test, training",
+    ),
+    "no test": (lambda tree: (tree / "test").rename(tree / "exam"), FileNotFoundError, r"must hold train/<class>/\*"),
+    "one class": (
+        lambda tree: [remove(tree / split / "dog") for split in ("train", "test")],
+        ValueError,
+        "train has 1 class with pictures; it must have at least 2",
+    ),
+    "class in test only": (
+        lambda tree: (tree / "test/dog").rename(tree / "test/fox"),
+        ValueError,
+        "class 'fox' is in test, but has no training pictures",
+    ),
+    "empty test": (
+        lambda tree: [remove(tree / "test" / name) for name in ("cat", "dog")],
+        FileNotFoundError,
+        "test has no pictures",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", TREES)
+def test_trees_that_are_none(kind: str, tree: Path) -> None:
+    change, error, message = TREES[kind]
+    change(tree)
+    with pytest.raises(error, match=message):
+        made(tree)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"channels": 4}, r"channels \(=4\) must be 1 or 3"),
+        ({"broken": "ignore"}, r"broken \(='ignore'\) must be 'fatal' or 'skip'"),
+        ({"image_size": 0}, r"image_size \(=0\) must be a positive side"),
+        ({"image_size": (3, 3, 3)}, r"image_size \(=\(3, 3, 3\)\) must be a positive side"),
+    ],
+)
+def test_arguments_out_of_range(options: dict[str, Any], message: str, tree: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(tree, **options)
+
+
+@pytest.mark.parametrize("val_size", [0, -1, 1.0, 12, 0.01])
+def test_validation_leaves_and_takes_some(val_size: float, tree: Path) -> None:
+    with pytest.raises(ValueError, match=r"val_size \(=.*\) must"):
+        ImageFolderDataModule(str(tree), cache=str(tree.parent / "cache"), val_size=val_size).setup("fit")
+
+
+def test_cifar_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FileNotFoundError, match=r"has no whole CIFAR-10, a folder cifar-10-batches-py with all files"):
+        CIFARDataModule(str(tmp_path)).setup("fit")
+    with pytest.raises(ValueError, match=r"num_classes \(=20\) must be 10 or 100"):
+        CIFARDataModule(str(tmp_path), num_classes=20)
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    pixels = np.random.default_rng(0).integers(0, 256, (6, 20, 3 * 32 * 32), dtype=np.uint8)
+    for index, name in enumerate([*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]):
+        (folder / name).write_bytes(pickle.dumps({"data": pixels[index], "labels": [i % 10 for i in range(20)]}))
+    (folder / "batches.meta").write_bytes(pickle.dumps({"label_names": list("abcdefghij")}))
+    monkeypatch.setattr("torchvision.datasets.cifar.check_integrity", lambda *_: True)
+    data = CIFARDataModule(str(tmp_path), val_size=30, batch_size=7)
+    data.prepare_data()
+    data.setup("fit")
+    assert {name: len(labels) for name, (_, labels) in data.splits.items()} == {"train": 70, "val": 30, "test": 20}
+    assert data.splits["val"].labels.bincount().tolist() == [3] * 10
+    assert data.splits["test"].images[3].flatten().equal(torch.from_numpy(pixels[5, 3]))
+    assert data.classes[9] == "j"
