@@ -165,13 +165,18 @@ def to_float(model: Model) -> Model:
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """The state dict that the float twin of the model loads: without the learned tensors of quantizers."""
-    learned = tuple(
+    learned = quantizer_prefixes(model)
+    return {key: value for key, value in model.state_dict().items() if not key.startswith(learned)}
+
+
+def quantizer_prefixes(model: nn.Module) -> tuple[str, ...]:
+    """How the names of the tensors of quantizers begin, a prefix for each quantizer of each quantized layer."""
+    return tuple(
         f"{name}.{child}." if name else f"{child}."
         for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, QuantizedLayer)
         for child in ("input_quantizer", "weight_quantizer", "grad_quantizer")
     )
-    return {key: value for key, value in model.state_dict().items() if not key.startswith(learned)}
 
 
 def _quantized() -> dict[type[nn.Module], type[QuantizedLayer]]:

@@ -211,8 +211,12 @@ def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
         ("optimizer=bop", "scheduler=constant", "model.width=4"),
         ("scheme=lsq", "first_last=w8a8", "grad_quantizer=int8stochastic", "model.width=4"),
         ("first_last={_target_:qconv.schemes.minmax}", "model.width=4"),
+        (
+            *("loss=distillation", "loss.teacher={_target_:qconv.models.small_cnn,width:4}", "model.width=4"),
+            *("scheduler=steps", "optimizer=sgd", "optimizer.rules={norms:{weight_decay:0}}", "reestimate_bn=true"),
+        ),
     ],
-    ids=["groups", "skip", "experiment", "bop", "bits", "first_last"],
+    ids=["groups", "skip", "experiment", "bop", "bits", "first_last", "recipe"],
 )
 def test_other_choices_train(overrides: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = program.train(config(*overrides, *SMALL, f"run_dir={tmp_path}"))

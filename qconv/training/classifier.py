@@ -13,10 +13,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..optim import ModelOptimizer
 from ..steps import after_every_step
+from .losses import CrossEntropy
 
 Batch = tuple[Tensor, Tensor]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer] | ModelOptimizer
 MakeScheduler = Callable[..., LRScheduler]
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class Classifier(LightningModule):
@@ -32,6 +34,8 @@ class Classifier(LightningModule):
         scheduler: builds the schedule from `(optimizer, total_steps=…)`, see `qconv.training.schedules`; None keeps the
             learning rate.
         config: plain dictionary that is stored with every checkpoint; `check_config` compares it.
+        loss: of `(logits, labels, images)`, what is minimized (`qconv.training.losses`); None is cross-entropy, as
+            which validation and test always show.
     """
 
     def __init__(
@@ -40,9 +44,11 @@ class Classifier(LightningModule):
         optimizer: MakeOptimizer,
         scheduler: MakeScheduler | None = None,
         config: dict[str, Any] | None = None,
+        loss: Loss | None = None,
     ) -> None:
         super().__init__()
         self.model = model
+        self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config
 
@@ -98,7 +104,7 @@ class Classifier(LightningModule):
     def _step(self, split: str, batch: Batch) -> Tensor:
         images, labels = batch
         logits = self(images)
-        loss = F.cross_entropy(logits, labels)
+        loss = self.loss(logits, labels, images) if split == "train" else F.cross_entropy(logits, labels)
         accuracy = (logits.detach().argmax(1) == labels).float().mean()
         self._log({f"{split}_loss": loss.detach(), f"{split}_accuracy": accuracy}, len(labels))
         return loss

@@ -25,7 +25,7 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
         if found != asked:
             raise CheckpointError(
                 f"checkpoint {path} was trained with {group} {call(found)}, this run asks for {call(asked)}: "
-                f"add {shlex.join(remedy(group, found, asked))}"
+                f"add {shlex.join(remedy(group, found, asked, stored.get('choices', {}).get(group)))}"
             )
 
 
@@ -54,8 +54,11 @@ def call(node: Any) -> str:
     return f"{node['_target_']}({arguments})"
 
 
-def remedy(group: str, found: Any, asked: Any) -> Iterator[str]:
-    """Command-line words that turn `asked` into `found`; configs are named as the functions they call."""
+def remedy(group: str, found: Any, asked: Any, choice: str | None = None) -> Iterator[str]:
+    """Command-line words that turn `asked` into `found`.
+
+    `choice` is the config that was chosen; where it is not known, configs are named as the functions they call.
+    """
     if found == {}:
         yield f"{group}=none"
         return
@@ -63,7 +66,7 @@ def remedy(group: str, found: Any, asked: Any) -> Iterator[str]:
         yield f"{group}={override(found)}"
         return
     if found["_target_"] != asked.get("_target_"):
-        yield f"{group}={found['_target_'].rpartition('.')[2].lower()}"
+        yield f"{group}={choice or found['_target_'].rpartition('.')[2].lower()}"
         plain = {k: v for k, v in found.items() if not k.startswith("_") and not isinstance(v, dict)}
         yield from (f"{group}.{k}={override(v)}" for k, v in plain.items())
         return

@@ -4,9 +4,11 @@ import time
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+from torch.optim.swa_utils import update_bn
 
 from ..convert import convert
 from ..files import atomic_file
@@ -16,12 +18,13 @@ from .checkpoints import Checkpoints
 from .classifier import Classifier
 from .compare import check_config, check_tensors
 from .history import History
+from .initial_weights import load_weights
 from .result import Evaluation, Result, about_run, write_json
 from .screen import show_model, show_outcome
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
-RUN = (*NETWORK, "data", "seed", "optimizer", "scheduler", "trainer")
+RUN = (*NETWORK, "data", "seed", "loss", "optimizer", "scheduler", "trainer")
 C = TypeVar("C", bound=Callback)
 
 
@@ -40,6 +43,8 @@ def train(cfg: DictConfig) -> Result:
         raise ValueError("trainer: no epoch was validated, so there is no best checkpoint to test")
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
+    if cfg.reestimate_bn:
+        reestimate_batch_norm(classifier, data)
     (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     result = Result(
         **test,
@@ -68,10 +73,17 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     return evaluation
 
 
+def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule) -> None:
+    """Take the running statistics of batch norms anew, as the mean over one epoch of training pictures."""
+    update_bn(data.train_dataloader(), classifier, classifier.device)
+
+
 def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
     """Data, network with optimizer and schedule, and what there is to say about them."""
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
+    if HydraConfig.initialized():
+        config["choices"] = dict(HydraConfig.get().runtime.choices)  # for what is said of a checkpoint that doesn't fit
     data = instantiate(cfg.data)
     model = instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
     scheme = instantiate(cfg.scheme)
@@ -81,10 +93,21 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     if grad is not None and scheme.grad is None:
         scheme = scheme.with_grad(grad)
     convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides, first_last=first_last, grad_quantizer=grad)
+    if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
+        load_weights(model, cfg.init_from)
     table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
     show_model(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
-    return data, Classifier(model, instantiate(cfg.optimizer), instantiate(cfg.scheduler), config), about
+    loss = build_loss(cfg.loss, data.in_channels, data.num_classes)
+    return data, Classifier(model, instantiate(cfg.optimizer), instantiate(cfg.scheduler), config, loss), about
+
+
+def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
+    """The loss; its teacher, if it has one, is a network for these pictures and classes."""
+    if "teacher" not in node:
+        return instantiate(node)
+    teacher = instantiate(node.teacher, in_channels=in_channels, num_classes=num_classes)
+    return instantiate(node, teacher=teacher)
 
 
 def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) -> dict[str, Any]:

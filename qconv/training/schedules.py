@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Callable, Sequence
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -18,21 +19,54 @@ def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.1, final
     Raises:
         ValueError: if `warmup` is not in [0, 1).
     """
-    if not 0 <= warmup < 1:
-        raise ValueError(f"warmup (={warmup}) must be a share of the steps, 0 <= warmup < 1")
+    return _warmed(
+        optimizer, total_steps, warmup, lambda done: final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
+    )
+
+
+def linear(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.0, final: float = 0.0) -> LambdaLR:
+    """Linear warm-up as of `cosine`, then a straight line to `final` times the learning rate at the last step."""
+    return _warmed(optimizer, total_steps, warmup, lambda done: final + (1 - final) * (1 - done))
+
+
+def steps(
+    optimizer: Optimizer, total_steps: int, *, at: Sequence[float], factor: float = 0.1, warmup: float = 0.0
+) -> LambdaLR:
+    """Linear warm-up as of `cosine`; the learning rate is multiplied by `factor` at each share of the steps in `at`.
+
+    The published "x0.1 at epochs 100 and 150 of 200" is ``at=[0.5, 0.75]``.
+
+    Raises:
+        ValueError: shares that do not increase from above 0 to below 1, or `warmup` is not in [0, 1).
+    """
+    if list(at) != sorted(set(at)) or not all(0 < share < 1 for share in at):
+        raise ValueError(f"at (={list(at)}) must be increasing shares of the steps, above 0 and below 1")
+    marks = [round(share * total_steps) for share in at]
+    _check_warmup(warmup)
     rising = round(warmup * total_steps)
-    falling = max(1, total_steps - rising - 1)
-
-    def factor(step: int) -> float:
-        if step < rising:
-            return (step + 1) / rising
-        done = min(1.0, (step - rising) / falling)
-        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done))
-
-    return LambdaLR(optimizer, factor)
+    return LambdaLR(
+        optimizer,
+        lambda step: (step + 1) / rising if step < rising else factor ** sum(step >= mark for mark in marks),
+    )
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:
     """The optimizer's own learning rate throughout."""
     del total_steps
     return LambdaLR(optimizer, lambda step: 1.0)
+
+
+def _check_warmup(warmup: float) -> None:
+    if not 0 <= warmup < 1:
+        raise ValueError(f"warmup (={warmup}) must be a share of the steps, 0 <= warmup < 1")
+
+
+def _warmed(optimizer: Optimizer, total_steps: int, warmup: float, fall: Callable[[float], float]) -> LambdaLR:
+    """The warm-up, then `fall` of the share of the falling steps that are done, from 0 to 1."""
+    _check_warmup(warmup)
+    rising = round(warmup * total_steps)
+    falling = max(1, total_steps - rising - 1)
+    return LambdaLR(
+        optimizer,
+        lambda step: (step + 1) / rising if step < rising else fall(min(1.0, (step - rising) / falling)),
+    )

@@ -1,0 +1,74 @@
+"""What is minimized: modules `(logits, labels, images) -> loss`. Validation and test always measure cross-entropy."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..distillation import distribution_loss
+from .initial_weights import load_weights
+
+
+class CrossEntropy(nn.Module):
+    """Cross-entropy with the labels.
+
+    Args:
+        label_smoothing: share of the target that all classes have alike, from 0 to 1 (arXiv:1512.00567).
+    """
+
+    def __init__(self, label_smoothing: float = 0.0) -> None:
+        super().__init__()
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing (={label_smoothing}) must be from 0 to 1")
+        self.label_smoothing = label_smoothing
+
+    def forward(self, logits: Tensor, labels: Tensor, images: Tensor) -> Tensor:
+        """The mean over the batch."""
+        del images
+        return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+
+
+class Distillation(nn.Module):
+    """``share · T² · distribution_loss(logits, teacher(images), T) + (1 − share) · cross-entropy``.
+
+    ``share=1`` and ``temperature=1`` are ReActNet's (arXiv:2003.03488): the teacher alone, no labels. The teacher runs
+    in evaluation without gradients; it is no part of the state dict, so that checkpoints hold the student alone.
+
+    Args:
+        teacher: a network of the student's classes.
+        weights: file with the teacher's weights, see `load_weights`; None takes them as they are.
+        share: of the teacher in the loss, from 0 to 1.
+        temperature: T of both distributions.
+    """
+
+    def __init__(
+        self, teacher: nn.Module, weights: str | None = None, share: float = 1.0, temperature: float = 1.0
+    ) -> None:
+        super().__init__()
+        if not 0 <= share <= 1:
+            raise ValueError(f"share (={share}) must be from 0 to 1")
+        if not 0 < temperature < float("inf"):
+            raise ValueError(f"temperature (={temperature}) must be positive and finite")
+        if weights is not None:
+            load_weights(teacher, weights)
+        self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, a module is no child
+        self.share, self.temperature = share, temperature
+
+    @property
+    def teacher(self) -> nn.Module:
+        """The network that is imitated."""
+        return self._teacher[0]
+
+    def forward(self, logits: Tensor, labels: Tensor, images: Tensor) -> Tensor:
+        """The mean over the batch."""
+        with torch.no_grad():
+            target = self.teacher(images)
+        if target.shape != logits.shape:
+            raise ValueError(f"teacher gives {tuple(target.shape)} for logits {tuple(logits.shape)}: other classes")
+        loss = self.share * self.temperature**2 * distribution_loss(logits, target, self.temperature)
+        return loss if self.share == 1 else loss + (1 - self.share) * F.cross_entropy(logits, labels)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> "Distillation":
+        self.teacher._apply(fn, recurse)  # it follows to the device
+        return super()._apply(fn, recurse)

@@ -1,0 +1,139 @@
+"""Losses, initial weights, schedules and batch norm statistics: the options of a recipe."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.training import CheckpointError
+from qconv.training.initial_weights import load_weights
+from qconv.training.losses import CrossEntropy, Distillation
+from qconv.training.schedules import cosine, linear, steps
+
+
+def rates(make: Any, total: int, **options: Any) -> list[float]:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    scheduler = make(optimizer, total, **options)
+    found = []
+    for _ in range(total):
+        found.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return found
+
+
+def test_schedules_step_by_step() -> None:
+    assert rates(linear, 5) == [1.0, 0.75, 0.5, 0.25, 0.0]
+    assert rates(linear, 6, warmup=1 / 3, final=0.5) == pytest.approx([0.5, 1.0, 1.0, 5 / 6, 4 / 6, 0.5])
+    assert rates(steps, 8, at=[0.5, 0.75]) == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
+    assert rates(steps, 4, at=[0.5], factor=0.5, warmup=0.5) == [0.5, 1.0, 0.5, 0.5]
+    assert rates(cosine, 5, warmup=0.4) == pytest.approx([0.5, 1.0, 1.0, 0.5, 0.0], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (steps, {"at": [0.5, 0.5]}, r"at \(=\[0.5, 0.5\]\) must be increasing shares"),
+        (steps, {"at": [1.5]}, r"at \(=\[1.5\]\) must be increasing shares"),
+        (steps, {"at": [0.5], "warmup": 1}, r"warmup \(=1\) must be a share"),
+        (linear, {"warmup": -0.1}, r"warmup \(=-0.1\) must be a share"),
+    ],
+)
+def test_schedules_that_are_none(make: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        rates(make, 4, **options)
+
+
+def batch() -> tuple[Tensor, Tensor, Tensor]:
+    return torch.randn(6, 4), torch.randint(0, 4, (6,)), torch.randn(6, 8)
+
+
+def test_label_smoothing() -> None:
+    logits, labels, images = batch()
+    targets = 0.9 * F.one_hot(labels, 4) + 0.1 / 4
+    expected = -(targets * logits.log_softmax(1)).sum(1).mean()
+    torch.testing.assert_close(CrossEntropy(0.1)(logits, labels, images), expected)
+    with pytest.raises(ValueError, match=r"label_smoothing \(=2\) must be from 0 to 1"):
+        CrossEntropy(2)
+
+
+@pytest.mark.parametrize(("share", "temperature"), [(1.0, 1.0), (0.3, 4.0), (0.0, 1.0)])
+def test_distillation_against_its_formula(share: float, temperature: float) -> None:
+    teacher = nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4))
+    before = copy.deepcopy(teacher.state_dict())
+    loss = Distillation(teacher, share=share, temperature=temperature)
+    logits, labels, images = batch()
+    logits.requires_grad_()
+    found = loss.train()(logits, labels, images)
+    target = (teacher(images) / temperature).softmax(1)
+    imitation = -(target * (logits / temperature).log_softmax(1)).sum(1).mean()
+    expected = share * temperature**2 * imitation + (1 - share) * F.cross_entropy(logits, labels)
+    torch.testing.assert_close(found, expected)
+    found.backward()
+    assert logits.grad is not None
+    assert all(parameter.grad is None for parameter in teacher.parameters())
+    assert all(value.equal(before[name]) for name, value in teacher.state_dict().items())  # evaluated, not trained
+    assert not loss.state_dict()
+    assert not list(loss.parameters())
+    assert next(loss.to(torch.float64).teacher.parameters()).dtype == torch.float64
+
+
+def test_distillation_from_another_number_of_classes() -> None:
+    logits, labels, images = batch()
+    with pytest.raises(ValueError, match=r"teacher gives \(6, 5\) for logits \(6, 4\)"):
+        Distillation(nn.Linear(8, 5))(logits, labels, images)
+
+
+def network(scheme: qconv.Scheme | None) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 3, 3))
+    return model if scheme is None else qconv.convert(model, scheme, skip=())
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(2, 2), schemes.shift_ps(), schemes.ttq()], ids=str)
+def test_weights_of_a_float_network(scheme: qconv.Scheme, tmp_path: Path) -> None:
+    source, model = network(None), network(scheme)
+    torch.save(source.state_dict(), tmp_path / "float.pt")
+    load_weights(model, str(tmp_path / "float.pt"))
+    expected = qconv.convert(source, scheme, skip=())
+    assert model[2].quantized_weight().equal(expected[2].quantized_weight())  # pyright: ignore
+
+
+def test_weights_of_the_same_and_of_more_bits(tmp_path: Path) -> None:
+    source = network(schemes.lsq(4, 4))
+    qconv.calibrate(source, [torch.randn(2, 2, 8, 8)])
+    with torch.no_grad():
+        source[0].weight_quantizer.step.mul_(3)  # pyright: ignore
+    torch.save({"state_dict": {f"model.{k}": v for k, v in source.state_dict().items()}}, tmp_path / "four.ckpt")
+    same, fewer = network(schemes.lsq(4, 4)), network(schemes.dorefa(2, 2))
+    for model in (same, fewer):
+        load_weights(model, str(tmp_path / "four.ckpt"))
+        assert model[0].weight.equal(source[0].weight)  # pyright: ignore
+    assert same[0].weight_quantizer.step.equal(source[0].weight_quantizer.step)  # pyright: ignore
+    assert same[2].input_quantizer.calibrated  # pyright: ignore
+
+
+def test_weights_that_do_not_fit(tmp_path: Path) -> None:
+    model, path = network(schemes.bnn()), tmp_path / "weights.pt"
+
+    def fails(state: Any) -> str:
+        torch.save(state, path)
+        with pytest.raises(CheckpointError) as error:
+            load_weights(model, str(path))
+        return str(error.value)
+
+    state = network(None).state_dict()
+    assert "'2.weight' is (5, 4, 3, 3) in it, (3, 4, 3, 3)" in fails(state | {"2.weight": torch.zeros(5, 4, 3, 3)})
+    assert "it has 'fc.weight', which this network has not" in fails(state | {"fc.weight": torch.zeros(1)})
+    assert "'0.bias' is missing" in fails({name: value for name, value in state.items() if name != "0.bias"})
+    assert "neither a checkpoint of train.py nor a state dict" in fails([1, 2])
+    with pytest.raises(CheckpointError, match="there is no such file"):
+        load_weights(model, str(tmp_path / "none.pt"))
+    path.write_bytes(b"nonsense")
+    with pytest.raises(CheckpointError, match="cut off or no checkpoint"):
+        load_weights(model, str(path))
