@@ -94,8 +94,9 @@ def test_what_a_run_leaves_behind(whole: tuple[Path, Any]) -> None:
     folder, result = whole
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == [
-        "checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "curves.png", "metrics.csv", "result.json",
-    ]  # fmt: skip
+        *("checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "curves.png", "diagnostics.csv"),
+        *("diagnostics.png", "metrics.csv", "result.json"),
+    ]
     stored = json.loads((folder / "result.json").read_text())
     wanted = (
         "test_accuracy val_accuracy_best val_accuracy_final epochs seconds scheme model seed commit versions machine"
@@ -149,7 +150,8 @@ def test_a_stopped_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Pa
     assert same_weights(folder, tmp_path / "rest")
     for name in ("test_accuracy", "test_loss", "val_accuracy_best", "val_accuracy_final", "best_epoch", "epochs"):
         assert getattr(resumed, name) == getattr(result, name)
-    assert (tmp_path / "rest/metrics.csv").read_text() == (folder / "metrics.csv").read_text()
+    for name in ("metrics.csv", "diagnostics.csv"):
+        assert (tmp_path / "rest" / name).read_text() == (folder / name).read_text()
     assert load_checkpoint(tmp_path / "rest/checkpoints/best.ckpt")["epoch"] == result.best_epoch
 
 
@@ -170,7 +172,8 @@ def test_a_killed_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Pat
     assert not (tmp_path / "killed/result.json").exists()
     program.train(config(*QUICK, f"run_dir={tmp_path / 'killed'}", f"ckpt_path={last}"))
     assert same_weights(folder, tmp_path / "killed")
-    assert (tmp_path / "killed/metrics.csv").read_text() == (folder / "metrics.csv").read_text()
+    for name in ("metrics.csv", "diagnostics.csv"):
+        assert (tmp_path / "killed" / name).read_text() == (folder / name).read_text()
 
 
 def test_a_finished_run_resumes_to_its_result(whole: tuple[Path, Any], tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """The callbacks, each in a run of a few steps."""
 
+import csv
 from functools import partial
 from pathlib import Path
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from qconv.models import SmallCNN, small_cnn
 from qconv.training import (
     Checkpoints,
     Classifier,
+    Diagnostics,
     FiniteGuard,
     History,
     RandomState,
@@ -24,6 +27,7 @@ from qconv.training import (
     load_checkpoint,
     make_trainer,
 )
+from qconv.training.diagnostics import FIGURES, of_input
 from qconv.training.history import write_csv
 from qconv.training.schedules import constant, cosine
 
@@ -226,3 +230,46 @@ def test_memory_is_kept_on_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keep_freed_memory() == (platform.libc_ver()[0] == "glibc")
     monkeypatch.setattr(platform, "libc_ver", lambda: ("", ""))
     assert keep_freed_memory() is False
+
+
+def test_diagnostics_of_a_run(tmp_path: Path) -> None:
+    module = classifier()
+    trainer(Diagnostics(tmp_path), epochs=2).fit(module, datamodule=DigitsDataModule(batch_size=256))
+    with (tmp_path / "diagnostics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["epoch"], row["layer"]) for row in rows] == [
+        (str(epoch), f"blocks.{index}.conv") for epoch in range(2) for index in (1, 2, 3)
+    ]
+    for row in rows:
+        assert set(row) == {"epoch", "layer", "step", *FIGURES}
+        assert all(0 <= float(row[name]) <= 1 for name in FIGURES)
+        assert float(row["step"]) == 1
+    assert (tmp_path / "diagnostics.png").read_bytes().startswith(b"\x89PNG")
+    for row, later in zip(rows[:3], rows[3:], strict=True):
+        assert float(later["weights_never_flipped"]) <= float(row["weights_never_flipped"])
+
+
+def test_diagnostics_count_what_they_say(tmp_path: Path) -> None:
+    layer = qconv.QConv2d(4, 2, 1, scheme=schemes.bwn())
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.5, -0.5, 0.5, 0.5], [0.5, -1.5, -1.5, 0.0]]).view(2, 4, 1, 1))
+    module = nn.Module()
+    module.model = layer  # pyright: ignore[reportAttributeAccessIssue]
+    callback = Diagnostics(tmp_path)
+    fake = SimpleNamespace(is_global_zero=True, current_epoch=0, global_step=1, loggers=[])
+    callback.on_fit_start(cast(Trainer, fake), cast(Any, module))
+    with torch.no_grad():
+        layer.weight[0, 0] *= -1
+        layer.weight[1, :2] *= -1
+    callback.on_train_epoch_end(cast(Trainer, fake), cast(Any, module))
+    (row,) = callback.rows
+    assert row["flip_rate"] == 3 / 8
+    assert row["weights_never_flipped"] == 5 / 8
+    w, w_q = layer.weight.detach().flatten(), layer.quantized_weight().flatten()
+    scale = (w * w_q).sum() / w_q.square().sum()
+    assert row["weight_error"] == pytest.approx(float((scale * w_q - w).square().sum() / w.square().sum()), rel=1e-5)
+    assert row["step"] == pytest.approx((0.75 + 0.875) / 2)
+    bnn = qconv.QConv2d(4, 2, 1, scheme=schemes.bnn())
+    input = torch.tensor([[0.5, 2.0, -3.0, 0.1], [-0.5, 0.2, -0.3, 0.1]]).view(2, 4, 1, 1)
+    found = of_input(bnn, input)
+    assert (found["inputs_saturated"], found["inputs_dead"]) == (2 / 8, 3 / 4)

@@ -6,6 +6,7 @@ from .checkpoint_io import load_checkpoint as load_checkpoint
 from .checkpoints import Checkpoints as Checkpoints
 from .classifier import Classifier as Classifier
 from .curves import draw_curves as draw_curves
+from .diagnostics import Diagnostics as Diagnostics
 from .finite_guard import FiniteGuard as FiniteGuard
 from .history import History as History
 from .memory import keep_freed_memory as keep_freed_memory
