@@ -5,10 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from .layers import QuantizedLayer
 from .quantizers import Identity, Quantizer
+from .quantizers.numbers import check_whole
+from .quantizers.processes import sum_over_processes
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 512) -> list[str]:
@@ -16,8 +19,9 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
 
     The model runs in evaluation mode without gradients, quantized weights on inputs that are not quantized, so that no
     layer is calibrated behind one that is not yet. Then each quantizer takes what its layer has seen. Under
-    `torch.distributed` every process gives its own batches, and all get the mean. Without this call a layer calibrates
-    itself with its first training batch. Call it before ``torch.compile``.
+    `torch.distributed` every process calls it with its own batches, as many as it has, and all get the mean over those
+    with data. Without this call a layer calibrates itself with its first training batch. Call it before
+    ``torch.compile``.
 
     Args:
         model: is run as it is; its mode, hooks and buffers come back unchanged.
@@ -28,9 +32,10 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         The names of the layers whose quantizers were set; empty if none needs data.
 
     Raises:
-        ValueError: no batch, ``max_samples`` less than 1, or NaN or inf in the input of a layer, which is named.
+        ValueError: no batch, or none with a sample; ``max_samples`` no whole number or less than 1; NaN or inf in the
+            input of a layer, which is named. In all processes, if in one; no quantizer is set then.
     """
-    if max_samples < 1:
+    if check_whole("max_samples", max_samples) < 1:
         raise ValueError(f"max_samples (={max_samples}) must be at least 1")
     layers = {
         name: module
@@ -39,8 +44,11 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     }
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     quantizers = {name: layer.input_quantizer for name, layer in layers.items()}
-    handles = [_record(layer, seen[name], max_samples) for name, layer in layers.items()]
+    empty: list[Tensor] = []
+    handles = [_record(layer, seen[name], empty, max_samples) for name, layer in layers.items()]
     modes = {module: module.training for module in model.modules()}
+    # DDP's own forward waits for all processes, and one may have fewer batches than another.
+    forward = model.module if isinstance(model, DistributedDataParallel) else model
     count = 0
     try:
         for layer in layers.values():
@@ -48,7 +56,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         model.eval()
         with torch.no_grad():
             for batch in batches if layers else ():
-                model(batch[0] if isinstance(batch, tuple | list) else batch)
+                forward(batch[0] if isinstance(batch, tuple | list) else batch)
                 count += 1
     finally:
         for handle in handles:
@@ -57,13 +65,21 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
             layer.input_quantizer = quantizers[name]
         for module, training in modes.items():
             module.training = training
-    if layers and not count:
+    if not layers:
+        return []
+    device = next(iter(layers.values())).weight.device
+    count, empties, *kept = sum_over_processes([count, len(empty), *(len(inputs) for inputs in seen.values())], device)
+    if not count:
         raise ValueError("batches must hold at least one batch")
-    for name, inputs in seen.items():
-        _check_finite(name, inputs)
-    reached = [name for name, inputs in seen.items() if inputs]
-    for name in reached:
-        layers[name].calibrate_(torch.cat(seen[name]))
+    if empties and not any(kept):
+        raise ValueError(f"batches must hold at least one sample: all {count} are empty")
+    wrong = sum_over_processes([not _is_finite(inputs) for inputs in seen.values()], device)
+    for name, is_wrong in zip(layers, wrong, strict=True):
+        if is_wrong:
+            raise ValueError(f"the input of layer '{name}' has NaN or inf: nothing can be calibrated with it")
+    reached = [name for name, number in zip(layers, kept, strict=True) if number]
+    for name in reached:  # by all processes, also those whose own batches did not reach the layer
+        layers[name].calibrate_(torch.cat(seen[name]) if seen[name] else layers[name].weight.new_empty(0))
     return reached
 
 
@@ -71,15 +87,16 @@ def _needs_data(quantizer: Quantizer) -> bool:
     return any("calibrated" in module.__dict__ for module in quantizer.modules())
 
 
-def _record(layer: QuantizedLayer, inputs: list[Tensor], max_samples: int) -> RemovableHandle:
+def _record(layer: QuantizedLayer, inputs: list[Tensor], empty: list[Tensor], max_samples: int) -> RemovableHandle:
     def hook(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         left = max_samples - sum(len(input) for input in inputs)
-        if left > 0 and len(args[0]):
+        if not len(args[0]):
+            empty.append(args[0])
+        elif left > 0:
             inputs.append(args[0][:left].clone())
 
     return layer.register_forward_pre_hook(hook)
 
 
-def _check_finite(name: str, inputs: list[Tensor]) -> None:
-    if not all(bool(input.isfinite().all()) for input in inputs):
-        raise ValueError(f"the input of layer '{name}' has NaN or inf: nothing can be calibrated with it")
+def _is_finite(inputs: list[Tensor]) -> bool:
+    return all(bool(input.isfinite().all()) for input in inputs)

@@ -275,7 +275,7 @@ FORMULAS: dict[str, tuple[Callable[..., Quantizer], Formula, str]] = {
     "BiRealWeight(paper)": (partial(BiRealWeight, "paper"), detached_formula, "HardClip"),
     "IRNetWeight": (IRNetWeight, irnet_formula, "EDE"),
     "ReCUWeight": (ReCUWeight, recu_formula, "Straight"),
-    "AdaBinWeight": (AdaBinWeight, adabin_formula, "EDE"),
+    "AdaBinWeight": (partial(AdaBinWeight, surrogate=EDE), adabin_formula, "EDE"),
     "ReSTEWeight": (ReSTEWeight, reste_formula, "ReSTE"),
     "ReActNetInput": (ReActNetInput, reactnet_formula, "ApproxSign"),
     "ReCUInput": (ReCUInput, recu_input_formula, "ApproxSign"),

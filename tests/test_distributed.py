@@ -1,7 +1,15 @@
-"""Two gloo processes under DistributedDataParallel give the gradients of one process on the joined batch."""
+"""Two gloo processes under DistributedDataParallel do what one process does on the joined batch.
 
+Rank 1 starts with another seed, so whatever is equal in the end was handed out, or never depended on the rank. The
+joined batch has the samples of rank 0 and rank 1 in turn; the loss is a mean, as DDP's average of gradients assumes.
+"""
+
+import copy
 import os
 import socket
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,75 +17,488 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import qconv
-from qconv import schemes
+from qconv import Scheme, schemes
+from qconv.layers import QuantizedLayer
+from qconv.quantizers import (
+    EDE,
+    INQ,
+    LSQ,
+    DoReFaGradient,
+    Identity,
+    Int8Stochastic,
+    LSQInput,
+    Quantizer,
+    ReCUWeight,
+    ReSTE,
+    ShiftPS,
+    ShiftQ,
+    Sign,
+    Stages,
+)
 
-METHODS: dict[str, Any] = {
-    "bnn": schemes.bnn,
-    "xnor": schemes.xnor,
-    "shift_q": schemes.shift_q,
-    "shift_ps": schemes.shift_ps,
+State = dict[str, Tensor]
+
+STOCHASTIC_WEIGHT = partial(Sign, stochastic=True, sharded=False)
+RANDOM: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        schemes.bnn(stochastic=True),
+        schemes.shift_q(rounding="stochastic"),
+        schemes.shift_ps(rounding="stochastic"),
+        schemes.dorefa(2, 3, grad_bits=6),
+        schemes.minmax(4, 4, input_symmetric=True).with_grad(Int8Stochastic),
+        Scheme("random", partial(Sign, stochastic=True), STOCHASTIC_WEIGHT, DoReFaGradient),
+    )
 }
+"""Those that draw random numbers."""
+JOINED: dict[str, Scheme] = RANDOM | {
+    scheme.name: scheme
+    for scheme in (
+        schemes.bnn(),
+        schemes.xnor(),
+        schemes.xnorpp(),
+        schemes.reactnet(),
+        schemes.irnet(),
+        schemes.recu(),
+        schemes.adabin(),
+        schemes.reste(),
+        schemes.twn(),
+        schemes.ttq(),
+        schemes.inq(),
+        schemes.shift_q(),
+        schemes.shift_ps(),
+        schemes.apot(),
+        schemes.dorefa(2, 3),
+        schemes.pact(alpha=0.5),  # so low that inputs lie above it: they are alpha's gradient
+        schemes.lsq(signed_input=True),
+        schemes.lsq(1, 1, signed_input=True, per_channel=True),
+        schemes.lsq_plus(),
+        schemes.n2uq(),
+        schemes.dsq(),
+        schemes.minmax(),
+        schemes.percentile(4, 4, 90.0),
+    )
+}
+"""Those whose gradient is a function of each sample and of the learned tensors."""
+METHODS: dict[str, Scheme] = JOINED | {
+    scheme.name: scheme
+    for scheme in (
+        # What these take from the batch depends on how it is cut: the number of elements, the largest one.
+        schemes.lsq(signed_input=True, grad_scale="numel"),
+        schemes.fp8(grad_format="e5m2"),
+    )
+}
+CALIBRATED = [name for name, scheme in METHODS.items() if not scheme.input().calibrated]
 
 
-def network(method: str) -> nn.Sequential:
-    torch.manual_seed(3)
-    scheme = METHODS[method]()
-    return nn.Sequential(
+def stages(*parts: tuple[float, Callable[[], Quantizer]]) -> partial[Stages]:
+    return partial(Stages, parts)
+
+
+SCHEDULES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        schemes.irnet(),
+        schemes.adabin(),
+        schemes.recu(),
+        schemes.reste(),
+        schemes.inq(portions=(0.3, 0.6, 1.0)),
+        Scheme("input first", partial(Sign, EDE), stages((0, Identity), (0.5, partial(Sign, ReSTE)))),
+        Scheme(
+            "fewer bits",
+            stages((0, partial(LSQInput, 4, signed=True)), (0.5, partial(LSQInput, 2, signed=True))),
+            stages((0, partial(LSQ, 4)), (0.5, partial(LSQ, 2)), (0.8, INQ)),
+        ),
+        Scheme("random at last", stages((0, Identity), (0.5, partial(Sign, stochastic=True))), STOCHASTIC_WEIGHT),
+    )
+}
+PROGRESS = 0.0, 0.4, 0.4, 0.5, 0.5, 0.8, 1.0
+"""At each step; it is set where it changes, as at the start of an epoch."""
+CUTS = 2, 4
+"""Steps after which a run goes on from what was saved: in the middle of an epoch, where nothing sets the progress."""
+
+
+def network(scheme: Scheme, seed: int = 3) -> nn.Sequential:
+    torch.manual_seed(seed)
+    model = nn.Sequential(
         qconv.QConv2d(2, 4, 3, padding=1, scheme=scheme), nn.Flatten(), qconv.QLinear(4 * 25, 3, scheme=scheme)
-    ).double()
+    )
+    for module in model.modules():
+        if isinstance(module, ShiftPS):  # starts at whole numbers, which stochastic rounding leaves as they are
+            nn.init.uniform_(module.shift, -3, 0)
+            nn.init.uniform_(module.sign, -1, 1)
+    return model.double()
 
 
-def pictures() -> torch.Tensor:
+def pictures() -> Tensor:
     return torch.randn(8, 2, 5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+
+
+def shard(rank: int) -> Tensor:
+    return pictures()[rank::2]
+
+
+def state_of(model: nn.Module) -> State:
+    """A copy; Python's numbers are in it as tensors (``calibrated``, the stage)."""
+    return copy.deepcopy(model.state_dict())
+
+
+def layers(model: nn.Module) -> list[QuantizedLayer]:
+    return [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    optimizer = torch.optim.SGD((p for p in model.parameters() if p.requires_grad), lr=0.05, momentum=0.9)
+    qconv.after_every_step(optimizer, model)
+    return optimizer
+
+
+def first_step(model: nn.Module, forward: nn.Module, input: Tensor) -> dict[str, State]:
+    """The state that the first forward leaves, the gradients, and the state after the step."""
+    optimizer = optimizer_of(model)
+    loss = forward(input).square().mean()
+    calibrated = state_of(model)
+    loss.backward()
+    grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    optimizer.step()
+    return {"calibrated": calibrated, "grads": grads, "after": state_of(model)}
+
+
+def batches(rank: int) -> list[Tensor]:
+    """For `qconv.calibrate`: a rank may have more of them than another."""
+    return list(shard(rank).split(4 - rank))
+
+
+def draws(model: nn.Module, inputs: Tensor) -> list[dict[str, Tensor]]:
+    """What the quantizers give for the same values in three steps."""
+    steps = []
+    for _ in range(3):
+        steps.append({})
+        for name, quantizer in model.named_modules():
+            if isinstance(quantizer, Sign | DoReFaGradient | Int8Stochastic | ShiftQ | ShiftPS):
+                layer: Any = model.get_submodule(name.rpartition(".")[0])
+                x = layer.weight.detach() if name.endswith("weight_quantizer") else inputs
+                steps[-1][name] = quantizer.quantize(x, *quantizer.tensors()).detach()
+        qconv.after_step(model)
+    return steps
+
+
+class Recomputed(nn.Module):
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input: Tensor) -> Tensor:
+        return checkpoint(self.model, input, use_reentrant=False)
+
+
+def scheduled(
+    model: nn.Module, wrapped: Callable[[nn.Module], nn.Module], input: Tensor, start: Any = None
+) -> Iterator[tuple[State, Any]]:
+    """The model's and the optimizer's state after each step, or after those since ``start``."""
+    done, state, optimizer_state = (0, None, None) if start is None else start
+    if state is not None:
+        model.load_state_dict(state)
+    forward, optimizer = wrapped(model), optimizer_of(model)
+    if optimizer_state is not None:
+        optimizer.load_state_dict(optimizer_state)
+    for step in range(done, len(PROGRESS)):
+        if step == 0 or PROGRESS[step] != PROGRESS[step - 1]:
+            qconv.set_progress(model, PROGRESS[step])
+        optimizer.zero_grad()
+        forward(input).square().mean().backward()
+        optimizer.step()
+        yield state_of(model), copy.deepcopy(optimizer.state_dict())
+
+
+def outcome(call: Callable[[], object]) -> str:
+    try:
+        call()
+    except (ValueError, RuntimeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return "done"
+
+
+def train_methods(rank: int) -> dict[str, Any]:
+    found = {}
+    for name, scheme in METHODS.items():
+        model = network(scheme, 3 + rank)
+        qconv.set_progress(model, 0.5)
+        found[name] = first_step(model, DistributedDataParallel(model), shard(rank))
+    return found
+
+
+def calibrate_by_hand(rank: int, given: Callable[[int], list[Tensor]]) -> dict[str, Any]:
+    found = {}
+    for name in CALIBRATED:
+        model = network(METHODS[name], 3 + rank)
+        names = qconv.calibrate(DistributedDataParallel(model), given(rank))
+        found[name] = names, state_of(model)
+    return found
+
+
+def draw(rank: int) -> dict[str, Any]:
+    found = {}
+    for name, scheme in RANDOM.items():
+        model = network(scheme, 3 + rank)
+        DistributedDataParallel(model)  # hands out the keys
+        found[name] = draws(model, shard(rank))
+    return found
+
+
+def recompute(rank: int) -> dict[str, Any]:
+    found = {}
+    for name in (*RANDOM, *CALIBRATED):
+        plain, recomputed = (network(METHODS[name], 3 + rank) for _ in range(2))
+        found[name] = (
+            first_step(plain, DistributedDataParallel(plain), shard(rank)),
+            first_step(recomputed, DistributedDataParallel(Recomputed(recomputed)), shard(rank)),
+        )
+    return found
+
+
+def follow_schedules(rank: int) -> dict[str, Any]:
+    """Each schedule to its end, and again from what rank 0 had saved at the `CUTS`."""
+    found = {}
+    for name, scheme in SCHEDULES.items():
+        run = list(scheduled(network(scheme, 3 + rank), DistributedDataParallel, shard(rank)))
+        found[name] = {"run": [state for state, _ in run]}
+        for done in CUTS:
+            start: list[Any] = [(done, *run[done - 1])]
+            dist.broadcast_object_list(start)
+            fresh = network(scheme, 7 + rank)
+            rest = [state for state, _ in scheduled(fresh, DistributedDataParallel, shard(rank), start[0])]
+            found[name][f"from {done}"] = rest
+    return found
+
+
+def one_rank_without(first: bool, rank: int) -> dict[str, Any]:
+    """Rank 1 has an empty batch: the first of its training, or the only one that it gives `qconv.calibrate`."""
+    empty = shard(1)[:0]
+    if not first:
+        return calibrate_by_hand(rank, lambda rank: [empty] if rank else [shard(0)])
+    found = {}
+    for name in CALIBRATED:
+        model = network(METHODS[name], 3 + rank)
+        DistributedDataParallel(model)(empty if rank else shard(0))
+        found[name] = state_of(model)
+    return found
+
+
+def begin_recu(rank: int) -> State:
+    """Starts a stage whose learned tensors start at random numbers."""
+    weight = stages((0, Identity), (0.5, ReCUWeight))
+    model = network(Scheme("recu at last", weight=weight), 3 + rank)
+    DistributedDataParallel(model)
+    qconv.set_progress(model, 0.5)
+    return state_of(model)
+
+
+def bad_batches(rank: int) -> dict[str, str]:
+    """What `qconv.calibrate`, and at last the first training step, say to batches of which rank 1's are wrong."""
+    model = network(METHODS[CALIBRATED[0]])
+    wrong = shard(1).fill_(torch.nan)
+    return {
+        "nan": outcome(lambda: qconv.calibrate(model, [wrong if rank else shard(0)])),
+        "none": outcome(lambda: qconv.calibrate(model, [])),
+        "one has none": outcome(lambda: qconv.calibrate(model, [] if rank else [shard(0)])),
+        "first step": outcome(lambda: network(METHODS[CALIBRATED[0]])(wrong if rank else shard(0))),
+    }
 
 
 def worker(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
-    for method in METHODS:
-        model = network(method)
-        if rank == 1:  # DDP hands out the parameters of rank 0
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.zero_()
-        parallel = DistributedDataParallel(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        qconv.after_every_step(optimizer, model)
-        parallel(pictures()[rank::2]).square().mean().backward()
-        grads = [parameter.grad for parameter in model.parameters()]
-        optimizer.step()
-        torch.save((grads, model.state_dict()), Path(folder) / f"{method}{rank}.pt")
+    # What waits for a process that never comes is an error, soon.
+    dist.init_process_group("gloo", rank=rank, world_size=2, timeout=timedelta(seconds=60))
+    found = {
+        "methods": train_methods(rank),
+        "by hand": calibrate_by_hand(rank, batches),
+        "draws": draw(rank),
+        "recomputed": recompute(rank),
+        "schedules": follow_schedules(rank),
+        "empty by hand": one_rank_without(False, rank),
+        "empty first": one_rank_without(True, rank),
+        "recu": begin_recu(rank),
+        "bad": bad_batches(rank),  # comes last: what one of them leaves waiting ends with the other process
+    }
+    torch.save(found, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two processes found."""
     folder = tmp_path_factory.mktemp("ddp")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.spawn(worker, (port, str(folder)), nprocs=2)  # pyright: ignore[reportPrivateImportUsage]  # documented API
-    return folder
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_two_processes(method: str, folder: Path) -> None:
-    model = network(method)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    qconv.after_every_step(optimizer, model)
-    model(pictures()).square().mean().backward()
-    expected = [parameter.grad for parameter in model.parameters()]
-    optimizer.step()
-    ranks = [torch.load(folder / f"{method}{rank}.pt", weights_only=True) for rank in (0, 1)]
-    for grads, state in ranks:
-        for found, reference in zip(grads, expected, strict=True):
-            torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-14)
-        for found, reference in zip(state.values(), model.state_dict().values(), strict=True):
-            torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-14)
-    for one, other in zip(ranks[0][1].values(), ranks[1][1].values(), strict=True):
+def assert_equal(one: Any, other: Any) -> None:
+    """The same tensors in the same places, in every bit."""
+    assert type(one) is type(other)
+    if isinstance(one, Tensor):
+        assert one.dtype == other.dtype
         assert one.equal(other)
+    elif isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_equal(one[name], other[name])
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other)
+        for first, second in zip(one, other, strict=True):
+            assert_equal(first, second)
+    else:
+        assert one == other
+
+
+def assert_close(found: State, expected: State) -> None:
+    """Up to the rounding of float64, which is that of the largest terms where a sum cancels; whole numbers exactly."""
+    assert found.keys() == expected.keys()
+    floats = [tensor for tensor in expected.values() if tensor.is_floating_point()]
+    atol = 1e-14 * max((tensor.abs().max().item() for tensor in floats), default=0.0)
+    for name, tensor in expected.items():
+        if tensor.is_floating_point():
+            torch.testing.assert_close(
+                found[name], tensor, rtol=1e-12, atol=atol, msg=lambda text, n=name: f"{n}: {text}"
+            )
+        else:
+            assert_equal(found[name], tensor)
+
+
+def mean(states: list[State]) -> State:
+    return {
+        name: torch.stack([state[name] for state in states]).mean(0) if tensor.is_floating_point() else tensor
+        for name, tensor in states[0].items()
+    }
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_both_ranks_have_the_same_state(name: str, ranks: list[dict[str, Any]]) -> None:
+    one, other = (rank["methods"][name] for rank in ranks)
+    assert_equal(one, other)
+    assert all(flag for key, flag in one["after"].items() if key.endswith("calibrated"))
+    assert all(grad.any() for grad in one["grads"].values())  # no tensor is equal because it never moves
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_the_gradients_are_those_of_the_joined_batch(name: str, ranks: list[dict[str, Any]]) -> None:
+    found = ranks[0]["methods"][name]
+    model = network(JOINED[name])
+    qconv.set_progress(model, 0.5)
+    model.load_state_dict(found["calibrated"])
+    expected = first_step(model, model, pictures())
+    assert_equal(expected["calibrated"], found["calibrated"])
+    assert_close(found["grads"], expected["grads"])
+    assert_close(found["after"], expected["after"])
+
+
+def inputs_of(model: nn.Module, input: Tensor) -> list[Tensor]:
+    """What reaches each layer in training."""
+    seen: list[Tensor] = []
+    for layer in layers(model):
+        layer.register_forward_pre_hook(lambda module, args: seen.append(args[0].detach()))
+    model(input)
+    return seen
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_the_first_step_calibrates_with_the_mean_over_the_ranks(name: str, ranks: list[dict[str, Any]]) -> None:
+    state = ranks[0]["methods"][name]["calibrated"]
+    trained = network(METHODS[name])
+    trained.load_state_dict(state)
+    alone = [network(METHODS[name]) for _ in ranks]
+    for rank, model in enumerate(alone):
+        for layer, input in zip(layers(model), inputs_of(copy.deepcopy(trained), shard(rank)), strict=True):
+            layer.input_quantizer.initialize(input)
+    for index, layer in enumerate(layers(trained)):
+        each = [layers(model)[index].input_quantizer.state_dict() for model in alone]
+        assert_close(layer.input_quantizer.state_dict(), mean(each))
+        assert any(not tensor.equal(each[1][key]) for key, tensor in each[0].items())  # the ranks saw other inputs
+
+
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_calibrate_takes_the_mean_over_the_ranks(name: str, ranks: list[dict[str, Any]]) -> None:
+    (names, found), other = (rank["by hand"][name] for rank in ranks)
+    assert_equal((names, found), other)
+    assert names == ["module.0", "module.2"]
+    alone = [network(METHODS[name]) for _ in ranks]
+    for rank, model in enumerate(alone):
+        qconv.calibrate(model, batches(rank))
+    assert_close(found, mean([state_of(model) for model in alone]))
+
+
+@pytest.mark.parametrize("first", [False, True], ids=["by hand", "first"])
+@pytest.mark.parametrize("name", CALIBRATED)
+def test_a_rank_without_data_takes_what_the_other_saw(name: str, first: bool, ranks: list[dict[str, Any]]) -> None:
+    found = [rank["empty first" if first else "empty by hand"][name] for rank in ranks]
+    assert_equal(*found)
+    alone = network(METHODS[name])
+    if first:
+        alone(shard(0))
+        assert_equal(found[0], state_of(alone))
+    else:
+        qconv.calibrate(alone, [shard(0)])
+        assert_equal(found[0][1], state_of(alone))
+
+
+def test_what_is_wrong_on_one_rank_is_an_error_on_both(ranks: list[dict[str, Any]]) -> None:
+    one, other = ({key: text for key, text in rank["bad"].items() if key != "first step"} for rank in ranks)
+    assert one == other
+    assert "ValueError: the input of layer '0' has NaN or inf" in one["nan"]
+    assert "ValueError: batches must hold at least one batch" in one["none"]
+    assert one["one has none"] == "done"
+
+
+def test_what_is_wrong_in_the_first_step_of_one_rank_is_an_error_on_both(ranks: list[dict[str, Any]]) -> None:
+    found = [rank["bad"]["first step"] for rank in ranks]
+    assert all("ValueError: input of QConv2d has NaN or inf" in text for text in found)
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_both_ranks_draw_their_parts_of_one_stream(name: str, ranks: list[dict[str, Any]]) -> None:
+    expected = draws(network(RANDOM[name]), pictures())
+    assert all(expected)
+    for step, (whole, one, other) in enumerate(zip(expected, *(rank["draws"][name] for rank in ranks), strict=True)):
+        for key, values in whole.items():
+            if key.endswith("weight_quantizer"):
+                assert_equal([one[key], other[key]], [values, values])
+            else:
+                assert_equal(torch.stack([one[key], other[key]], 1).flatten(0, 1), values)
+            if network(RANDOM[name]).get_submodule(key).stream is not None:
+                assert all(not before[key].equal(values) for before in expected[:step])
+
+
+@pytest.mark.parametrize("name", [*RANDOM, *CALIBRATED])
+def test_a_recomputed_forward_is_the_same(name: str, ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        plain, recomputed = rank["recomputed"][name]
+        assert_equal(plain, recomputed)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_those_of_one_process(name: str, ranks: list[dict[str, Any]]) -> None:
+    runs = [rank["schedules"][name]["run"] for rank in ranks]
+    assert_equal(*runs)
+    expected = [state for state, _ in scheduled(network(SCHEDULES[name]), lambda model: model, pictures())]
+    for found, reference in zip(runs[0], expected, strict=True):
+        assert_close(found, reference)
+
+
+@pytest.mark.parametrize("done", CUTS)
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_resumed_run_has_the_same_state(name: str, done: int, ranks: list[dict[str, Any]]) -> None:
+    for found in (rank["schedules"][name] for rank in ranks):
+        assert_equal(found[f"from {done}"], found["run"][done:])
+
+
+def test_a_stage_begins_alike_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
+    assert_equal(*(rank["recu"] for rank in ranks))

@@ -395,7 +395,7 @@ def test_func_grad() -> None:
         ),
         (lambda: qconv.QConv2d(4, 4, 3, padding_value=2), ValueError, r"padding_value \(=2\) must be 0, \+1 or -1"),
         (
-            lambda: qconv.QConv2d(4, 4, 3, padding_mode="reflect", padding_value=1),
+            lambda: qconv.QConv2d(4, 4, 3, padding_mode="reflect", padding_value=1, scheme=schemes.bnn()),
             ValueError,
             r"padding_value \(=1\) needs padding_mode='zeros', not 'reflect'",
         ),

@@ -24,16 +24,18 @@ def hashed(index: int, key: int, step: int) -> float:
     return (mix(mix(index ^ mix(key)) ^ mix(step + 0x5851F42D)) >> 8) / 2**24
 
 
-@pytest.mark.parametrize(("key", "step", "first"), [(0, 0, 0), (2**31 - 1, 7, 3), (12345, 10**9, 2**31)])
-def test_numbers_against_python(key: int, step: int, first: int) -> None:
-    found = stochastic.uniform(torch.Size((2, 50)), torch.tensor(key), torch.tensor(step), first, torch.device("cpu"))
+@pytest.mark.parametrize(("key", "step", "rank"), [(0, 0, 0), (2**31 - 1, 7, 1), (12345, 10**9, 2)])
+def test_numbers_against_python(key: int, step: int, rank: int) -> None:
+    shape = torch.Size((4, 5, 10))
+    found = stochastic.uniform(shape, torch.tensor(key), torch.tensor(step), torch.device("cpu"), rank, 3)
     assert found.dtype == torch.float32
-    assert found.flatten().tolist() == [hashed(first + i, key, step) for i in range(100)]
+    samples = [3 * i + rank for i in range(4)]
+    assert found.flatten().tolist() == [hashed(50 * i + j, key, step) for i in samples for j in range(50)]
 
 
 def test_numbers_are_uniform_and_independent() -> None:
     def draw(key: int, step: int) -> Tensor:
-        return stochastic.uniform(torch.Size((100_000,)), torch.tensor(key), torch.tensor(step), 0, torch.device("cpu"))
+        return stochastic.uniform(torch.Size((100_000,)), torch.tensor(key), torch.tensor(step), torch.device("cpu"))
 
     one = draw(1, 0)
     assert one.min() >= 0
@@ -45,14 +47,14 @@ def test_numbers_are_uniform_and_independent() -> None:
 
 
 def test_a_shard_draws_its_part_of_the_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, half = torch.zeros(8, 3), torch.zeros(4, 3)
+    whole = torch.zeros(7, 3)
     inputs, weights = Stream(sharded=True), Stream(sharded=False)
     together = inputs.uniform(whole, *inputs.tensors())
-    alone = weights.uniform(half, *weights.tensors())
+    alone = weights.uniform(whole, *weights.tensors())
     for rank in (0, 1):
-        monkeypatch.setattr(stochastic, "_rank", lambda rank=rank: rank)
-        assert inputs.uniform(half, *inputs.tensors()).equal(together[4 * rank : 4 * rank + 4])
-        assert weights.uniform(half, *weights.tensors()).equal(alone)
+        monkeypatch.setattr(stochastic, "_place", lambda rank=rank: (rank, 2))
+        assert inputs.uniform(whole[rank::2], *inputs.tensors()).equal(together[rank::2])
+        assert weights.uniform(whole, *weights.tensors()).equal(alone)
 
 
 def test_streams_differ_follow_the_seed_and_come_back() -> None:

@@ -20,6 +20,7 @@ from .cifar import CIFARDataModule as CIFARDataModule
 from .digits import DigitsDataModule as DigitsDataModule
 from .image_folder import BrokenPictureError as BrokenPictureError
 from .image_folder import ImageFolderDataModule as ImageFolderDataModule
+from .imagenet import ImageNetDataModule as ImageNetDataModule
 from .loader import EpochOrder as EpochOrder
 from .loader import TensorLoader as TensorLoader
 from .pictures import Pictures as Pictures

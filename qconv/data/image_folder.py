@@ -117,7 +117,7 @@ class ImageFolderDataModule(PicturesDataModule):
             except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
                 problems[index] = str(error)
 
-        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        workers = cores()
         console = Console(stderr=True)
         with Progress(console=console, transient=True) as bar, ThreadPoolExecutor(workers) as pool:
             for _ in bar.track(pool.map(decode, range(len(files))), len(files), description=f"decoding {name}"):
@@ -227,6 +227,11 @@ def read_cache(path: Path) -> dict[str, Pictures] | None:
     except Exception as error:  # noqa: BLE001  # whatever is wrong with it, it is written again
         Console(stderr=True).print(f"{path} is damaged ({type(error).__name__}) and is made anew", highlight=False)
         return None
+
+
+def cores() -> int:
+    """How many threads or processes of this machine may run at once."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _pictures(folder: Path) -> list[Path]:

@@ -11,9 +11,10 @@ from .augment import Augment
 class EpochOrder:
     """The order of one epoch's samples, cut into this rank's batches.
 
-    Each epoch's order is cut into `steps * world_size` parts that differ in size by at most one, and rank r takes every
-    `world_size`-th part from r on. So all ranks take the same number of steps, no sample is lost or repeated, and no
-    batch is a small remainder, whose batch-norm statistics would be noise.
+    Each epoch's order is cut into one part a step, which differ in size by at most one, and rank r takes every
+    `world_size`-th sample of a part from r on, as the streams of `qconv.quantizers.Stream` count them. So all ranks
+    take the same number of steps, no sample is lost or repeated, and no batch is a small remainder, whose batch-norm
+    statistics would be noise.
 
     Args:
         size: number of samples.
@@ -54,7 +55,7 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[Tensor]:
         order = torch.randperm(self.size, generator=self.generator(0)) if self.shuffle else torch.arange(self.size)
-        yield from order.tensor_split(self.steps * self.world_size)[self.rank :: self.world_size]
+        yield from (part[self.rank :: self.world_size] for part in order.tensor_split(self.steps))
 
 
 class TensorLoader:

@@ -101,12 +101,18 @@ class PicturesDataModule(LightningDataModule):
 
 
 def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Pictures]:
-    """The pictures but ``size`` of them, and those, with the classes in equal shares; each in their stored order.
+    """The pictures but ``size`` of them, and those; each in their stored order."""
+    images, labels = pictures
+    chosen = share_out(labels, size, seed)
+    return Pictures(images[~chosen], labels[~chosen]), Pictures(images[chosen], labels[chosen])
+
+
+def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
+    """Which pictures validate: a mask that is True for ``size`` of them (a share, if it is a float), class by class.
 
     Raises:
         ValueError: ``size`` leaves no picture in one of the two.
     """
-    images, labels = pictures
     count = len(labels)
     taken = round(size * count) if isinstance(size, float) else size
     if not 0 < taken < count:
@@ -116,4 +122,4 @@ def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Picture
     steps = torch.arange(count + 1) * taken // count
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[order[steps[1:] > steps[:-1]]] = True  # every (count / taken)-th
-    return Pictures(images[~chosen], labels[~chosen]), Pictures(images[chosen], labels[chosen])
+    return chosen

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from .. import schemes
 from ..function import ExtendedOperation, Operation, Quantizers, quantized_op
 from ..quantizers import Codes, Quantizer
+from ..quantizers.part import Part
+from ..quantizers.processes import sum_over_processes
 from ..schemes import Factory, Scheme
 
 
@@ -146,19 +148,30 @@ class QuantizedLayer(nn.Module):
 
     @torch.no_grad()
     def calibrate_(self, input: Tensor) -> None:
-        """Set the learned tensors of the input's quantizer from ``input``, alike in all processes: to their mean."""
+        """Set the learned tensors of the input's quantizer from ``input``, alike in all processes.
+
+        All processes must call it. They get the mean over those whose input is not empty; if all are, nothing is set.
+
+        Raises:
+            ValueError: NaN or inf in the input, of this process or of another one.
+        """
         if input.is_meta:
             return
-        if not input.isfinite().all():
+        count, wrong = sum_over_processes([input.numel() > 0, not input.isfinite().all()], self.weight.device)
+        if wrong:
             raise ValueError(f"input of {type(self).__name__} has NaN or inf: nothing can be calibrated with it")
         quantizer = self.input_quantizer
         quantizer.initialize(input.detach())
         quantizer.to(self.weight.device, self.weight.dtype)
-        if dist.is_available() and dist.is_initialized():
-            for tensor in quantizer.tensors():
-                if tensor.is_floating_point():
-                    dist.all_reduce(tensor)
-                    tensor.div_(dist.get_world_size())
+        if not count or not (dist.is_available() and dist.is_initialized()):
+            return
+        for part in quantizer.modules():
+            if "calibrated" in part.__dict__:  # by the data of others, if not by its own
+                cast(Quantizer, part).calibrated = True
+        for tensor in quantizer.tensors():
+            if tensor.is_floating_point():
+                dist.all_reduce(tensor if input.numel() else tensor.zero_())
+                tensor.div_(count)
 
     def check_input(self, input: Tensor) -> None:
         """Raise unless the input has a floating dtype and lives with the weight, in dtype and device.
@@ -195,6 +208,7 @@ class QuantizedLayer(nn.Module):
         The object stays the same one: its parameters, hooks and the places that share it are kept.
         """
         scheme = _checked(scheme)
+        cls.check_scheme(scheme)
         layer.__class__ = cls
         cast(QuantizedLayer, layer).set_scheme(scheme)
 
@@ -210,6 +224,9 @@ class QuantizedLayer(nn.Module):
         cast(nn.Module, self).__class__ = self.float_type
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name, part in self.named_modules():  # before the weight: a step that is refused leaves all as it was
+            if isinstance(part, Part):
+                part.check_state(state_dict, f"{prefix}{name}.")
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         learned = f"{prefix}weight_quantizer."
         if f"{prefix}weight" in state_dict and not any(key.startswith(learned) for key in state_dict):

@@ -1,5 +1,6 @@
 """Quantized convolutions, written once for 1, 2 and 3 dimensions."""
 
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch.nn.functional as F
@@ -7,7 +8,7 @@ from torch import Tensor, nn
 
 from ..function import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
-from ..schemes import Factory, Scheme, check_padding_value
+from ..schemes import Factory, Scheme
 from .base import QuantizedLayer, chosen
 
 Size = int | tuple[int, ...]
@@ -49,7 +50,7 @@ class _QConv(QuantizedLayer):
         super().__init__(*geometry, bias, padding_mode, device, dtype)
         self.set_scheme(chosen(scheme, grad_quantizer))
         if padding_value is not None:
-            check_padding_value(padding_value)
+            replace(self.scheme, padding_value=padding_value)  # checks it
             if padding_value and padding_mode != "zeros":
                 raise ValueError(f"padding_value (={padding_value}) needs padding_mode='zeros', not {padding_mode!r}")
             self.padding_value = padding_value

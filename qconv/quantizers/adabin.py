@@ -1,7 +1,8 @@
 """AdaBin: binary sets that adapt, with a centre and a distance (Tu et al., arXiv:2208.08084)."""
 
 from collections.abc import Callable
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,10 +10,14 @@ from torch import Tensor, nn
 from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
-from .lsq import SMALLEST, check_positive
+from .lsq import SMALLEST
 from .numbers import wide
+from .part import POSITIVE, Rule
 from .surrogates import EDE, ApproxSign, Surrogate
 from .xnor import Binary
+
+PUBLISHED = partial(EDE, 0.001)
+"""The surrogate of the weights, as it starts in the authors' code."""
 
 
 class AdaBinWeight(Binary):
@@ -33,7 +38,7 @@ class AdaBinWeight(Binary):
         surrogate: makes what stands for the derivative of the sign of w_hat.
     """
 
-    def __init__(self, surrogate: Callable[[], Surrogate] = EDE) -> None:
+    def __init__(self, surrogate: Callable[[], Surrogate] = PUBLISHED) -> None:
         super().__init__(surrogate)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
@@ -78,6 +83,8 @@ class AdaBinInput(Binary):
         ValueError: ``offset`` is none of the two, or alpha in a checkpoint is not positive.
     """
 
+    roles = ("input",)
+
     def __init__(
         self, offset: Literal["paper", "code"] = "paper", surrogate: Callable[[], Surrogate] = ApproxSign
     ) -> None:
@@ -115,9 +122,8 @@ class AdaBinInput(Binary):
     def after_step_(self, x: Tensor | None) -> None:
         self.alpha.clamp_(min=SMALLEST)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        check_positive(state_dict, f"{prefix}alpha")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def rules(self) -> dict[str, Rule]:
+        return {"alpha": POSITIVE}
 
     def extra_repr(self) -> str:
         return f"offset={self.offset!r}"

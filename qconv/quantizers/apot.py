@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer
 from .numbers import bucketize, check_bits, wide
+from .part import POSITIVE, Rule
 
 SMALLEST_ALPHA = 1e-5
 """What `after_step_` clamps the learned ranges to."""
@@ -70,6 +71,9 @@ class _APoT(Quantizer):
     def after_step_(self, x: Tensor | None) -> None:
         self.alpha.clamp_(min=SMALLEST_ALPHA)
 
+    def rules(self) -> dict[str, Rule]:
+        return {"alpha": POSITIVE}
+
 
 class APoTWeight(_APoT):
     r"""Weights on sums of powers of two, normalized over the layer, the weight quantizer of APoT.
@@ -88,7 +92,8 @@ class APoTWeight(_APoT):
     mean and std are differentiated, as in that for ImageNet (66.46 to 70.75 % of ResNet-18 with 2 to 5 bits).
 
     ``alpha`` starts at 3 and is clamped to 1e-5 or more after each step. The authors train it with a learning rate of
-    0.02 (CIFAR-10) and a weight decay of 1e-4, in a group of its own. Latent weights are not clipped.
+    0.02 (CIFAR-10) and a weight decay of 1e-4, in a group of its own. Latent weights are not clipped. Their first and
+    last layer have 8-bit weights, rounded to multiples of ``max w / 127``: not of the largest magnitude.
 
     A constant layer (one of zeros or a single weight, too), whose std is 0 up to rounding, is divided by 1 and gives
     zeros. A NaN or an inf makes the whole layer NaN.
@@ -98,8 +103,10 @@ class APoTWeight(_APoT):
         variant: ``"cifar"`` or ``"imagenet"``.
 
     Raises:
-        ValueError: ``weight_bits`` out of range, or ``variant`` is none of the two.
+        ValueError: ``weight_bits`` out of range, ``variant`` none of the two, or alpha in a checkpoint not positive.
     """
+
+    roles = ("weight",)
 
     def __init__(self, weight_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()
@@ -177,8 +184,10 @@ class APoTInput(_APoT):
         variant: ``"cifar"`` or ``"imagenet"``.
 
     Raises:
-        ValueError: ``input_bits`` out of range, or ``variant`` is none of the two.
+        ValueError: ``input_bits`` out of range, ``variant`` none of the two, or alpha in a checkpoint not positive.
     """
+
+    roles = ("input",)
 
     def __init__(self, input_bits: int = 4, variant: Variant = "cifar") -> None:
         super().__init__()

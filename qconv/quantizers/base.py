@@ -1,6 +1,6 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -48,10 +48,16 @@ class Quantizer(Part):
     weight tensor, dimension 0 is the output channel (the filter). Learned tensors may be float32 beside a ``x`` of
     another dtype; each gradient has the dtype of its tensor.
 
+    Arguments of a wrong type raise a TypeError that names them, numbers of bits a ValueError. So does a checkpoint with
+    an integer in place of a learned tensor, or with NaN, inf or a step that is not positive in it (`rules`): nothing of
+    the quantizer is loaded then. Only as many bits as change a tensor's shape or codes are told apart (N2UQ, INQ).
+
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
         signs: every value is +1 or -1, so that a convolution may run on the codes alone.
         replaces_weight: the learned tensors stand for the weight, which receives no gradient (DeepShift-PS).
+        roles: what a `Scheme` may give it to. What learns tensors or takes them from data has one role, by which it
+            starts; what rounds gradients at random does so in evaluation too, and is for gradients alone.
         calibrated: False while the learned tensors wait for `initialize` with data; it is saved with them. A quantizer
             that needs data sets it to False in its constructor.
     """
@@ -59,6 +65,7 @@ class Quantizer(Part):
     bits: float = 32
     signs: bool = False
     replaces_weight: bool = False
+    roles: tuple[str, ...] = ("input", "weight", "grad")
     calibrated: bool = True
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -88,7 +95,10 @@ class Quantizer(Part):
         """Create learned tensors with one element for each of the input's ``channels``, its dimension ``dim``."""
 
     def initialize(self, x: Tensor) -> None:
-        """Create or set the learned tensors from ``x``: the float weight of the layer, or the first inputs."""
+        """Create or set the learned tensors from ``x``: the float weight of the layer, or the first inputs.
+
+        What needs data waits through an empty ``x``: its tensors stay, and it is not calibrated by it.
+        """
 
     def after_step_(self, x: Tensor | None) -> None:
         """What follows an optimizer step, in place: bring latent tensors into their range, move random streams on.
@@ -111,12 +121,42 @@ class Quantizer(Part):
         if "calibrated" in self.__dict__:  # not for quantizers that need no data
             destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        super().check_state(state_dict, prefix)
+        value = state_dict.get(f"{prefix}calibrated", False)
+        flag = isinstance(value, bool) or (
+            isinstance(value, Tensor) and (value.dtype, value.numel()) == (torch.bool, 1)
+        )
+        if "calibrated" in self.__dict__ and not flag:
+            raise ValueError(f"{prefix}calibrated (={value}) in the checkpoint must be True or False")
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
         # Where a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight instead.
-        if f"{prefix}calibrated" in state_dict:
-            state_dict = dict(state_dict)
-            self.calibrated = bool(state_dict.pop(f"{prefix}calibrated"))
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        before = len(missing_keys) + len(error_msgs)
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        key = f"{prefix}calibrated"
+        if "calibrated" not in self.__dict__ or not any(other.startswith(prefix) for other in state_dict):
+            return
+        if key not in state_dict:
+            missing_keys.append(key)
+            return
+        if key in unexpected_keys:
+            unexpected_keys.remove(key)  # it is neither parameter nor buffer
+        value = state_dict[key]
+        # A step of another shape or none was not loaded, and the one that is here still waits for data.
+        if len(missing_keys) + len(error_msgs) == before and not (isinstance(value, Tensor) and value.is_meta):
+            self.calibrated = bool(value)
 
 
 def is_plain_cpu(x: Tensor) -> bool:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer, is_plain_cpu
+from .numbers import check_flags, check_numbers, wide
 from .stochastic import Stream
 from .surrogates import HardClip, Surrogate
 
@@ -73,11 +74,15 @@ class Sign(Quantizer):
         sharded: bool = True,
     ) -> None:
         super().__init__()
+        check_numbers(weight_clip=weight_clip)
+        check_flags(stochastic=stochastic, sharded=sharded)
         if weight_clip is not None and not weight_clip > 0:
             raise ValueError(f"weight_clip (={weight_clip}) must be positive or None")
         self.surrogate = surrogate()
         self.weight_clip = weight_clip
         self.stream = Stream(sharded) if stochastic else None
+        if stochastic and sharded:
+            self.roles = ("input", "grad")  # of a weight every process would hold another one
 
     def tensors(self) -> tuple[Tensor, ...]:
         random = () if self.stream is None else self.stream.tensors()
@@ -87,7 +92,8 @@ class Sign(Quantizer):
         if self.stream is None or not self.training:
             return sign(x)
         key, step = tensors[-2:]
-        return sign((x + 1) / 2 - self.stream.uniform(x, key, step).to(x.dtype))
+        # +1 where u is below (x + 1) / 2, so that x = −1 is never +1; sign(0) is +1, hence the two minus signs.
+        return -sign(self.stream.uniform(x, key, step) - (wide(x) + 1) / 2).to(x.dtype)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         count = len(self.surrogate.tensors())

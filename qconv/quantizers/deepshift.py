@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, wide
+from .numbers import check_bits, check_whole, wide
 from .stochastic import Stream, uniform
 
 
@@ -112,6 +112,7 @@ class ShiftPS(Quantizer):
     """
 
     replaces_weight = True
+    roles = ("weight",)
     shift: nn.Parameter
     sign: nn.Parameter
 
@@ -147,7 +148,7 @@ class ShiftPS(Quantizer):
             return torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
         key, step = random
         exponent = (wide(shift) + self.stream.uniform(shift, key, step)).floor().clamp(self.low, 0)
-        noise = uniform(sign.shape, key, step, sign.numel(), sign.device)  # the numbers after those of the shift
+        noise = uniform(sign.shape, key, step, sign.device, len(sign))  # the numbers after those of the shift
         return torch.exp2(exponent).to(shift.dtype) * (wide(sign) + noise).floor().sign().to(sign.dtype)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -176,11 +177,13 @@ class FixedPoint(Quantizer):
         fraction_bits: 0 or more.
 
     Raises:
-        ValueError: a count out of range, or more than 32 bits together.
+        ValueError: a count that is no whole number or out of range, or more than 32 bits together.
     """
 
     def __init__(self, integer_bits: int = 16, fraction_bits: int = 16) -> None:
         super().__init__()
+        integer_bits = check_whole("integer_bits", integer_bits)
+        fraction_bits = check_whole("fraction_bits", fraction_bits)
         if integer_bits < 1:
             raise ValueError(f"integer_bits (={integer_bits}) must be at least 1: one bit is the sign")
         if fraction_bits < 0:

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .base import Codes, Quantizer
 from .bnn import sign
-from .numbers import check_bits, wide
+from .numbers import check_bits, check_flags, wide
 from .stochastic import Stream
 
 
@@ -26,7 +26,8 @@ class DoReFaWeight(Quantizer):
     ``dw = g · (1 − t²) / m``, with no mask. ``detach_max=False`` also follows the gradient through m: each of the r
     weights with ``|t| = m`` gets ``−(1 − t²) · sign(t) · Σ_j g_j t_j / (r m²)`` in addition.
 
-    Larq treats m as a constant, the default here; tensorpack, by the authors, has the other. Bitorch's gradient is g,
+    Larq treats m as a constant, the default here; tensorpack, by the authors (58.0 % of AlexNet with 8, 8 and 8 bits),
+    has the other. Bitorch's gradient is g,
     without the factor ``(1 − t²) / m``. Latent weights are not clipped. The paper leaves the first and the last layer
     as they are.
 
@@ -44,6 +45,7 @@ class DoReFaWeight(Quantizer):
     def __init__(self, bits: int = 1, detach_max: bool = True) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
+        check_flags(detach_max=detach_max)
         self.detach_max = detach_max
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
@@ -139,6 +141,8 @@ class DoReFaGradient(Quantizer):
     Raises:
         ValueError: ``bits`` out of range.
     """
+
+    roles = ("grad",)
 
     def __init__(self, bits: int = 6) -> None:
         super().__init__()

@@ -1,12 +1,14 @@
 """DSQ: rounding with the slope of a tanh in each interval (Gong et al., arXiv:1908.05033)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, wide
+from .numbers import check_bits, check_numbers, wide
+from .part import Rule
 
 ALPHA_RANGE = 1e-3, 0.5
 """What `after_step_` clamps alpha to."""
@@ -25,6 +27,7 @@ class _DSQ(Quantizer):
     def __init__(self, bits: int, alpha: float) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits)
+        check_numbers(alpha=alpha)
         if not ALPHA_RANGE[0] <= alpha <= ALPHA_RANGE[1]:
             raise ValueError(f"alpha (={alpha}) must be from {ALPHA_RANGE[0]} to {ALPHA_RANGE[1]}")
         self.first_alpha = alpha
@@ -76,13 +79,15 @@ class _DSQ(Quantizer):
         offset = position - interval - 0.5
         return position, offset, interval + (offset >= 0), step
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        lower, upper, alpha = (state_dict.get(f"{prefix}{name}") for name in ("lower", "upper", "alpha"))
-        if isinstance(lower, Tensor) and isinstance(upper, Tensor) and not lower.is_meta and not (lower <= upper).all():
+    def rules(self) -> dict[str, Rule]:
+        return {"alpha": (lambda alpha: (alpha > 0) & (alpha < 1), "must be above 0 and below 1 in a checkpoint")}
+
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        super().check_state(state_dict, prefix)
+        lower, upper = (state_dict.get(f"{prefix}{name}", getattr(self, name)) for name in ("lower", "upper"))
+        both = isinstance(lower, Tensor) and isinstance(upper, Tensor)
+        if both and not (lower.is_meta or upper.is_meta) and not (lower <= upper).all():
             raise ValueError(f"{prefix}lower (={lower.tolist()}) must be at most upper (={upper.tolist()})")
-        if isinstance(alpha, Tensor) and not alpha.is_meta and not ((alpha > 0) & (alpha < 1)).all():
-            raise ValueError(f"{prefix}alpha (={alpha.tolist()}) must be above 0 and below 1")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
@@ -118,6 +123,8 @@ class DSQWeight(_DSQ):
         ValueError: ``bits`` or ``alpha`` out of range; a checkpoint with ``l > u`` or an alpha outside (0, 1).
     """
 
+    roles = ("weight",)
+
     def __init__(self, bits: int = 4, alpha: float = 0.2) -> None:
         super().__init__(bits, alpha)
 
@@ -148,6 +155,8 @@ class DSQInput(_DSQ):
     Raises:
         ValueError: ``bits`` or ``alpha`` out of range; a checkpoint with ``l > u`` or an alpha outside (0, 1).
     """
+
+    roles = ("input",)
 
     def __init__(self, bits: int = 4, alpha: float = 0.2) -> None:
         super().__init__(bits, alpha)

@@ -1,12 +1,13 @@
 """INQ: weights become powers of two in portions, and those that have are frozen (arXiv:1702.03044)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .numbers import check_bits
+from .numbers import check_bits, check_numbers
 
 
 def power_exponent(x: Tensor) -> Tensor:
@@ -29,7 +30,8 @@ def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
 class INQ(Quantizer):
     r"""Weights quantized to powers of two in portions, largest first, the quantizer of INQ.
 
-    ``w_q = level`` for frozen weights, ``w`` for the others; ``dw = g`` for the others, 0 for frozen ones.
+    ``w_q = level`` for frozen weights, ``w`` for the others; ``dw = g`` for the others, 0 for frozen ones. Latent
+    weights that are not frozen are not clipped.
 
     The levels are 0 and ``±2^n2 … ±2^n1`` with ``n1 = floor(log2(4 s / 3))``, ``n2 = n1 + 1 − 2^(b−1) / 2`` and ``s``
     the largest magnitude in the layer when the first portion is frozen. A weight takes the level beta where
@@ -52,9 +54,10 @@ class INQ(Quantizer):
 
     Raises:
         ValueError: ``weight_bits`` out of range, or ``portions`` not increasing from above 0 to 1; from
-            `set_progress_`, a weight that is NaN or inf.
+            `set_progress_`, a weight that is NaN or inf; in a checkpoint, levels of another number of bits.
     """
 
+    roles = ("weight",)
     frozen: Tensor
     code: Tensor
     top: Tensor
@@ -63,6 +66,8 @@ class INQ(Quantizer):
         super().__init__()
         self.bits = check_bits("weight_bits", weight_bits, 2, 7, "INQ")
         self.portions = tuple(portions)
+        for portion in self.portions:
+            check_numbers(portions=portion)
         ascending = all(low < high for low, high in zip((0.0, *self.portions), self.portions, strict=False))
         if not self.portions or not ascending or self.portions[-1] != 1:
             raise ValueError(f"portions (={self.portions}) must increase from above 0 to 1")
@@ -81,6 +86,18 @@ class INQ(Quantizer):
             self.frozen.fill_(False)
             self.code.fill_(0)
             self.top.fill_(0)
+
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        super().check_state(state_dict, prefix)
+        code = state_dict.get(f"{prefix}code")
+        if not isinstance(code, Tensor) or code.is_meta or not code.numel():
+            return
+        largest = max(-int(code.min()), int(code.max()))
+        if largest not in (0, self.powers):  # the first weight to be frozen, the largest, takes the top level
+            raise ValueError(
+                f"{prefix}code in the checkpoint reaches {largest}; with weight_bits (={self.bits}) it must be "
+                f"{self.powers}: the weights were frozen with another number of bits"
+            )
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.frozen, self.code, self.top

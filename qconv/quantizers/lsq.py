@@ -1,14 +1,14 @@
 """LSQ and LSQ+: uniform levels with a learned step, and a learned offset (arXiv:1902.08153, arXiv:2004.09576)."""
 
-from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
 from .bnn import sign
-from .numbers import check_bits, wide
+from .numbers import check_bits, check_flags, check_numbers, wide
+from .part import POSITIVE, Rule
 from .xnor import filter_scale
 
 SMALLEST = 2.0**-20
@@ -35,20 +35,15 @@ def features(x: Tensor) -> int:
     return x.numel() // max(x.shape[0], 1) if x.ndim > 1 else x.numel()
 
 
+def clamp_step(step: Tensor, dtype: torch.dtype) -> Tensor:
+    """``step`` between `SMALLEST` and the largest number of ``dtype``; the inf of an infinite weight is not hidden."""
+    return torch.where(step.isinf(), step, step.clamp(SMALLEST, torch.finfo(dtype).max))
+
+
 def check_grad_scale(grad_scale: str) -> None:
     """Raise a ValueError unless ``grad_scale`` is one of the two."""
     if grad_scale not in ("paper", "numel"):
         raise ValueError(f"grad_scale (={grad_scale!r}) must be 'paper' or 'numel'")
-
-
-def check_positive(state_dict: Mapping[str, Any], key: str) -> None:
-    """Raise a ValueError unless what a checkpoint holds for ``key`` is positive and finite."""
-    value = state_dict.get(key)
-    if not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter) or value.is_meta:  # nothing to read
-        return
-    wrong = value[~((value > 0) & value.isfinite())]
-    if wrong.numel():
-        raise ValueError(f"{key} (={wrong[0].item()}) in the checkpoint must be positive and finite")
 
 
 class LSQ(Quantizer):
@@ -70,7 +65,9 @@ class LSQ(Quantizer):
     with one bit s. Latent weights are not clipped.
 
     ±inf gives the end levels, once s is finite; NaN gives NaN (with one bit ±s), no gradient, and a NaN in ds. The
-    paper decays s as the weights; hustzxd's code does not. Its first and last layer have 8 bits.
+    paper decays s as the weights; hustzxd's code does not. Its first and last layer have 8 bits. The paper's numbers
+    are those of ResNet-18 on ImageNet, 67.6, 70.2 and 71.1 % with 2, 3 and 4 bits; 93.42, 93.89 and 94.26 % of
+    VGG-small on CIFAR-10 are hustzxd's, with ``grad_scale="numel"``.
 
     Args:
         bits: 1 to 8.
@@ -82,6 +79,7 @@ class LSQ(Quantizer):
         ValueError: ``bits`` or ``grad_scale`` out of range, or a step that is not positive in a checkpoint.
     """
 
+    roles = ("weight",)
     step: nn.Parameter
 
     def __init__(
@@ -90,6 +88,7 @@ class LSQ(Quantizer):
         super().__init__()
         self.bits = check_bits("bits", bits)
         check_grad_scale(grad_scale)
+        check_flags(per_channel=per_channel, strict=strict)
         self.per_channel = per_channel
         self.grad_scale: GradScale = grad_scale
         self.strict = strict
@@ -110,7 +109,7 @@ class LSQ(Quantizer):
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
-        step = self.first_step(x).to(x.dtype).clamp_(min=SMALLEST)
+        step = clamp_step(self.first_step(x), x.dtype).to(x.dtype)
         step = step if self.per_channel else step.reshape(())
         old = self.step
         if old is None or (old.device, old.shape) != (step.device, step.shape):
@@ -145,9 +144,8 @@ class LSQ(Quantizer):
         shared = x[:1].numel() if self.per_channel and self.grad_scale == "paper" else x.numel()
         return (max(shared, 1) * self.high) ** -0.5
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        check_positive(state_dict, f"{prefix}step")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def rules(self) -> dict[str, Rule]:
+        return {"step": POSITIVE}
 
     def extra_repr(self) -> str:
         shown = f"bits={self.bits}, per_channel={self.per_channel}, grad_scale={self.grad_scale!r}"
@@ -181,6 +179,8 @@ class LSQInput(LSQ):
             checkpoint.
     """
 
+    roles = ("input",)
+
     def __init__(
         self,
         bits: int = 4,
@@ -191,6 +191,8 @@ class LSQInput(LSQ):
         step_init: float | None = None,
     ) -> None:
         super().__init__(bits, per_channel, grad_scale, strict)
+        check_flags(signed=signed)
+        check_numbers(step_init=step_init)
         if step_init is None:
             self.calibrated = False
         elif not SMALLEST <= step_init < float("inf"):
@@ -212,8 +214,8 @@ class LSQInput(LSQ):
         if self.step_init is not None or not x.numel():
             return
         step = self.first_step(x.movedim(self.dim, 0) if self.per_channel else x)
-        step = step.reshape(self.step.shape).to(self.step.device, self.step.dtype)
-        self.step.copy_(torch.where(step > 0, step.clamp(min=SMALLEST), self.step))
+        step = step.reshape(self.step.shape).to(self.step.device)
+        self.step.copy_(torch.where(step > 0, clamp_step(step, self.step.dtype), self.step))
         self.calibrated = True
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
@@ -237,7 +239,8 @@ class LSQPlus(LSQ):
     r"""Weights of LSQ+: `LSQ` with another first step, and no offset.
 
     s starts at ``max(|mu − 3 sigma|, |mu + 3 sigma|) / 2^(b−1)``, with the mean mu and the standard deviation sigma
-    (divided by n) of the layer or of each filter; with one bit at ``mean |w|``. All else as in `LSQ`.
+    (divided by n) of the layer or of each filter; with one bit at ``mean |w|``. All else as in `LSQ`; the levels of a
+    constant or single weight end at w where it is negative, and at ``w · (1 − 2^(1−b))`` where it is positive.
     """
 
     def first_step(self, x: Tensor) -> Tensor:
@@ -254,7 +257,7 @@ class LSQPlusInput(Quantizer):
     ``c = 1 / √(N · Q_p)``, N as in `LSQInput`:
 
     - ``dx = g · 1[0 ≤ z ≤ Q_p]``, the limits included;
-    - ``ds = c · Σ g · (0 where z < 0; Q_p where z > Q_p; round(z) − z between)``;
+    - ``ds = c · Σ g · (0 where z < 0; Q_p where z > Q_p; round(z) − z between)``, so 0 at both limits;
     - ``dbeta = c · Σ g · 1[z < 0 or z > Q_p]``.
 
     s and beta start where the squared error of the first training batch (or of `qconv.calibrate`) is least among
@@ -273,6 +276,8 @@ class LSQPlusInput(Quantizer):
     Raises:
         ValueError: ``bits`` or ``grad_scale`` out of range, or a step that is not positive in a checkpoint.
     """
+
+    roles = ("input",)
 
     def __init__(self, bits: int = 4, grad_scale: GradScale = "paper") -> None:
         super().__init__()
@@ -293,7 +298,7 @@ class LSQPlusInput(Quantizer):
             return
         step, beta = least_squares_range(x, self.high)
         self.beta.copy_(beta)
-        self.step.copy_(torch.where(step > 0, step.clamp(min=SMALLEST), self.step))
+        self.step.copy_(torch.where(step > 0, clamp_step(step, self.step.dtype), self.step))
         self.calibrated = True
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
@@ -325,9 +330,8 @@ class LSQPlusInput(Quantizer):
     def after_step_(self, x: Tensor | None) -> None:
         self.step.clamp_(min=SMALLEST)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        check_positive(state_dict, f"{prefix}step")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def rules(self) -> dict[str, Rule]:
+        return {"step": POSITIVE}
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, grad_scale={self.grad_scale!r}"

@@ -1,13 +1,13 @@
 """Uniform levels on the range of the data: minimum and maximum, percentiles, and stochastic rounding of gradients."""
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, wide
+from .numbers import check_bits, check_flags, check_numbers, wide
+from .part import Rule
 from .stochastic import Stream
 
 
@@ -66,6 +66,7 @@ def _divisor(step: Tensor) -> Tensor:
 
 def check_percentile(percentile: float) -> float:
     """``percentile``; a ValueError unless it is above 50 and at most 100."""
+    check_numbers(percentile=percentile)
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile (={percentile}) must be above 50 and at most 100")
     return float(percentile)
@@ -102,6 +103,7 @@ class MinMaxWeight(Quantizer):
     def __init__(self, bits: int = 8, symmetric: bool = True, per_channel: bool = True) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
+        check_flags(symmetric=symmetric, per_channel=per_channel)
         self.symmetric = symmetric
         self.per_channel = per_channel
 
@@ -190,12 +192,14 @@ class MinMaxInput(Quantizer):
     """
 
     percentile: float = 100.0
+    roles = ("input",)
     low: Tensor
     high: Tensor
 
     def __init__(self, bits: int = 8, symmetric: bool = False, per_channel: bool = False) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
+        check_flags(symmetric=symmetric, per_channel=per_channel)
         self.symmetric = symmetric
         self.per_channel = per_channel
         self.dim: int | None = None
@@ -251,13 +255,11 @@ class MinMaxInput(Quantizer):
         shape[self.dim] = -1
         return low.view(shape), high.view(shape)
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        for name, sign in (("low", -1), ("high", 1)):
-            end = state_dict.get(f"{prefix}{name}")
-            if isinstance(end, Tensor) and not end.is_meta and not (end * sign >= 0).all():
-                rule = "at most" if sign < 0 else "at least"
-                raise ValueError(f"{prefix}{name} (={end.tolist()}) must be {rule} 0 in a checkpoint")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def rules(self) -> dict[str, Rule]:
+        return {
+            "low": (lambda low: (low <= 0) & low.isfinite(), "must be at most 0 and finite in a checkpoint"),
+            "high": (lambda high: (high >= 0) & high.isfinite(), "must be at least 0 and finite in a checkpoint"),
+        }
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
@@ -312,9 +314,12 @@ class Int8Stochastic(Quantizer):
         ValueError: ``bits`` out of range.
     """
 
+    roles = ("grad",)
+
     def __init__(self, bits: int = 8, per_sample: bool = True) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
+        check_flags(per_sample=per_sample)
         self.per_sample = per_sample
         self.stream = Stream(sharded=True)
 

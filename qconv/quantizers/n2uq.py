@@ -1,12 +1,13 @@
 """N2UQ: thresholds that are learned, levels that stay uniform (Liu et al., arXiv:2111.14826)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import bucketize, check_bits, wide
+from .numbers import bucketize, check_bits, check_flags, wide
 from .xnor import filter_scale
 
 SMALLEST_WIDTH = 1e-3
@@ -21,7 +22,7 @@ class N2UQWeight(Quantizer):
 
     ``w_q = s_c · (round((clamp(w / s_c, −1, 1) + 1) · n/2) · 2/n − 1)``, half to even, with ``n = 2^b − 1`` and ``s_c =
     n / 2^(b−1) · mean |w|`` over the filter. There are 2^b levels from ``−s_c`` to ``s_c``, in steps of ``2 s_c / n``;
-    0 is none of them: ±0 gives ``s_c / n`` or ``−s_c / n``, whichever rounding to even gives for b bits.
+    0 is none of them: ±0 gives ``s_c / n``.
 
     ``dw = g / s_c``, s_c a constant, without a mask, as in the authors' code and so in the published numbers (69.4,
     71.9 and 72.9 % of ResNet-18 with 2, 3 and 4 bits): the straight-through difference is there taken of ``w / s_c``,
@@ -43,6 +44,7 @@ class N2UQWeight(Quantizer):
     def __init__(self, bits: int = 2, rescale_grad: bool = True) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits, 2, 8, "N2UQ")
+        check_flags(rescale_grad=rescale_grad)
         self.rescale_grad = rescale_grad
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
@@ -104,6 +106,8 @@ class N2UQInput(Quantizer):
         ValueError: ``bits`` out of range; a width or scale that is not positive in a checkpoint.
     """
 
+    roles = ("input",)
+
     def __init__(self, bits: int = 2) -> None:
         super().__init__()
         self.bits = self._bits = check_bits("bits", bits, 2, 8, "N2UQ")
@@ -162,12 +166,12 @@ class N2UQInput(Quantizer):
         values = bucketize(wide_x * input_scale, thresholds).to(wide_x.dtype)
         return torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel())
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        super().check_state(state_dict, prefix)
         for name in ("widths", "input_scale", "output_scale"):
             tensor = state_dict.get(f"{prefix}{name}")
             if isinstance(tensor, Tensor) and not tensor.is_meta and not (tensor > 0).all():
                 raise ValueError(f"{prefix}{name} (={tensor.tolist()}) must be positive in a checkpoint")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

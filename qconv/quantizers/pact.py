@@ -1,13 +1,12 @@
 """PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .lsq import SMALLEST, check_positive
-from .numbers import check_bits, wide
+from .lsq import SMALLEST
+from .numbers import check_bits, check_numbers, wide
+from .part import POSITIVE, Rule
 
 
 class PACT(Quantizer):
@@ -22,7 +21,8 @@ class PACT(Quantizer):
     coefficient of the weights: it pulls alpha down, for the gradient through the clipped values hardly does. So leave
     alpha in the optimizer's group of the weights. After each step alpha is at least 2^-20.
 
-    The paper's weights are DoReFa's, and its first and last layer stay float.
+    The paper's weights are DoReFa's, and its first and last layer stay float. (SAWB, the authors' later quantizer of
+    weights, is not here.)
 
     Args:
         bits: 1 to 8.
@@ -32,9 +32,12 @@ class PACT(Quantizer):
         ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
     """
 
+    roles = ("input",)
+
     def __init__(self, bits: int = 4, alpha: float = 8.0) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
+        check_numbers(alpha=alpha)
         if not SMALLEST <= alpha < float("inf"):
             raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
         self.alpha = nn.Parameter(torch.tensor(float(alpha)))
@@ -70,9 +73,8 @@ class PACT(Quantizer):
         ratio = (wide_x / bound).clamp_(0, 1)
         return ratio.mul_(count).round_(), bound / count
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        check_positive(state_dict, f"{prefix}alpha")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+    def rules(self) -> dict[str, Rule]:
+        return {"alpha": POSITIVE}
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

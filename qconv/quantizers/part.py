@@ -1,15 +1,53 @@
 """What quantizers are made of: modules that a float checkpoint knows nothing of."""
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+
+Rule = tuple[Callable[[Tensor], Tensor], str]
+"""Which elements of a loaded tensor are right, and how the message about a wrong one ends."""
+
+FINITE: Rule = (torch.isfinite, "in the checkpoint must be finite")
+POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "in the checkpoint must be positive and finite")
 
 
 class Part(nn.Module):
     """A module whose state may be absent as a whole from what is loaded; it then stays as it is."""
 
+    def rules(self) -> Mapping[str, Rule]:
+        """What a tensor of a checkpoint must fulfil, by its name here; parameters not named must be finite."""
+        return {}
+
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        """Raise unless what ``state_dict`` holds for this module, without its children, may be loaded.
+
+        It is called before any of it is loaded. Shapes and missing names are left to `torch.nn.Module`, which collects
+        them from the whole model; of a tensor on the meta device there is nothing to see.
+
+        Raises:
+            TypeError: an integer tensor for a floating one, or the reverse.
+            ValueError: a value that breaks its rule: NaN, a step that is not positive.
+        """
+        rules = dict.fromkeys(self._parameters, FINITE) | dict(self.rules())
+        for name, own in (*self._parameters.items(), *self._buffers.items()):
+            value = state_dict.get(f"{prefix}{name}")
+            if own is None or not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
+                continue
+            if value.is_floating_point() != own.is_floating_point():
+                raise TypeError(
+                    f"{prefix}{name} has dtype {value.dtype} in the checkpoint; the module has {own.dtype} there"
+                )
+            if name in rules and not value.is_meta:
+                right, ending = rules[name]
+                wrong = value[~right(value.detach().to(own.dtype))]  # as it would be here: 1e-9 is 0 in float16
+                if wrong.numel():
+                    raise ValueError(f"{prefix}{name} (={wrong[0].item()}) {ending}")
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if any(key.startswith(prefix) for key in state_dict):
+            self.check_state(state_dict, prefix)
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __repr__(self) -> str:

@@ -27,6 +27,7 @@ class ReActNetInput(Binary):
     """
 
     signs = True
+    roles = ("input",)
     bias: nn.Parameter
 
     def __init__(self, surrogate: Callable[[], Surrogate] = ApproxSign) -> None:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
-from .numbers import wide
+from .numbers import check_numbers, wide
+from .part import Rule
+from .stochastic import uniform
 from .surrogates import ApproxSign, Straight, Surrogate
 from .xnor import Binary, filter_scale
 from .xnorpp import per_filter, set_parameter
@@ -35,7 +37,7 @@ class ReCUWeight(Binary):
     tau is a schedule: ``tau = A · e^progress + B``, ``A = (tau_max − tau_min) / (e − 1)``, ``B = tau_min − A``, from
     tau_min = 0.85 at the start to tau_max = 0.99 at the end. The paper divides by the scale of a Laplace distribution
     instead of the constant 2√2 of the code, from which the published 87.5 % (ResNet-20, W1A1) come. There alpha starts
-    at random numbers from [0, 1), drawn from torch's generator (``scale_init="uniform"``), and has weight decay;
+    at random numbers from [0, 1) (``scale_init="uniform"``; here keyed by the weight), and has weight decay;
     ``"mean"`` starts at the filter's ``mean |w|``.
 
     A constant filter, one of zeros among them, and one of one element have ``w1 = 0`` and so give +alpha_c; dw is
@@ -53,6 +55,7 @@ class ReCUWeight(Binary):
             of the two.
     """
 
+    roles = ("weight",)
     alpha: nn.Parameter
     tau: Tensor
 
@@ -64,6 +67,7 @@ class ReCUWeight(Binary):
         surrogate: Callable[[], Surrogate] = Straight,
     ) -> None:
         super().__init__(surrogate)
+        check_numbers(tau_min=tau_min, tau_max=tau_max)
         if not 0.5 < tau_min <= tau_max < 1:
             raise ValueError(
                 f"tau_min (={tau_min}) must be above 0.5 and at most tau_max (={tau_max}), and that below 1"
@@ -76,8 +80,14 @@ class ReCUWeight(Binary):
         self.register_buffer("tau", torch.tensor(tau_min))
 
     def initialize(self, x: Tensor) -> None:
-        uniform = torch.rand(x.shape[0], dtype=x.dtype, device=x.device)
-        self.alpha = set_parameter(self.alpha, filter_scale(x).flatten() if self.scale_init == "mean" else uniform)
+        if self.scale_init == "mean":
+            self.alpha = set_parameter(self.alpha, filter_scale(x).flatten())
+            return
+        # Keyed by the weight, which all processes share, and not from torch's generator, which they do not: a stage
+        # that begins in the middle of a distributed run must begin alike.
+        key = x.detach().double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6).abs().sum().mul(2**20).long()
+        drawn = uniform(torch.Size((x.shape[0],)), key, torch.zeros_like(key), x.device)
+        self.alpha = set_parameter(self.alpha, drawn.to(x.dtype))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.alpha, self.tau, *super().tensors()
@@ -104,6 +114,9 @@ class ReCUWeight(Binary):
         super().set_progress_(progress, x)
         factor = (self.tau_max - self.tau_min) / (math.e - 1)
         self.tau.fill_(factor * math.exp(progress) + self.tau_min - factor)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"tau": (lambda tau: (tau >= 0.5) & (tau < 1), "in the checkpoint must be from 0.5 to below 1")}
 
     def extra_repr(self) -> str:
         return f"tau_min={self.tau_min}, tau_max={self.tau_max}, scale_init={self.scale_init!r}"

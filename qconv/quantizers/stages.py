@@ -1,6 +1,8 @@
 """One quantizer after another in the course of training: float first, then fewer and fewer bits."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -24,8 +26,9 @@ class Stages(Quantizer):
         stages: pairs (progress at which it begins, what makes its quantizer); the first begins at 0.
 
     Raises:
-        ValueError: no stage, a first one that does not begin at 0, starts that do not increase, or lie beyond 1.
-        TypeError: a quantizer in place of what makes one.
+        ValueError: no stage, a first one that does not begin at 0, starts that do not increase, or lie beyond 1; stages
+            of which one is for weights and another for inputs; one that replaces the weight (`ShiftPS`).
+        TypeError: a quantizer in place of what makes one, or what makes something else.
     """
 
     def __init__(self, stages: Sequence[tuple[float, Callable[[], Quantizer]]]) -> None:
@@ -33,13 +36,19 @@ class Stages(Quantizer):
         self.starts = tuple(float(start) for start, _ in stages)
         if not self.starts or self.starts[0] != 0:
             raise ValueError(f"stages must begin with one at 0, not at {self.starts[:1]}")
-        if list(self.starts) != sorted(set(self.starts)) or self.starts[-1] > 1:
+        if not all(low < high for low, high in pairwise((*self.starts, math.inf))) or self.starts[-1] > 1:
             raise ValueError(f"stages (at {self.starts}) must begin one after another, from 0 to 1")
         made = []
         for _, factory in stages:
             if isinstance(factory, Quantizer):
                 raise TypeError(f"stages must hold classes or partials that make a quantizer, not one ({factory})")
             made.append(factory())
+        if wrong := [quantizer for quantizer in made if not isinstance(quantizer, Quantizer)]:
+            raise TypeError(f"stages must hold what makes a quantizer, not {type(wrong[0]).__name__}")
+        self.roles = tuple(role for role in Quantizer.roles if all(role in quantizer.roles for quantizer in made))
+        if not self.roles:
+            kinds = ", ".join(f"{type(quantizer).__name__} for {'/'.join(quantizer.roles)}" for quantizer in made)
+            raise ValueError(f"stages can't be combined, for they have no role in common: {kinds}")
         if any(quantizer.replaces_weight for quantizer in made):
             raise ValueError("stages can't hold a quantizer whose learned tensors replace the weight (ShiftPS)")
         self.quantizers = nn.ModuleList(made)
@@ -104,6 +113,12 @@ class Stages(Quantizer):
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.stage)
+
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        super().check_state(state_dict, prefix)
+        stage = state_dict.get(f"{prefix}_extra_state", 0)
+        if not (isinstance(stage, Tensor) and stage.is_meta) and stage not in range(len(self.starts)):
+            raise ValueError(f"{prefix}_extra_state (={stage}) must be a stage from 0 to {len(self.starts) - 1}")
 
     def set_extra_state(self, state: Any) -> None:
         self.stage = int(state)

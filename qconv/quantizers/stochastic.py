@@ -40,16 +40,23 @@ class Stream(Part):
 
     def uniform(self, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
         """One number in [0, 1) for each element of ``x``, float32."""
-        first = _rank() * x.numel() if self.sharded else 0
-        return uniform(x.shape, key, step, first, x.device)
+        rank, processes = _place() if self.sharded else (0, 1)
+        return uniform(x.shape, key, step, x.device, rank, processes)
 
 
-def uniform(shape: torch.Size, key: Tensor, step: Tensor, first: int, device: torch.device) -> Tensor:
-    """Numbers ``first, first + 1, …`` of the stream ``(key, step)``: multiples of 2^-24 in [0, 1), float32.
+def uniform(
+    shape: torch.Size, key: Tensor, step: Tensor, device: torch.device, first: int = 0, stride: int = 1
+) -> Tensor:
+    """Numbers of the stream ``(key, step)`` for a tensor: multiples of 2^-24 in [0, 1), float32.
 
-    The hash has two rounds of a 32-bit mixer (multiply and xor-shift), one keyed by each of the two numbers.
+    Sample i of the tensor, in dimension 0, is sample ``first + stride · i`` of the stream: `Stream` deals samples out
+    to processes in turn, so that no two of them share a number, however many samples each has. The hash has two rounds
+    of a 32-bit mixer (multiply and xor-shift), one keyed by each of the two numbers.
     """
-    index = torch.arange(first, first + shape.numel(), dtype=torch.long, device=device)
+    samples = shape[0] if shape else 1
+    each = shape.numel() // max(samples, 1)
+    sample = torch.arange(samples, dtype=torch.long, device=device) * stride + first
+    index = sample[:, None] * each + torch.arange(each, dtype=torch.long, device=device)
     step_key = _mix(step.to(device) + 0x5851F42D)
     mixed = _mix(_mix(index ^ _mix(key.to(device))) ^ step_key)
     return (mixed >> 8).float().mul_(2.0**-24).view(shape)
@@ -63,5 +70,8 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 15)
 
 
-def _rank() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def _place() -> tuple[int, int]:
+    """This process and how many there are."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1

@@ -5,7 +5,8 @@ import math
 import torch
 from torch import Tensor
 
-from .part import Part
+from .numbers import check_flags, check_numbers
+from .part import POSITIVE, Part, Rule
 
 
 class Surrogate(Part):
@@ -37,7 +38,7 @@ class HardClip(Surrogate):
         clip: half the width of the interval.
 
     Raises:
-        ValueError: ``clip`` is not positive.
+        ValueError: ``clip`` is not positive and finite.
     """
 
     def __init__(self, clip: float = 1.0) -> None:
@@ -69,7 +70,7 @@ class EDE(Surrogate):
         t_max: t at its end.
 
     Raises:
-        ValueError: not ``0 < t_min <= t_max``.
+        ValueError: not ``0 < t_min <= t_max < inf``; in a checkpoint, t or k that is not positive and finite.
     """
 
     t: Tensor
@@ -83,6 +84,9 @@ class EDE(Surrogate):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.t, self.k
+
+    def rules(self) -> dict[str, Rule]:
+        return {"t": POSITIVE, "k": POSITIVE}
 
     def set_progress_(self, progress: float) -> None:
         t = self.t_min * (self.t_max / self.t_min) ** progress
@@ -108,11 +112,12 @@ class Polynomial(EDE):
         input: the form for activations.
 
     Raises:
-        ValueError: not ``0 < t_min <= t_max``.
+        ValueError: not ``0 < t_min <= t_max < inf``; in a checkpoint, t or k that is not positive and finite.
     """
 
     def __init__(self, t_min: float = 0.01, t_max: float = 10.0, input: bool = False) -> None:
         super().__init__(t_min, t_max)
+        check_flags(input=input)
         self.input = input
         self.set_progress_(0.0)
 
@@ -142,21 +147,25 @@ class ReSTE(Surrogate):
         t: above it the derivative is 0.
 
     Raises:
-        ValueError: ``o_max`` is less than 1, or not ``0 < m <= t``.
+        ValueError: ``o_max`` is less than 1 or not finite, or not ``0 < m <= t < inf``.
     """
 
     o: Tensor
 
     def __init__(self, o_max: float = 3.0, m: float = 0.1, t: float = 1.5) -> None:
         super().__init__()
-        if not o_max >= 1:
-            raise ValueError(f"o_max (={o_max}) must be at least 1")
+        check_numbers(o_max=o_max)
+        if not 1 <= o_max < math.inf:
+            raise ValueError(f"o_max (={o_max}) must be at least 1 and finite")
         self.o_max = o_max
         self.m, self.t = _range("m", m, "t", t)
         self.register_buffer("o", torch.tensor(1.0))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.o,)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"o": (lambda o: (o >= 1) & o.isfinite(), "in the checkpoint must be at least 1 and finite")}
 
     def set_progress_(self, progress: float) -> None:
         self.o.fill_(1 + (self.o_max - 1) * progress)
@@ -179,7 +188,7 @@ class SwishSign(Surrogate):
         beta: b, the steepness.
 
     Raises:
-        ValueError: ``beta`` is not positive.
+        ValueError: ``beta`` is not positive and finite.
     """
 
     def __init__(self, beta: float = 5.0) -> None:
@@ -214,12 +223,14 @@ def _next_above(value: float, dtype: torch.dtype) -> float:
 
 
 def _positive(name: str, value: float) -> float:
-    if not value > 0:
-        raise ValueError(f"{name} (={value}) must be positive")
+    check_numbers(**{name: value})
+    if not 0 < value < math.inf:
+        raise ValueError(f"{name} (={value}) must be positive and finite")
     return value
 
 
 def _range(low_name: str, low: float, high_name: str, high: float) -> tuple[float, float]:
-    if not 0 < low <= high:
-        raise ValueError(f"{low_name} (={low}) must be positive and at most {high_name} (={high})")
+    check_numbers(**{low_name: low, high_name: high})
+    if not 0 < low <= high < math.inf:
+        raise ValueError(f"{low_name} (={low}) must be positive and at most {high_name} (={high}), and that finite")
     return low, high

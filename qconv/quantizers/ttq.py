@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
+from .numbers import check_numbers
+from .part import POSITIVE, Rule
 from .twn import ternary
 
 SMALLEST_SCALE = 1e-5
@@ -32,15 +34,17 @@ class TTQ(Quantizer):
         threshold: D over the largest magnitude, from 0 to below 1.
 
     Raises:
-        ValueError: ``threshold`` is out of range.
+        ValueError: ``threshold`` is out of range, or W_p or W_n in a checkpoint is not positive.
     """
 
     bits = math.log2(3)
+    roles = ("weight",)
     positive: nn.Parameter
     negative: nn.Parameter
 
     def __init__(self, threshold: float = 0.05) -> None:
         super().__init__()
+        check_numbers(threshold=threshold)
         if not 0 <= threshold < 1:
             raise ValueError(f"threshold (={threshold}) must be from 0 to below 1")
         self.threshold = threshold
@@ -88,6 +92,9 @@ class TTQ(Quantizer):
     def after_step_(self, x: Tensor | None) -> None:
         self.positive.clamp_(min=SMALLEST_SCALE)
         self.negative.clamp_(min=SMALLEST_SCALE)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"positive": POSITIVE, "negative": POSITIVE}
 
     def extra_repr(self) -> str:
         return f"threshold={self.threshold}"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
+from .numbers import check_flags, check_numbers
 
 
 def ternary(x: Tensor, threshold: Tensor) -> Tensor:
@@ -45,6 +46,8 @@ class TWN(Quantizer):
 
     def __init__(self, threshold: float = 0.7, per_channel: bool = True) -> None:
         super().__init__()
+        check_numbers(threshold=threshold)
+        check_flags(per_channel=per_channel)
         if not 0 < threshold < math.inf:
             raise ValueError(f"threshold (={threshold}) must be positive and finite")
         self.threshold = threshold

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from .base import Codes, Quantizer
 from .bnn import sign
+from .numbers import check_flags, check_numbers
 from .surrogates import HardClip, Surrogate
 
 
@@ -83,6 +84,8 @@ class ScaledSign(Binary):
     In each step the authors' code first subtracts from each weight the mean over the input channels at its place in the
     kernel, and then clamps. ``center=True`` does so in `after_step_`, so that the weights of the very first step are as
     initialized. Where there is one input channel (a depthwise convolution) nothing is subtracted: zeros would be left.
+    The released AlexNet's 43.3 % are from that code, centred; the paper's are 44.2 %. A re-implementation (44.87 %, and
+    99.23 % of LeNet-5 on MNIST) takes the exact gradient times ``(1 − 1/C_in) · n``.
 
     Args:
         detach_scale: treat alpha as a constant in the gradient.
@@ -105,6 +108,8 @@ class ScaledSign(Binary):
         paper_gradient: bool = False,
     ) -> None:
         super().__init__(surrogate)
+        check_numbers(weight_clip=weight_clip)
+        check_flags(detach_scale=detach_scale, center=center, paper_gradient=paper_gradient)
         if weight_clip is not None and not weight_clip > 0:
             raise ValueError(f"weight_clip (={weight_clip}) must be positive or None")
         if detach_scale and paper_gradient:

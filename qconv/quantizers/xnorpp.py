@@ -49,6 +49,7 @@ class XNORppWeight(Binary):
         surrogate: makes what stands for the derivative of the sign.
     """
 
+    roles = ("weight",)
     gamma: nn.Parameter
 
     def __init__(self, surrogate: Callable[[], Surrogate] = HardClip) -> None:

@@ -14,6 +14,7 @@ from ..quantizers import ScaledSign, Sign, Straight
 from ..quantizers.adabin import AdaBinInput, AdaBinWeight
 from ..quantizers.bireal import BiRealWeight
 from ..quantizers.irnet import IRNetWeight
+from ..quantizers.numbers import check_flags
 from ..quantizers.reactnet import ReActNetInput
 from ..quantizers.recu import ReCUInput, ReCUWeight
 from ..quantizers.reste import ReSTEWeight
@@ -34,8 +35,9 @@ def bnn(
     """BNN, W1A1: signs without a scale (arXiv:1602.02830).
 
     The gradient of the input passes where ``|x| <= 1``, the weight's everywhere; latent weights are clamped to [-1, 1]
-    after each optimizer step (`qconv.after_every_step`). ``stochastic`` draws the signs of the input, in training, as
-    in some of the paper's experiments; those of the weight it never draws.
+    after each optimizer step (`qconv.after_every_step`). The authors make the last layer binary, too
+    (``skip=("first",)``). ``stochastic`` draws the signs of the input, in training, as in some of the paper's
+    experiments; those of the weight it never draws.
 
     Raises:
         TypeError: a surrogate that is none.
@@ -163,6 +165,7 @@ def irnet(
         TypeError: a surrogate that is none.
     """
     EDE(t_min)  # a wrong value is told here, not when the first layer is built
+    check_flags(binary_input=binary_input)
     given = _given(surrogate=surrogate, weight_surrogate=weight_surrogate)
     options = {"padding_value": (padding_value, 0), "binary_input": (binary_input, True)}
     name = written("irnet", t_min=(t_min, 0.1), **options, **given)
@@ -244,6 +247,7 @@ def reste(
         TypeError: a surrogate that is none.
     """
     ReSTE(o_max)
+    check_flags(binary_input=binary_input)
     given = _given(surrogate=surrogate, weight_surrogate=weight_surrogate)
     options = {"padding_value": (padding_value, 0), "binary_input": (binary_input, True)}
     name = written("reste", o_max=(o_max, 3.0), **options, **given)

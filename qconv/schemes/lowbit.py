@@ -8,7 +8,7 @@ from ..quantizers.dsq import DSQInput, DSQWeight
 from ..quantizers.fp8 import FP8, Format, check_format
 from ..quantizers.minmax import MinMaxInput, MinMaxWeight, PercentileInput, PercentileWeight, check_percentile
 from ..quantizers.n2uq import N2UQInput, N2UQWeight
-from ..quantizers.numbers import check_bits
+from ..quantizers.numbers import check_bits, check_flags
 from .scheme import Factory, Scheme, written
 
 
@@ -59,6 +59,7 @@ def minmax(
         per_channel: whether each filter has a range of its own; the input has one for the layer.
     """
     _check(weight_bits, input_bits, "minmax", 2)
+    check_flags(input_symmetric=input_symmetric)
     name = written(
         "minmax",
         weight_bits=(weight_bits, None),
@@ -90,6 +91,7 @@ def percentile(
         per_channel: whether each filter has a range of its own; the input has one for the layer.
     """
     _check(weight_bits, input_bits, "percentile", 2)
+    check_flags(input_symmetric=input_symmetric)
     check_percentile(percentile)
     name = written(
         "percentile",

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 
 from ..quantizers import Identity, Quantizer
+from ..quantizers.numbers import check_flags
 
 Factory = Callable[[], Quantizer]
 
@@ -15,7 +16,8 @@ Factory = Callable[[], Quantizer]
 class Scheme:
     """What a quantized layer is made of. Every layer calls the factories for quantizers of its own.
 
-    Factories are classes or `functools.partial` objects rather than lambdas, so that a layer can be pickled.
+    Factories are classes or `functools.partial` objects rather than lambdas, so that a layer can be pickled. Each is
+    called once here, so that what can't be made or combined is told at once; no random numbers are used up.
 
     Attributes:
         name: how the scheme is written, for tables and messages.
@@ -24,12 +26,17 @@ class Scheme:
         grad: makes the quantizer of the output's gradient; None leaves the gradient as it is.
         backward_weight: the weight at which the gradient of the input is taken: ``"quantized"`` as published, or
             ``"float"``, the latent one.
-        padding_value: what zero-padding convolutions pad the quantized input with: 0, +1 or -1.
-        scale_map: multiply the output by XNOR-Net's map K of input magnitudes.
+        padding_value: what zero-padding convolutions pad the quantized input with: 0, or +1 or -1 where the input is
+            made of these.
+        scale_map: multiply the output by XNOR-Net's map K of input magnitudes, where the input's quantizer leaves only
+            signs.
 
     Raises:
-        ValueError: ``backward_weight`` or ``padding_value`` is none of the values above.
-        TypeError: a quantizer in place of what makes one.
+        ValueError: ``backward_weight`` or ``padding_value`` is none of the values above; a quantizer in a place for
+            which it isn't (`Quantizer.roles`); ``padding_value`` or ``scale_map`` with an input that isn't ±1;
+            ``"float"`` with a weight that learned tensors replace.
+        TypeError: a quantizer in place of what makes one, what makes something else, or a ``scale_map`` that is no
+            bool.
     """
 
     name: str
@@ -44,9 +51,22 @@ class Scheme:
         if self.backward_weight not in ("quantized", "float"):
             raise ValueError(f"backward_weight (={self.backward_weight!r}) must be 'quantized' or 'float'")
         check_padding_value(self.padding_value)
-        for name, factory in (("input", self.input), ("weight", self.weight), ("grad", self.grad)):
-            if isinstance(factory, Quantizer):
-                raise TypeError(f"{name} (={factory}) must make a quantizer, not be one: give the class or a partial")
+        check_flags(scale_map=self.scale_map)
+        # Streams draw a key on the CPU, which is thrown away with what is made here.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            input, weight = _made("input", self.input), _made("weight", self.weight)
+            if self.grad is not None:
+                _made("grad", self.grad)
+        if self.backward_weight == "float" and weight.replaces_weight:
+            raise ValueError(
+                f"backward_weight (='float') must be 'quantized' with {type(weight).__name__}: "
+                "it learns other tensors in place of the float weight"
+            )
+        signs = any(part.signs for part in input.modules() if isinstance(part, Quantizer))  # of some stage
+        if self.padding_value != 0 and not signs:
+            raise ValueError(f"padding_value (={self.padding_value}) must be 0: {input} doesn't make the input ±1")
+        if self.scale_map and not signs:
+            raise ValueError(f"scale_map (=True) needs an input that is only signs: {input} keeps magnitudes itself")
 
     def with_grad(self, grad: Factory | None) -> "Scheme":
         """This scheme with another quantizer of the output's gradient, or with none.
@@ -73,6 +93,18 @@ class Scheme:
 
     def __str__(self) -> str:
         return self.name
+
+
+def _made(role: str, factory: Factory) -> Quantizer:
+    """What the factory makes, if it is a quantizer for ``role``."""
+    if isinstance(factory, Quantizer):
+        raise TypeError(f"{role} (={factory}) must make a quantizer, not be one: give the class or a partial")
+    made = factory() if callable(factory) else factory
+    if not isinstance(made, Quantizer):
+        raise TypeError(f"{role} (={factory}) must make a quantizer, not {type(made).__name__}")
+    if role not in made.roles:
+        raise ValueError(f"{role} (={made}) must make a quantizer for {role}, not one for {' or '.join(made.roles)}")
+    return made
 
 
 def check_padding_value(padding_value: float) -> None:

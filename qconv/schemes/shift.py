@@ -39,6 +39,8 @@ def inq(weight_bits: int = 5, portions: Sequence[float] = (0.5, 0.75, 0.875, 1.0
     ``portions`` are accumulated; `qconv.set_progress` moves from one to the next. The authors start from a trained
     float network and restart the learning rate with each portion.
     """
+    if not isinstance(portions, Sequence) or isinstance(portions, str):
+        raise TypeError(f"portions (={portions!r}) must be a sequence of numbers")
     portions = tuple(portions)
     INQ(weight_bits, portions)
     name = written("inq", weight_bits=(weight_bits, None), portions=(portions, (0.5, 0.75, 0.875, 1.0)))
@@ -104,8 +106,9 @@ def _shift(
     weight = partial(quantizer, weight_bits, rounding)
     if fixed_point is None:
         return Scheme(name, weight=weight)
-    if len(fixed_point) != 2:
-        raise ValueError(f"fixed_point (={fixed_point}) must be (integer_bits, fraction_bits)")
-    integer_bits, fraction_bits = fixed_point
+    try:
+        integer_bits, fraction_bits = fixed_point
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"fixed_point (={fixed_point!r}) must be (integer_bits, fraction_bits)") from error
     FixedPoint(integer_bits, fraction_bits)
     return Scheme(name, partial(FixedPoint, integer_bits, fraction_bits), weight)

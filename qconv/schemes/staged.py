@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 
 from ..quantizers import Identity, Stages
+from ..quantizers.numbers import check_numbers
 from .scheme import Factory, Scheme
 
 
@@ -49,6 +50,7 @@ def two_stage(scheme: Scheme, start: float = 0.5) -> Scheme:
     """
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme, such as qconv.schemes.reactnet()")
+    check_numbers(start=start)
     if not 0 < start < 1:
         raise ValueError(f"start (={start}) must be above 0 and below 1")
     weight = partial(Stages, [(0.0, Identity), (float(start), scheme.weight)])

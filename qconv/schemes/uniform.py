@@ -5,7 +5,7 @@ from functools import partial
 from ..quantizers import Identity, Quantizer
 from ..quantizers.dorefa import DoReFaGradient, DoReFaInput, DoReFaWeight
 from ..quantizers.lsq import LSQ, GradScale, LSQInput, LSQPlus, LSQPlusInput
-from ..quantizers.numbers import check_bits
+from ..quantizers.numbers import check_bits, check_flags
 from ..quantizers.pact import PACT
 from .scheme import Factory, Scheme, written
 
@@ -60,6 +60,7 @@ def lsq(
     network and gives the first and the last layer 8 bits; an input with negative values needs ``signed_input``.
     """
     check_bits("weight_bits", weight_bits)
+    check_flags(signed_input=signed_input)
     name = written(
         "lsq",
         weight_bits=(weight_bits, ""),

@@ -49,6 +49,7 @@ def make_trainer(
         "log_every_n_steps": 1,
         "logger": False,
         "plugins": [AtomicCheckpointIO()],
+        "use_distributed_sampler": False,  # the data modules share the pictures out themselves
     }
     return Trainer(
         accelerator=accelerator,

@@ -1,0 +1,734 @@
+"""What wrong or odd input gives, for every scheme and every quantizer: a clear error or the stated value."""
+
+import copy
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache, partial
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+import torch
+from conftest import METHODS
+from test_quantizers import QUANTIZERS, Make, ready
+from torch import Tensor, nn
+
+import qconv
+from qconv import Scheme, quantizers, schemes
+from qconv.quantizers import (
+    FP8,
+    INQ,
+    LSQ,
+    PACT,
+    TTQ,
+    AdaBinInput,
+    DoReFaGradient,
+    DSQInput,
+    FixedPoint,
+    Identity,
+    Int8Stochastic,
+    LSQInput,
+    LSQPlusInput,
+    MinMaxInput,
+    Quantizer,
+    ReActNetInput,
+    ReCUWeight,
+    ShiftPS,
+    Sign,
+    Stages,
+    Surrogate,
+    XNORppWeight,
+)
+
+CALLABLES: dict[str, Callable[..., object]] = {
+    **{name: getattr(schemes, name) for name in schemes.__all__ if name != "Scheme"},
+    **{
+        name: kind
+        for name, kind in vars(quantizers).items()
+        if isinstance(kind, type) and issubclass(kind, Quantizer | Surrogate)
+    },
+}
+"""Every scheme, quantizer and surrogate."""
+
+
+def arguments(*kinds: type) -> list[tuple[str, str]]:
+    """Every argument whose default is of one of the types, with what it belongs to."""
+    return [
+        (name, parameter.name)
+        for name, make in CALLABLES.items()
+        for parameter in inspect.signature(make).parameters.values()
+        if type(parameter.default) in kinds
+    ]
+
+
+# Arguments
+
+BITS = [
+    (name, parameter.name)
+    for name, make in CALLABLES.items()
+    for parameter in inspect.signature(make).parameters.values()
+    if parameter.name.endswith("bits")
+]
+RANGES: dict[str, tuple[int, int]] = {
+    **dict.fromkeys(("APoTInput", "APoTWeight", "apot"), (2, 5)),
+    **dict.fromkeys(("INQ", "inq"), (2, 7)),
+    **dict.fromkeys(("ShiftQ", "ShiftPS", "shift_q", "shift_ps", "N2UQInput", "N2UQWeight", "n2uq"), (2, 8)),
+    **dict.fromkeys(("MinMaxInput", "MinMaxWeight", "minmax", "PercentileInput", "PercentileWeight"), (2, 8)),
+    **dict.fromkeys(("percentile", "Int8Stochastic"), (2, 8)),
+    **dict.fromkeys(("DoReFaInput", "DoReFaWeight", "DoReFaGradient", "dorefa", "PACT", "pact"), (1, 8)),
+    **dict.fromkeys(("LSQ", "LSQInput", "LSQPlus", "LSQPlusInput", "lsq", "lsq_plus"), (1, 8)),
+    **dict.fromkeys(("DSQInput", "DSQWeight", "dsq"), (1, 8)),
+}
+
+
+@pytest.mark.parametrize(("name", "argument"), BITS, ids=map("-".join, BITS))
+def test_bits_are_whole_numbers_of_the_range(name: str, argument: str) -> None:
+    make = CALLABLES[name]
+    if make is FixedPoint:
+        low, high = (1, 16) if argument == "integer_bits" else (0, 16)  # beside the default of the other one
+    else:
+        low, high = RANGES[name]
+    for bits in range(-1, 34):
+        if low <= bits <= high:
+            make(**{argument: bits})
+        else:
+            with pytest.raises(ValueError, match=rf"{argument}.* \(=-?\d+\) must .*(\d|negative)"):
+                make(**{argument: bits})
+    optional = inspect.signature(make).parameters[argument].default is None or "None" in str(
+        inspect.signature(make).parameters[argument].annotation
+    )
+    for bits in (2.5, 2.0, True, "4", math.nan, [4], torch.tensor(4), *(() if optional else (None,))):
+        with pytest.raises(ValueError, match=rf"{argument} \(=.*\) must be a whole number.*, not of type "):
+            make(**{argument: bits})
+
+
+@pytest.mark.parametrize(("name", "argument"), arguments(bool), ids=map("-".join, arguments(bool)))
+def test_flags_are_true_or_false(name: str, argument: str) -> None:
+    for value in ("false", 8, None):
+        with pytest.raises(TypeError, match=rf"{argument} \(={value!r}\) must be True or False"):
+            CALLABLES[name](**{argument: value})
+
+
+NUMBERS = [row for row in arguments(float) if row != ("two_stage", "start")]
+NUMBERS += [("lsq", "step_init"), ("LSQInput", "step_init"), ("Sign", "weight_clip"), ("ScaledSign", "weight_clip")]
+
+
+@pytest.mark.parametrize(("name", "argument"), NUMBERS, ids=map("-".join, NUMBERS))
+def test_numbers_are_finite_and_in_range(name: str, argument: str) -> None:
+    for value in ("0.5", True, [0.5]):
+        with pytest.raises(
+            TypeError, match=rf"{argument} \(=.*\) must be a number, not of type {type(value).__name__}"
+        ):
+            CALLABLES[name](**{argument: value})
+    unlimited = () if argument == "weight_clip" else (math.inf,)  # to clip at inf is not to clip
+    for value in (math.nan, -1.0, *unlimited):
+        with pytest.raises(ValueError, match=rf"{argument} \(={value}\)"):
+            CALLABLES[name](**{argument: value})
+
+
+def test_the_start_of_the_second_stage_is_a_number() -> None:
+    with pytest.raises(TypeError, match=r"start \(='0.5'\) must be a number, not of type str"):
+        schemes.two_stage(schemes.bnn(), "0.5")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize(("name", "argument"), arguments(str), ids=map("-".join, arguments(str)))
+def test_words_are_of_those_there_are(name: str, argument: str) -> None:
+    none = [] if argument in ("scale", "input_format") else [None]
+    for value in ("nonsense", 3, True, *none):
+        with pytest.raises(ValueError, match=rf"{argument} \(={value!r}\) must be "):
+            CALLABLES[name](**{argument: value})
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: schemes.inq(portions=0.5), TypeError, r"portions \(=0.5\) must be a sequence of numbers"),  # pyright: ignore
+        (lambda: schemes.inq(portions="abc"), TypeError, r"portions \(='abc'\) must be a sequence"),  # pyright: ignore
+        (lambda: INQ(5, ("a", 1)), TypeError, r"portions \(='a'\) must be a number"),  # pyright: ignore
+        (lambda: schemes.shift_q(fixed_point=16), ValueError, r"fixed_point \(=16\) must be \(integer_bits"),  # pyright: ignore
+        (lambda: schemes.shift_ps(fixed_point="16"), ValueError, r"integer_bits \(='1'\) must be a whole"),  # pyright: ignore
+        (lambda: schemes.shift_q(fixed_point=(4, 2.5)), ValueError, r"fraction_bits \(=2.5\) must be a"),  # pyright: ignore
+        (lambda: Stages([(0, Identity), (math.nan, Sign)]), ValueError, "one after another"),
+    ],
+)
+def test_sequences(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+# Checkpoints
+
+Part = tuple[str, str]
+"""A method, and the name of a tensor in the state of its layer."""
+
+
+def layer_of(name: str) -> qconv.QConv2d:
+    torch.manual_seed(0)
+    return qconv.QConv2d(4, 6, 3, scheme=METHODS[name])
+
+
+def parts() -> Iterator[Part]:
+    """Every tensor of a quantizer, once for each class that has it."""
+    seen = set()
+    for name in METHODS:
+        for key in layer_of(name).state_dict():
+            child, _, rest = key.partition(".")
+            if rest and not rest.endswith("calibrated"):
+                kind = getattr(layer_of(name), child)
+                row = type(kind), child, rest, getattr(kind, "per_channel", None)
+                if row not in seen:
+                    seen.add(row)
+                    yield name, key
+
+
+PARTS = list(parts())
+EACH_PART = pytest.mark.parametrize(("name", "key"), PARTS, ids=map("-".join, PARTS))
+SIGNED = ("bias", "gamma", "beta", "shift", "sign", "start", "lower", "upper")
+"""Those of which 0 and negative values are as good as others; ReCU's alpha, a factor of the output, is one, too."""
+
+
+def may_be_zero(name: str, key: str) -> bool:
+    return key.endswith(SIGNED) or (key.endswith("weight_quantizer.alpha") and name.startswith("recu"))
+
+
+def refused(name: str, key: str, value: Any, error: type[Exception], message: str) -> None:
+    """Loading ``value`` for ``key`` raises, strict or not, and leaves the quantizer as it was."""
+    state = {f"net.{other}": tensor for other, tensor in trained(name).items()} | {f"net.{key}": value}
+    for strict in (True, False):
+        model = nn.Sequential()
+        model.net = layer_of(name)
+        before = copy.deepcopy(model.state_dict())
+        with pytest.raises(error, match=message):
+            model.load_state_dict(state, strict=strict)
+        owner = f"net.{key.rpartition('.')[0]}."
+        for other, tensor in model.state_dict().items():
+            if other.startswith(owner) and other.count(".") == owner.count("."):
+                assert tensor.equal(before[other])
+        assert model(torch.randn(2, 4, 5, 5)).isfinite().all()
+
+
+@cache
+def trained(name: str) -> Mapping[str, Tensor]:
+    """The state of a layer after its first batch."""
+    layer = layer_of(name)
+    layer(torch.rand(2, 4, 5, 5) + 0.1)
+    return MappingProxyType(layer.state_dict())
+
+
+@EACH_PART
+def test_values_in_a_checkpoint(name: str, key: str) -> None:
+    tensor = trained(name)[key]
+    if not tensor.is_floating_point():
+        return
+    for value in (math.nan, math.inf, -math.inf, *(() if may_be_zero(name, key) or key.endswith("high") else (-1.0,))):
+        if not (key.endswith("low") and value == -1):
+            wrong = tensor.clone()
+            wrong.view(-1)[-1] = value
+            shown = r"\[.*" if value == -1 and "widths" in key else ""
+            refused(name, key, wrong, ValueError, rf"net\.{key} \(={shown}{value}.*\) .*must be ")
+    if key.endswith(("low", "high")):
+        return  # the range of zeros
+    wrong = torch.zeros_like(tensor)
+    if key.endswith("upper"):
+        refused(name, key, wrong - 9, ValueError, r"lower \(=.*\) must be at most upper \(=-9.0\)")
+    elif may_be_zero(name, key):
+        layer_of(name).load_state_dict({**trained(name), key: wrong})
+    else:
+        refused(name, key, wrong, ValueError, rf"net\.{key} \(=.*0.0.*\) .*must be ")
+
+
+@EACH_PART
+def test_dtypes_in_a_checkpoint(name: str, key: str) -> None:
+    tensor = trained(name)[key]
+    wrong = tensor.long() if tensor.is_floating_point() else tensor.float()
+    refused(
+        name, key, wrong, TypeError, rf"net\.{key} has dtype {wrong.dtype} in the .*; the module has {tensor.dtype}"
+    )
+    if tensor.is_floating_point():
+        complex_one = tensor.to(torch.complex64)
+        refused(name, key, complex_one, TypeError, rf"net\.{key} has dtype torch.complex64 in the checkpoint")
+
+
+@EACH_PART
+def test_shapes_in_a_checkpoint(name: str, key: str) -> None:
+    tensor = trained(name)[key]
+    wrong = torch.stack([tensor, tensor])
+    for strict in (True, False):
+        layer = layer_of(name)
+        waits = not layer.input_quantizer.calibrated
+        shape = re.escape(str([*wrong.shape]))
+        with pytest.raises(RuntimeError, match=rf"size mismatch for {key}: .*{shape}.* from checkpoint"):
+            layer.load_state_dict({**trained(name), key: wrong}, strict=strict)
+        if key.startswith("input"):
+            assert layer.input_quantizer.calibrated != waits  # what was not loaded is still to be set from data
+        assert layer(torch.randn(2, 4, 5, 5)).isfinite().all()
+
+
+@EACH_PART
+def test_missing_and_additional_tensors_in_a_checkpoint(name: str, key: str) -> None:
+    state = dict(trained(name))
+    child = key.partition(".")[0]
+    more = f"{child}.nonsense"
+    with pytest.raises(RuntimeError, match=rf'Unexpected key\(s\) in state_dict: "{more}"'):
+        layer_of(name).load_state_dict({**state, more: torch.ones(())})
+    _, found = layer_of(name).load_state_dict({**state, more: torch.ones(())}, strict=False)
+    assert found == [more]
+
+    del state[key]
+    owner = key.rpartition(".")[0] + "."
+    if not any(other.startswith(owner) for other in state):
+        layer_of(name).load_state_dict(state)  # absent as a whole, as in a float checkpoint: it stays as it was made
+        return
+    with pytest.raises(RuntimeError, match=rf'Missing key\(s\) in state_dict: "{key}"'):
+        layer_of(name).load_state_dict(state)
+    layer = layer_of(name)
+    waits = not layer.input_quantizer.calibrated
+    missing, _ = layer.load_state_dict(state, strict=False)
+    assert missing == [key]
+    if child == "input_quantizer":
+        assert layer.input_quantizer.calibrated != waits
+
+
+WITH_DATA = [name for name in METHODS if not layer_of(name).input_quantizer.calibrated]
+EACH_WITH_DATA = pytest.mark.parametrize("name", WITH_DATA)
+
+
+@EACH_WITH_DATA
+def test_whether_a_checkpoint_is_calibrated(name: str) -> None:
+    key = "input_quantizer.calibrated"
+    for wrong in (torch.tensor([True, False]), torch.tensor(math.nan), torch.tensor(1), "yes", None):
+        with pytest.raises(ValueError, match=rf"{key} \(=.*\) in the checkpoint must be True or False"):
+            layer_of(name).load_state_dict({**trained(name), key: wrong})  # pyright: ignore[reportArgumentType]
+    state = dict(trained(name))
+    del state[key]
+    with pytest.raises(RuntimeError, match=rf'Missing key\(s\) in state_dict: "{key}"'):
+        layer_of(name).load_state_dict(state)
+    layer = layer_of(name)
+    assert layer.load_state_dict(state, strict=False).missing_keys == [key]
+    assert not layer.input_quantizer.calibrated
+
+
+def test_a_checkpoint_that_calibrates_what_needs_no_data() -> None:
+    layer = layer_of("pact(weight_bits=4, input_bits=4)")
+    key = "input_quantizer.calibrated"
+    state = {**layer.state_dict(), key: torch.tensor(False)}
+    with pytest.raises(RuntimeError, match=rf'Unexpected key\(s\) in state_dict: "{key}"'):
+        layer.load_state_dict(state)
+    layer.load_state_dict(state, strict=False)
+    assert layer.input_quantizer.calibrated
+
+
+def test_a_checkpoint_for_another_number_of_bits() -> None:
+    with pytest.raises(RuntimeError, match=r"size mismatch for input_quantizer\.widths: .*\[7\].*\[3\]"):
+        qconv.QConv2d(4, 6, 3, scheme=schemes.n2uq(2, 2)).load_state_dict(
+            qconv.QConv2d(4, 6, 3, scheme=schemes.n2uq(2, 3)).state_dict()
+        )
+    for bits, others in ((5, (4, 6)), (2, (3,))):
+        layer = qconv.QConv2d(4, 6, 3, scheme=schemes.inq(bits))
+        qconv.set_progress(layer, 0.0)  # freezes a half
+        for other in others:
+            with pytest.raises(
+                ValueError, match=rf"code in the checkpoint reaches {2 ** (bits - 2)}; .*\(={other}\) it"
+            ):
+                qconv.QConv2d(4, 6, 3, scheme=schemes.inq(other)).load_state_dict(layer.state_dict())
+        again = qconv.QConv2d(4, 6, 3, scheme=schemes.inq(bits))
+        again.load_state_dict(layer.state_dict())
+        assert again.quantized_weight().equal(layer.quantized_weight())
+
+
+def test_a_step_that_this_dtype_does_not_have() -> None:
+    layer = qconv.QConv2d(4, 6, 3, scheme=schemes.lsq())
+    state = layer.state_dict() | {"weight_quantizer.step": torch.tensor(1e-9)}
+    layer.load_state_dict(state)
+    with pytest.raises(ValueError, match=r"weight_quantizer.step \(=9.99.*e-10\) in the checkpoint must be positive"):
+        layer.half().load_state_dict(state)
+
+
+def test_a_stage_that_there_is_not() -> None:
+    layer = qconv.QConv2d(4, 6, 3, scheme=schemes.two_stage(schemes.bnn()))
+    for wrong in (2, -1, 0.5):
+        state = {**layer.state_dict(), "weight_quantizer._extra_state": torch.tensor(wrong)}
+        with pytest.raises(ValueError, match=r"weight_quantizer._extra_state \(=.*\) must be a stage from 0 to 1"):
+            layer.load_state_dict(state)
+        assert layer.quantized_weight().equal(layer.weight)
+
+
+# Weights
+
+A = 0.7
+WEIGHTS: dict[str, tuple[float, float]] = {
+    # what a filter of zeros gives, and one of 0.7
+    "identity()": (0, A),
+    "bnn()": (1, 1),
+    "bwn()": (0, A),
+    "bwn(detach_scale=True)": (0, A),
+    "xnor()": (0, A),
+    "xnorpp()": (1, 1),
+    "bireal()": (0, A),
+    "bireal(gradient=paper)": (0, A),
+    "reactnet()": (0, A),
+    "irnet()": (0, 0),
+    "irnet(binary_input=False)": (0, 0),
+    "recu(scale_init=mean)": (0, A),
+    "adabin()": (0, A),
+    "reste()": (0, A),
+    "twn()": (0, A),
+    "ttq()": (0, 1),
+    "inq(weight_bits=5)": (0, A),
+    "shift_q(weight_bits=5)": (0, 0.5),
+    "shift_ps(weight_bits=5)": (0, 0.5),
+    "apot(weight_bits=4, input_bits=4)": (0, 0),
+    "dorefa(weight_bits=1, input_bits=2)": (0, A),
+    "dorefa(weight_bits=2, input_bits=2)": (1 / 3, 1),
+    "pact(weight_bits=4, input_bits=4)": (1 / 15, 1),
+    "lsq(weight_bits=1, input_bits=4)": (2**-20, A),
+    "lsq(weight_bits=4, input_bits=4)": (0, 2 * A / math.sqrt(7)),
+    "lsq(weight_bits=4, input_bits=4, per_channel=True)": (0, 2 * A / math.sqrt(7)),
+    "lsq_plus(weight_bits=4, input_bits=4)": (0, A * 7 / 8),
+    "n2uq(weight_bits=2, input_bits=2)": (0, A / 2),
+    "dsq(weight_bits=4, input_bits=4)": (0, A),
+    "minmax(weight_bits=8, input_bits=8)": (0, A),
+    "minmax(weight_bits=2, input_bits=4, symmetric=False)": (0, A),
+    "percentile(weight_bits=8, input_bits=8)": (0, A),
+    "fp8(format=e4m3, input_format=e4m3)": (0, A),
+}
+MADE: dict[str, Scheme] = METHODS | {
+    scheme.name: scheme
+    for scheme in (
+        schemes.recu(scale_init="mean"),
+        schemes.dorefa(2),
+        schemes.lsq(1),
+        schemes.lsq(per_channel=True),
+        schemes.percentile(),
+        schemes.fp8(),
+    )
+}
+LAYERS: dict[str, Callable[[Scheme], qconv.QConv2d]] = {
+    "full": lambda scheme: qconv.QConv2d(4, 6, 3, scheme=scheme),
+    "depthwise": lambda scheme: qconv.QConv2d(4, 4, 3, groups=4, scheme=scheme),
+    "single": lambda scheme: qconv.QConv2d(1, 2, 1, scheme=scheme),
+    "single depthwise": lambda scheme: qconv.QConv2d(4, 4, 1, groups=4, scheme=scheme),
+}
+EACH_LAYER = pytest.mark.parametrize("kind", LAYERS)
+
+
+def with_weight(scheme: Scheme, kind: str, value: float) -> qconv.QConv2d:
+    """A layer whose float weight is ``value`` everywhere, loaded as from a float checkpoint."""
+    layer = LAYERS[kind](scheme)
+    state = qconv.float_state_dict(layer)
+    layer.load_state_dict(state | {"weight": torch.full_like(state["weight"], value)})
+    return layer
+
+
+def trained_once(layer: nn.Module, input: Tensor) -> Tensor:
+    """The output, after forward and backward of which nothing may be NaN or inf."""
+    input = input.clone().requires_grad_()
+    output = layer(input)
+    output.square().sum().backward()
+    assert output.isfinite().all()
+    for name, tensor in (("input", input), *layer.named_parameters()):
+        if tensor.requires_grad:
+            assert tensor.grad is not None, name
+            assert tensor.grad.isfinite().all(), name
+    return output.detach()
+
+
+def test_every_scheme_says_what_constant_filters_give() -> None:
+    assert {name.partition("(")[0] for name in WEIGHTS} == {*schemes.__all__} - {"Scheme", "staged", "two_stage"}
+
+
+@EACH_LAYER
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_zero_constant_and_single_element_filters(name: str, kind: str) -> None:
+    zero, constant = WEIGHTS[name]
+    for value, expected in ((0.0, zero), (A, constant)):
+        layer = with_weight(MADE[name], kind, value)
+        weight_q = layer.quantized_weight()
+        torch.testing.assert_close(weight_q, torch.full_like(weight_q, expected), rtol=1e-5, atol=0)
+        trained_once(layer, torch.rand(2, layer.in_channels, 5, 5))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("name", [name for name in WEIGHTS if name != "identity()"])
+def test_nan_and_infinity_in_a_filter(name: str, value: float) -> None:
+    layer = LAYERS["full"](MADE[name])
+    weight = layer.weight.detach().clone()
+    weight[1, 0, 0, 0] = value
+    layer.load_state_dict(qconv.float_state_dict(layer) | {"weight": weight})
+    weight_q = layer.quantized_weight()
+    quantizer = layer.weight_quantizer
+    if isinstance(quantizer, Sign | XNORppWeight):
+        assert weight_q.isfinite().all()  # a sign of its own for each weight
+    elif name in ("shift_q(weight_bits=5)", "shift_ps(weight_bits=5)"):
+        expected = value if math.isnan(value) else math.copysign(1, value)
+        assert weight_q[1, 0, 0, 0].isclose(torch.tensor(expected), equal_nan=True)
+        assert weight_q.isfinite().sum() >= weight_q.numel() - 1
+    elif name.startswith("percentile") or (name.startswith("dorefa(weight_bits=2") and math.isinf(value)):
+        assert weight_q.isfinite().sum() >= weight_q.numel() - weight_q[1].numel()
+    elif isinstance(quantizer, ReCUWeight):
+        assert weight_q[0].isfinite().all()
+    elif name.startswith("pact") and math.isinf(value):
+        assert weight_q[1, 0, 0, 0] == math.copysign(1, value)  # of DoReFa's weights
+    else:
+        assert not weight_q[1, 0, 0, 0].isfinite()  # not hidden
+
+
+# Batches
+
+INPUTS: dict[str, tuple[Callable[[Scheme], nn.Module], tuple[int, ...]]] = {
+    "QConv2d": (lambda scheme: qconv.QConv2d(4, 6, 3, scheme=scheme), (4, 5, 5)),
+    "QLinear": (lambda scheme: qconv.QLinear(4, 6, scheme=scheme), (4,)),
+}
+EACH_INPUT = pytest.mark.parametrize("kind", INPUTS)
+
+
+@EACH_INPUT
+def test_empty_batches_are_waited_through(method: Scheme, kind: str) -> None:
+    make, shape = INPUTS[kind]
+    layer = make(method)
+    fresh = copy.deepcopy(layer.state_dict())
+    assert trained_once(layer, torch.empty(0, *shape)).shape[0] == 0
+    assert all(tensor.equal(fresh[name]) for name, tensor in layer.state_dict().items())
+    layer.zero_grad()
+    trained_once(layer, torch.rand(3, *shape))
+    calibrated = copy.deepcopy(layer.state_dict())
+    assert calibrated.get("input_quantizer.calibrated", torch.tensor(True))
+    layer.zero_grad()
+    trained_once(layer, torch.empty(0, *shape))
+    assert all(tensor.equal(calibrated[name]) for name, tensor in layer.state_dict().items())
+    assert all(parameter.grad is None or not parameter.grad.any() for parameter in layer.parameters())
+
+
+@EACH_WITH_DATA
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_nan_and_infinity_calibrate_nothing(name: str, value: float) -> None:
+    model = nn.Sequential(layer_of(name))
+    before = copy.deepcopy(model.state_dict())
+    input = torch.rand(3, 4, 5, 5)
+    input[1, 2, 3, 4] = value
+    with pytest.raises(ValueError, match="input of QConv2d has NaN or inf: nothing can be calibrated with it"):
+        model(input)
+    with pytest.raises(ValueError, match="the input of layer '0' has NaN or inf: nothing can be calibrated with it"):
+        qconv.calibrate(model, [torch.rand(3, 4, 5, 5), input])
+    assert all(tensor.equal(before[key]) for key, tensor in model.state_dict().items())
+    trained_once(model, torch.rand(3, 4, 5, 5))
+    assert model.state_dict()["0.input_quantizer.calibrated"]
+
+
+@EACH_WITH_DATA
+def test_calibration_with_empty_batches(name: str) -> None:
+    model, input, empty = nn.Sequential(layer_of(name)), torch.rand(3, 4, 5, 5), torch.empty(0, 4, 5, 5)
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(ValueError, match="batches must hold at least one sample: all 2 are empty"):
+        qconv.calibrate(model, [empty, empty])
+    assert all(tensor.equal(before[key]) for key, tensor in model.state_dict().items())
+    assert qconv.calibrate(model, [empty, input, empty]) == ["0"]
+    alone = nn.Sequential(layer_of(name))
+    qconv.calibrate(alone, [input])
+    assert all(tensor.equal(alone.state_dict()[key]) for key, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("wrong", ["5", 2.5, True, None])
+def test_the_number_of_samples_is_a_whole_one(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"max_samples \(=.*\) must be a whole number, not of type"):
+        qconv.calibrate(nn.Sequential(layer_of(WITH_DATA[0])), [torch.rand(3, 4, 5, 5)], max_samples=wrong)
+
+
+FIRST: dict[str, dict[type[Quantizer], tuple[float, ...]]] = {
+    # the learned tensors after a first batch: of zeros, of 0.7, of -0.7
+    "0.0": {LSQInput: (1.0,), LSQPlusInput: (1.0, 0.0), DSQInput: (0.0, 0.0, 0.2), MinMaxInput: (0.0, 0.0)},
+    "0.7": {
+        LSQInput: (2 * A / math.sqrt(15),),
+        LSQPlusInput: (1.0, A),
+        DSQInput: (A, A, 0.2),
+        MinMaxInput: (0.0, A),
+    },
+    "-0.7": {
+        LSQInput: (2 * A / math.sqrt(15),),
+        LSQPlusInput: (1.0, -A),
+        DSQInput: (-A, -A, 0.2),
+        MinMaxInput: (-A, 0.0),
+    },
+}
+
+
+@pytest.mark.parametrize("value", FIRST)
+@pytest.mark.parametrize("kind", [LSQInput, LSQPlusInput, DSQInput, MinMaxInput])
+def test_a_first_batch_of_one_value(kind: type[Quantizer], value: str) -> None:
+    layer = qconv.QConv2d(4, 6, 3, scheme=Scheme("one", partial(kind, 4)))
+    input = torch.full((2, 4, 5, 5), float(value))
+    trained_once(layer, input)
+    quantizer = layer.input_quantizer
+    assert quantizer.calibrated
+    expected = torch.tensor(FIRST[value][kind])
+    torch.testing.assert_close(torch.stack([tensor.detach() for tensor in quantizer.tensors()]), expected)
+    layer.after_step_()
+    input_q = quantizer(input)
+    negative = isinstance(quantizer, LSQInput) and value == "-0.7"  # its levels begin at 0
+    expected = torch.zeros_like(input) if negative else input
+    torch.testing.assert_close(input_q, expected, rtol=0, atol=A / 8)
+    trained_once(layer, torch.rand(2, 4, 5, 5))
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("value", [0.0, -0.7, 1e-30, 1e12], ids=str)
+def test_batches_of_one_value_train(name: str, value: float) -> None:
+    trained_once(layer_of(name), torch.full((2, 4, 5, 5), value))
+
+
+# Magnitudes
+
+MAGNITUDES: dict[str, Callable[[Tensor, torch.dtype], Tensor]] = {
+    "1e-30": lambda x, dtype: x * 1e-30,
+    "subnormal": lambda x, dtype: x.sign() * torch.finfo(dtype).smallest_normal / 8,
+    "1e30": lambda x, dtype: x * min(1e30, torch.finfo(dtype).max / 8),
+    "both": lambda x, dtype: torch.where(x > 0, x * min(1e30, torch.finfo(dtype).max / 8), x * 1e-30),
+    "negative": lambda x, dtype: -x.abs(),
+    "zeros": lambda x, dtype: torch.zeros_like(x),
+}
+
+
+@pytest.mark.parametrize(("make", "levels"), QUANTIZERS.values(), ids=QUANTIZERS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_magnitudes(make: Make, levels: float, dtype: torch.dtype) -> None:
+    for scaled in MAGNITUDES.values():
+        x = scaled(torch.randn(3, 4, 2, 2, dtype=torch.float64), dtype).to(dtype)
+        quantizer, tensors = ready(make, x)
+        assert all(tensor.isfinite().all() for tensor in tensors)
+        assert quantizer.quantize(x, *tensors).isfinite().all()
+        for grad in quantizer.backward(torch.ones_like(x), x, *tensors):
+            # A gradient of 1e5 is none of float16: a gradient scaler sees the inf.
+            assert grad is None or not grad.isnan().any()
+            assert grad is None or dtype == torch.float16 or grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "make", [LSQ, partial(LSQ, 1), partial(LSQ, 3, True), quantizers.LSQPlus, LSQInput, LSQPlusInput]
+)
+def test_the_first_step_is_a_number_of_its_dtype(make: Callable[[], Quantizer]) -> None:
+    x = torch.full((2, 3), 65504.0)
+    x[0, 0] = -65504.0
+    quantizer, tensors = ready(make, x.half())
+    assert all(tensor.isfinite().all() for tensor in tensors)
+    assert not quantizer.quantize(x.half(), *tensors).isnan().any()
+
+
+# Combinations
+
+COMBINATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "grad that learns": (
+        lambda: Scheme("s", grad=LSQ),
+        ValueError,
+        r"grad \(=LSQ\(.*\) must make a quantizer for grad, not one for weight",
+    ),
+    "grad that needs data": (
+        lambda: Scheme("s", grad=MinMaxInput),
+        ValueError,
+        r"grad \(=MinMaxInput\(.*\) must make a quantizer for grad, not one for input",
+    ),
+    "with_grad": (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad \(=PACT\(bits=4\)\) must make"),
+    "input that replaces the weight": (
+        lambda: Scheme("s", input=ShiftPS),
+        ValueError,
+        r"input \(=ShiftPS\(.*\) must make a quantizer for input, not one for weight",
+    ),
+    "input that starts from a weight": (lambda: Scheme("s", input=TTQ), ValueError, r"input \(=TTQ\(.*not one for we"),
+    "weight with channels": (lambda: Scheme("s", weight=ReActNetInput), ValueError, r"weight \(=ReActNetInput\("),
+    "weight at random in evaluation": (
+        lambda: Scheme("s", weight=DoReFaGradient),
+        ValueError,
+        r"weight \(=DoReFaGradient\(bits=6\)\) must make a quantizer for weight, not one for grad",
+    ),
+    "input at random in evaluation": (lambda: Scheme("s", Int8Stochastic), ValueError, r"input \(=Int8Stochastic\("),
+    "weight that each process draws": (
+        lambda: Scheme("s", weight=partial(Sign, stochastic=True)),
+        ValueError,
+        r"weight \(=Sign\(.*\) must make a quantizer for weight, not one for input or grad",
+    ),
+    "float backward without a float weight": (
+        lambda: Scheme("s", weight=ShiftPS, backward_weight="float"),
+        ValueError,
+        r"backward_weight \(='float'\) must be 'quantized' with ShiftPS",
+    ),
+    "padding of a float input": (
+        lambda: Scheme("s", padding_value=1),
+        ValueError,
+        r"padding_value \(=1\) must be 0: Identity\(\) doesn't make the input ±1",
+    ),
+    "padding of other levels": (lambda: Scheme("s", LSQInput, padding_value=-1), ValueError, r"padding_value \(=-1\)"),
+    "padding of AdaBin": (lambda: Scheme("s", AdaBinInput, padding_value=1), ValueError, r"padding_value \(=1\)"),
+    "map of a float input": (
+        lambda: Scheme("s", scale_map=True),
+        ValueError,
+        r"scale_map \(=True\) needs an input that is only signs: Identity\(\)",
+    ),
+    "map that is a word": (
+        lambda: Scheme("s", Sign, scale_map="no"),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        r"scale_map \(='no'\) must be True or False",
+    ),
+    "map of a transposed convolution": (
+        lambda: qconv.QConvTranspose2d(4, 4, 3, scheme=schemes.xnor(scale_map=True)),
+        ValueError,
+        r"scale_map \(=True\) is defined for convolutions",
+    ),
+    "no quantizer": (
+        lambda: Scheme("s", weight=nn.ReLU),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        r"weight \(=.*ReLU.*\) must make a quantizer, not ReLU",
+    ),
+    "a word": (
+        lambda: Scheme("s", "sign"),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        r"input \(=sign\) must make a quantizer, not str",
+    ),
+    "arguments out of range": (lambda: Scheme("s", weight=partial(LSQ, 9)), ValueError, r"bits \(=9\)"),
+    "stages for weight and input": (
+        lambda: Stages([(0, LSQ), (0.5, LSQInput)]),
+        ValueError,
+        "stages can't be combined, .*: LSQ for weight, LSQInput for input",
+    ),
+    "stages of something else": (
+        lambda: Stages([(0, Identity), (0.5, nn.ReLU)]),  # pyright: ignore[reportArgumentType]
+        TypeError,
+        "stages must hold what makes a quantizer, not ReLU",
+    ),
+    "stages in a place of another": (
+        lambda: Scheme("s", input=partial(Stages, [(0, Identity), (0.5, LSQ)])),
+        ValueError,
+        r"input \(=Stages\(.*\) must make a quantizer for input, not one for weight",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "message"), COMBINATIONS.values(), ids=COMBINATIONS.keys())
+def test_what_cannot_be_combined(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_what_can_be_combined() -> None:
+    staged = partial(Stages, [(0, Identity), (0.5, Sign)])
+    for scheme in (
+        Scheme("signs at last", staged, padding_value=1, scale_map=True),
+        Scheme("shared signs", weight=partial(Sign, stochastic=True, sharded=False)),
+        Scheme("gradients", weight=LSQ, grad=partial(Stages, [(0, Identity), (0.5, DoReFaGradient)])),
+        Scheme("float", Sign, FP8, FP8, backward_weight="float"),
+    ):
+        trained_once(qconv.QConv2d(4, 6, 3, padding=1, scheme=scheme), torch.randn(2, 4, 5, 5))
+
+
+def test_a_scheme_uses_up_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    Scheme("random", partial(Sign, stochastic=True), LSQ, DoReFaGradient).with_grad(Int8Stochastic)
+    assert torch.get_rng_state().equal(before)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_quantizers_of_a_scheme_have_its_places(name: str) -> None:
+    scheme = METHODS[name]
+    assert "input" in scheme.input().roles
+    assert "weight" in scheme.weight().roles
+    assert scheme.grad is None or "grad" in scheme.grad().roles

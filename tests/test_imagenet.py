@@ -1,0 +1,161 @@
+"""Large pictures, decoded while a network trains."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from qconv.data import BrokenPictureError, ImageNetDataModule
+from qconv.data.imagenet import MEAN, STD, centre_crop, random_crop
+
+
+def picture(seed: int, height: int = 40, width: int = 50) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    for split, count in (("train", 10), ("val", 3)):
+        for label, name in enumerate(("n01", "n02")):
+            folder = tmp_path / "tree" / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                picture(100 * label + index + (50 if split == "val" else 0)).save(folder / f"{index}.JPEG", quality=95)
+    return tmp_path / "tree"
+
+
+def made(tree: Path, **options: Any) -> ImageNetDataModule:
+    small = {"image_size": 16, "resize": 20, "val_size": 4, "batch_size": 5, "workers": 0}
+    data = ImageNetDataModule(str(tree), **{**small, **options})
+    data.setup("fit")
+    return data
+
+
+def batches(data: ImageNetDataModule, loader: Any) -> list[tuple[Tensor, Tensor]]:
+    """As Lightning hands them to the network."""
+    return [data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0) for batch in loader]
+
+
+def test_splits_and_batches(tree: Path) -> None:
+    data = made(tree)
+    assert (data.classes, data.num_classes, data.image_size, data.in_channels) == (["n01", "n02"], 2, (16, 16), 3)
+    assert {name: len(files) for name, files in data.splits.items()} == {"train": 16, "val": 4, "test": 6}
+    files = [path for name in ("train", "val") for path, _ in data.splits[name]]
+    assert sorted(files) == sorted((tree / "train").rglob("*.JPEG"))
+    for loader in (data.train_dataloader(), data.val_dataloader(), data.test_dataloader()):
+        assert len(batches(data, loader)) == len(loader)
+        for images, labels in batches(data, loader):
+            assert images.shape == (len(labels), 3, 16, 16)
+            assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert sum(len(labels) for _, labels in batches(data, data.test_dataloader())) == 6
+
+
+def epoch_of(data: ImageNetDataModule, epoch: int) -> tuple[Tensor, Tensor]:
+    loader = data.train_dataloader()
+    loader.batch_sampler.sampler.set_epoch(epoch)  # pyright: ignore  # as Lightning finds it
+    images, labels = zip(*batches(data, loader), strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def test_pictures_are_a_function_of_seed_and_epoch(tree: Path) -> None:
+    first = epoch_of(made(tree), 3)
+    for other in (epoch_of(made(tree), 3), epoch_of(made(tree, workers=2), 3)):
+        assert all(one.equal(another) for one, another in zip(first, other, strict=True))
+    assert not first[0].equal(epoch_of(made(tree), 4)[0])
+    assert not first[0].equal(epoch_of(made(tree, seed=1), 3)[0])
+
+
+def test_test_pictures_are_torchvisions(tree: Path) -> None:
+    transform = v2.Compose([v2.Resize(20), v2.CenterCrop(16), v2.ToDtype(torch.float32), v2.Normalize(MEAN, STD)])
+    data = made(tree)
+    found = torch.cat([images for images, _ in batches(data, data.test_dataloader())])
+    for image, (path, _) in zip(found, data.splits["test"], strict=True):
+        with Image.open(path) as opened:
+            expected = transform(v2.functional.pil_to_tensor(opened))
+        torch.testing.assert_close(image, expected, rtol=0, atol=2 / min(STD))  # two decoders of JPEG
+
+
+def test_random_crops_are_torchvisions_in_distribution() -> None:
+    # Each pixel of the picture tells its place, so that a crop's corners tell where it was taken.
+    rows, columns = torch.meshgrid(torch.arange(120), torch.arange(160), indexing="ij")
+    image = torch.stack([rows, columns, torch.zeros_like(rows)]).to(torch.uint8)
+
+    def corners(crop: Tensor) -> list[float]:
+        y, x = crop[0].float(), crop[1].float()
+        return [float(y.min()), float(y.max()), float(x.min()), float(x.max()), float(x[0, 0] > x[0, -1])]
+
+    generator = torch.Generator().manual_seed(0)
+    found = torch.tensor([corners(random_crop(image, 32, generator)) for _ in range(1500)])
+    theirs = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip()])
+    expected = torch.tensor([corners(theirs(image)) for _ in range(1500)])
+    for ours, other in zip(found.T, expected.T, strict=True):
+        spread = (ours.var() / 1500 + other.var() / 1500).sqrt()
+        assert (ours.mean() - other.mean()).abs() < 4 * spread
+        assert 0.85 < ours.std() / other.std() < 1.18
+
+
+@pytest.mark.parametrize("size", [(1, 200), (200, 1), (3, 3)])
+def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
+    image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
+    for seed in range(20):
+        assert random_crop(image, 8, torch.Generator().manual_seed(seed)).shape == (3, 8, 8)
+    assert centre_crop(image, 8, 10).shape == (3, 8, 8)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-50])
+
+
+@pytest.mark.parametrize(
+    "breaking", [truncate, lambda p: p.write_bytes(b""), lambda p: p.write_text("no picture " * 9)]
+)
+def test_broken_files_are_named_and_counted(breaking: Any, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = made(tree)
+    broken = data.splits["train"][3][0]
+    breaking(broken)
+    with pytest.raises(BrokenPictureError, match=rf"{broken} cannot be decoded \(.+\); repair or remove it, or leave"):
+        epoch_of(data, 0)
+    data = made(tree, broken="skip")
+    assert len(epoch_of(data, 0)[1]) == 15
+    assert len(epoch_of(data, 1)[1]) == 15
+    told = capsys.readouterr().err.replace("\n", "")
+    assert told.count("left out (1 so far)") == 1
+    assert str(broken) in told
+    for path, _ in data.splits["train"]:
+        breaking(path)
+    with pytest.raises(BrokenPictureError, match=r"no picture of a batch of \d could be decoded"):
+        epoch_of(data, 0)
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA"])
+def test_other_modes(mode: str, tree: Path) -> None:
+    data = made(tree)
+    path = data.splits["test"][0][0]
+    picture(1).convert(mode).save(path, "PNG" if mode == "RGBA" else "JPEG")  # ImageNet has PNGs under this name
+    assert len(batches(data, data.test_dataloader())[0][1]) > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"image_size": 0}, r"image_size \(=0\) must be at least 1"),
+        ({"batch_size": 0}, r"batch_size \(=0\) must be at least 1"),
+        ({"resize": 10}, r"resize \(=10\) must be at least image_size \(=16\)"),
+        ({"workers": -1}, r"workers \(=-1\) must be at least 0"),
+        ({"broken": "hide"}, r"broken \(='hide'\) must be 'fatal' or 'skip'"),
+        ({"val_size": 20}, r"val_size \(=20\) must leave some of the 20"),
+    ],
+)
+def test_arguments_out_of_range(options: dict[str, Any], message: str, tree: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(tree, **options)
+
+
+def test_no_more_workers_than_cores(tree: Path) -> None:
+    assert 1 <= made(tree, workers=10_000).workers < 10_000
