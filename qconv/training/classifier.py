@@ -25,7 +25,7 @@ class Classifier(LightningModule):
     """Trains `model` to name the class of a picture.
 
     Logged once an epoch: train_loss, train_accuracy, lr (the mean over the epoch's steps), val_loss, val_accuracy; at
-    the end test_loss, test_accuracy. On a GPU the network and its pictures are kept channels-last.
+    the end test_loss, test_accuracy.
 
     Args:
         model: gives `(N, num_classes)` logits of `(N, C, H, W)` pictures.
@@ -36,6 +36,7 @@ class Classifier(LightningModule):
         config: plain dictionary that is stored with every checkpoint; `check_config` compares it.
         loss: of `(logits, labels, images)`, what is minimized (`qconv.training.losses`); None is cross-entropy, as
             which validation and test always show.
+        channels_last: the memory format of network and pictures; None is True on a GPU.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class Classifier(LightningModule):
         scheduler: MakeScheduler | None = None,
         config: dict[str, Any] | None = None,
         loss: Loss | None = None,
+        channels_last: bool | None = None,
     ) -> None:
         super().__init__()
+        self._channels_last = channels_last
         self.model = model
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
@@ -60,7 +63,9 @@ class Classifier(LightningModule):
 
     @property
     def channels_last(self) -> bool:
-        """On GPUs, whose convolutions are fastest so."""
+        """As asked for; else on GPUs, whose convolutions are fastest so."""
+        if self._channels_last is not None:
+            return self._channels_last
         return self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
 
     def setup(self, stage: str) -> None:

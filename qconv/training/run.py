@@ -99,7 +99,8 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     about = about_run(config, scheme.name, table)
     show_model(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
     loss = build_loss(cfg.loss, data.in_channels, data.num_classes)
-    return data, Classifier(model, instantiate(cfg.optimizer), instantiate(cfg.scheduler), config, loss), about
+    parts = instantiate(cfg.optimizer), instantiate(cfg.scheduler), config, loss, cfg.channels_last
+    return data, Classifier(model, *parts), about
 
 
 def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
