@@ -60,7 +60,7 @@ def test_convert_takes_them() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: schemes.two_stage(schemes.bnn(), 0), ValueError, r"start \(=0\) must be above 0 and below 1"),
+        (lambda: schemes.two_stage(schemes.bnn(), 0), ValueError, r"start \(=0\) must be above 0 and at most 1"),
         (lambda: schemes.two_stage(schemes.bnn(), math.nan), ValueError, r"start \(=nan\) must be above 0"),
         (lambda: schemes.two_stage("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
         (lambda: schemes.two_stage(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),

@@ -42,17 +42,18 @@ def two_stage(scheme: Scheme, start: float = 0.5) -> Scheme:
     """Activations first, weights later: ``scheme`` with float weights until the progress ``start``.
 
     So ReActNet (arXiv:2003.03488) and the networks before it (arXiv:1911.12491) are trained. Their two stages are two
-    runs with a learning rate schedule each, and their second starts from the first one's weights; here it is one run.
+    runs with a learning rate schedule each, and their second starts from the first one's weights. ``start=1`` is such a
+    first run: its weights stay float to the end.
 
     Raises:
-        ValueError: ``start`` is not above 0 and below 1, or the scheme replaces the weight.
+        ValueError: ``start`` is not above 0 and at most 1, or the scheme replaces the weight.
         TypeError: ``scheme`` is none.
     """
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme, such as qconv.schemes.reactnet()")
     check_numbers(start=start)
-    if not 0 < start < 1:
-        raise ValueError(f"start (={start}) must be above 0 and below 1")
+    if not 0 < start <= 1:
+        raise ValueError(f"start (={start}) must be above 0 and at most 1")
     weight = partial(Stages, [(0.0, Identity), (float(start), scheme.weight)])
     weight()
     return replace(scheme, name=f"two_stage({scheme}, start={start:g})", weight=weight)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..optim import ModelOptimizer
+from ..optim import ModelOptimizer, shift_penalty
 from ..steps import after_every_step
 from .losses import CrossEntropy
 
@@ -37,6 +37,7 @@ class Classifier(LightningModule):
         loss: of `(logits, labels, images)`, what is minimized (`qconv.training.losses`); None is cross-entropy, as
             which validation and test always show.
         channels_last: the memory format of network and pictures; None is True on a GPU.
+        shift_decay: weight decay of DeepShift-PS in the loss, times `qconv.optim.shift_penalty`.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Classifier(LightningModule):
         config: dict[str, Any] | None = None,
         loss: Loss | None = None,
         channels_last: bool | None = None,
+        shift_decay: float = 0.0,
     ) -> None:
         super().__init__()
-        self._channels_last = channels_last
+        self._channels_last, self.shift_decay = channels_last, shift_decay
         self.model = model
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
@@ -79,7 +81,8 @@ class Classifier(LightningModule):
         del batch_idx
         optimizer = self.optimizers(use_pl_optimizer=False)
         self._log({"lr": optimizer.param_groups[0]["lr"]}, len(batch[1]))  # pyright: ignore
-        return self._step("train", batch)
+        loss = self._step("train", batch)
+        return loss if self.shift_decay == 0 else loss + self.shift_decay * shift_penalty(self.model)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""

@@ -24,7 +24,7 @@ from .screen import show_model, show_outcome
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
-RUN = (*NETWORK, "data", "seed", "loss", "optimizer", "scheduler", "trainer")
+RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer")
 C = TypeVar("C", bound=Callback)
 
 
@@ -99,7 +99,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     about = about_run(config, scheme.name, table)
     show_model(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
     loss = build_loss(cfg.loss, data.in_channels, data.num_classes)
-    parts = instantiate(cfg.optimizer), instantiate(cfg.scheduler), config, loss, cfg.channels_last
+    parts = instantiate(cfg.optimizer), instantiate(cfg.scheduler), config, loss, cfg.channels_last, cfg.shift_decay
     return data, Classifier(model, *parts), about
 
 
