@@ -338,6 +338,20 @@ def test_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
     assert "gpu" in fails("trainer=gpu").lower()
 
 
+def test_two_processes(tmp_path: Path) -> None:
+    arguments = ("scheme=lsq", "model.width=4", "trainer.max_epochs=2", "data.batch_size=50")
+    ddp = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"run_dir={tmp_path / 'two'}")
+    run = subprocess.run(command(*arguments, *ddp), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert run.stdout.count("compression  ") == 1  # the table once, not once a process
+    result = json.loads((tmp_path / "two/result.json").read_text())
+    assert len((tmp_path / "two/metrics.csv").read_text().splitlines()) == 3
+    best = tmp_path / "two/checkpoints/best.ckpt"
+    alone = program.evaluate(config(*arguments, "trainer=cpu", f"evaluate={best}", f"run_dir={tmp_path / 'one'}"))
+    # 180 pictures on each process and 360 on one: every one is counted once.
+    assert alone.test_accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
+    assert alone.val_accuracy == pytest.approx(result["val_accuracy_best"], abs=1e-6)
+
+
 def test_a_sweep_ends_with_a_table(tmp_path: Path) -> None:
     arguments = (
         "-m",

@@ -8,6 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+from pytorch_lightning.utilities import rank_zero_only
 from torch.optim.swa_utils import update_bn
 
 from ..convert import convert
@@ -97,7 +98,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         load_weights(model, cfg.init_from)
     table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
-    show_model(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
+    rank_zero_only(show_model)(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
     loss = build_loss(cfg.loss, data.in_channels, data.num_classes)
     parts = instantiate(cfg.optimizer), instantiate(cfg.scheduler), config, loss, cfg.channels_last, cfg.shift_decay
     return data, Classifier(model, *parts), about
