@@ -2,6 +2,8 @@
 
 import logging
 import os
+import signal
+import sys
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +39,7 @@ def main(cfg: DictConfig) -> float:
     """Train or evaluate; the validation accuracy is what a sweeper optimizes."""
     # Importing Lightning sets the levels that are set here.
     from lightning_fabric.utilities.exceptions import MisconfigurationException
+    from pytorch_lightning.utilities.exceptions import SIGTERMException
 
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -48,6 +51,15 @@ def main(cfg: DictConfig) -> float:
         return train(cfg).val_accuracy_best if cfg.evaluate is None else evaluate(cfg).val_accuracy
     except MisconfigurationException as error:  # such as a GPU that is not there
         raise ValueError(str(error)) from error
+    except SIGTERMException:  # a SystemExit of code 0: the scheduler would think that the run is over
+        sys.stderr.write(f"stopped by SIGTERM; {how_to_go_on(Path(cfg.run_dir))}\n")
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def how_to_go_on(folder: Path) -> str:
+    """What to tell about the run in `folder` that was interrupted."""
+    last = folder / "checkpoints/last.ckpt"
+    return f"go on with ckpt_path={last}" if last.is_file() else "there is no checkpoint yet"
 
 
 def run_main() -> None:

@@ -176,6 +176,22 @@ def test_a_killed_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Pat
         assert (tmp_path / "killed" / name).read_text() == (folder / name).read_text()
 
 
+def test_sigterm_ends_with_a_code_that_is_requeued_and_says_how_to_go_on(tmp_path: Path) -> None:
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    slow = "+callbacks.slow={_target_:test_train.Slow}"
+    arguments = command("model.width=4", "trainer=cpu", slow, f"run_dir={last.parents[1]}")
+    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(arguments, cwd=tmp_path, env=environment, **pipes) as process:
+        while not last.exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"stopped by SIGTERM; go on with ckpt_path={last}" in told
+    assert load_checkpoint(last)["epoch"] >= 0
+
+
 def test_a_finished_run_resumes_to_its_result(whole: tuple[Path, Any], tmp_path: Path) -> None:
     folder, result = whole
     again = program.train(config(*QUICK, f"run_dir={tmp_path}", f"ckpt_path={folder / 'checkpoints/last.ckpt'}"))
