@@ -103,8 +103,8 @@ def plan(
             (`schemes.lsq` with a signed input, which the first layer needs; the paper's last one is unsigned);
             ``"w8"``, 8 bits for the weight alone, as APoT's (`schemes.minmax`); or a scheme. BNN, DeepShift and others
             treat them like the rest: ``skip=()``.
-        grad_quantizer: makes a quantizer of the output's gradient for every converted layer whose scheme has none, as
-            `qconv.quantizers.Int8Stochastic` or ``partial(DoReFaGradient, 6)`` do.
+        grad_quantizer: makes a quantizer of the output's gradient for every converted layer, in place of that of its
+            scheme, except where ``overrides`` has another: `qconv.quantizers.Int8Stochastic`, ``partial(FP8, "e5m2")``.
 
     Returns:
         The steps, as data.
@@ -231,7 +231,8 @@ def _make_plan(
         elif pattern := _first_match(skip_patterns, at):
             chosen, reason = None, f"skip {pattern!r}"
         if chosen is not None:
-            if grad_quantizer is not None and chosen.grad is None:
+            # A scheme of overrides that has one was meant for its layers.
+            if grad_quantizer is not None and not (chosen.grad is not None and reason.startswith("overrides")):
                 chosen = chosen.with_grad(grad_quantizer)
             _check_fits(layer, chosen, at, tied)
         return Step(at, layer, kind, chosen, reason)

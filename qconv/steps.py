@@ -1,5 +1,6 @@
 """What a training loop calls beside the optimizer: after each step, and as training goes on."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from torch import nn
@@ -7,6 +8,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from .layers import QuantizedLayer
+from .quantizers import Quantizer
 
 
 def after_step(model: nn.Module) -> None:
@@ -41,9 +43,28 @@ def set_progress(model: nn.Module, progress: float) -> None:
 
     Raises:
         ValueError: ``progress`` is not from 0 to 1.
+        TypeError: it is no number.
     """
+    if not isinstance(progress, int | float):
+        raise TypeError(f"progress (={progress!r}) must be a number from 0 to 1")
     if not 0 <= progress <= 1:
         raise ValueError(f"progress (={progress}) must be from 0, the start of training, to 1, its end")
     for module in model.modules():
         if isinstance(module, QuantizedLayer):
             module.set_progress_(progress)
+
+
+def is_final(model: nn.Module) -> bool:
+    """Whether all quantizers of ``model`` are past their stages and portions: whether it is what will ship."""
+    return all(quantizer.is_final for quantizer in _quantizers(model))
+
+
+def final_from(model: nn.Module) -> float:
+    """The progress from which all quantizers of ``model`` are final, if `set_progress` is called with it."""
+    return max((quantizer.final_from for quantizer in _quantizers(model)), default=0.0)
+
+
+def _quantizers(model: nn.Module) -> Iterator[Quantizer]:
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            yield from module.quantizers().values()

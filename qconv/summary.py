@@ -45,7 +45,8 @@ class Row:
         output_shape: of one sample, without the batch; of a dimension 0 that is not the batch of one, with it.
         scheme: of a quantized layer; "float" of any other.
         weight_bits: information per weight; 32 where it is not quantized, whatever the dtype.
-        input_bits: information per input value; 32 where it is not quantized, whatever the dtype.
+        input_bits: information per input value; 32 where it is not quantized, whatever the dtype, and in deformable
+            layers, which multiply the weight with values between those of the quantized input.
         parameters: of the float layer: weight and bias, without the tensors that its quantizers learn.
         weights: how many of the parameters are a quantized layer's weights, of `weight_bits`; the others have 32.
         macs: multiply-accumulates for one sample; of convolutions and linear layers, others count 0.
@@ -475,7 +476,7 @@ def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, seen: s
     packed_bytes = float_bytes = _bytes(own)
     if isinstance(module, QuantizedLayer):
         scheme, weight_bits = module.scheme.name, module.weight_quantizer.bits
-        input_bits = module.input_quantizer.bits
+        input_bits = FLOAT_BITS if _is_deformable(module) else module.input_quantizer.bits
         packed_bytes += _bytes(_unseen(module.input_quantizer.parameters(), seen))
         if any(tensor is module.weight for tensor in own):  # not where another layer has counted it
             weights = module.weight.numel()

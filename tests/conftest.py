@@ -60,6 +60,8 @@ METHODS: dict[str, qconv.Scheme] = SCHEMES | {
         schemes.percentile(4, 4, 99.0),
         schemes.fp8(grad_format="e5m2"),
         schemes.minmax().with_grad(Int8Stochastic),
+        schemes.two_stage(schemes.reactnet()),
+        schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))]),
     )
 }
 """Every method."""

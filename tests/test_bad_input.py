@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import METHODS
+from conftest import METHODS as ALL_METHODS
 from test_quantizers import QUANTIZERS, Make, ready
 from torch import Tensor, nn
 
@@ -51,6 +51,10 @@ CALLABLES: dict[str, Callable[..., object]] = {
     },
 }
 """Every scheme, quantizer and surrogate."""
+
+
+# What learns in stages keeps a quantizer for each of them: tests/test_staged.py and test_calibrate.py.
+METHODS = {name: scheme for name, scheme in ALL_METHODS.items() if "stage" not in name}
 
 
 def arguments(*kinds: type) -> list[tuple[str, str]]:

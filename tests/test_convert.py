@@ -73,6 +73,9 @@ def test_a_quantizer_of_the_gradient_for_every_layer() -> None:
     model = qconv.convert(
         small(), schemes.bnn(), first_last="w8", overrides={"3": own}, grad_quantizer=partial(FP8, "e5m2")
     )
+    explicit = qconv.convert(small(), own, grad_quantizer=partial(FP8, "e5m2"))[2]
+    assert isinstance(explicit, qconv.QConv2d)
+    assert isinstance(explicit.grad_quantizer, FP8)
     fp8 = " + grad FP8(format='e5m2', scale='dynamic')"
     assert [layer.scheme.name for layer in model if isinstance(layer, qconv.QuantizedLayer)] == [
         "minmax(weight_bits=8, input_bits=None)" + fp8,

@@ -21,7 +21,7 @@ LAYERS = {
     "grad_deform": {"grad"},
     "layers": {"schemes", "function", "quantizers", "grad", "grad_deform"},
     "convert": {"layers", "schemes"},
-    "steps": {"layers"},
+    "steps": {"layers", "quantizers"},
     "optim": {"layers", "quantizers"},
     "distillation": set(),
     "calibrate": {"layers", "quantizers"},

@@ -49,6 +49,7 @@ from qconv.quantizers import (
     ShiftPS,
     ShiftQ,
     Sign,
+    Stages,
     Straight,
     XNORppWeight,
 )
@@ -120,6 +121,8 @@ QUANTIZERS: dict[str, tuple[Make, float]] = {
     "FP8": (FP8, 253),
     "FP8(e5m2)": (partial(FP8, "e5m2"), 247),
     "FP8(e5m2, scale=None)": (partial(FP8, "e5m2", None), 247),
+    "Stages(first)": (partial(Stages, [(0, partial(LSQ, 3)), (0.5, Sign)]), 8),
+    "Stages(Sign)": (partial(Stages, [(0, Sign), (0.9, Identity)]), 2),
     "Int8Stochastic": (Int8Stochastic, 255),
     "Int8Stochastic(4, per_sample=False)": (partial(Int8Stochastic, 4, False), 15),
 }

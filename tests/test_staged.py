@@ -1,7 +1,7 @@
 """Schemes that change in the course of training."""
 
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -46,6 +46,52 @@ def test_progressive_bits() -> None:
     again.load_state_dict(layer.state_dict())
     input = torch.randn(2, 4, 6, 6)
     assert again(input).equal(layer(input))
+
+
+def test_a_stage_of_the_same_class_goes_on_and_another_starts_anew() -> None:
+    layers = {
+        "same": qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.pact(4, 4)), (0.5, schemes.pact(2, 2))])),
+        "other": qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.apot(4, 4)), (0.5, schemes.pact(2, 2))])),
+    }
+    for name, layer in layers.items():
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, weight_decay=0.5)
+        qconv.after_every_step(optimizer, layer)
+        qconv.set_progress(layer, 0.0)
+        for _ in range(5):
+            optimizer.zero_grad()
+            layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
+            optimizer.step()
+        first, second = cast(Any, layer.input_quantizer.quantizers)
+        before = first.alpha.detach().clone()
+        assert second.alpha < 8  # decayed while it waited
+        qconv.set_progress(layer, 0.5)
+        assert second.alpha == (before if name == "same" else 8)
+
+
+def test_schedules_run_within_their_stage() -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.two_stage(schemes.irnet(), 0.5))
+    surrogate = layer.weight_quantizer.quantizers[1].surrogate  # pyright: ignore
+    alone = qconv.QConv2d(4, 8, 3, scheme=schemes.irnet())
+    for progress, within in ((0.5, 0.0), (0.75, 0.5), (1.0, 1.0)):
+        qconv.set_progress(layer, progress)
+        qconv.set_progress(alone, within)
+        assert surrogate.t == alone.weight_quantizer.surrogate.t  # pyright: ignore
+    inq = qconv.QConv2d(4, 8, 3, scheme=schemes.two_stage(schemes.inq(), 0.5))
+    assert inq.weight_quantizer.final_from == 0.5 + 0.5 * 0.75
+    for progress, share, final in ((0.5, 0.5, False), (0.875, 1.0, True)):
+        qconv.set_progress(inq, progress)
+        assert inq.weight_quantizer.quantizers[1].frozen.float().mean() == share  # pyright: ignore
+        assert inq.weight_quantizer.is_final == final
+
+
+def test_what_is_final() -> None:
+    assert qconv.QConv2d(4, 8, 3, scheme=schemes.bnn()).weight_quantizer.is_final
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.two_stage(schemes.bnn(), 0.5))
+    assert (layer.weight_quantizer.is_final, layer.weight_quantizer.final_from) == (False, 0.5)
+    qconv.set_progress(layer, 0.5)
+    assert layer.weight_quantizer.is_final
+    first = qconv.QConv2d(4, 8, 3, scheme=schemes.two_stage(schemes.bnn(), 1))
+    assert (first.weight_quantizer.is_final, first.weight_quantizer.bits) == (True, 32)
 
 
 def test_convert_takes_them() -> None:

@@ -199,6 +199,20 @@ def test_a_finished_run_resumes_to_its_result(whole: tuple[Path, Any], tmp_path:
     assert (tmp_path / "curves.png").exists()
 
 
+def test_the_best_checkpoint_of_stages_is_one_of_the_last(tmp_path: Path) -> None:
+    arguments = ("scheme=two_stage", "scheme.start=0.6", "trainer=cpu", "trainer.max_epochs=5", "model.width=8")
+    result = program.train(config(*arguments, f"run_dir={tmp_path}"))
+    rows = (tmp_path / "metrics.csv").read_text().splitlines()
+    scores = [float(row.split(",")[rows[0].split(",").index("val_accuracy")]) for row in rows[1:]]
+    assert max(scores[:3]) > max(scores[3:])  # else this tests nothing
+    assert result.best_epoch >= 3
+    assert result.val_accuracy_best == max(scores[3:])
+    assert result.quantized
+    early = program.train(config(*arguments, "scheme.start=1", f"run_dir={tmp_path / 'first'}"))
+    assert early.quantized  # a first stage that is a run of its own: its weights are said to be float
+    assert early.about["macs_by_bits"].keys() == {"32×1", "32×32"} or "32x1" in str(early.about["macs_by_bits"])
+
+
 def test_evaluate(whole: tuple[Path, Any], tmp_path: Path) -> None:
     folder, result = whole
     best = folder / "checkpoints/best.ckpt"
@@ -216,7 +230,10 @@ SMALL = ("trainer=cpu", "trainer.max_epochs=1", "data.batch_size=256")
 
 @pytest.mark.parametrize("scheme", [path.stem for path in (CONFIGS / "scheme").iterdir()])
 def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
-    result = program.train(config(*SMALL, "model.width=4", f"scheme={scheme}", f"run_dir={tmp_path}"))
+    epochs = {"inq": 4, "two_stage": 2, "staged": 2}.get(scheme, 1)
+    arguments = (*SMALL, "model.width=4", f"scheme={scheme}", f"trainer.max_epochs={epochs}", f"run_dir={tmp_path}")
+    result = program.train(config(*arguments))
+    assert result.quantized
     assert result.about["scheme"].startswith(f"{scheme}(")
     assert (result.about["packed_bytes"] < result.about["float_bytes"]) == (scheme != "identity")
 
@@ -258,7 +275,7 @@ def test_help_shows_the_groups(tmp_path: Path) -> None:
     shown = subprocess.run(command("--help"), cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     for group in CONFIGS.iterdir():
         if group.is_dir():
-            assert f"{group.name}: {', '.join(sorted(path.stem for path in group.iterdir()))}" in shown
+            assert f"{group.name}: {', '.join(sorted(path.stem for path in group.glob('*.yaml')))}" in shown
     assert "train.py scheme=bwn" in shown
     assert list(tmp_path.iterdir()) == []
 
@@ -269,7 +286,7 @@ def test_an_unknown_option_is_answered_with_what_there_is(
 ) -> None:
     error = fails(f"{group}=nonsense")
     assert f"Could not find '{group}/nonsense'" in error
-    assert all(path.stem in error for path in (CONFIGS / group).iterdir())
+    assert all(path.stem in error for path in (CONFIGS / group).glob("*.yaml"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -341,6 +358,10 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     [
         ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be at least 1"),
         ("+trainer.limit_val_batches=0", "no epoch was validated"),
+        (
+            "scheme=inq trainer.max_epochs=3",
+            "max_epochs (=3) must be at least 4: the last stage begins at 0.75 of them",
+        ),
         ("ckpt_path=a.ckpt evaluate=b.ckpt", "evaluate (=b.ckpt) and ckpt_path (=a.ckpt) exclude each other"),
         ("scheme.padding_value=2", "padding_value (=2) must be 0, +1 or -1"),
     ],

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.training import CheckpointError
-from qconv.training.initial_weights import load_weights
+from qconv.training.initial_weights import describe_quantizers, load_weights
 from qconv.training.losses import CrossEntropy, Distillation
 from qconv.training.schedules import cosine, linear, steps
 
@@ -104,18 +104,57 @@ def test_weights_of_a_float_network(scheme: qconv.Scheme, tmp_path: Path) -> Non
     assert model[2].quantized_weight().equal(expected[2].quantized_weight())  # pyright: ignore
 
 
-def test_weights_of_the_same_and_of_more_bits(tmp_path: Path) -> None:
-    source = network(schemes.lsq(4, 4))
-    qconv.calibrate(source, [torch.randn(2, 2, 8, 8)])
+def saved(model: nn.Module, path: Path) -> str:
+    """As a checkpoint of `train.py` has it."""
+    state = {f"model.{name}": value for name, value in model.state_dict().items()}
+    torch.save({"state_dict": state, "quantizers": describe_quantizers(model)}, path)
+    return str(path)
+
+
+def trained(scheme: qconv.Scheme) -> nn.Module:
+    """With learned tensors that no new network has."""
+    model = network(scheme)
+    qconv.calibrate(model, [torch.randn(2, 2, 8, 8)])
     with torch.no_grad():
-        source[0].weight_quantizer.step.mul_(3)  # pyright: ignore
-    torch.save({"state_dict": {f"model.{k}": v for k, v in source.state_dict().items()}}, tmp_path / "four.ckpt")
-    same, fewer = network(schemes.lsq(4, 4)), network(schemes.dorefa(2, 2))
-    for model in (same, fewer):
-        load_weights(model, str(tmp_path / "four.ckpt"))
-        assert model[0].weight.equal(source[0].weight)  # pyright: ignore
-    assert same[0].weight_quantizer.step.equal(source[0].weight_quantizer.step)  # pyright: ignore
-    assert same[2].input_quantizer.calibrated  # pyright: ignore
+        for quantizer in model.modules():
+            if isinstance(quantizer, qconv.Quantizer):
+                for parameter in quantizer.parameters():
+                    parameter.mul_(1.25)
+    return model
+
+
+def test_weights_of_the_same_quantizers(tmp_path: Path) -> None:
+    source, model = trained(schemes.lsq(4, 4)), network(schemes.lsq(4, 4))
+    load_weights(model, saved(source, tmp_path / "four.ckpt"))
+    assert all(value.equal(source.state_dict()[name]) for name, value in model.state_dict().items())
+    assert model[2].input_quantizer.calibrated  # pyright: ignore
+
+
+def test_steps_of_other_bits_are_set_anew(tmp_path: Path) -> None:
+    source, model = trained(schemes.lsq(4, 4)), network(schemes.lsq(2, 2))
+    load_weights(model, saved(source, tmp_path / "four.ckpt"))
+    expected = qconv.QConv2d(2, 4, 3, scheme=schemes.lsq(2, 2))
+    expected.load_state_dict({"weight": source[0].weight, "bias": source[0].bias})  # pyright: ignore
+    assert model[0].weight_quantizer.step.equal(expected.weight_quantizer.step)  # pyright: ignore
+    assert not model[0].input_quantizer.calibrated  # pyright: ignore
+
+
+def test_ranges_of_other_bits_are_kept(tmp_path: Path) -> None:
+    source, model = trained(schemes.apot(4, 4)), network(schemes.apot(3, 3))
+    load_weights(model, saved(source, tmp_path / "four.ckpt"))
+    for place in ("input_quantizer", "weight_quantizer"):
+        assert getattr(model[0], place).alpha.equal(getattr(source[0], place).alpha)  # pyright: ignore
+
+
+def test_tensors_of_another_quantizer_are_left(tmp_path: Path) -> None:
+    source, model = trained(schemes.pact(4, 4)), network(schemes.apot(4, 4))
+    load_weights(model, saved(source, tmp_path / "pact.ckpt"))
+    assert model[0].input_quantizer.alpha == 8  # pyright: ignore
+    torch.save(source.state_dict(), tmp_path / "plain.pt")  # which doesn't say what its quantizers are
+    other = network(schemes.pact(4, 4))
+    load_weights(other, str(tmp_path / "plain.pt"))
+    assert other[0].input_quantizer.alpha == 8  # pyright: ignore
+    assert other[0].weight.equal(source[0].weight)  # pyright: ignore
 
 
 def test_weights_that_do_not_fit(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -770,3 +771,18 @@ def test_nan_is_no_calibration() -> None:
     layer = qconv.QConv2d(2, 3, 3, scheme=lsq(2, 2))
     with pytest.raises(ValueError, match="NaN or inf"):
         layer(torch.full((1, 2, 4, 4), math.nan))
+
+
+@pytest.mark.parametrize("make", [LSQ, LSQInput, partial(LSQ, per_channel=True), partial(LSQInput, per_channel=True)])
+def test_a_step_that_nobody_keeps_positive(make: Any) -> None:
+    quantizer, x = make(4), torch.rand(3, 5, 2, 2)
+    quantizer.build(5, 1)
+    quantizer.initialize(x)
+    with torch.no_grad():
+        quantizer.step.fill_(-1.0)
+    least = make(4)
+    least.build(5, 1)
+    least.initialize(x)
+    with torch.no_grad():
+        least.step.fill_(SMALLEST)
+    assert quantizer(x).equal(least(x))

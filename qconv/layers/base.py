@@ -123,6 +123,11 @@ class QuantizedLayer(nn.Module):
         if filters.data_ptr() != self.weight.data_ptr():  # a copy in another layout
             self.weight.copy_(self.from_filters(filters))
 
+    def quantizers(self) -> dict[str, Quantizer]:
+        """Its quantizers by the names of their attributes."""
+        names = ("input_quantizer", "weight_quantizer", "grad_quantizer")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
     def _other_quantizers(self) -> list[Quantizer]:
         """Those of the input and of the gradient."""
         return [each for each in (self.input_quantizer, self.grad_quantizer) if each is not None]

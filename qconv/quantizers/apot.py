@@ -53,6 +53,7 @@ class _APoT(Quantizer):
     """What weights and inputs share: a learned ``alpha``, to which the largest level of ``grid`` is scaled."""
 
     grid: tuple[int, ...]
+    kept = ("alpha",)
     alpha: nn.Parameter
 
     def tensors(self) -> tuple[Tensor, ...]:

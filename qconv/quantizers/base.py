@@ -13,7 +13,7 @@ class Codes(NamedTuple):
     """A quantized tensor as integers, from which `dequantize` makes ``quantize(x)`` again, exactly.
 
     Attributes:
-        values: integer codes, the shape of ``x``.
+        values: whole numbers, the shape of ``x``; of an integer dtype, or a floating one where NaN has to come through.
         scale: float tensor that broadcasts against ``values``.
         zero: the code of 0, an integer.
         offset: float tensor that is added in the end, where a method's levels don't lie around 0 (AdaBin, LSQ+).
@@ -58,6 +58,8 @@ class Quantizer(Part):
         replaces_weight: the learned tensors stand for the weight, which receives no gradient (DeepShift-PS).
         roles: what a `Scheme` may give it to. What learns tensors or takes them from data has one role, by which it
             starts; what rounds gradients at random does so in evaluation too, and is for gradients alone.
+        final_from: the progress from which it quantizes as in the end: above 0 where stages or portions come first.
+        kept: the learned tensors that a quantizer of the same class with other bits goes on with: ranges, not steps.
         calibrated: False while the learned tensors wait for `initialize` with data; it is saved with them. A quantizer
             that needs data sets it to False in its constructor.
     """
@@ -66,7 +68,14 @@ class Quantizer(Part):
     signs: bool = False
     replaces_weight: bool = False
     roles: tuple[str, ...] = ("input", "weight", "grad")
+    final_from: float = 0.0
+    kept: tuple[str, ...] = ()
     calibrated: bool = True
+
+    @property
+    def is_final(self) -> bool:
+        """Whether it quantizes as in the end; until then what was trained is not what ships."""
+        return True
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Learned or scheduled tensors, in the order in which `quantize` and `backward` take them."""
@@ -99,6 +108,21 @@ class Quantizer(Part):
 
         What needs data waits through an empty ``x``: its tensors stay, and it is not calibrated by it.
         """
+
+    @torch.no_grad()
+    def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:
+        """Start where ``other``, of the same class and with other arguments, has come to: with what is `kept`.
+
+        What comes from data is set anew: from ``x``, the latent weight; with None, from the next training batch.
+        """
+        if x is not None:
+            self.initialize(x)
+        elif "calibrated" in self.__dict__:
+            self.calibrated = False
+        for name in self.kept:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine.shape == theirs.shape:
+                mine.copy_(theirs)
 
     def after_step_(self, x: Tensor | None) -> None:
         """What follows an optimizer step, in place: bring latent tensors into their range, move random streams on.

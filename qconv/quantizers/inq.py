@@ -71,11 +71,17 @@ class INQ(Quantizer):
         ascending = all(low < high for low, high in zip((0.0, *self.portions), self.portions, strict=False))
         if not self.portions or not ascending or self.portions[-1] != 1:
             raise ValueError(f"portions (={self.portions}) must increase from above 0 to 1")
+        self.final_from = (len(self.portions) - 1) / len(self.portions)
         self.powers = 2 ** (weight_bits - 1) // 2
         # A level is kept as 0 or ±(1 + exponent − n2), and n1 rather than s, since casts of the layer would move s.
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
         self.register_buffer("code", torch.zeros((), dtype=torch.int8))
         self.register_buffer("top", torch.zeros((), dtype=torch.long))
+
+    @property
+    def is_final(self) -> bool:
+        """Whether all weights are frozen."""
+        return bool(self.frozen.all())
 
     def initialize(self, x: Tensor) -> None:
         if (self.frozen.device, self.frozen.shape) != (x.device, x.shape):

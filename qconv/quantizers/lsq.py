@@ -136,8 +136,9 @@ class LSQ(Quantizer):
         self.step.clamp_(min=SMALLEST)
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
-        """The step so that it broadcasts against ``x``."""
+        """The step so that it broadcasts against ``x``; positive, also where nobody calls `after_step_`."""
         dtype = torch.promote_types(x.dtype, torch.float32)
+        step = step.clamp(min=SMALLEST)
         return step.to(dtype).view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step.to(dtype)
 
     def _grad_scale(self, x: Tensor) -> float:
@@ -220,6 +221,7 @@ class LSQInput(LSQ):
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
+        step = step.clamp(min=SMALLEST)
         if not self.per_channel:
             return step.to(dtype)
         behind = (x.ndim - self.dim if self.dim >= 0 else -self.dim) - 1

@@ -32,6 +32,7 @@ class PACT(Quantizer):
         ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
     """
 
+    kept = ("alpha",)
     roles = ("input",)
 
     def __init__(self, bits: int = 4, alpha: float = 8.0) -> None:

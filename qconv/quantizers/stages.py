@@ -16,11 +16,16 @@ class Stages(Quantizer):
 
     Two-stage training, activations first (ReActNet, arXiv:2003.03488; Bulat et al., arXiv:1911.12491), gives the weight
     ``Stages([(0, Identity), (0.5, Sign)])``; progressive bits are ``Stages([(0, partial(LSQ, 4)), (0.5, partial(LSQ,
-    2))])``. When a stage begins, a weight quantizer is initialized from the latent weight of that moment, an input
-    quantizer that needs data from the next training batch.
+    2))])``. A stage begins as a new quantizer, whatever weight decay did to its learned tensors while they waited: a
+    weight quantizer is initialized from the latent weight of that moment, an input quantizer that needs data from the
+    next training batch. If the stage before was of the same class, learned ranges (`Quantizer.kept`) go on from there.
+    A schedule inside a stage runs from its start to that of the next.
 
     Every stage's learned tensors exist from the start, so that the optimizer holds them; the gradient of those that
     wait is zero, not None, since DistributedDataParallel waits for each. `torch.compile` compiles again at each stage.
+    The stage is a Python number: it is saved, and each process sets it by `set_progress_`. A stage at 1 never begins,
+    for progress is below 1 in training: `bits` is then that of the stage before. Latent weights are clipped as the
+    stage's quantizer does it.
 
     Args:
         stages: pairs (progress at which it begins, what makes its quantizer); the first begins at 0.
@@ -52,7 +57,12 @@ class Stages(Quantizer):
         if any(quantizer.replaces_weight for quantizer in made):
             raise ValueError("stages can't hold a quantizer whose learned tensors replace the weight (ShiftPS)")
         self.quantizers = nn.ModuleList(made)
+        self.factories = [factory for _, factory in stages]
+        self.built: tuple[int, int] | None = None
         self.stage = 0
+        self.last = sum(start < 1 for start in self.starts) - 1
+        self.final_from = self.starts[self.last]
+        self.final_from += made[self.last].final_from * (self._end(self.last) - self.final_from)
 
     @property
     def current(self) -> Quantizer:
@@ -61,8 +71,13 @@ class Stages(Quantizer):
 
     @property
     def bits(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # it isn't set
-        """Of the last stage: what training is for."""
-        return self._all()[-1].bits
+        """Of the last stage that begins: what training is for."""
+        return self._all()[self.last].bits
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the last stage has begun and is final itself."""
+        return self.stage == self.last and self.current.is_final
 
     @property
     def signs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -91,6 +106,7 @@ class Stages(Quantizer):
         return self.current.codes(x, *tensors[self._own()])
 
     def build(self, channels: int, dim: int) -> None:
+        self.built = channels, dim
         for quantizer in self._all():
             quantizer.build(channels, dim)
 
@@ -104,12 +120,28 @@ class Stages(Quantizer):
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         stage = sum(start <= progress for start in self.starts) - 1
         if stage != self.stage:
-            self.stage = stage
-            if x is not None:
-                self.current.initialize(x)
-            elif "calibrated" in self.current.__dict__:
-                self.current.calibrated = False
-        self.current.set_progress_(progress, x)
+            before, self.stage = self.current, stage
+            self._begin(before, x)
+        start = self.starts[stage]
+        length = self._end(stage) - start
+        self.current.set_progress_(min((progress - start) / length, 1.0) if length else 1.0, x)
+
+    def _begin(self, before: Quantizer, x: Tensor | None) -> None:
+        """Give the stage's quantizer the learned tensors that it starts with."""
+        with torch.random.fork_rng(devices=[]):
+            fresh = self.factories[self.stage]()
+        if self.built is not None:
+            fresh.build(*self.built)
+        values = dict(fresh.named_parameters())
+        with torch.no_grad():
+            for name, parameter in self.current.named_parameters():
+                if name in values and values[name].shape == parameter.shape:
+                    parameter.copy_(values[name])
+        self.current.go_on_from_(before if type(before) is type(self.current) else fresh, x)
+
+    def _end(self, stage: int) -> float:
+        """Where the next stage begins."""
+        return (*self.starts, 1.0)[stage + 1]
 
     def get_extra_state(self) -> Tensor:
         return torch.tensor(self.stage)

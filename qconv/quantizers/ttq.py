@@ -38,6 +38,7 @@ class TTQ(Quantizer):
     """
 
     bits = math.log2(3)
+    kept = ("positive", "negative")
     roles = ("weight",)
     positive: nn.Parameter
     negative: nn.Parameter

@@ -13,8 +13,7 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
     """One scheme after another: each begins at its progress, as `qconv.set_progress` tells it.
 
     Progressive bits (APoT's initialization, arXiv:1909.13144) are ``staged([(0, apot(4, 4)), (0.5, apot(2, 2))])``.
-    When a stage begins, weight quantizers start from the latent weight of that moment, input quantizers that need data
-    from the next training batch. The gradient quantizer is that of the last scheme.
+    How a stage begins is told by `qconv.quantizers.Stages`. The gradient quantizer is that of the last scheme.
 
     Raises:
         ValueError: no stage, a first one that does not begin at 0, starts that do not increase or lie beyond 1; schemes

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ..optim import ModelOptimizer, shift_penalty
 from ..steps import after_every_step
+from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
 
 Batch = tuple[Tensor, Tensor]
@@ -105,7 +106,8 @@ class Classifier(LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the config beside the weights."""
+        """Store the config and what the quantizers are beside the weights."""
+        checkpoint["quantizers"] = describe_quantizers(self.model)
         if self.config is not None:
             checkpoint["config"] = self.config
 

@@ -1,35 +1,42 @@
 """Start from weights that were trained before: a float network's, or those of one with more bits."""
 
+import copy
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..convert import quantizer_prefixes
+from ..layers import QuantizedLayer
 from .checkpoint_io import CheckpointError, load_checkpoint
 
 
 def load_weights(model: nn.Module, path: str) -> None:
     """Load the network's weights from `path`: a checkpoint of `train.py`, or a state dict written by `torch.save`.
 
-    Learned tensors of quantizers that are there are loaded with them. Where a layer's are missing, as in a float
-    network's file, they start from the loaded weight; those of another quantizer than the layer's are left out.
+    Learned tensors of quantizers are loaded from a checkpoint where it has the same quantizer. Where it has one of the
+    same class with other arguments (other bits), they are loaded, and then what comes from data is set anew: a weight's
+    step from the loaded weight, an input's from the first training batch; so APoT's ranges are kept, LSQ's steps not.
+    Elsewhere, as in a float network's file, they start as in a new network.
 
     Raises:
         CheckpointError: no such file, a damaged one, or one of another network: the first tensor that is missing, left
             over, or of another shape is named.
     """
-    found = read_weights(path)
-    own = model.state_dict()
+    found, kinds = read_weights(path)
+    own, own_kinds = model.state_dict(), describe_quantizers(model)
     of_quantizers = quantizer_prefixes(model)
-    # All of a quantizer's tensors or none: half of them would be the steps of one and the clip of another.
-    wanted = {}
-    for prefix in of_quantizers:
-        theirs = {name: tensor for name, tensor in found.items() if name.startswith(prefix)}
-        mine = {name: tensor for name, tensor in own.items() if name.startswith(prefix)}
-        if {n: t.shape for n, t in theirs.items()} == {n: t.shape for n, t in mine.items()}:
+    wanted: dict[str, Tensor] = {}
+    again: list[str] = []
+    for name, kind in own_kinds.items():
+        # All of a quantizer's tensors or none: half of them would be the steps of one and the clip of another.
+        theirs, mine = ({k: t for k, t in state.items() if k.startswith(f"{name}.")} for state in (found, own))
+        same_class = kinds.get(name, "").partition("(")[0] == kind.partition("(")[0]
+        if same_class and {k: t.shape for k, t in theirs.items()} == {k: t.shape for k, t in mine.items()}:
             wanted |= theirs
+            if kinds[name] != kind:
+                again.append(name)
     for name, tensor in found.items():
         if ".input_quantizer." in name or ".weight_quantizer." in name or ".grad_quantizer." in name:
             continue
@@ -43,10 +50,30 @@ def load_weights(model: nn.Module, path: str) -> None:
         if name not in wanted and not name.startswith(of_quantizers):
             raise CheckpointError(f"init_from {path}: '{name}' is missing")
     model.load_state_dict(wanted, strict=False)
+    for name in again:
+        layer, place = name.rpartition(".")[0], name.rpartition(".")[2]
+        _start_again(cast(QuantizedLayer, model.get_submodule(layer)), place)
 
 
-def read_weights(path: str) -> dict[str, Tensor]:
-    """The tensors in the file by their names in the network."""
+def describe_quantizers(model: nn.Module) -> dict[str, str]:
+    """What each quantizer of the network is, by its name."""
+    return {
+        f"{name}.{place}" if name else place: repr(quantizer)
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer)
+        for place, quantizer in module.quantizers().items()
+    }
+
+
+def _start_again(layer: QuantizedLayer, place: str) -> None:
+    """Set anew what comes from data."""
+    quantizer = layer.quantizers()[place]
+    loaded = copy.deepcopy(quantizer)
+    quantizer.go_on_from_(loaded, layer.filters().detach() if place == "weight_quantizer" else None)
+
+
+def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors in the file by their names in the network, and what its quantizers are, if it says so."""
     if not Path(path).is_file():
         raise CheckpointError(f"init_from {path}: there is no such file")
     try:
@@ -56,4 +83,5 @@ def read_weights(path: str) -> dict[str, Tensor]:
     state = content["state_dict"] if isinstance(content, dict) and "state_dict" in content else content
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"init_from {path}: neither a checkpoint of train.py nor a state dict")
-    return {name.removeprefix("model."): tensor for name, tensor in state.items() if not name.startswith("loss.")}
+    kinds = content.get("quantizers", {}) if state is not content else {}
+    return {name.removeprefix("model."): tensor for name, tensor in state.items()}, kinds

@@ -22,6 +22,7 @@ class Evaluation:
         val_loss: their cross-entropy.
         test_accuracy: share of the test pictures named rightly.
         test_loss: their cross-entropy.
+        quantized: whether all stages and portions had come to their end; else it is not what the bits say.
         about: what was run: see `about_run`.
     """
 
@@ -31,6 +32,7 @@ class Evaluation:
     val_loss: float
     test_accuracy: float
     test_loss: float
+    quantized: bool
     about: dict[str, Any]
 
 
@@ -47,6 +49,7 @@ class Result:
         best_epoch: the epoch of `val_accuracy_best`, from 0.
         epochs: number of epochs of the whole run.
         seconds: wall time of this process's part of the run, without its imports.
+        quantized: as of `Evaluation`, of the checkpoint `tested`.
         about: what was run: see `about_run`.
     """
 
@@ -58,6 +61,7 @@ class Result:
     best_epoch: int
     epochs: int
     seconds: float
+    quantized: bool
     about: dict[str, Any]
 
 

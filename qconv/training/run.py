@@ -13,6 +13,7 @@ from torch.optim.swa_utils import update_bn
 
 from ..convert import convert
 from ..files import atomic_file
+from ..steps import is_final
 from ..summary import summarize
 from .checkpoint_io import load_checkpoint
 from .checkpoints import Checkpoints
@@ -55,6 +56,7 @@ def train(cfg: DictConfig) -> Result:
         best_epoch=best["epoch"],
         epochs=len(history.rows),
         seconds=time.perf_counter() - start,
+        quantized=is_final(classifier),
         about=about,
     )
     end_run(cfg, trainer, result, "result.json")
@@ -69,7 +71,8 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     trainer, _ = start_run(cfg)
     (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
     (test,) = trainer.test(classifier, datamodule=data, verbose=False)
-    evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **val, **test, about=about)
+    figures = {**val, **test, "quantized": is_final(classifier)}
+    evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
     end_run(cfg, trainer, evaluation, "evaluation.json")
     return evaluation
 
@@ -91,7 +94,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
     first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else instantiate(cfg.first_last)
     grad = instantiate(cfg.grad_quantizer) or None
-    if grad is not None and scheme.grad is None:
+    if grad is not None:
         scheme = scheme.with_grad(grad)
     convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides, first_last=first_last, grad_quantizer=grad)
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:

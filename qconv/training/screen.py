@@ -54,6 +54,8 @@ def show_outcome(outcome: Result | Evaluation) -> None:
     """Accuracies, sizes and where the files lie."""
     about = outcome.about
     rows = [("test accuracy", f"[bold]{percent(outcome.test_accuracy)}[/bold]"), *_validation(outcome)]
+    if not outcome.quantized:
+        rows.append(("not quantized yet", "a later stage was to come: weights are float, or of more bits"))
     rows += [
         ("float size", f"{format_int(about['float_bytes'])} bytes"),
         ("packed size", f"{format_int(about['packed_bytes'])} bytes ({about['compression']:.1f} times smaller)"),
