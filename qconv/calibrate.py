@@ -1,6 +1,6 @@
 """Learned steps, clips and ranges of input quantizers, set from real inputs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -32,9 +32,13 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         The names of the layers whose quantizers were set; empty if none needs data.
 
     Raises:
+        TypeError: a tensor or a mapping in place of batches.
         ValueError: no batch, or none with a sample; ``max_samples`` no whole number or less than 1; NaN or inf in the
             input of a layer, which is named. In all processes, if in one; no quantizer is set then.
     """
+    if isinstance(batches, Tensor | Mapping):
+        kind = type(batches).__name__
+        raise TypeError(f"batches ({kind}) must be batches one after another, such as [images] or a DataLoader")
     if check_whole("max_samples", max_samples) < 1:
         raise ValueError(f"max_samples (={max_samples}) must be at least 1")
     layers = {

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -189,3 +190,12 @@ def test_stages_take_factories() -> None:
 def test_progress_out_of_range(progress: float) -> None:
     with pytest.raises(ValueError, match=r"progress \(=.*\) must be from 0"):
         qconv.set_progress(stages(), progress)
+
+
+IMAGES = torch.randn(2, 3, 6, 6)
+
+
+@pytest.mark.parametrize("batches", [IMAGES, {"images": IMAGES}], ids=["tensor", "dict"])
+def test_batches_that_are_one(batches: Any) -> None:
+    with pytest.raises(TypeError, match=r"batches \((Tensor|dict)\) must be batches one after another"):
+        qconv.calibrate(qconv.QConv2d(3, 4, 3, scheme=qconv.schemes.lsq()), batches)

@@ -15,7 +15,8 @@ import qconv
 from qconv.quantizers import Identity, Quantizer, stochastic
 from qconv.quantizers.dsq import DSQInput, DSQWeight
 from qconv.quantizers.fp8 import FORMATS, FP8, Format, round_fp8
-from qconv.quantizers.minmax import Int8Stochastic, MinMaxInput, MinMaxWeight, PercentileInput, PercentileWeight
+from qconv.quantizers.int8 import Int8Stochastic
+from qconv.quantizers.minmax import MinMaxInput, MinMaxWeight, PercentileInput, PercentileWeight
 from qconv.quantizers.n2uq import N2UQInput, N2UQWeight
 from qconv.schemes import Scheme
 from qconv.schemes.lowbit import dsq, fp8, minmax, n2uq, percentile

@@ -21,12 +21,12 @@ from .dsq import DSQWeight as DSQWeight
 from .fp8 import FP8 as FP8
 from .identity import Identity as Identity
 from .inq import INQ as INQ
+from .int8 import Int8Stochastic as Int8Stochastic
 from .irnet import IRNetWeight as IRNetWeight
 from .lsq import LSQ as LSQ
 from .lsq import LSQInput as LSQInput
-from .lsq import LSQPlus as LSQPlus
-from .lsq import LSQPlusInput as LSQPlusInput
-from .minmax import Int8Stochastic as Int8Stochastic
+from .lsq_plus import LSQPlus as LSQPlus
+from .lsq_plus import LSQPlusInput as LSQPlusInput
 from .minmax import MinMaxInput as MinMaxInput
 from .minmax import MinMaxWeight as MinMaxWeight
 from .minmax import PercentileInput as PercentileInput

@@ -1,4 +1,4 @@
-"""Uniform levels on the range of the data: minimum and maximum, percentiles, and stochastic rounding of gradients."""
+"""Uniform levels on the range of the data: minimum and maximum, or percentiles."""
 
 import math
 
@@ -8,7 +8,6 @@ from torch import Tensor
 from .base import Codes, Quantizer
 from .numbers import check_bits, check_flags, check_numbers, wide
 from .part import Rule
-from .stochastic import Stream
 
 
 def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Tensor]:
@@ -55,12 +54,13 @@ def uniform_codes(x: Tensor, low: Tensor, high: Tensor, bits: int, symmetric: bo
     else:
         count = 2**bits - 1
         step = (high - low) / count
-        first = -(-low / _divisor(step)).round()
+        first = -(-low / divisor(step)).round()
         last = count + first
-    return (x / _divisor(step)).round_().clamp_(first, last), step
+    return (x / divisor(step)).round_().clamp_(first, last), step
 
 
-def _divisor(step: Tensor) -> Tensor:
+def divisor(step: Tensor) -> Tensor:
+    """The step, or 1 where it is 0, as of a row of zeros."""
     return torch.where(step == 0, 1.0, step)  # a NaN stays
 
 
@@ -291,69 +291,6 @@ class PercentileInput(MinMaxInput):
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, percentile={self.percentile}"
-
-
-class Int8Stochastic(Quantizer):
-    r"""Gradients in whole steps, rounded up or down at random with the right mean; a `Scheme`'s gradient quantizer.
-
-    ``g_q = s · floor(g / s + u)`` with ``s = max |g| / n``, ``n = 2^(b−1) − 1``, over each sample (dimension 0; a
-    tensor of one dimension is one sample) or over the tensor, and u uniform in [0, 1). The mean of ``g_q`` is g, to
-    within ``2^-24 · s``; zeros and ``±max |g|`` are always exact, and a sample of zeros stays zero. A NaN or inf leaves
-    no finite number in its sample, so that a gradient scaler sees it. ``dg = g``: in a layer only `quantize` is used.
-
-    u comes from a `Stream`: each process has its own numbers, as many as elements, each optimizer step other ones, and
-    a recomputed call the same.
-
-    Gupta et al. (arXiv:1502.02551) round stochastically; Banner et al. (arXiv:1805.11046) train with 8-bit gradients.
-
-    Args:
-        bits: 2 to 8.
-        per_sample: whether each sample has its own scale; else the tensor, in each process its part of the batch.
-
-    Raises:
-        ValueError: ``bits`` out of range.
-    """
-
-    roles = ("grad",)
-
-    def __init__(self, bits: int = 8, per_sample: bool = True) -> None:
-        super().__init__()
-        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
-        check_flags(per_sample=per_sample)
-        self.per_sample = per_sample
-        self.stream = Stream(sharded=True)
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.stream.tensors()
-
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._codes(x, *tensors)
-        return (values * step).to(x.dtype)
-
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return grad, None, None
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._codes(x, *tensors)
-        return Codes(values.to(torch.int8), step)
-
-    def after_step_(self, x: Tensor | None) -> None:
-        self.stream.after_step_()
-
-    def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        count = 2 ** (self._bits - 1) - 1
-        wide_x = wide(x)
-        rows = wide_x.flatten(1) if self.per_sample and x.ndim > 1 else wide_x.reshape(1, -1)
-        _, largest = extent(rows, 100, symmetric=True)
-        step = largest.view(-1, *[1] * (x.ndim - 1)) / count
-        ratio = wide_x / _divisor(step)
-        whole = ratio.floor()
-        # floor(ratio + u), but the sum is never formed: rounded, it would lift whole numbers now and then.
-        up = self.stream.uniform(x, *tensors).to(ratio.dtype) >= 1 - (ratio - whole)
-        return (whole + up).clamp_(-count, count), step
-
-    def extra_repr(self) -> str:
-        return f"bits={self.bits}, per_sample={self.per_sample}"
 
 
 def _first_rows(x: Tensor) -> Tensor:

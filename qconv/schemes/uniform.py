@@ -4,7 +4,8 @@ from functools import partial
 
 from ..quantizers import Identity, Quantizer
 from ..quantizers.dorefa import DoReFaGradient, DoReFaInput, DoReFaWeight
-from ..quantizers.lsq import LSQ, GradScale, LSQInput, LSQPlus, LSQPlusInput
+from ..quantizers.lsq import LSQ, GradScale, LSQInput
+from ..quantizers.lsq_plus import LSQPlus, LSQPlusInput
 from ..quantizers.numbers import check_bits, check_flags
 from ..quantizers.pact import PACT
 from .scheme import Factory, Scheme, written
