@@ -37,7 +37,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="example: qconv bench train-step --scheme bnn --case 128@16 64@32 resnet18 --csv results.csv",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    methods = [name for name in schemes.__all__ if name != "Scheme"]
+    methods = [name for name in schemes.__all__ if name not in ("Scheme", "staged", "two_stage")]
     step.add_argument("--scheme", nargs="+", choices=methods, default=["bnn"], help="schemes to measure")
     step.add_argument(
         "--case",
@@ -54,6 +54,21 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     step.add_argument("--compile", action="store_true", help="torch.compile(fullgraph=True) both sides")
     step.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
     step.set_defaults(run=_bench_train_step)
+    data = kinds.add_parser(
+        "data",
+        help="pictures a second against torchvision's data sets with PIL transforms",
+        description="Time qconv's loaders and torchvision's, in turn in one process: small pictures that lie in "
+        "memory, and large ones that one worker process decodes. Prints medians and the median of the ratios within a "
+        "round.",
+        epilog="example: qconv bench data --small cifar10-tree --large imagenet",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    data.add_argument("--small", metavar="DIR", help="tree of small pictures, train/<class>/* and test/<class>/*")
+    data.add_argument("--large", metavar="DIR", help="tree of large pictures, train/<class>/* and val/<class>/*")
+    data.add_argument("--batch-size", type=int, default=64, help="pictures a batch")
+    data.add_argument("--rounds", type=int, default=9, help="timed rounds; each times both sides once")
+    data.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+    data.set_defaults(run=_bench_data)
 
 
 def _bench_train_step(options: argparse.Namespace) -> int:
@@ -77,6 +92,24 @@ def _bench_train_step(options: argparse.Namespace) -> int:
     for case in cases:
         for name in options.scheme:
             result = train_step.measure(case, getattr(schemes, name)(), settings)
+            print(result.line(), flush=True)
+            if options.csv:
+                result.append_to(options.csv)
+    return 0
+
+
+def _bench_data(options: argparse.Namespace) -> int:
+    from .bench import data
+
+    if not options.small and not options.large:
+        raise ValueError("give --small, --large or both: folders of pictures")
+    if options.csv:
+        with Path(options.csv).open("a"):
+            pass
+    print(data.HEADER)
+    for root, measure in ((options.small, data.measure_small), (options.large, data.measure_large)):
+        if root:
+            result = measure(root, options.batch_size, options.rounds)
             print(result.line(), flush=True)
             if options.csv:
                 result.append_to(options.csv)

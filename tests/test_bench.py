@@ -3,10 +3,13 @@
 import csv
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from PIL import Image
 
 from qconv import schemes
-from qconv.bench import train_step
+from qconv.bench import data, train_step
 from qconv.cli import main
 
 QUICK = ["bench", "train-step", "--rounds", "2", "--warmup", "0", "--batch-size", "2"]
@@ -50,3 +53,37 @@ def test_unknown_scheme(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([*QUICK, "--scheme", "bnm"])
     assert "invalid choice: 'bnm'" in capsys.readouterr().err
+
+
+@pytest.fixture
+def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    random = np.random.default_rng(0)
+    for split in ("train", "val"):
+        for label in ("a", "b"):
+            (tmp_path / "tree" / split / label).mkdir(parents=True)
+            for index in range(6):
+                pixels = random.integers(0, 256, (24, 24, 3), dtype=np.uint8)
+                Image.fromarray(pixels).save(tmp_path / "tree" / split / label / f"{index}.png")
+    return tmp_path / "tree"
+
+
+def test_pictures_a_second(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = pictures.parent / "results.csv"
+    arguments = ["--small", str(pictures), "--large", str(pictures), "--rounds", "2", "--batch-size", "4"]
+    assert main(["bench", "data", *arguments, "--csv", str(file)]) == 0
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["pictures"] for row in rows] == ["small", "large"]
+    assert all(float(row["ratio"]) > 0 and row["cpu"] and row["torch"] for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == 3
+
+
+def test_sides_that_differ_are_not_timed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data.PILPictures, "__getitem__", lambda *_: (torch.zeros(3, 24, 24), 0))
+    with pytest.raises(RuntimeError, match="the two sides normalize differently; nothing was timed"):
+        data.measure_small(str(pictures), 4, 1)
+
+
+def test_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "data"]) == 1
+    assert "give --small, --large or both" in capsys.readouterr().err

@@ -30,7 +30,7 @@ LAYERS = {
     "models": set(),
     "files": set(),
     "data": {"files"},
-    "bench": {"convert", "schemes", "models", "environment"},
+    "bench": {"convert", "schemes", "models", "environment", "data"},
     "training": {
         *(
             "distillation",

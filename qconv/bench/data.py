@@ -1,0 +1,140 @@
+"""Pictures a second: qconv's loaders against torchvision's data sets with PIL transforms."""
+
+import csv
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ..data import ImageFolderDataModule, ImageNetDataModule
+from ..environment import commit, machine, versions
+
+HEADER = f"{'pictures':10} {'ours/s':>10} {'PIL/s':>10} {'ratio':>22}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the rounds; `ratio` is the median of the ratios within a round, `low` and `high` its quartiles."""
+
+    pictures: str
+    batch_size: int
+    count: int
+    ours: float
+    pil: float
+    ratio: float
+    low: float
+    high: float
+
+    def line(self) -> str:
+        """A row of the table."""
+        spread = f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.pictures:10} {self.ours:10,.0f} {self.pil:10,.0f} {spread:>22}"
+
+    def append_to(self, path: str) -> None:
+        """Add a row to the CSV file, with what it was measured on."""
+        row: dict[str, Any] = {**asdict(self), **machine(), **versions(), "commit": commit()}
+        new = not Path(path).exists() or not Path(path).stat().st_size
+        with Path(path).open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+
+
+class PILPictures(Dataset[Any]):
+    """Small pictures as torchvision's CIFAR10 has them: an array in memory, PIL transforms picture by picture."""
+
+    def __init__(self, images: Tensor, labels: Tensor, mean: list[float], std: list[float], augment: bool) -> None:
+        from torchvision import transforms as T
+
+        self.arrays, self.labels = images.permute(0, 2, 3, 1).numpy(), labels.tolist()
+        random = [T.RandomCrop(images.shape[2:], 4), T.RandomHorizontalFlip()] if augment else []
+        normalize = T.Normalize([m / 255 for m in mean], [s / 255 for s in std])
+        self.transform: Any = T.Compose([*random, T.ToTensor(), normalize])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        from PIL import Image
+
+        return self.transform(Image.fromarray(self.arrays[index])), self.labels[index]
+
+
+def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, cache: str | None = None) -> Result:
+    """Crop, flip and normalize small pictures, in this process on both sides.
+
+    Raises:
+        RuntimeError: without augmentation the two sides give different pictures; nothing is timed then.
+    """
+    data = ImageFolderDataModule(root, batch_size=batch_size, cache=cache)
+    data.prepare_data()
+    data.setup("fit")
+    assert data.normalize is not None  # set by setup
+    images, labels = data.splits["train"]
+    statistics_of = list(data.normalize.mean), list(data.normalize.std)
+    plain = PILPictures(images[:64], labels[:64], *statistics_of, augment=False)
+    expected = torch.stack([plain[index][0] for index in range(len(plain))])
+    if not torch.allclose(data.normalize(images[:64]), expected, atol=1e-4):
+        raise RuntimeError("the two sides normalize differently; nothing was timed")
+    theirs = DataLoader(PILPictures(images, labels, *statistics_of, augment=True), batch_size, shuffle=True)
+    ours = data.train_dataloader()
+    return _measure("small", batch_size, count, rounds, lambda: ours, lambda: theirs)
+
+
+def measure_large(root: str, batch_size: int, rounds: int, count: int = 200) -> Result:
+    """Decode, crop, resize, flip and normalize large pictures, by one worker process on both sides."""
+    from torchvision import transforms as T
+    from torchvision.datasets import ImageFolder
+
+    data = ImageNetDataModule(root, batch_size=batch_size, workers=1, val_size=0.05)
+    data.setup("fit")
+    transform = T.Compose(
+        [
+            T.RandomResizedCrop(data.image_size[0]),
+            T.RandomHorizontalFlip(),
+            T.ToTensor(),
+            T.Normalize((0.5,) * 3, (0.2,) * 3),
+        ]
+    )
+    pictures = ImageFolder(str(Path(root) / "train"), transform)
+    theirs = DataLoader(pictures, batch_size, shuffle=True, num_workers=1, persistent_workers=True)
+    loader = data.train_dataloader()
+
+    def ours() -> Iterable[Any]:
+        return (data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0) for batch in loader)
+
+    return _measure("large", batch_size, count, rounds, ours, lambda: theirs)
+
+
+def _measure(
+    name: str,
+    batch_size: int,
+    count: int,
+    rounds: int,
+    ours: Callable[[], Iterable[Any]],
+    theirs: Callable[[], Iterable[Any]],
+) -> Result:
+    """Time both sides in turn, each round ``count`` pictures or an epoch, after one round that isn't counted."""
+    if rounds < 1:
+        raise ValueError(f"rounds (={rounds}) must be at least 1")
+    pairs = [(_rate(ours(), batch_size, count), _rate(theirs(), batch_size, count)) for _ in range(rounds + 1)][1:]
+    ratios = [mine / other for mine, other in pairs]
+    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return Result(name, batch_size, count, mine, other, statistics.median(ratios), low, high)
+
+
+def _rate(loader: Iterable[Any], batch_size: int, count: int) -> float:
+    """Pictures a second."""
+    start, seen = time.perf_counter(), 0
+    for images, _ in islice(loader, -(-count // batch_size)):
+        seen += len(images)
+    return seen / (time.perf_counter() - start)
