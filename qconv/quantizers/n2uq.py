@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import bucketize, check_bits, check_flags, wide
+from .numbers import check_bits, check_flags, count_below, wide
 from .xnor import filter_scale
 
 SMALLEST_WIDTH = 1e-3
@@ -137,7 +137,7 @@ class N2UQInput(Quantizer):
 
         z = wide_x * input_scale
         corners = _corners(widths, start)
-        index = bucketize(z, corners)  # 0: not above start; i: in interval i; n + 1: above the last
+        index = count_below(z, corners).long()  # 0: not above start; i: in interval i; n + 1: above the last
         outside = widths.new_zeros(1)
         slopes = torch.cat([outside, interval / widths, outside]) * output_scale
         lefts = torch.cat([corners[:1], corners])
@@ -163,7 +163,7 @@ class N2UQInput(Quantizer):
         wide_x = wide(x)
         widths, start, input_scale, output_scale = (tensor.to(wide_x.dtype) for tensor in tensors)
         thresholds = _corners(widths, start)[:-1] + widths / 2
-        values = bucketize(wide_x * input_scale, thresholds).to(wide_x.dtype)
+        values = count_below(wide_x * input_scale, thresholds)
         return torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel())
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:

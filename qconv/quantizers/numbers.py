@@ -42,8 +42,14 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def bucketize(x: Tensor, boundaries: Tensor) -> Tensor:
-    """How many of the sorted boundaries are below each element; all of them for NaN. Keeps channels_last."""
-    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return torch.bucketize(x.movedim(1, -1), boundaries).movedim(-1, 1)
-    return torch.bucketize(x.contiguous(), boundaries)
+def count_below(x: Tensor, boundaries: Tensor) -> Tensor:
+    """How many of the sorted boundaries are below each element, in the dtype of ``x``; at NaN any number."""
+    if boundaries.numel() > 16:
+        if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
+            return torch.bucketize(x.movedim(1, -1), boundaries).movedim(-1, 1).to(x.dtype)
+        return torch.bucketize(x.contiguous(), boundaries).to(x.dtype)
+    # A comparison for each is a third of the search's time: it is vectorized, if its result is no bool.
+    count, above = torch.zeros_like(x), torch.empty_like(x)
+    for boundary in boundaries:
+        count.add_(torch.gt(x, boundary, out=above))
+    return count
