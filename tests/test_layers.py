@@ -239,7 +239,7 @@ def test_device_and_dtype(method: Scheme, device: str) -> None:
     for name, tensor in layer.state_dict().items():
         assert tensor.device.type == device or name.endswith(("calibrated", "_extra_state")), name  # Python's
         assert tensor.dtype == torch.float64 or not tensor.is_floating_point(), name
-    output = layer(torch.empty(2, 3, 5, 5, device=device, dtype=torch.float64))
+    output = layer(torch.ones(2, 3, 5, 5, device=device, dtype=torch.float64))
     assert (output.shape, output.device.type) == ((2, 4, 3, 3), device)
 
 
