@@ -222,18 +222,19 @@ def _make_plan(
             return Step(at, layer, kind, None, f"a subclass of {twin.__name__}")
         if not isinstance(layer._parameters.get("weight"), nn.Parameter):
             return Step(at, layer, kind, None, "its weight is computed, not a parameter")
-        chosen, reason = scheme, ""
+        chosen, reason, grad = scheme, "", grad_quantizer
         if pattern := _first_match(override_patterns, at):
             chosen = overrides[pattern]
             reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
+            if chosen is not None and chosen.grad is not None:
+                grad = None  # it was meant for this layer
         elif layer in excepted:
             chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
         elif pattern := _first_match(skip_patterns, at):
             chosen, reason = None, f"skip {pattern!r}"
         if chosen is not None:
-            # A scheme of overrides that has one was meant for its layers.
-            if grad_quantizer is not None and not (chosen.grad is not None and reason.startswith("overrides")):
-                chosen = chosen.with_grad(grad_quantizer)
+            if grad is not None:
+                chosen = chosen.with_grad(grad)
             _check_fits(layer, chosen, at, tied)
         return Step(at, layer, kind, chosen, reason)
 

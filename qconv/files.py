@@ -1,7 +1,36 @@
-"""Files that are whole or absent."""
+"""Files that are whole or absent, and clear words about those that are neither."""
 
 import os
+import pickle
+import zipfile
 from pathlib import Path
+from typing import Any
+
+import torch
+
+
+class DamagedFileError(ValueError):
+    """A file that is missing, damaged, or no file of tensors."""
+
+
+def load_tensors(path: str | os.PathLike[str], what: str) -> Any:
+    """Read what `torch.save` wrote to `path`, onto the CPU, with `weights_only=True`; messages call the file `what`.
+
+    Raises:
+        DamagedFileError: there is no file, it is cut off or damaged, or it holds more than tensors and plain values.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise DamagedFileError(f"{what} {path}: there is no such file")
+    if not zipfile.is_zipfile(path):
+        size = f"{path.stat().st_size:,} bytes"
+        raise DamagedFileError(f"{what} {path}: cut off or no {what} ({size}, the index at its end is missing)")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise DamagedFileError(f"{what} {path}: holds more than tensors and plain values, not loaded") from error
+    except (RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
+        raise DamagedFileError(f"{what} {path}: the file is damaged ({str(error).splitlines()[0]})") from error
 
 
 class atomic_file:  # noqa: N801  # used like `open`

@@ -6,12 +6,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from qconv.data import BrokenPictureError, ImageNetDataModule
 from qconv.data.imagenet import MEAN, STD, centre_crop, random_crop
+from qconv.training import make_trainer
+from qconv.training.run import build, reestimate_batch_norm, train
 
 
 def picture(seed: int, height: int = 40, width: int = 50) -> Image.Image:
@@ -159,3 +162,21 @@ def test_arguments_out_of_range(options: dict[str, Any], message: str, tree: Pat
 
 def test_no_more_workers_than_cores(tree: Path) -> None:
     assert 1 <= made(tree, workers=10_000).workers < 10_000
+
+
+def test_a_run_with_new_batch_norm_statistics(tree: Path, tmp_path: Path) -> None:
+    with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
+        small = ("data.image_size=16", "data.resize=20", "data.batch_size=5", "data.val_size=4", "data.workers=0")
+        network = ("model=resnet20", "trainer=cpu", "trainer.max_epochs=1", "reestimate_bn=true")
+        run = compose("config", ["data=imagenet", f"data.root={tree}", *small, *network, f"run_dir={tmp_path / 'run'}"])
+    result = train(run)
+    assert result.epochs == 1
+    data = made(tree)
+    classifier = build(run)[1].eval()
+    first = next(module for module in classifier.modules() if isinstance(module, nn.BatchNorm2d))
+    seen: list[Tensor] = []
+    first.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    reestimate_batch_norm(classifier, data, make_trainer(accelerator="cpu"))
+    means = torch.stack([input.mean((0, 2, 3)) for input in seen])
+    assert first.running_mean is not None
+    torch.testing.assert_close(first.running_mean, means.mean(0))  # over normalized pictures, each batch once

@@ -213,6 +213,13 @@ def test_the_best_checkpoint_of_stages_is_one_of_the_last(tmp_path: Path) -> Non
     assert early.about["macs_by_bits"].keys() == {"32×1", "32×32"} or "32x1" in str(early.about["macs_by_bits"])
 
 
+def test_evaluating_needs_no_teacher(whole: tuple[Path, Any], tmp_path: Path) -> None:
+    teacher = ("loss=distillation", "loss.teacher={_target_:qconv.models.small_cnn}", "loss.weights=none.pt")
+    best = whole[0] / "checkpoints/best.ckpt"
+    evaluation = program.evaluate(config(*QUICK, *teacher, f"run_dir={tmp_path}", f"evaluate={best}"))
+    assert evaluation.test_accuracy == pytest.approx(whole[1].test_accuracy)
+
+
 def test_evaluate(whole: tuple[Path, Any], tmp_path: Path) -> None:
     folder, result = whole
     best = folder / "checkpoints/best.ckpt"

@@ -174,5 +174,5 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="there is no such file"):
         load_weights(model, str(tmp_path / "none.pt"))
     path.write_bytes(b"nonsense")
-    with pytest.raises(CheckpointError, match="cut off or no checkpoint"):
+    with pytest.raises(CheckpointError, match="cut off or no weights file"):
         load_weights(model, str(path))

@@ -77,7 +77,6 @@ def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, ca
     data = ImageFolderDataModule(root, batch_size=batch_size, cache=cache)
     data.prepare_data()
     data.setup("fit")
-    assert data.normalize is not None  # set by setup
     images, labels = data.splits["train"]
     statistics_of = list(data.normalize.mean), list(data.normalize.std)
     plain = PILPictures(images[:64], labels[:64], *statistics_of, augment=False)

@@ -6,6 +6,7 @@ the same dtype. Random numbers are drawn on the CPU, so that a GPU sees the same
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -113,8 +114,14 @@ class Normalize:
 
     def __call__(self, images: Tensor) -> Tensor:
         """The pictures with mean 0 and standard deviation 1 over the data set."""
-        mean, std = (torch.tensor(v, device=images.device).view(-1, 1, 1) for v in (self.mean, self.std))
+        mean, std = (_per_channel(tuple(values), images.device) for values in (self.mean, self.std))
         return images.float().sub_(mean).div_(std)
+
+
+@cache
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The numbers on the device, sent there once."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def mean_and_std(images: Tensor) -> tuple[list[float], list[float]]:

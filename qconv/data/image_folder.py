@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import Progress
 from torch import Tensor
 
-from ..files import atomic_file
+from ..files import DamagedFileError, atomic_file, load_tensors
 from .pictures import Pictures, PicturesDataModule
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
@@ -79,22 +79,23 @@ class ImageFolderDataModule(PicturesDataModule):
         self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
         self.resized = image_size is not None
         self.image_size = _size(image_size) if image_size is not None else self._first_size()
+        self.cached: dict[str, Pictures] | None = None
         self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {self.resized} {channels} {broken}")
 
     def prepare_data(self) -> None:
         """Decode the pictures into the cache, in one process of each machine."""
-        if read_cache(self.cache) is None:
+        self.cached = read_cache(self.cache)
+        if self.cached is None:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
             splits = {name: self._decode(name) for name in self.tree.splits}
             with atomic_file(self.cache) as file:
                 torch.save({name: tuple(pictures) for name, pictures in splits.items()}, file)
+            self.cached = splits
 
     def read(self) -> dict[str, Pictures]:
-        if not self.cache.is_file():
+        if self.cached is None:  # in a process that another one of this machine has prepared it for
             self.prepare_data()
-        found = read_cache(self.cache)
-        if found is None:
-            raise OSError(f"{self.cache} was damaged after it was written")
+        found, self.cached = self.cached or {}, None
         return found
 
     def _first_size(self) -> tuple[int, int]:
@@ -220,12 +221,12 @@ def read_cache(path: Path) -> dict[str, Pictures] | None:
 
     It is read, not mapped: a mapped file that someone replaces kills the process.
     """
-    try:
-        return {name: Pictures(*pictures) for name, pictures in torch.load(path, weights_only=True).items()}
-    except FileNotFoundError:
+    if not path.is_file():
         return None
-    except Exception as error:  # noqa: BLE001  # whatever is wrong with it, it is written again
-        Console(stderr=True).print(f"{path} is damaged ({type(error).__name__}) and is made anew", highlight=False)
+    try:
+        return {name: Pictures(*pictures) for name, pictures in load_tensors(path, "cache").items()}
+    except (DamagedFileError, AttributeError, TypeError) as error:  # the last two: it holds something else
+        Console(stderr=True).print(f"{error}: it is made anew", highlight=False)
         return None
 
 

@@ -40,6 +40,7 @@ class PicturesDataModule(LightningDataModule):
     in_channels: int
     image_size: tuple[int, int]
     classes: Sequence[str]
+    normalize: Normalize
 
     def __init__(
         self,
@@ -59,7 +60,6 @@ class PicturesDataModule(LightningDataModule):
         self.augment = (RandomCrop(4), RandomFlip()) if augment is None else tuple(augment)
         self.val_size, self.split_seed = val_size, split_seed
         self.splits: dict[str, Pictures] = {}
-        self.normalize: Normalize | None = None
 
     def read(self) -> dict[str, Pictures]:
         """The splits "train" and "test", and "val" if the data have one."""

@@ -1,15 +1,13 @@
 """Checkpoint files that are whole or absent, and clear words about those that are neither."""
 
 import os
-import pickle
-import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from ..files import atomic_file
+from ..files import DamagedFileError, atomic_file, load_tensors
 
 
 class CheckpointError(ValueError):
@@ -51,18 +49,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: if there is no file, it is cut off or damaged, it holds more than tensors and plain values, or
             it is no Lightning checkpoint.
     """
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"checkpoint {path}: there is no such file")
-    if not zipfile.is_zipfile(path):
-        size = f"{path.stat().st_size:,} bytes"
-        raise CheckpointError(f"checkpoint {path}: cut off or no checkpoint ({size}, the index at its end is missing)")
     try:
-        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise CheckpointError(f"checkpoint {path}: holds more than tensors and plain values, not loaded") from error
-    except (RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
-        raise CheckpointError(f"checkpoint {path}: the file is damaged ({str(error).splitlines()[0]})") from error
+        checkpoint = load_tensors(path, "checkpoint")
+    except DamagedFileError as error:
+        raise CheckpointError(str(error)) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
         raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'state_dict')")
     return checkpoint

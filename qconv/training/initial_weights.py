@@ -1,15 +1,14 @@
 """Start from weights that were trained before: a float network's, or those of one with more bits."""
 
 import copy
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 
 from ..convert import quantizer_prefixes
+from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
-from .checkpoint_io import CheckpointError, load_checkpoint
+from .checkpoint_io import CheckpointError
 
 
 def load_weights(model: nn.Module, path: str) -> None:
@@ -41,14 +40,14 @@ def load_weights(model: nn.Module, path: str) -> None:
         if ".input_quantizer." in name or ".weight_quantizer." in name or ".grad_quantizer." in name:
             continue
         if name not in own:
-            raise CheckpointError(f"init_from {path}: it has '{name}', which this network has not")
+            raise CheckpointError(f"weights file {path}: it has '{name}', which this network has not")
         if tensor.shape != own[name].shape:
             sizes = f"{tuple(tensor.shape)} in it, {tuple(own[name].shape)} in this network"
-            raise CheckpointError(f"init_from {path}: '{name}' is {sizes}")
+            raise CheckpointError(f"weights file {path}: '{name}' is {sizes}")
         wanted[name] = tensor
     for name in own:
         if name not in wanted and not name.startswith(of_quantizers):
-            raise CheckpointError(f"init_from {path}: '{name}' is missing")
+            raise CheckpointError(f"weights file {path}: '{name}' is missing")
     model.load_state_dict(wanted, strict=False)
     for name in again:
         layer, place = name.rpartition(".")[0], name.rpartition(".")[2]
@@ -74,14 +73,12 @@ def _start_again(layer: QuantizedLayer, place: str) -> None:
 
 def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors in the file by their names in the network, and what its quantizers are, if it says so."""
-    if not Path(path).is_file():
-        raise CheckpointError(f"init_from {path}: there is no such file")
     try:
-        content: Any = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception:  # noqa: BLE001  # the checkpoint's reader says what is wrong with it
-        content = load_checkpoint(path)
+        content = load_tensors(path, "weights file")
+    except DamagedFileError as error:
+        raise CheckpointError(str(error)) from error
     state = content["state_dict"] if isinstance(content, dict) and "state_dict" in content else content
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CheckpointError(f"init_from {path}: neither a checkpoint of train.py nor a state dict")
+        raise CheckpointError(f"weights file {path}: neither a checkpoint of train.py nor a state dict")
     kinds = content.get("quantizers", {}) if state is not content else {}
     return {name.removeprefix("model."): tensor for name, tensor in state.items()}, kinds

@@ -1,6 +1,7 @@
 """A whole run from its composed config: what `train.py` calls."""
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -9,6 +10,8 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from ..convert import convert
@@ -46,7 +49,7 @@ def train(cfg: DictConfig) -> Result:
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
     if cfg.reestimate_bn:
-        reestimate_batch_norm(classifier, data)
+        reestimate_batch_norm(classifier, data, trainer)
     (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     result = Result(
         **test,
@@ -77,9 +80,21 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     return evaluation
 
 
-def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule) -> None:
+def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
     """Take the running statistics of batch norms anew, as the mean over one epoch of training pictures."""
-    update_bn(data.train_dataloader(), classifier, classifier.device)
+
+    def images() -> Iterator[Tensor]:
+        for batch in data.train_dataloader():  # through the hooks that Lightning would call
+            batch = data.on_before_batch_transfer(batch, 0)
+            batch = data.transfer_batch_to_device(batch, classifier.device, 0)
+            yield data.on_after_batch_transfer(batch, 0)[0]
+
+    update_bn(images(), classifier)
+    for module in classifier.modules():
+        if isinstance(module, _BatchNorm):
+            for statistic in (module.running_mean, module.running_var):
+                if statistic is not None:  # every process has seen its part
+                    statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
 
 
 def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
@@ -102,9 +117,17 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
     rank_zero_only(show_model)(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
-    loss = build_loss(cfg.loss, data.in_channels, data.num_classes)
-    parts = instantiate(cfg.optimizer), instantiate(cfg.scheduler), config, loss, cfg.channels_last, cfg.shift_decay
-    return data, Classifier(model, *parts), about
+    classifier = Classifier(
+        model,
+        instantiate(cfg.optimizer),
+        instantiate(cfg.scheduler),
+        config,
+        # A teacher is not needed to evaluate.
+        build_loss(cfg.loss, data.in_channels, data.num_classes) if cfg.evaluate is None else None,
+        channels_last=cfg.channels_last,
+        shift_decay=cfg.shift_decay,
+    )
+    return data, classifier, about
 
 
 def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
