@@ -613,12 +613,16 @@ def test_compiled_equals_eager() -> None:
 
 
 BAD_CHECKPOINTS = {
-    "width": (N2UQInput, {"widths": torch.tensor([0.5, 0.0, 0.5])}, r"widths \(=\[0.5, 0.0, 0.5\]\) must"),
-    "scale": (N2UQInput, {"output_scale": torch.tensor(-1.0)}, r"output_scale \(=-1.0\) must be positive"),
+    "width": (N2UQInput, {"widths": torch.tensor([0.5, 0.0, 0.5])}, r"widths \(=0.0\) in the checkpoint must"),
+    "scale": (
+        N2UQInput,
+        {"output_scale": torch.tensor(-1.0)},
+        r"output_scale \(=-1.0\) in the checkpoint must be positive",
+    ),
     "range": (DSQInput, {"lower": torch.tensor(3.0)}, r"lower \(=3.0\) must be at most upper \(=1.0\)"),
-    "alpha": (DSQWeight, {"alpha": torch.tensor(1.0)}, r"alpha \(=1.0\) must be above 0 and below 1"),
-    "low": (MinMaxInput, {"low": torch.tensor(0.5)}, r"low \(=0.5\) must be at most 0"),
-    "high": (MinMaxInput, {"high": torch.tensor(NAN)}, r"high \(=nan\) must be at least 0"),
+    "alpha": (DSQWeight, {"alpha": torch.tensor(1.0)}, r"alpha \(=1.0\) in the checkpoint must be above 0"),
+    "low": (MinMaxInput, {"low": torch.tensor(0.5)}, r"low \(=0.5\) in the checkpoint must be at most 0"),
+    "high": (MinMaxInput, {"high": torch.tensor(NAN)}, r"high \(=nan\) in the checkpoint must be at least 0"),
 }
 
 

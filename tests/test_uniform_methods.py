@@ -17,8 +17,9 @@ import qconv
 from qconv.calibrate import calibrate
 from qconv.quantizers import Identity, Quantizer
 from qconv.quantizers.dorefa import DoReFaGradient, DoReFaInput, DoReFaWeight
-from qconv.quantizers.lsq import LSQ, SMALLEST, LSQInput
+from qconv.quantizers.lsq import LSQ, LSQInput
 from qconv.quantizers.lsq_plus import LSQPlus, LSQPlusInput, least_squares_range
+from qconv.quantizers.numbers import SMALLEST
 from qconv.quantizers.pact import PACT
 from qconv.schemes import uniform
 from qconv.schemes.uniform import dorefa, lsq, lsq_plus, pact

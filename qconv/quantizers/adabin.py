@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
-from .lsq import SMALLEST
-from .numbers import wide
+from .numbers import SMALLEST, wide
 from .part import POSITIVE, Rule
 from .surrogates import EDE, ApproxSign, Surrogate
 from .xnor import Binary

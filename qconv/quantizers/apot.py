@@ -7,11 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, wide
+from .numbers import SMALLEST, check_bits, set_parameter, wide
 from .part import POSITIVE, Rule
-
-SMALLEST_ALPHA = 1e-5
-"""What `after_step_` clamps the learned ranges to."""
 
 Variant = Literal["cifar", "imagenet"]
 
@@ -75,7 +72,7 @@ class _APoT(Quantizer):
         return ((grad * error).sum() / self.grid[-1]).to(alpha.dtype)
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.alpha.clamp_(min=SMALLEST_ALPHA)
+        self.alpha.clamp_(min=SMALLEST)
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}
@@ -97,7 +94,7 @@ class APoTWeight(_APoT):
     and 92.45 % of ResNet-20 with 2, 3 and 4 bits). ``"imagenet"``: ``dŵ = g · 1[|z| <= 1]`` (with 2 bits g, too), and
     mean and std are differentiated, as in that for ImageNet (66.46 to 70.75 % of ResNet-18 with 2 to 5 bits).
 
-    ``alpha`` starts at 3 and is clamped to 1e-5 or more after each step. The authors train it with a learning rate of
+    ``alpha`` starts at 3 and is clamped to 2^-20 or more after each step. The authors train it with a learning rate of
     0.02 (CIFAR-10) and a weight decay of 1e-4, in a group of its own. Latent weights are not clipped. Their first and
     last layer have 8-bit weights, rounded to multiples of ``max w / 127``: not of the largest magnitude.
 
@@ -123,12 +120,7 @@ class APoTWeight(_APoT):
         self.alpha = nn.Parameter(torch.tensor(3.0))
 
     def initialize(self, x: Tensor) -> None:
-        # The device differs when a checkpoint was assigned to a layer on the meta device.
-        if (self.alpha.device, self.alpha.dtype) != (x.device, x.dtype):
-            self.alpha = nn.Parameter(x.new_tensor(3.0), requires_grad=self.alpha.requires_grad)
-        else:
-            with torch.no_grad():
-                self.alpha.fill_(3.0)
+        self.alpha = set_parameter(self.alpha, x.new_tensor(3.0))
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         multiples, step = self._multiples(_normalized(x)[0], *tensors)
@@ -182,7 +174,7 @@ class APoTInput(_APoT):
     the default, that holds for negative x as well, as in the authors' code for CIFAR-10, which relies on a ReLU before.
     ``"imagenet"``, as in theirs for ImageNet: negative x gives 0 to both.
 
-    ``alpha`` starts at 8 (6 with ``"imagenet"``) and is clamped to 1e-5 or more after each step. The authors train it
+    ``alpha`` starts at 8 (6 with ``"imagenet"``) and is clamped to 2^-20 or more after each step. The authors train it
     with a learning rate of 0.1 (CIFAR-10) and a weight decay of 1e-4, in a group of its own.
 
     Args:

@@ -7,14 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, check_numbers, wide
+from .numbers import SMALLEST, check_bits, check_numbers, set_parameter, wide
 from .part import Rule
 
 ALPHA_RANGE = 1e-3, 0.5
 """What `after_step_` clamps alpha to."""
-
-SMALLEST_RANGE = 2.0**-20
-"""What `after_step_` keeps between ``lower`` and ``upper``."""
 
 
 class _DSQ(Quantizer):
@@ -68,7 +65,7 @@ class _DSQ(Quantizer):
 
     def after_step_(self, x: Tensor | None) -> None:
         self.alpha.clamp_(*ALPHA_RANGE)
-        self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST_RANGE))
+        self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST))
 
     def _position(self, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where x lies in the range, in steps; how far from the middle of its interval; its level; the step."""
@@ -80,7 +77,7 @@ class _DSQ(Quantizer):
         return position, offset, interval + (offset >= 0), step
 
     def rules(self) -> dict[str, Rule]:
-        return {"alpha": (lambda alpha: (alpha > 0) & (alpha < 1), "must be above 0 and below 1 in a checkpoint")}
+        return {"alpha": (lambda alpha: (alpha > 0) & (alpha < 1), "in the checkpoint must be above 0 and below 1")}
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         super().check_state(state_dict, prefix)
@@ -129,17 +126,10 @@ class DSQWeight(_DSQ):
         super().__init__(bits, alpha)
 
     def initialize(self, x: Tensor) -> None:
-        with torch.no_grad():
-            low, high = x.aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
-            # The device differs when a checkpoint was assigned to a layer on the meta device.
-            if (self.lower.device, self.lower.dtype) != (x.device, x.dtype):
-                trained = self.lower.requires_grad
-                self.lower = nn.Parameter(torch.empty_like(low), trained)
-                self.upper = nn.Parameter(torch.empty_like(low), trained)
-                self.alpha = nn.Parameter(torch.empty_like(low), trained)
-            self.lower.copy_(low)
-            self.upper.copy_(high)
-            self.alpha.fill_(self.first_alpha)
+        low, high = x.detach().aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
+        self.lower = set_parameter(self.lower, low)
+        self.upper = set_parameter(self.upper, high)
+        self.alpha = set_parameter(self.alpha, x.new_tensor(self.first_alpha))
 
 
 class DSQInput(_DSQ):

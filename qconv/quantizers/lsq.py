@@ -7,12 +7,9 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer
 from .bnn import sign
-from .numbers import check_bits, check_flags, check_numbers, wide
+from .numbers import SMALLEST, check_bits, check_flags, check_numbers, wide
 from .part import POSITIVE, Rule
 from .xnor import filter_scale
-
-SMALLEST = 2.0**-20
-"""What learned steps and clips are clamped to from below; every floating dtype has it, float16 too."""
 
 GradScale = Literal["paper", "numel"]
 

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .lsq import LSQ, SMALLEST, GradScale, check_grad_scale, clamp_step, features, round_levels
-from .numbers import check_bits, wide
+from .lsq import LSQ, GradScale, check_grad_scale, clamp_step, features, round_levels
+from .numbers import SMALLEST, check_bits, wide
 from .part import POSITIVE, Rule
 
 

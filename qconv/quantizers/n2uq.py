@@ -1,20 +1,15 @@
 """N2UQ: thresholds that are learned, levels that stay uniform (Liu et al., arXiv:2111.14826)."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, check_flags, count_below, wide
+from .numbers import SMALLEST, check_bits, check_flags, count_below, wide
+from .part import POSITIVE, Rule
 from .xnor import filter_scale
 
 SMALLEST_WIDTH = 1e-3
 """What `after_step_` clamps the learned intervals of inputs to."""
-
-SMALLEST_SCALE = 2.0**-20
-"""What `after_step_` clamps the learned scales to."""
 
 
 class N2UQWeight(Quantizer):
@@ -155,8 +150,8 @@ class N2UQInput(Quantizer):
 
     def after_step_(self, x: Tensor | None) -> None:
         self.widths.clamp_(min=SMALLEST_WIDTH)
-        self.input_scale.clamp_(min=SMALLEST_SCALE)
-        self.output_scale.clamp_(min=SMALLEST_SCALE)
+        self.input_scale.clamp_(min=SMALLEST)
+        self.output_scale.clamp_(min=SMALLEST)
 
     def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Whole numbers from 0 to n, and the step 2/n · s2."""
@@ -166,12 +161,8 @@ class N2UQInput(Quantizer):
         values = count_below(wide_x * input_scale, thresholds)
         return torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel())
 
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        super().check_state(state_dict, prefix)
-        for name in ("widths", "input_scale", "output_scale"):
-            tensor = state_dict.get(f"{prefix}{name}")
-            if isinstance(tensor, Tensor) and not tensor.is_meta and not (tensor > 0).all():
-                raise ValueError(f"{prefix}{name} (={tensor.tolist()}) must be positive in a checkpoint")
+    def rules(self) -> dict[str, Rule]:
+        return dict.fromkeys(("widths", "input_scale", "output_scale"), POSITIVE)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

@@ -3,7 +3,10 @@
 from numbers import Integral, Real
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+SMALLEST = 2.0**-20
+"""What learned steps, ranges and scales are clamped to from below; every floating dtype has it, float16 too."""
 
 
 def check_whole(name: str, value: int) -> int:
@@ -35,6 +38,20 @@ def check_flags(**values: bool) -> None:
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} (={value!r}) must be True or False")
+
+
+def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Parameter:
+    """``parameter`` with ``values`` written into it, or a new one where it is None or differs in device, shape, dtype.
+
+    The device differs when a checkpoint was assigned to a layer on the meta device.
+    """
+    if parameter is None:
+        return nn.Parameter(values)
+    if (parameter.device, parameter.shape, parameter.dtype) != (values.device, values.shape, values.dtype):
+        return nn.Parameter(values, requires_grad=parameter.requires_grad)
+    with torch.no_grad():
+        parameter.copy_(values)
+    return parameter
 
 
 def wide(x: Tensor) -> Tensor:

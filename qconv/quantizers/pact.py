@@ -4,8 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .lsq import SMALLEST
-from .numbers import check_bits, check_numbers, wide
+from .numbers import SMALLEST, check_bits, check_numbers, wide
 from .part import POSITIVE, Rule
 
 

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
-from .numbers import check_numbers, wide
+from .numbers import check_numbers, set_parameter, wide
 from .part import Rule
 from .stochastic import uniform
 from .surrogates import ApproxSign, Straight, Surrogate
 from .xnor import Binary, filter_scale
-from .xnorpp import per_filter, set_parameter
+from .xnorpp import per_filter
 
 EPS = 1e-5
 """What is added to variances."""

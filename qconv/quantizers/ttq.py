@@ -6,12 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import check_numbers
+from .numbers import SMALLEST, check_numbers, set_parameter, wide
 from .part import POSITIVE, Rule
 from .twn import ternary
-
-SMALLEST_SCALE = 1e-5
-"""What `TTQ.after_step_` clamps the learned values to."""
 
 
 class TTQ(Quantizer):
@@ -23,9 +20,9 @@ class TTQ(Quantizer):
     ``dw = g · {W_p, 1, W_n}`` for weights above, between and below, with no mask; latent weights are not clipped.
     ``dW_p = Σ g`` over ``w > D``, ``dW_n = −Σ g`` over ``w < −D`` (the paper's equation omits the minus). A widely
     used reimplementation takes the mean instead of the sum, and random initial values: a learning rate for one is far
-    off for the other. W_p and W_n start at 1, as in the authors' code, and are clamped to 1e-5 or more after each step.
-    The authors' weight decay reaches them too, by a loose pattern of names. They start from a trained float network,
-    and leave the first and last layer float (91.13 % of ResNet-20 on CIFAR-10).
+    off for the other. W_p and W_n start at 1, as in the authors' code, and are clamped to 2^-20 or more after each
+    step. The authors' weight decay reaches them too, by a loose pattern of names. They start from a trained float
+    network, and leave the first and last layer float (91.13 % of ResNet-20 on CIFAR-10).
 
     A layer of zeros gives zeros; in a layer of one constant every weight gives W_p (or −W_n). A NaN or an inf makes the
     whole layer NaN.
@@ -53,15 +50,8 @@ class TTQ(Quantizer):
         self.negative = nn.Parameter(torch.ones(()))
 
     def initialize(self, x: Tensor) -> None:
-        # The device differs when a checkpoint was assigned to a layer on the meta device.
-        if (self.positive.device, self.positive.dtype) != (x.device, x.dtype):
-            trained = self.positive.requires_grad
-            self.positive = nn.Parameter(x.new_ones(()), requires_grad=trained)
-            self.negative = nn.Parameter(x.new_ones(()), requires_grad=trained)
-        else:
-            with torch.no_grad():
-                self.positive.fill_(1.0)
-                self.negative.fill_(1.0)
+        self.positive = set_parameter(self.positive, x.new_ones(()))
+        self.negative = set_parameter(self.negative, x.new_ones(()))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.positive, self.negative
@@ -71,28 +61,28 @@ class TTQ(Quantizer):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         positive, negative = tensors
-        wide, bound = self._bound(x)
+        wide_x, bound = self._bound(x)
         # 0 · D is NaN for a NaN or an inf, which would else pass as zeros.
-        return Codes(ternary(wide, bound), positive + 0 * bound, negative_scale=negative)
+        return Codes(ternary(wide_x, bound), positive + 0 * bound, negative_scale=negative)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         positive, negative = tensors
-        wide, bound = self._bound(x)
-        above, below = wide > bound, wide < -bound
+        wide_x, bound = self._bound(x)
+        above, below = wide_x > bound, wide_x < -bound
         factor = torch.where(above, positive, torch.where(below, negative, 1.0))
         # The sums of half precision are taken in float32.
-        grad_positive = (grad * above).sum(dtype=wide.dtype).to(positive.dtype)
-        grad_negative = (grad * below).sum(dtype=wide.dtype).neg().to(negative.dtype)
+        grad_positive = (grad * above).sum(dtype=wide_x.dtype).to(positive.dtype)
+        grad_negative = (grad * below).sum(dtype=wide_x.dtype).neg().to(negative.dtype)
         return (grad * factor).to(grad.dtype), grad_positive, grad_negative
 
     def _bound(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``x``, in float32 if it is of half precision, and D."""
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        return wide, wide.abs().max() * self.threshold if x.numel() > 0 else wide.new_zeros(())
+        wide_x = wide(x)
+        return wide_x, wide_x.abs().max() * self.threshold if x.numel() > 0 else wide_x.new_zeros(())
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.positive.clamp_(min=SMALLEST_SCALE)
-        self.negative.clamp_(min=SMALLEST_SCALE)
+        self.positive.clamp_(min=SMALLEST)
+        self.negative.clamp_(min=SMALLEST)
 
     def rules(self) -> dict[str, Rule]:
         return {"positive": POSITIVE, "negative": POSITIVE}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .numbers import check_flags, check_numbers
+from .numbers import check_flags, check_numbers, wide
 
 
 def ternary(x: Tensor, threshold: Tensor) -> Tensor:
@@ -60,10 +60,10 @@ class TWN(Quantizer):
         return (grad,)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        magnitude = wide.abs()
+        wide_x = wide(x)
+        magnitude = wide_x.abs()
         count = x[:1].numel() if self.per_channel else x.numel()
-        values = ternary(wide, self._sum(magnitude) * (self.threshold / max(count, 1)))
+        values = ternary(wide_x, self._sum(magnitude) * (self.threshold / max(count, 1)))
         above = values.abs()
         # The product, not a selection, lets a NaN and an inf through to the scale.
         scale = self._sum(magnitude * above) / self._sum(above).clamp(min=1)

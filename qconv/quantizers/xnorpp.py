@@ -7,23 +7,9 @@ from torch import Tensor, nn
 
 from .base import Codes
 from .bnn import sign
-from .numbers import wide
+from .numbers import set_parameter, wide
 from .surrogates import HardClip, Surrogate
 from .xnor import Binary
-
-
-def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Parameter:
-    """``parameter`` with ``values`` written into it, or a new one where it is None or differs in device, shape, dtype.
-
-    The device differs when a checkpoint was assigned to a layer on the meta device.
-    """
-    if parameter is None:
-        return nn.Parameter(values)
-    if (parameter.device, parameter.shape, parameter.dtype) != (values.device, values.shape, values.dtype):
-        return nn.Parameter(values, requires_grad=parameter.requires_grad)
-    with torch.no_grad():
-        parameter.copy_(values)
-    return parameter
 
 
 def per_filter(scale: Tensor, weight: Tensor) -> Tensor:
