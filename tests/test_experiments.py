@@ -35,7 +35,7 @@ def composed(name: str, pictures: Path | None = None) -> DictConfig:
     overrides = [f"experiment={name}", "run_dir=x"]
     if pictures is not None and not name.startswith("digits"):
         overrides += ["data=image_folder", f"data.root={pictures}", f"+data.cache={pictures / 'cache'}"]
-        overrides += ["data.batch_size=4", "data.val_size=0.25"]
+        overrides += ["data.batch_size=4", "data.val_size=0.25", "compile=false"]
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return compose("config", overrides)
 

@@ -1,5 +1,6 @@
 """`train.py` as its user meets it: the default run, what it leaves behind, resuming, evaluating, mistakes."""
 
+import csv
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from pytorch_lightning import Callback, LightningModule, Trainer
+from torch._dynamo.utils import counters
 
 import train as program
 from qconv.training import load_checkpoint
@@ -211,6 +213,21 @@ def test_the_best_checkpoint_of_stages_is_one_of_the_last(tmp_path: Path) -> Non
     early = program.train(config(*arguments, "scheme.start=1", f"run_dir={tmp_path / 'first'}"))
     assert early.quantized  # a first stage that is a run of its own: its weights are said to be float
     assert early.about["macs_by_bits"].keys() == {"32×1", "32×32"} or "32x1" in str(early.about["macs_by_bits"])
+
+
+def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
+    losses = []
+    counters.clear()
+    for compiled in (False, True):
+        folder = tmp_path / str(compiled)
+        one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "scheme=bwn")
+        program.train(config(*one_epoch, f"compile={compiled}", f"run_dir={folder}"))
+        (row,) = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+        losses.append([float(row["train_loss"]), float(row["val_loss"])])
+        assert (counters["frames"]["ok"] > 0) == compiled
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    names = [load_checkpoint(path)["state_dict"].keys() for path in sorted(tmp_path.glob("*/checkpoints/last.ckpt"))]
+    assert names[0] == names[1]
 
 
 def test_evaluating_needs_no_teacher(whole: tuple[Path, Any], tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ class Classifier(LightningModule):
             which validation and test always show.
         channels_last: the memory format of network and pictures; None is True on a GPU.
         shift_decay: weight decay of DeepShift-PS in the loss, times `qconv.optim.shift_penalty`.
+        compile: runs the network through `torch.compile`.
     """
 
     def __init__(
@@ -50,10 +51,13 @@ class Classifier(LightningModule):
         loss: Loss | None = None,
         channels_last: bool | None = None,
         shift_decay: float = 0.0,
+        compile: bool = False,
     ) -> None:
         super().__init__()
         self._channels_last, self.shift_decay = channels_last, shift_decay
         self.model = model
+        if compile:
+            model.compile()  # in place: names in the checkpoint stay
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config

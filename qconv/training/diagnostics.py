@@ -56,6 +56,7 @@ class Diagnostics(Callback):
     ) -> None:
         """Record the layers' inputs of the first batch."""
         if batch_idx == 0 and self.levels:
+            torch.compiler.set_stance("force_eager")  # hooks would have the network compiled once more
             for name, layer in quantized_layers(pl_module):
                 self.handles.append(layer.register_forward_pre_hook(self._hook(name)))
 
@@ -69,6 +70,8 @@ class Diagnostics(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Stop recording."""
+        if self.handles:
+            torch.compiler.set_stance("default")
         for handle in self.handles:
             handle.remove()
         self.handles.clear()

@@ -126,6 +126,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         build_loss(cfg.loss, data.in_channels, data.num_classes) if cfg.evaluate is None else None,
         channels_last=cfg.channels_last,
         shift_decay=cfg.shift_decay,
+        compile=cfg.compile,
     )
     return data, classifier, about
 

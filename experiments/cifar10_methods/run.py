@@ -1,0 +1,120 @@
+"""Trains every method of the study, one after another, and writes `results.csv` and `accuracy.png` beside this file.
+
+    uv run experiments/cifar10_methods/run.py /data/cifar10-jpeg [METHOD…]
+
+A run that was interrupted goes on from its last checkpoint; one that is done is not run again.
+"""
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from qconv.training.history import write_csv
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+RUNS = ROOT / "outputs/cifar10_methods"
+SEED = 1
+BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtanh"]
+APOT_RULES = (
+    "optimizer.rules={input_quantizers:{lr:0.1,weight_decay:1e-4},weight_quantizers:{lr:0.02,weight_decay:1e-4}}"
+)
+
+
+def bits(scheme: str, count: int) -> list[str]:
+    """The overrides of a scheme with as many bits for weights as for inputs."""
+    return [f"scheme={scheme}", f"scheme.weight_bits={count}", f"scheme.input_bits={count}"]
+
+
+# Name: bits of weights and inputs, overrides.
+METHODS: dict[str, tuple[str, list[str]]] = {
+    "float": ("32/32", []),
+    "STE": ("1/1", [*BINARY, "scheme=xnor"]),
+    "LSQ 4/4": ("4/4", bits("lsq", 4)),
+    "BWN": ("1/32", ["scheme=bwn"]),
+    "IR-Net": ("1/1", [*BINARY, "scheme=irnet", "scheme.t_min=0.001"]),
+    "DoReFa 4/4": ("4/4", bits("dorefa", 4)),
+    "Bi-Real": ("1/1", [*BINARY, "scheme=bireal"]),
+    "LSQ 2/2": ("2/2", bits("lsq", 2)),
+    "TWN": ("1.58/32", ["scheme=twn"]),
+    "ReCU": ("1/1", [*BINARY, "scheme=recu"]),
+    "DeepShift-Q": ("5/32", ["scheme=shift_q"]),
+    "ReSTE": ("1/1", [*BINARY, "scheme=reste"]),
+    "DoReFa 2/2": ("2/2", bits("dorefa", 2)),
+    "APoT 4/4": ("4/4", [*bits("apot", 4), APOT_RULES]),
+}
+
+
+def folder(method: str) -> Path:
+    """Where the files of a method's run are."""
+    return RUNS / f"{method.replace('/', '-').replace(' ', '_')}-seed{SEED}"
+
+
+def run(method: str, data: str) -> None:
+    """Train a method, from its last checkpoint if it has one."""
+    last = folder(method) / "checkpoints/last.ckpt"
+    resume = [f"ckpt_path='{last}'"] if last.is_file() else []
+    words = ["experiment=cifar10_methods", f"data.root={data}", f"seed={SEED}", f"run_dir='{folder(method)}'"]
+    command = [sys.executable, str(ROOT / "train.py"), *words, *METHODS[method][1], *resume]
+    subprocess.run(command, check=True, cwd=ROOT)
+
+
+def collect() -> list[dict[str, Any]]:
+    """A row for each method that is done; `float_gap` is the float network's test accuracy minus the method's."""
+    rows: list[dict[str, Any]] = []
+    for method, (width, _) in METHODS.items():
+        path = folder(method) / "result.json"
+        if path.is_file():
+            result = json.loads(path.read_text())
+            with (folder(method) / "metrics.csv").open() as file:
+                epochs = list(csv.DictReader(file))
+            rows.append(
+                {
+                    "method": method,
+                    "bits": width,
+                    "seed": result["seed"],
+                    "test_accuracy": result["test_accuracy"],
+                    "val_accuracy_best": result["val_accuracy_best"],
+                    "val_accuracy_final": result["val_accuracy_final"],
+                    "train_accuracy_final": epochs[-1]["train_accuracy"],
+                    "epochs": result["epochs"],
+                    "seconds": result["seconds"],
+                    "scheme": result["scheme"],
+                    "commit": result["commit"],
+                    **result["machine"],
+                    "torch": result["versions"]["torch"],
+                }
+            )
+    for row in rows:
+        row["float_gap"] = rows[0]["test_accuracy"] - row["test_accuracy"] if rows[0]["method"] == "float" else None
+    return rows
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Write `accuracy.png`: a bar for each method, the most accurate first."""
+    rows = sorted(rows, key=lambda row: row["test_accuracy"])
+    figure = Figure(figsize=(7, 0.6 + 0.32 * len(rows)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    names = [f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}" for row in rows]
+    bars = axes.barh(names, [100 * row["test_accuracy"] for row in rows], color="tab:blue")
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.set(xlabel="test accuracy, %", xlim=(50, 90), title="ResNet-20, 15 epochs; bits of weights/activations")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(HERE / "accuracy.png", dpi=120)
+
+
+if __name__ == "__main__":
+    data, *chosen = sys.argv[1:]
+    for method in chosen or METHODS:
+        if not (folder(method) / "result.json").is_file():
+            run(method, data)
+        rows = collect()
+        write_csv(rows, HERE / "results.csv")
+        draw(rows)
