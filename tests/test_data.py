@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -61,6 +63,25 @@ def test_batches_keep_the_contract(digits: DigitsDataModule) -> None:
             assert labels.max() < digits.num_classes
     sizes = {len(labels) for _, labels in digits.train_dataloader()}
     assert sizes == {63}
+
+
+def test_an_epoch_goes_on_where_it_stopped(digits: DigitsDataModule) -> None:
+    loader = digits.train_dataloader()
+    loader.sampler.set_epoch(2)
+    batches = list(loader)
+    for stop in (0, 1, 7, len(batches)):
+        loader = digits.train_dataloader()
+        loader.sampler.set_epoch(2)
+        given = list(itertools.islice(loader, stop))
+        again = digits.train_dataloader()
+        again.load_state_dict(loader.state_dict())
+        assert len(list(again)) == len(batches)  # of epoch 0
+        again.sampler.set_epoch(2)
+        given += again
+        assert len(given) == len(batches)
+        for (images, labels), (expected, theirs) in zip(given, batches, strict=True):
+            assert torch.equal(images, expected)
+            assert torch.equal(labels, theirs)
 
 
 def test_evaluation_reads_every_picture_as_it_is(digits: DigitsDataModule) -> None:

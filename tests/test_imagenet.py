@@ -61,7 +61,7 @@ def test_splits_and_batches(tree: Path) -> None:
 
 def epoch_of(data: ImageNetDataModule, epoch: int) -> tuple[Tensor, Tensor]:
     loader = data.train_dataloader()
-    loader.batch_sampler.sampler.set_epoch(epoch)  # pyright: ignore  # as Lightning finds it
+    loader.sampler.set_epoch(epoch)
     images, labels = zip(*batches(data, loader), strict=True)
     return torch.cat(images), torch.cat(labels)
 
@@ -72,6 +72,22 @@ def test_pictures_are_a_function_of_seed_and_epoch(tree: Path) -> None:
         assert all(one.equal(another) for one, another in zip(first, other, strict=True))
     assert not first[0].equal(epoch_of(made(tree), 4)[0])
     assert not first[0].equal(epoch_of(made(tree, seed=1), 3)[0])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_resumed_epoch_has_the_pictures_of_its_own(workers: int, tree: Path) -> None:
+    data = made(tree, workers=workers, batch_size=2)
+    whole = data.train_dataloader()
+    whole.sampler.set_epoch(3)
+    expected = [images for images, _, _ in whole]
+    resumed = data.train_dataloader()
+    resumed.load_state_dict({"epoch": 3, "batch": 2})
+    batches = iter(resumed)  # Lightning makes the iterator first
+    resumed.sampler.set_epoch(3)
+    got = [images for images, _, _ in batches]
+    assert len(got) == len(expected) - 2 > 0
+    assert all(torch.equal(a, b) for a, b in zip(got, expected[2:], strict=True))
+    assert resumed.state_dict() == {"epoch": 3, "batch": len(expected)}
 
 
 def test_test_pictures_are_torchvisions(tree: Path) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,13 +35,25 @@ class StopAfter(Callback):
         trainer.should_stop = trainer.current_epoch == self.epoch
 
 
-class Slow(Callback):
-    """Makes an epoch last a second or more."""
+class Send(Callback):
+    """Sends the last process a signal before a batch; before batch -1: in the validation."""
 
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    def __init__(self, number: int, epoch: int, batch: int) -> None:
+        self.number, self.epoch, self.batch = number, epoch, batch
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if trainer.global_rank != trainer.world_size - 1:
+            self.epoch = -1
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
+            os.kill(os.getpid(), self.number)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        time.sleep(0.05)
+        if (trainer.current_epoch, batch_idx, -1) == (self.epoch, 0, self.batch):
+            os.kill(os.getpid(), self.number)
 
 
 def config(*overrides: str) -> DictConfig:
@@ -157,41 +168,79 @@ def test_a_stopped_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Pa
     assert load_checkpoint(tmp_path / "rest/checkpoints/best.ckpt")["epoch"] == result.best_epoch
 
 
-def test_a_killed_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Path) -> None:
-    folder, _ = whole
-    last = tmp_path / "killed/checkpoints/last.ckpt"
+def run_until(signal_number: signal.Signals, epoch: int, batch: int, folder: Path, *more: str) -> str:
+    """Starts a run that sends itself the signal; returns what it said on the error stream."""
     # One thread, as in this process: another number of threads adds up in another order.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
-    slow = "+callbacks.slow={_target_:test_train.Slow}"
-    arguments = command(*QUICK, slow, f"hydra.run.dir={tmp_path / 'killed'}")
-    with subprocess.Popen(arguments, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL) as process:
-        while not last.exists() and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(0.5)  # into the next epoch
-        process.send_signal(signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-    assert 0 <= load_checkpoint(last)["epoch"] < 3
-    assert not (tmp_path / "killed/result.json").exists()
-    program.train(config(*QUICK, f"run_dir={tmp_path / 'killed'}", f"ckpt_path={last}"))
-    assert same_weights(folder, tmp_path / "killed")
-    for name in ("metrics.csv", "diagnostics.csv"):
-        assert (tmp_path / "killed" / name).read_text() == (folder / name).read_text()
+    callback = f"{{_target_:test_train.Send,number:{signal_number.value},epoch:{epoch},batch:{batch}}}"
+    arguments = command(*QUICK, f"+callbacks.send={callback}", f"run_dir={folder}", *more)
+    process = subprocess.run(arguments, cwd=folder.parent, env=environment, capture_output=True, text=True)
+    killed = signal_number == signal.SIGKILL
+    assert process.returncode == (-signal.SIGKILL if killed else 128 + signal.SIGTERM), process.stderr
+    return process.stderr
 
 
-def test_sigterm_ends_with_a_code_that_is_requeued_and_says_how_to_go_on(tmp_path: Path) -> None:
+def place(checkpoint: Path) -> tuple[int, int]:
+    """The epoch that the checkpoint was written in, and how many of its batches had been given."""
+    (loader,) = load_checkpoint(checkpoint)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    return loader["epoch"], loader["batch"]
+
+
+def same_files(one: Path, other: Path) -> bool:
+    return same_weights(one, other) and all(
+        (one / name).read_text() == (other / name).read_text() for name in ("metrics.csv", "diagnostics.csv")
+    )
+
+
+@pytest.mark.parametrize(
+    ("epoch", "batch", "every", "saved"), [(2, 7, 3, (2, 6)), (0, 18, 1, (0, 18)), (1, 5, 0, (0, 19))]
+)
+def test_a_killed_run_resumes_bit_for_bit(
+    epoch: int, batch: int, every: int, saved: tuple[int, int], whole: tuple[Path, Any], tmp_path: Path
+) -> None:
+    folder, _ = whole
+    killed = tmp_path / "killed"
+    run_until(signal.SIGKILL, epoch, batch, killed, f"callbacks.checkpoints.every_steps={every or 'null'}")
+    assert place(killed / "checkpoints/last.ckpt") == saved
+    assert not (killed / "result.json").exists()
+    program.train(config(*QUICK, f"run_dir={killed}", "ckpt_path=last"))
+    assert same_files(folder, killed)
+
+
+@pytest.mark.parametrize(("epoch", "batch"), [(2, 7), (1, -1)], ids=["training", "validation"])
+def test_sigterm_saves_and_ends_with_a_code_that_is_requeued(
+    epoch: int, batch: int, whole: tuple[Path, Any], tmp_path: Path
+) -> None:
+    folder, _ = whole
+    told = run_until(signal.SIGTERM, epoch, batch, tmp_path / "run")
     last = tmp_path / "run/checkpoints/last.ckpt"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
-    slow = "+callbacks.slow={_target_:test_train.Slow}"
-    arguments = command("model.width=4", "trainer=cpu", slow, f"run_dir={last.parents[1]}")
-    pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(arguments, cwd=tmp_path, env=environment, **pipes) as process:
-        while not last.exists() and process.poll() is None:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGTERM)
-        _, told = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
     assert f"stopped by SIGTERM; go on with ckpt_path={last}" in told
-    assert load_checkpoint(last)["epoch"] >= 0
+    assert place(last) == (epoch, batch + 1 if batch >= 0 else 19)
+    program.train(config(*QUICK, f"run_dir={tmp_path / 'run'}", "ckpt_path=last"))
+    assert same_files(folder, tmp_path / "run")
+
+
+def test_gradients_that_add_up_are_not_cut_by_a_checkpoint(tmp_path: Path) -> None:
+    sums = ("trainer.max_epochs=2", "+trainer.accumulate_grad_batches=3")
+    program.train(config(*QUICK, *sums, f"run_dir={tmp_path / 'whole'}"))
+    run_until(signal.SIGTERM, 0, 4, tmp_path / "cut", *sums)
+    assert place(tmp_path / "cut/checkpoints/last.ckpt") == (0, 6)
+    program.train(config(*QUICK, *sums, f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
+    for name in ("metrics.csv", "diagnostics.csv"):
+        assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
+def test_last_is_the_newest_run_of_the_same_arguments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "ckpt_path=last")
+    for folder in ("1", "2"):
+        program.train(config(*one_epoch, f"run_dir=outputs/day/{folder}", f"seed={folder}"))
+        assert "ckpt_path=last: no such run so far, starting anew" in capsys.readouterr().out
+    again = program.train(config(*one_epoch, "run_dir=outputs/day/3", "seed=1"))
+    assert "going on with outputs/day/1/checkpoints/last.ckpt" in capsys.readouterr().out
+    assert again.about["resumed_from"] == "outputs/day/1/checkpoints/last.ckpt"
 
 
 def test_a_finished_run_resumes_to_its_result(whole: tuple[Path, Any], tmp_path: Path) -> None:
@@ -201,18 +250,13 @@ def test_a_finished_run_resumes_to_its_result(whole: tuple[Path, Any], tmp_path:
     assert (tmp_path / "curves.png").exists()
 
 
-def test_the_best_checkpoint_of_stages_is_one_of_the_last(tmp_path: Path) -> None:
-    arguments = ("scheme=two_stage", "scheme.start=0.6", "trainer=cpu", "trainer.max_epochs=5", "model.width=8")
-    result = program.train(config(*arguments, f"run_dir={tmp_path}"))
-    rows = (tmp_path / "metrics.csv").read_text().splitlines()
-    scores = [float(row.split(",")[rows[0].split(",").index("val_accuracy")]) for row in rows[1:]]
-    assert max(scores[:3]) > max(scores[3:])  # else this tests nothing
-    assert result.best_epoch >= 3
-    assert result.val_accuracy_best == max(scores[3:])
+def test_the_checkpoint_of_a_run_in_stages_is_quantized(tmp_path: Path) -> None:
+    arguments = ("scheme=two_stage", "trainer=cpu", "trainer.max_epochs=3", "model.width=4")
+    result = program.train(config(*arguments, "scheme.start=0.6", f"run_dir={tmp_path}"))
+    assert result.best_epoch == 2
     assert result.quantized
     early = program.train(config(*arguments, "scheme.start=1", f"run_dir={tmp_path / 'first'}"))
     assert early.quantized  # a first stage that is a run of its own: its weights are said to be float
-    assert early.about["macs_by_bits"].keys() == {"32×1", "32×32"} or "32x1" in str(early.about["macs_by_bits"])
 
 
 def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
@@ -399,18 +443,44 @@ def test_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
     assert "gpu" in fails("trainer=gpu").lower()
 
 
-def test_two_processes(tmp_path: Path) -> None:
-    arguments = ("scheme=lsq", "model.width=4", "trainer.max_epochs=2", "data.batch_size=50")
-    ddp = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", f"run_dir={tmp_path / 'two'}")
-    run = subprocess.run(command(*arguments, *ddp), cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert run.stdout.count("compression  ") == 1  # the table once, not once a process
-    result = json.loads((tmp_path / "two/result.json").read_text())
-    assert len((tmp_path / "two/metrics.csv").read_text().splitlines()) == 3
-    best = tmp_path / "two/checkpoints/best.ckpt"
-    alone = program.evaluate(config(*arguments, "trainer=cpu", f"evaluate={best}", f"run_dir={tmp_path / 'one'}"))
+TWO = ("scheme=lsq", "model.width=4", "trainer.max_epochs=2", "data.batch_size=50", "trainer=ddp")
+ON_CPU = ("trainer.accelerator=cpu", "trainer.devices=2")
+
+
+def train_two(folder: Path, *more: str) -> str:
+    """Trains in two processes, with one thread each; returns what they printed."""
+    arguments = command(*TWO, *ON_CPU, f"run_dir={folder}", *more)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.run(arguments, cwd=folder.parent, env=environment, capture_output=True, text=True, check=True)
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder and the words of a run of two processes."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    return folder, train_two(folder)
+
+
+def test_two_processes(two: tuple[Path, str], tmp_path: Path) -> None:
+    folder, printed = two
+    assert printed.count("compression  ") == 1  # the table once, not once a process
+    result = json.loads((folder / "result.json").read_text())
+    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
+    best = folder / "checkpoints/best.ckpt"
+    alone = program.evaluate(config(*TWO[:-1], "trainer=cpu", f"evaluate={best}", f"run_dir={tmp_path}"))
     # 180 pictures on each process and 360 on one: every one is counted once.
     assert alone.test_accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
     assert alone.val_accuracy == pytest.approx(result["val_accuracy_best"], abs=1e-6)
+
+
+def test_two_processes_stop_together_and_resume_bit_for_bit(two: tuple[Path, str], tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    run_until(signal.SIGTERM, 1, 4, cut, *TWO, *ON_CPU)
+    assert place(cut / "checkpoints/last.ckpt") == (1, 5)
+    train_two(cut, "ckpt_path=last")
+    for name in ("metrics.csv", "diagnostics.csv"):
+        assert (cut / name).read_text() == (two[0] / name).read_text()
 
 
 def test_a_sweep_ends_with_a_table(tmp_path: Path) -> None:

@@ -1,11 +1,14 @@
 """Checkpoint files: whole or absent, read with care, compared with the run that reads them."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from qconv.training import AtomicCheckpointIO, CheckpointError, load_checkpoint
+import qconv
+from qconv import schemes
+from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
 from qconv.training.compare import check_config, check_tensors
 
 CHECKPOINT = {"state_dict": {"weight": torch.arange(6.0)}, "epoch": 3, "config": {"seed": 1}}
@@ -45,6 +48,50 @@ def test_the_new_name_is_taken_only_when_the_file_is_complete(saved: Path, monke
     AtomicCheckpointIO().save_checkpoint({**CHECKPOINT, "epoch": 4}, saved)
     assert seen == [(4, 3)]
     assert load_checkpoint(saved)["epoch"] == 4
+
+
+class FakeTrainer:
+    """Notes what is saved."""
+
+    def __init__(self) -> None:
+        self.saved: list[tuple[int, str]] = []
+        self.current_epoch, self.callback_metrics = 0, {}
+        self.strategy = self
+
+    def save_checkpoint(self, path: Path) -> None:
+        self.saved.append((self.current_epoch, path.name))
+
+    def reduce_boolean_decision(self, decision: bool, all: bool) -> bool:
+        return decision
+
+
+@pytest.mark.parametrize(
+    ("scores", "final_from", "best"),
+    [
+        ([0.5, 0.7, 0.6], 0, [0, 1]),
+        ([0.5, 0.5, 0.4], 0, [0]),  # of equal ones the earliest
+        ([0.9, 0.2, 0.3, 0.3], 1, [0, 1, 2]),  # the first final epoch counts more than any before
+        ([0.9, 0.2, 0.95], 2, [0, 2]),
+        ([None, 0.4, None, 0.3], 0, [1]),  # without a validation there is no score
+    ],
+)
+def test_what_is_best(scores: list[float | None], final_from: int, best: list[int], tmp_path: Path) -> None:
+    trainer: Any = FakeTrainer()
+    checkpoints = Checkpoints(tmp_path)
+    model = qconv.QConv2d(2, 2, 1, scheme=schemes.two_stage(schemes.bnn(), start=0.5))
+    for epoch, score in enumerate(scores):
+        trainer.current_epoch = epoch
+        trainer.callback_metrics = {} if score is None else {"val_accuracy": torch.tensor(score)}
+        qconv.set_progress(model, 0.0 if epoch < final_from else 0.6)
+        checkpoints.on_train_epoch_end(trainer, model)  # pyright: ignore[reportArgumentType]
+    assert [epoch for epoch, name in trainer.saved if name == "best.ckpt"] == best
+    assert [epoch for epoch, name in trainer.saved if name == "last.ckpt"] == list(range(len(scores)))
+    assert checkpoints.best_epoch == best[-1]
+
+
+def test_every_steps_is_at_least_one(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"every_steps \(=0\) must be at least 1"):
+        Checkpoints(tmp_path, every_steps=0)
 
 
 def test_remove(saved: Path) -> None:

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .augment import Normalize
 from .image_folder import Broken, BrokenPictureError, Tree, cores, scan
-from .loader import EpochOrder
+from .loader import EpochLoader, EpochOrder
 from .pictures import share_out
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -93,15 +93,15 @@ class ImageNetDataModule(LightningDataModule):
             self.splits["train"] = [file for file, chosen in zip(files, taken.tolist(), strict=True) if not chosen]
             self.splits["val"] = [file for file, chosen in zip(files, taken.tolist(), strict=True) if chosen]
 
-    def train_dataloader(self) -> "DataLoader[Any]":
+    def train_dataloader(self) -> "DecodingLoader":
         """Shuffled and augmented by (seed, epoch)."""
         return self._loader("train", train=True)
 
-    def val_dataloader(self) -> "DataLoader[Any]":
+    def val_dataloader(self) -> "DecodingLoader":
         """All validation pictures, cropped at the centre."""
         return self._loader("val", train=False)
 
-    def test_dataloader(self) -> "DataLoader[Any]":
+    def test_dataloader(self) -> "DecodingLoader":
         """All test pictures, cropped at the centre."""
         return self._loader("test", train=False)
 
@@ -125,20 +125,12 @@ class ImageNetDataModule(LightningDataModule):
         images, labels = batch
         return self.normalize(images), labels
 
-    def _loader(self, name: str, *, train: bool) -> "DataLoader[Any]":
+    def _loader(self, name: str, *, train: bool) -> "DecodingLoader":
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         files = self.splits[name]
         order = EpochOrder(len(files), self.batch_size, shuffle=train, seed=self.seed, rank=rank, world_size=world_size)
         pictures = LargePictures(files, self.image_size[0], self.resize, self.seed if train else None)
-        return DataLoader(
-            pictures,
-            batch_sampler=EpochBatches(order),
-            collate_fn=collate,
-            num_workers=self.workers,
-            pin_memory=torch.cuda.is_available(),
-            persistent_workers=self.workers > 0,
-            worker_init_fn=_one_thread,
-        )
+        return DecodingLoader(order, pictures, self.workers)
 
 
 class LargePictures(Dataset[Any]):
@@ -182,18 +174,39 @@ def decode(path: str) -> Tensor:
         return decode_image(path, ImageReadMode.RGB)
 
 
+class DecodingLoader(EpochLoader):
+    """Batches of `LargePictures`, decoded by `workers` processes (0: by this one)."""
+
+    def __init__(self, sampler: EpochOrder, pictures: LargePictures, workers: int) -> None:
+        super().__init__(sampler)
+        self.order = EpochBatches(sampler)
+        self.loader = DataLoader(
+            pictures,
+            batch_sampler=self.order,
+            collate_fn=collate,
+            num_workers=workers,
+            pin_memory=torch.cuda.is_available(),
+            persistent_workers=workers > 0,
+            worker_init_fn=_one_thread,
+        )
+
+    def batches(self, start: int) -> Iterator[Any]:
+        self.order.start = start
+        yield from self.loader
+
+
 class EpochBatches:
-    """The batches of an `EpochOrder` as items of `LargePictures`."""
+    """The batches of an `EpochOrder`, from number `start` on, as items of `LargePictures`."""
 
     def __init__(self, order: EpochOrder) -> None:
-        self.sampler = order  # where Lightning looks for set_epoch
+        self.order, self.start = order, 0
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.order) - self.start
 
     def __iter__(self) -> Iterator[list[Item]]:
-        for indices in self.sampler:
-            yield [(self.sampler.epoch, index) for index in indices.tolist()]
+        for indices in self.order.parts(self.start):
+            yield [(self.order.epoch, index) for index in indices.tolist()]
 
 
 def random_crop(

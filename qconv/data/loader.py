@@ -1,6 +1,8 @@
 """Batches of a data set that lies in memory: indexed as whole tensors, ordered by (seed, epoch) alone."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +47,7 @@ class EpochOrder:
         self.epoch = epoch
 
     def generator(self, stream: int) -> torch.Generator:
-        """Random numbers of this seed, epoch and stream; 0 orders the samples, 1 + rank augments them."""
+        """Random numbers of this seed, epoch and stream; 0 orders the samples, those from 1 on augment them."""
         # One multiplication per number keeps (seed, epoch) pairs apart: seed 1, epoch 2 is not seed 2, epoch 1.
         mixed = (self.seed * 1_000_003 + self.epoch) * 1_000_003 + stream
         return torch.Generator().manual_seed(mixed % 2**63)
@@ -53,19 +55,58 @@ class EpochOrder:
     def __len__(self) -> int:
         return self.steps
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def parts(self, start: int = 0) -> Iterator[Tensor]:
+        """This rank's samples of each step from `start` on."""
         order = torch.randperm(self.size, generator=self.generator(0)) if self.shuffle else torch.arange(self.size)
-        yield from (part[self.rank :: self.world_size] for part in order.tensor_split(self.steps))
+        yield from (part[self.rank :: self.world_size] for part in order.tensor_split(self.steps)[start:])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self.parts()
 
 
-class TensorLoader:
-    """Batches `(images[i], labels[i])` in the order of `sampler`, augmented and then normalized batch by batch.
+class EpochLoader(ABC):
+    """Batches in an `EpochOrder`, from the place on where an interrupted epoch stopped.
 
-    It is a plain iterable: `torch.utils.data.DataLoader` would collate sample by sample. Lightning finds `set_epoch`
-    through the attribute `sampler`, and wants `batch_sampler` beside it, None as of a DataLoader with batch_size=None.
+    It is a plain iterable that begins when its first batch is asked for: by then Lightning has set the epoch, through
+    the attribute `sampler`. Lightning wants `batch_sampler` beside it, None as of a DataLoader with batch_size=None,
+    and saves `state_dict` with each checkpoint.
     """
 
     batch_sampler = None
+
+    def __init__(self, sampler: EpochOrder) -> None:
+        self.sampler = sampler
+        self.given = 0
+        self.resumed = {"epoch": -1, "batch": 0}
+
+    @abstractmethod
+    def batches(self, start: int) -> Iterator[Any]:
+        """The batches of the sampler's epoch from number `start` on."""
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.given = self.resumed["batch"] if self.resumed["epoch"] == self.sampler.epoch else 0
+        for batch in self.batches(self.given):
+            self.given += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """How many batches of which epoch were given; the same on all ranks."""
+        return {"epoch": self.sampler.epoch, "batch": self.given}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Begin that epoch after those batches."""
+        self.resumed = dict(state_dict)
+
+
+class TensorLoader(EpochLoader):
+    """Batches `(images[i], labels[i])` in the order of `sampler`, augmented and then normalized batch by batch.
+
+    `torch.utils.data.DataLoader` would collate sample by sample. The random numbers of a batch are a function of
+    (seed, epoch, batch, rank).
+    """
 
     def __init__(
         self,
@@ -75,15 +116,13 @@ class TensorLoader:
         augment: Sequence[Augment] = (),
         normalize: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.images, self.labels, self.sampler = images, labels, sampler
+        super().__init__(sampler)
+        self.images, self.labels = images, labels
         self.augment, self.normalize = tuple(augment), normalize
 
-    def __len__(self) -> int:
-        return len(self.sampler)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        generator = self.sampler.generator(1 + self.sampler.rank)
-        for indices in self.sampler:
+    def batches(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
+        for number, indices in enumerate(self.sampler.parts(start), start):
+            generator = self.sampler.generator(1 + number * self.sampler.world_size + self.sampler.rank)
             indices = indices.to(self.images.device)
             images = self.images[indices]
             for augment in self.augment:

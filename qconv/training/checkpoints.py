@@ -1,11 +1,14 @@
 """The callback that keeps `best.ckpt` and `last.ckpt`."""
 
 import shutil
+import signal
+import threading
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ..files import atomic_file
 from ..steps import is_final
@@ -13,6 +16,9 @@ from ..steps import is_final
 
 class Checkpoints(Checkpoint):
     """After each epoch: `last.ckpt`, and `best.ckpt` if `monitor` has risen; of equal epochs the earlier stays.
+
+    SIGTERM, by which schedulers announce that they stop a run, ends it after the batch, with a `last.ckpt` from which
+    the epoch goes on; during a validation, after the epoch.
 
     Epochs in which all quantizers are final count more than any before: with float weights still in it, a network of
     two stages is better than what will ship.
@@ -24,10 +30,18 @@ class Checkpoints(Checkpoint):
     Args:
         folder: where the two files go.
         monitor: the logged metric that says what is best; higher is better.
+        every_steps: write `last.ckpt` within epochs, too, after as many batches, where an optimizer's step ends.
+
+    Raises:
+        ValueError: `every_steps` is less than 1.
     """
 
-    def __init__(self, folder: str | Path, monitor: str = "val_accuracy") -> None:
-        self.folder, self.monitor = Path(folder), monitor
+    def __init__(self, folder: str | Path, monitor: str = "val_accuracy", every_steps: int | None = None) -> None:
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"every_steps (={every_steps}) must be at least 1")
+        self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
+        self.sigterm = False
+        self.handler: Any = None
         self.best, self.last = self.folder / "best.ckpt", self.folder / "last.ckpt"
         self.best_score: float | None = None
         self.best_is_final = False
@@ -56,6 +70,50 @@ class Checkpoints(Checkpoint):
             # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes once more.
             trainer.save_checkpoint(self.best)
         trainer.save_checkpoint(self.last)
+        if self._stop(trainer):
+            raise SIGTERMException
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Take SIGTERM over from Lightning, which would end in the middle of a validation, or of one process alone."""
+        del pl_module
+        self.sigterm = trainer.received_sigterm
+        if threading.current_thread() is threading.main_thread():
+            self.handler = signal.signal(signal.SIGTERM, self._notice)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write `last.ckpt` within the epoch."""
+        del pl_module, outputs, batch
+        batches = batch_idx + 1
+        # After the last batch comes the checkpoint of the epoch. Between optimizer steps gradients would be lost.
+        if batches == trainer.num_training_batches or batches % trainer.accumulate_grad_batches != 0:
+            return
+        stop = self._stop(trainer)
+        if stop or (self.every_steps is not None and batches % self.every_steps == 0):
+            trainer.save_checkpoint(self.last)
+        if stop:
+            raise SIGTERMException
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give SIGTERM back."""
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give SIGTERM back."""
+        self._restore()
+
+    def _notice(self, *_: Any) -> None:
+        self.sigterm = True
+
+    def _stop(self, trainer: Trainer) -> bool:
+        """Whether any process was told to stop: all of them stop together, or the others would wait for it."""
+        return trainer.strategy.reduce_boolean_decision(self.sigterm, all=False)
+
+    def _restore(self) -> None:
+        if self.handler is not None:
+            signal.signal(signal.SIGTERM, self.handler)
+            self.handler = None
 
     def state_dict(self) -> dict[str, Any]:
         """What is best so far."""

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from pytorch_lightning import LightningModule
 from pytorch_lightning.accelerators import CUDAAccelerator
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torchmetrics import Metric
 
 from ..optim import ModelOptimizer, shift_penalty
 from ..steps import after_every_step
@@ -20,6 +20,28 @@ Batch = tuple[Tensor, Tensor]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer] | ModelOptimizer
 MakeScheduler = Callable[..., LRScheduler]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+TRAINING_FIGURES = ("lr", "train_loss", "train_accuracy")
+CROSS_ENTROPY = CrossEntropy()
+
+
+class WeightedMean(Metric):
+    """Mean of numbers, each counted as often as its weight says; over all processes."""
+
+    sums: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.add_state("sums", torch.zeros(2), dist_reduce_fx="sum")
+
+    def update(self, value: Tensor | float, weight: float) -> None:
+        """Add a number."""
+        self.sums[0] += weight * value
+        self.sums[1] += weight
+
+    def compute(self) -> Tensor:
+        """The mean."""
+        return self.sums[0] / self.sums[1]
 
 
 class Classifier(LightningModule):
@@ -61,6 +83,8 @@ class Classifier(LightningModule):
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config
+        # Lightning's own means would lose what an interrupted epoch has seen.
+        self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the pictures."""
@@ -84,20 +108,23 @@ class Classifier(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one batch."""
         del batch_idx
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        self._log({"lr": optimizer.param_groups[0]["lr"]}, len(batch[1]))  # pyright: ignore
-        loss = self._step("train", batch)
+        loss, accuracy = self._step(batch, self.loss)
+        lr = self.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]  # pyright: ignore
+        figures = {"lr": lr, "train_loss": loss.detach(), "train_accuracy": accuracy}
+        for name, value in figures.items():
+            self.means[name].update(value, len(batch[1]))
+            self.log(name, self.means[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
         return loss if self.shift_decay == 0 else loss + self.shift_decay * shift_penalty(self.model)
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""
         del batch_idx
-        self._step("val", batch)
+        self._evaluate("val", batch)
 
     def test_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""
         del batch_idx
-        self._step("test", batch)
+        self._evaluate("test", batch)
 
     def configure_optimizers(self) -> Any:
         """The optimizer, which clamps latent weights after its steps, and the schedule over all steps of the run."""
@@ -109,20 +136,40 @@ class Classifier(LightningModule):
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
+    def on_train_start(self) -> None:
+        """Have the loader go on where the epoch stopped."""
+        # Asked for the number of steps, Lightning has set the loader up before it read the checkpoint.
+        self.trainer.fit_loop._load_combined_loader_states()
+
+    def on_train_epoch_start(self) -> None:
+        """Begin the epoch's means; Lightning does not call it in an epoch that is resumed."""
+        for mean in self.means.values():
+            mean.reset()
+
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the config and what the quantizers are beside the weights."""
+        """Store the config, what the quantizers are, and the epoch's sums of each process beside the weights."""
+        sums = torch.stack([mean.sums for mean in self.means.values()])
+        alone = self._trainer is None or self.trainer.world_size == 1
+        checkpoint["sums"] = sums.unsqueeze(0) if alone else self.all_gather(sums)
         checkpoint["quantizers"] = describe_quantizers(self.model)
         if self.config is not None:
             checkpoint["config"] = self.config
 
-    def _step(self, split: str, batch: Batch) -> Tensor:
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Give each process its sums; if there were more or fewer of them, the first one all."""
+        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
+        sums = checkpoint["sums"]
+        mine = sums[rank] if len(sums) == world_size else sums.sum(0) * (rank == 0)
+        for mean, values in zip(self.means.values(), mine, strict=True):
+            mean.sums.copy_(values)
+
+    def _step(self, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor]:
         images, labels = batch
         logits = self(images)
-        loss = self.loss(logits, labels, images) if split == "train" else F.cross_entropy(logits, labels)
-        accuracy = (logits.detach().argmax(1) == labels).float().mean()
-        self._log({f"{split}_loss": loss.detach(), f"{split}_accuracy": accuracy}, len(labels))
-        return loss
+        return loss(logits, labels, images), (logits.detach().argmax(1) == labels).float().mean()
 
-    def _log(self, values: dict[str, Any], batch_size: int) -> None:
-        bar = any(name.endswith("accuracy") for name in values)
-        self.log_dict(values, on_step=False, on_epoch=True, batch_size=batch_size, sync_dist=True, prog_bar=bar)
+    def _evaluate(self, split: str, batch: Batch) -> None:
+        loss, accuracy = self._step(batch, CROSS_ENTROPY)
+        options = {"on_step": False, "on_epoch": True, "batch_size": len(batch[1]), "sync_dist": True}
+        self.log(f"{split}_loss", loss, **options)
+        self.log(f"{split}_accuracy", accuracy, prog_bar=True, **options)

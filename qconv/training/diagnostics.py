@@ -42,11 +42,15 @@ class Diagnostics(Callback):
         self.flipped: dict[str, Tensor] = {}
         self.inputs: dict[str, Tensor] = {}
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
+        self.within_epoch = False
+        self.resumed: dict[str, Tensor] = {}
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the levels at the start."""
         if trainer.is_global_zero:
             self.levels = {name: levels_of(layer) for name, layer in quantized_layers(pl_module)}
+            for name, levels in self.resumed.items():
+                self.levels[name] = levels.to(self.levels[name].device)
             for name, levels in self.levels.items():  # a resumed run has them
                 self.flipped.setdefault(name, torch.zeros_like(levels, dtype=torch.bool))
                 self.flipped[name] = self.flipped[name].to(levels.device)
@@ -76,8 +80,15 @@ class Diagnostics(Callback):
             handle.remove()
         self.handles.clear()
 
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """From here on the levels at the start of the epoch are to be saved."""
+        self.within_epoch = True
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add a row for each layer."""
+        self.within_epoch = False
         for name, layer in quantized_layers(pl_module) if self.levels else ():
             levels = levels_of(layer)
             changed = levels != self.levels[name]
@@ -101,12 +112,14 @@ class Diagnostics(Callback):
             draw_diagnostics(self.rows, self.folder / "diagnostics.png")
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far, and which weights have changed their level."""
-        return {"rows": self.rows, "flipped": self.flipped}
+        """The rows so far, which weights have changed their level, and within an epoch the levels at its start."""
+        levels = self.levels if self.within_epoch else {}
+        return {"rows": self.rows, "flipped": self.flipped, "levels": levels}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self.rows, self.flipped = list(state_dict["rows"]), dict(state_dict["flipped"])
+        self.resumed = dict(state_dict["levels"])
 
     def _hook(self, name: str):
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:

@@ -30,6 +30,14 @@ class RandomState(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the state, once."""
         del trainer, pl_module
+        self._resume()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Set the state if training resumes within an epoch."""
+        del trainer, pl_module, batch, batch_idx
+        self._resume()
+
+    def _resume(self) -> None:
         if self.resumed is None:
             return
         torch.set_rng_state(self.resumed["cpu"])

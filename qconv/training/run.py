@@ -25,17 +25,20 @@ from .compare import check_config, check_tensors
 from .history import History
 from .initial_weights import load_weights
 from .result import Evaluation, Result, about_run, write_json
-from .screen import show_model, show_outcome
+from .screen import show_model, show_note, show_outcome
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
 RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer")
+LAST = Path("checkpoints/last.ckpt")
 C = TypeVar("C", bound=Callback)
 
 
 def train(cfg: DictConfig) -> Result:
     """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy."""
     start = time.perf_counter()
+    if cfg.ckpt_path == "last":
+        cfg.ckpt_path = find_last(cfg)
     if cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
     data, classifier, about = build(cfg)
@@ -64,6 +67,29 @@ def train(cfg: DictConfig) -> Result:
     )
     end_run(cfg, trainer, result, "result.json")
     return result
+
+
+def find_last(cfg: DictConfig) -> str | None:
+    """The `last.ckpt` in the run's folder; else the newest of a run of this configuration below the usual folders."""
+    own = Path(cfg.run_dir)
+    others = [path for pattern in ("outputs/*/*", "multirun/*/*/*") for path in Path().glob(pattern)]
+    found = [folder / LAST for folder in (own, *others) if (folder / LAST).is_file()]
+    if (own / LAST) not in found:
+        asked = OmegaConf.to_container(cfg, resolve=True)
+        found = [path for path in found if same_run(path.parents[1] / "config.yaml", asked)]
+        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    rank_zero_only(show_note)(
+        f"ckpt_path=last: going on with {found[0]}" if found else "ckpt_path=last: no such run so far, starting anew"
+    )
+    return str(found[0]) if found else None
+
+
+def same_run(path: Path, asked: Any) -> bool:
+    """Whether the config file is that of a run which can be resumed as the one asked for."""
+    if not path.is_file():
+        return False
+    stored: Any = OmegaConf.to_container(OmegaConf.load(path))
+    return all(stored.get(group) == asked.get(group) for group in RUN)
 
 
 def evaluate(cfg: DictConfig) -> Evaluation:

@@ -20,6 +20,11 @@ def console() -> Console:
     return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
 
 
+def show_note(text: str) -> None:
+    """One line about what the run does."""
+    console().print(text, soft_wrap=True)
+
+
 def show_model(summary: Summary, title: str) -> None:
     """The layers that multiply, and the totals of all."""
     console().print(model_table(summary, title))
