@@ -5,6 +5,7 @@ import os
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,8 @@ def evaluate(cfg: DictConfig) -> "Evaluation":
 
 
 @hydra.main(config_path=str(Path(__file__).resolve().parent / "configs"), config_name="config", version_base="1.3")
-def main(cfg: DictConfig) -> float:
-    """Train or evaluate; the validation accuracy is what a sweeper optimizes."""
+def main(cfg: DictConfig) -> float | tuple[float, ...]:
+    """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
     # Importing Lightning sets the levels that are set here.
     from lightning_fabric.utilities.exceptions import MisconfigurationException
     from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -48,12 +49,22 @@ def main(cfg: DictConfig) -> float:
             f"evaluate (={cfg.evaluate}) and ckpt_path (={cfg.ckpt_path}) exclude each other: test or resume"
         )
     try:
-        return train(cfg).val_accuracy_best if cfg.evaluate is None else evaluate(cfg).val_accuracy
+        return objective(train(cfg), cfg.objective) if cfg.evaluate is None else evaluate(cfg).val_accuracy
     except MisconfigurationException as error:  # such as a GPU that is not there
         raise ValueError(str(error)) from error
     except SIGTERMException:  # a SystemExit of code 0: the scheduler would think that the run is over
         sys.stderr.write(f"stopped by SIGTERM; {how_to_go_on(Path(cfg.run_dir))}\n")
         raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def objective(result: "Result", names: str | Sequence[str]) -> float | tuple[float, ...]:
+    """The figures of the run that have these names, one or several."""
+    figures = {**vars(result), **result.about}
+    for name in [names] if isinstance(names, str) else names:
+        if not isinstance(figures.get(name), int | float):
+            numbers = ", ".join(key for key, value in figures.items() if isinstance(value, int | float))
+            raise ValueError(f"objective (={names}) must be of these figures: {numbers}")
+    return figures[names] if isinstance(names, str) else tuple(figures[name] for name in names)
 
 
 def how_to_go_on(folder: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch._dynamo.utils import counters
 
@@ -500,6 +500,37 @@ def test_a_sweep_ends_with_a_table(tmp_path: Path) -> None:
     assert len(table) == 2
     assert all(line.count("±") == 3 for line in table)
     assert "scheme=identity" in table[0]
+
+
+def test_a_sweep_of_jobs(tmp_path: Path) -> None:
+    quick = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    local = ("-m", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", "seed=1,2")  # as on a cluster
+    run = subprocess.run(command(*local, *quick), cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "│ 1, 2  │" in run.stdout
+    assert (tmp_path / "sweep/1/result.json").is_file()
+
+
+def test_a_search_finds_accuracy_and_size_at_once(tmp_path: Path) -> None:
+    quick = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    search = ("-m", "experiment=search_bits", "hydra.sweeper.n_trials=3")
+    subprocess.run(command(*search, *quick), cwd=tmp_path, capture_output=True, text=True, check=True)
+    found = OmegaConf.load(tmp_path / "sweep/optimization_results.yaml")
+    results = [json.loads(path.read_text()) for path in tmp_path.glob("sweep/*/result.json")]
+    figures = [[result["val_accuracy_best"], result["packed_bytes"]] for result in results]
+    assert len(figures) == 3
+    for solution in found.solutions:
+        assert list(solution["values"]) in figures
+        assert list(solution["params"]) == ["bits.one", "bits.two", "bits.three"]
+
+
+def test_the_objective_is_a_figure(whole: tuple[Path, Any]) -> None:
+    _, result = whole
+    assert program.objective(result, "val_accuracy_best") == result.val_accuracy_best
+    assert program.objective(result, ["test_loss", "bops"]) == (result.test_loss, result.about["bops"])
+    with pytest.raises(
+        ValueError, match=r"objective \(=size\) must be of these figures: test_accuracy, .*packed_bytes"
+    ):
+        program.objective(result, "size")
 
 
 def test_a_failed_run_keeps_the_rows_of_the_others(tmp_path: Path) -> None:

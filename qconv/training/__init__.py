@@ -13,3 +13,4 @@ from .memory import keep_freed_memory as keep_freed_memory
 from .progress import Progress as Progress
 from .random_state import RandomState as RandomState
 from .trainer import make_trainer as make_trainer
+from .weight_averaging import MovingAverage as MovingAverage
