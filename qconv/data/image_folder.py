@@ -212,8 +212,13 @@ def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Pat
         for path, _ in files:
             stat = path.stat()
             digest.update(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    base = Path(folder) if folder else Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qconv"
-    return base.expanduser() / f"{root.resolve().name}-{digest.hexdigest()}.pt"
+    base = Path(folder).expanduser() if folder else cache_folder()
+    return base / f"{root.resolve().name}-{digest.hexdigest()}.pt"
+
+
+def cache_folder() -> Path:
+    """Where this user's cached files lie."""
+    return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qconv").expanduser()
 
 
 def read_cache(path: Path) -> dict[str, Pictures] | None:

@@ -1,87 +1,43 @@
 """Large pictures from folders, decoded while the network trains."""
 
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from pytorch_lightning import LightningDataModule
-from rich.console import Console
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from .augment import Normalize
-from .image_folder import Broken, BrokenPictureError, Tree, cores, scan
+from .image_folder import Tree, scan
+from .large import Crop, DecodingError, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder
 from .pictures import share_out
-
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""Of ImageNet's pixels from 0 to 255, as all published networks have them."""
 
 Item = tuple[int, int]
 
 
-class ImageNetDataModule(LightningDataModule):
+class ImageNetDataModule(LargePicturesDataModule):
     """ImageNet, or any tree `train/<class>/*` and `val/<class>/*` of large pictures, decoded by worker processes.
 
-    Training pictures are cropped at random (8 to 100 % of the area, aspect ratio 3/4 to 4/3), resized and mirrored at
-    random as of Inception; validation and test pictures resized and cropped at the centre. All that is done on uint8
-    pixels; on the device they are normalized with ImageNet's mean and deviation. What happens to a picture is a
-    function of (seed, epoch, picture) alone. `val` is the test split if there is no `test`; then a fixed part of the
-    training pictures validates. A JPEG file whose bytes are wrong but complete cannot be told from a picture.
+    `val` is the test split if there is no `test`; then a fixed part of the training pictures validates.
 
     Args:
         root: the tree's folder.
-        image_size: side of the pictures.
-        resize: shorter side before the crop at the centre.
-        workers: processes that decode; None is one for each core, and more than those are as many.
-        broken: what to do with files that cannot be decoded: ``"fatal"`` names the first in an error, ``"skip"`` leaves
-            them out, and names and counts them.
-        seed: order and augmentation of the training pictures.
-        batch_size: largest batch of one process.
         val_size: number or share of the training pictures that validate.
         split_seed: which pictures these are.
+        options: those of `LargePicturesDataModule`.
 
     Raises:
         FileNotFoundError, ValueError: as of `ImageFolderDataModule`, or an argument out of range.
         BrokenPictureError: a file that cannot be decoded.
     """
 
-    in_channels = 3
-
-    def __init__(
-        self,
-        root: str,
-        *,
-        image_size: int = 224,
-        resize: int = 256,
-        workers: int | None = None,
-        broken: Broken = "fatal",
-        seed: int = 0,
-        batch_size: int = 256,
-        val_size: float = 0.01,
-        split_seed: int = 0,
-    ) -> None:
-        super().__init__()
-        for name, value in (("image_size", image_size), ("batch_size", batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} (={value}) must be at least 1")
-        if resize < image_size:
-            raise ValueError(f"resize (={resize}) must be at least image_size (={image_size})")
-        if workers is not None and workers < 0:
-            raise ValueError(f"workers (={workers}) must be at least 0")
-        if broken not in ("fatal", "skip"):
-            raise ValueError(f"broken (={broken!r}) must be 'fatal' or 'skip'")
+    def __init__(self, root: str, *, val_size: float = 0.01, split_seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
         self.tree: Tree = scan(Path(root).expanduser())
         self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
-        self.image_size, self.resize = (image_size, image_size), resize
-        self.workers = cores() if workers is None else min(workers, cores())
-        self.broken, self.seed, self.batch_size = broken, seed, batch_size
         self.val_size, self.split_seed = val_size, split_seed
-        self.normalize = Normalize(MEAN, STD)
         self.splits: dict[str, Sequence[tuple[Path, int]]] = {}
-        self.left_out: list[str] = []
 
     def setup(self, stage: str) -> None:
         """Share out the files."""
@@ -105,48 +61,26 @@ class ImageNetDataModule(LightningDataModule):
         """All test pictures, cropped at the centre."""
         return self._loader("test", train=False)
 
-    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        """Tell which pictures are left out, or end the run."""
-        del dataloader_idx
-        images, labels, problems = batch
-        for problem in problems:
-            if self.broken == "fatal":
-                raise BrokenPictureError(f"{problem}; repair or remove it, or leave out such files by data.broken=skip")
-            if problem not in self.left_out:
-                self.left_out.append(problem)
-                Console(stderr=True).print(f"left out ({len(self.left_out)} so far): {problem}", highlight=False)
-        if problems and not len(labels):
-            raise BrokenPictureError(f"no picture of a batch of {len(problems)} could be decoded: {problems[0]}")
-        return images, labels
-
-    def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        """Normalize on the device."""
-        del dataloader_idx
-        images, labels = batch
-        return self.normalize(images), labels
-
     def _loader(self, name: str, *, train: bool) -> "DecodingLoader":
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         files = self.splits[name]
         order = EpochOrder(len(files), self.batch_size, shuffle=train, seed=self.seed, rank=rank, world_size=world_size)
-        pictures = LargePictures(files, self.image_size[0], self.resize, self.seed if train else None)
+        pictures = LargePictures(files, Crop(self.image_size[0], self.resize, self.seed if train else None))
         return DecodingLoader(order, pictures, self.workers)
 
 
 class LargePictures(Dataset[Any]):
-    """Decoded, cropped and resized pictures; an item is asked for as (epoch, index).
+    """Decoded and cropped pictures; an item is asked for as (epoch, index).
 
     Args:
         files: paths and labels.
-        size: side of the pictures.
-        resize: shorter side before the crop at the centre.
-        seed: of the random crops; None crops at the centre.
+        crop: what decodes and crops them.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, int]], size: int, resize: int, seed: int | None) -> None:
+    def __init__(self, files: Sequence[tuple[Path, int]], crop: Crop) -> None:
         self.paths = [str(path) for path, _ in files]
         self.labels = [label for _, label in files]
-        self.size, self.resize, self.seed = size, resize, seed
+        self.crop = crop
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -155,23 +89,9 @@ class LargePictures(Dataset[Any]):
         """Picture and label, or what is wrong with the file."""
         epoch, index = item
         try:
-            image = decode(self.paths[index])
-        except (RuntimeError, OSError) as error:
-            return f"{self.paths[index]} cannot be decoded ({str(error).splitlines()[0].rpartition(', ')[2]})"
-        if self.seed is None:
-            return centre_crop(image, self.size, self.resize), self.labels[index]
-        mixed = (self.seed * 1_000_003 + epoch) * 1_000_003 + index
-        return random_crop(image, self.size, torch.Generator().manual_seed(mixed % 2**63)), self.labels[index]
-
-
-def decode(path: str) -> Tensor:
-    """The picture at ``path`` in RGB, `(3, H, W)`, uint8."""
-    from torchvision.io import ImageReadMode, decode_image
-
-    with warnings.catch_warnings():
-        # torchvision 0.29 points to torchcodec, whose versions for the oldest torch we take have no such function.
-        warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
-        return decode_image(path, ImageReadMode.RGB)
+            return self.crop(self.paths[index], epoch, index), self.labels[index]
+        except DecodingError as error:
+            return f"{self.paths[index]} cannot be decoded ({error})"
 
 
 class DecodingLoader(EpochLoader):
@@ -187,7 +107,7 @@ class DecodingLoader(EpochLoader):
             num_workers=workers,
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,
-            worker_init_fn=_one_thread,
+            worker_init_fn=one_thread,
         )
 
     def batches(self, start: int) -> Iterator[Any]:
@@ -207,51 +127,3 @@ class EpochBatches:
     def __iter__(self) -> Iterator[list[Item]]:
         for indices in self.order.parts(self.start):
             yield [(self.order.epoch, index) for index in indices.tolist()]
-
-
-def random_crop(
-    image: Tensor,
-    size: int,
-    generator: torch.Generator,
-    area: tuple[float, float] = (0.08, 1.0),
-    ratio: tuple[float, float] = (3 / 4, 4 / 3),
-) -> Tensor:
-    """A random part of the picture, resized to a square and mirrored by chance: Inception's crop."""
-    from torchvision.transforms.v2.functional import resized_crop
-
-    _, height, width = image.shape
-    numbers = torch.rand(10, 2, generator=generator)
-    for share, position in numbers.tolist():
-        target = height * width * (area[0] + (area[1] - area[0]) * share)
-        aspect = ratio[0] * (ratio[1] / ratio[0]) ** position  # evenly in the logarithm
-        w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
-        if 0 < w <= width and 0 < h <= height:
-            break
-    else:  # the whole picture, as far as the ratio lets
-        w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
-    top = int(torch.randint(0, height - h + 1, (), generator=generator))
-    left = int(torch.randint(0, width - w + 1, (), generator=generator))
-    mirrored = torch.rand((), generator=generator) < 0.5
-    crop = resized_crop(image, top, left, h, w, [size, size], antialias=True)
-    return crop.flip(2) if mirrored else crop
-
-
-def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
-    """The picture with its shorter side at ``resize``, cut at the centre."""
-    from torchvision.transforms.v2.functional import center_crop
-    from torchvision.transforms.v2.functional import resize as resized
-
-    return center_crop(resized(image, [resize], antialias=True), [size, size])
-
-
-def collate(items: Sequence[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor, list[str]]:
-    """Pictures and labels as tensors, and what is said of the others."""
-    whole = [item for item in items if not isinstance(item, str)]
-    problems = [item for item in items if isinstance(item, str)]
-    images = torch.stack([image for image, _ in whole]) if whole else torch.empty(0, 3, 1, 1, dtype=torch.uint8)
-    return images, torch.tensor([label for _, label in whole], dtype=torch.long), problems
-
-
-def _one_thread(worker: int) -> None:
-    del worker
-    torch.set_num_threads(1)
