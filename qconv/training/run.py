@@ -1,5 +1,6 @@
 """A whole run from its composed config: what `train.py` calls."""
 
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from .checkpoint_io import load_checkpoint
 from .checkpoints import Checkpoints
 from .classifier import Classifier
 from .compare import check_config, check_tensors
+from .finite_guard import last_good
 from .history import History
 from .initial_weights import load_weights
 from .result import Evaluation, Result, about_run, write_json
@@ -30,6 +32,8 @@ from .screen import show_model, show_note, show_outcome
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
 RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer")
+# What gloo and NCCL say.
+LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
 LAST = Path("checkpoints/last.ckpt")
 C = TypeVar("C", bound=Callback)
 
@@ -46,7 +50,7 @@ def train(cfg: DictConfig) -> Result:
         read_checkpoint(cfg.ckpt_path, classifier, RUN)
     trainer, callbacks = start_run(cfg)
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
-    trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
+    fit(trainer, classifier, data, cfg.ckpt_path)
     if not checkpoints.best.is_file():
         raise ValueError("trainer: no epoch was validated, so there is no best checkpoint to test")
     best = load_checkpoint(checkpoints.best)
@@ -104,6 +108,28 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
     end_run(cfg, trainer, evaluation, "evaluation.json")
     return evaluation
+
+
+class LostProcessError(OSError):
+    """One of several processes ended, or hung for longer than the others wait."""
+
+
+def fit(trainer: Trainer, classifier: Classifier, data: LightningDataModule, ckpt_path: str | None) -> None:
+    """Train, and say what has happened if another process is lost."""
+    try:
+        trainer.fit(classifier, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+    except RuntimeError as error:
+        words = str(error)
+        if trainer.world_size == 1 or not any(sign in words.lower() for sign in LOST):
+            raise
+        launcher = trainer.strategy.launcher
+        if launcher is not None:  # those that were started here would stay
+            launcher.kill(signal.SIGKILL)
+        reason = words.splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source
+        raise LostProcessError(
+            f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
+            f"trainer.timeout_s ({reason}); {last_good(trainer)}"
+        ) from error
 
 
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:

@@ -2,11 +2,13 @@
 
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
+from pytorch_lightning.strategies import DDPStrategy
 
 from .checkpoint_io import AtomicCheckpointIO
 from .memory import keep_freed_memory
@@ -18,6 +20,7 @@ def make_trainer(
     precision: str = "auto",
     devices: int | str = 1,
     callbacks: Sequence[Callback] = (),
+    timeout_s: float | None = None,
     **options: Any,
 ) -> Trainer:
     """A Trainer that takes the GPU in bf16 if there is one, else the CPU in fp32, and writes checkpoints atomically.
@@ -29,6 +32,8 @@ def make_trainer(
         precision: "auto", bf16-mixed on GPUs that have it and 32-true elsewhere, or any that Lightning knows.
         devices: how many, or which.
         callbacks: as of the Trainer.
+        timeout_s: with ``strategy="ddp"``, for how many seconds a process waits for the others before the run fails;
+            None is torch's default.
         options: the Trainer's other arguments.
     """
     if accelerator == "auto":
@@ -38,6 +43,10 @@ def make_trainer(
         precision = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
     if accelerator == "cpu":
         keep_freed_memory()
+    if timeout_s is not None and options.get("strategy") == "ddp":
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s (={timeout_s}) must be positive")
+        options["strategy"] = DDPStrategy(timeout=timedelta(seconds=timeout_s))
     terminal = sys.stdout.isatty()
     bar = [RichProgressBar(leave=False)] if terminal else []
     defaults = {

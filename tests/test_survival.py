@@ -1,0 +1,131 @@
+"""What becomes of a run when a process is lost or hangs, when the disk is full, and on two machines."""
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from test_train import QUICK, TWO, command, config, train_two
+
+import train as program
+from qconv.training import load_checkpoint
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+
+
+class Strike(Callback):
+    """Sends the last process a signal in epoch 1."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx, trainer.global_rank) == (1, 2, trainer.world_size - 1):
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize(
+    ("number", "reasons"),
+    [
+        (signal.SIGKILL, ("reset by peer", "closed by peer")),
+        (signal.SIGSTOP, ("Timed out waiting 20000ms", "timeout caused pair closure")),
+    ],
+    ids=["lost", "hung"],
+)
+def test_a_process_that_does_not_answer(number: signal.Signals, reasons: tuple[str, ...], tmp_path: Path) -> None:
+    strike = f"+callbacks.strike={{_target_:test_survival.Strike,number:{number.value}}}"
+    two = (*TWO, "trainer.accelerator=cpu", "trainer.devices=2", "trainer.timeout_s=20", f"run_dir={tmp_path / 'run'}")
+    run = subprocess.run(command(*two, strike), cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
+    assert run.returncode == 1
+    message = run.stderr.partition("error: ")[2].splitlines()[0]
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    assert message.startswith("process 0 of 2: another one was lost, or did not answer within trainer.timeout_s (")
+    assert message.endswith(f"; the last good checkpoint is {last}")
+    assert any(reason in message for reason in reasons), message
+    assert load_checkpoint(last)["epoch"] == 0
+
+
+@pytest.mark.parametrize("timeout", [0, -1])
+def test_a_timeout_out_of_range(timeout: float, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match=rf"timeout_s \(={timeout}\) must be positive"):
+        program.train(config(*TWO, "trainer.accelerator=cpu", f"trainer.timeout_s={timeout}", f"run_dir={tmp_path}"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 kB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ("mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(folder))
+    if not shutil.which("mount") or subprocess.run(mount, capture_output=True).returncode != 0:
+        pytest.skip("this machine lets nobody mount a file system")
+    yield folder
+    subprocess.run(("umount", "--lazy", str(folder)), check=True)
+
+
+@pytest.mark.parametrize("free_kb", [20, 0])
+def test_a_full_disk(free_kb: int, small_disk: Path) -> None:
+    run = config(*QUICK, "model.width=8", f"run_dir={small_disk / 'run'}")
+    run.trainer.max_epochs = 1
+    program.train(run)
+    last = small_disk / "run/checkpoints/last.ckpt"
+    before = last.read_bytes()
+    room = shutil.disk_usage(small_disk).free - free_kb * 1000
+    (small_disk / "filler").write_bytes(b"x" * max(room, 0))
+    run.trainer.max_epochs, run.seed = 3, 2
+    with pytest.raises(OSError, match=r"is the disk full|No space left"):
+        program.train(run)
+    assert last.read_bytes() == before or load_checkpoint(last)["epoch"] >= 0
+    assert [path.name for path in last.parent.iterdir() if path.suffix == ".tmp"] == []
+
+
+@pytest.fixture
+def two_machines() -> Iterator[tuple[str, str]]:
+    """Two network namespaces with a cable between them: 10.77.0.1 and 10.77.0.2."""
+    names = f"qconv{os.getpid()}a", f"qconv{os.getpid()}b"
+    pair = f"qa{os.getpid()}", f"qb{os.getpid()}"
+
+    def ip(*words: str) -> bool:
+        return subprocess.run(("ip", *words), capture_output=True).returncode == 0
+
+    try:
+        if not shutil.which("ip") or not all(ip("netns", "add", name) for name in names):
+            pytest.skip("this machine lets nobody make network namespaces")
+        ip("link", "add", pair[0], "netns", names[0], "type", "veth", "peer", "name", pair[1], "netns", names[1])
+        for number, (name, link) in enumerate(zip(names, pair, strict=True), 1):
+            ip("-n", name, "addr", "add", f"10.77.0.{number}/24", "dev", link)
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "link", "set", link, "up")
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name)
+
+
+def test_two_machines_compute_what_two_processes_do(two_machines: tuple[str, str], tmp_path: Path) -> None:
+    train_two(tmp_path / "processes")
+    torchrun = ("torch.distributed.run", "--nnodes=2", "--nproc_per_node=1", "--master_addr=10.77.0.1")
+    nodes = ("trainer=slurm", "trainer.num_nodes=2", "trainer.devices=1", f"run_dir={tmp_path / 'machines'}")
+    running = []
+    for rank, name in enumerate(two_machines):
+        python, *program_and_words = command(*TWO, "trainer.accelerator=cpu", *nodes)
+        start = ("ip", "netns", "exec", name, python, "-m", *torchrun, "--master_port=29511", f"--node_rank={rank}")
+        link = f"q{'ab'[rank]}{os.getpid()}"
+        environment = {**ENVIRONMENT, "GLOO_SOCKET_IFNAME": link}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        running.append(subprocess.Popen((*start, *program_and_words), cwd=tmp_path, env=environment, **pipes))
+    for process in running:
+        printed, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, printed
+    for name in ("metrics.csv", "diagnostics.csv"):
+        assert (tmp_path / "machines" / name).read_text() == (tmp_path / "processes" / name).read_text()
+    weights = [
+        load_checkpoint(tmp_path / name / "checkpoints/last.ckpt")["state_dict"] for name in ("machines", "processes")
+    ]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
