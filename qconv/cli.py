@@ -1,8 +1,9 @@
 """The command-line program ``qconv``: one subcommand a job."""
 
 import argparse
+import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from . import __version__, schemes
@@ -26,6 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
+def _needs_nothing(make: Callable[..., object]) -> bool:
+    """Whether a scheme can be made without arguments: those that hold other schemes cannot."""
+    parameters = inspect.signature(make).parameters.values()
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
 def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     bench = commands.add_parser("bench", help="measure against torch.nn in the same run")
     kinds = bench.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
@@ -37,7 +44,7 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         epilog="example: qconv bench train-step --scheme bnn --case 128@16 64@32 resnet18 --csv results.csv",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    methods = [name for name in schemes.__all__ if name not in ("Scheme", "staged", "two_stage")]
+    methods = [name for name in schemes.__all__ if name != "Scheme" and _needs_nothing(getattr(schemes, name))]
     step.add_argument("--scheme", nargs="+", choices=methods, default=["bnn"], help="schemes to measure")
     step.add_argument(
         "--case",

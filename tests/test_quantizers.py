@@ -208,6 +208,33 @@ def test_constant_filters_make_no_nan(make: Make, levels: float, value: float, s
     assert all(grad is None or grad.isfinite().all() for grad in grads)
 
 
+# A statistic of the whole tensor goes into every filter.
+OVER_ALL = (ReSTEWeight, TTQ, APoTWeight, DoReFaWeight)
+OVER_ALL_NAMES = ("TWN(per_channel=False)", "per layer)", "FP8", "FP8(e5m2)", "Int8Stochastic(4, per_sample=False)")
+
+
+@pytest.mark.parametrize("name", [name for name, (make, _) in QUANTIZERS.items() if not make().replaces_weight])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf], ids=str)
+def test_what_is_not_finite_stays_in_its_filter_and_is_not_hidden(name: str, value: float) -> None:
+    make, levels = QUANTIZERS[name]
+    x = torch.randn(4, 30)
+    quantizer, tensors = ready(make, x)
+    quantizer.eval()
+    clean = quantizer.quantize(x, *tensors)
+    x[1, 5] = value
+    x_q = quantizer.quantize(x, *tensors)
+    grad = quantizer.backward(torch.ones_like(x), x, *tensors)[0]
+    assert x_q.shape == x.shape
+    assert x_q.dtype == x.dtype
+    assert grad is None or grad.shape == x.shape
+    if not (isinstance(quantizer, OVER_ALL) or name.endswith(OVER_ALL_NAMES)):
+        assert x_q[[0, 2, 3]].equal(clean[[0, 2, 3]])
+    if math.isnan(value):  # of two levels it has one
+        assert x_q[1, 5].isnan() or levels == 2
+    elif x_q[1, 5].isfinite():
+        assert x_q[1, 5] == (x_q[1].max() if value > 0 else x_q[1].min())
+
+
 @ALL
 @DTYPES
 def test_codes_reproduce_quantize(make: Make, levels: float, dtype: torch.dtype) -> None:

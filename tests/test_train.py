@@ -313,7 +313,7 @@ def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
         ("model=resnet20", "skip=[first,last,stages.0.*]", "overrides={stages.2.*:{_target_:qconv.schemes.bwn}}"),
         ("experiment=digits_resnet20_bwn",),
         ("optimizer=bop", "scheduler=constant", "model.width=4"),
-        ("scheme=lsq", "first_last=w8a8", "grad_quantizer=int8stochastic", "model.width=4"),
+        ("scheme=lsq", "first_last=w8a8", "grad_quantizer=int8", "model.width=4"),
         ("first_last={_target_:qconv.schemes.minmax}", "model.width=4"),
         (
             *("loss=distillation", "loss.teacher={_target_:qconv.models.small_cnn,width:4}", "model.width=4"),
