@@ -35,9 +35,9 @@ from .schemes import Scheme as Scheme
 from .steps import after_every_step as after_every_step
 from .steps import after_step as after_step
 from .steps import set_progress as set_progress
-from .summary import Summary as Summary
 from .summary import summarize as summarize
 from .summary import summary as summary
+from .summary_table import Summary as Summary
 
 if TYPE_CHECKING:
     from .layers import DeformConv2dPack as DeformConv2dPack

@@ -16,7 +16,8 @@ import qconv
 from qconv import schemes
 from qconv.models import resnet18, resnet20, small_cnn
 from qconv.quantizers import Codes
-from qconv.summary import Row, Summary, format_int, summarize, summary
+from qconv.summary import summarize, summary
+from qconv.summary_table import Row, Summary, format_int
 from qconv.training.result import about_run
 from qconv.training.screen import model_table, short
 
@@ -554,7 +555,7 @@ def test_it_prints_and_the_data_does_not(capsys: pytest.CaptureFixture[str]) -> 
 def test_the_module_is_found_under_its_name() -> None:
     module = importlib.import_module("qconv.summary")
     assert module.summary is summary
-    assert module.Summary is Summary
+    assert module.summarize is summarize
 
 
 @pytest.mark.parametrize("columns", [120, 132])

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..environment import commit, machine, versions
 from ..files import atomic_file
-from ..summary import Summary
+from ..summary_table import Summary
 from .compare import call
 
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..summary import Row, Summary, format_bits, format_int, notes
+from ..summary_table import Row, Summary, format_bits, format_int, notes
 from .result import Evaluation, Result
 
 NUMBER_HEAD = ("parameters", "MACs", "BOPs", "packed\nbytes", "saved\nbytes")
