@@ -4,8 +4,8 @@ import logging
 import os
 import signal
 import sys
+import time
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,9 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
     from lightning_fabric.utilities.exceptions import MisconfigurationException
     from pytorch_lightning.utilities.exceptions import SIGTERMException
 
+    from qconv.training.result import objective
+
+    start = time.time()
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if cfg.evaluate is not None and cfg.ckpt_path is not None:
@@ -49,28 +52,21 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
             f"evaluate (={cfg.evaluate}) and ckpt_path (={cfg.ckpt_path}) exclude each other: test or resume"
         )
     try:
-        return objective(train(cfg), cfg.objective) if cfg.evaluate is None else evaluate(cfg).val_accuracy
+        if cfg.evaluate is not None:
+            return evaluate(cfg).val_accuracy
+        return objective(train(cfg), cfg.objective)
     except MisconfigurationException as error:  # such as a GPU that is not there
         raise ValueError(str(error)) from error
     except SIGTERMException:  # a SystemExit of code 0: the scheduler would think that the run is over
-        sys.stderr.write(f"stopped by SIGTERM; {how_to_go_on(Path(cfg.run_dir))}\n")
+        sys.stderr.write(f"stopped by SIGTERM; {how_to_go_on(Path(cfg.run_dir), start)}\n")
         raise SystemExit(128 + signal.SIGTERM) from None
 
 
-def objective(result: "Result", names: str | Sequence[str]) -> float | tuple[float, ...]:
-    """The figures of the run that have these names, one or several."""
-    figures = {**vars(result), **result.about}
-    for name in [names] if isinstance(names, str) else names:
-        if not isinstance(figures.get(name), int | float):
-            numbers = ", ".join(key for key, value in figures.items() if isinstance(value, int | float))
-            raise ValueError(f"objective (={names}) must be of these figures: {numbers}")
-    return figures[names] if isinstance(names, str) else tuple(figures[name] for name in names)
-
-
-def how_to_go_on(folder: Path) -> str:
-    """What to tell about the run in `folder` that was interrupted."""
+def how_to_go_on(folder: Path, start: float) -> str:
+    """What to tell about the run in `folder` that has begun at `start` and was interrupted."""
     last = folder / "checkpoints/last.ckpt"
-    return f"go on with ckpt_path={last}" if last.is_file() else "there is no checkpoint yet"
+    written = last.is_file() and last.stat().st_mtime >= start  # else it is that of an earlier run
+    return f"go on with ckpt_path={last}" if written else "it has written no checkpoint yet"
 
 
 def run_main() -> None:

@@ -74,6 +74,12 @@ def test_pictures_are_a_function_of_seed_and_epoch(tree: Path) -> None:
     assert not first[0].equal(epoch_of(made(tree, seed=1), 3)[0])
 
 
+def test_no_number_is_taken_from_dropout(tree: Path) -> None:
+    state = torch.get_rng_state()
+    list(made(tree, workers=1).train_dataloader())
+    assert torch.get_rng_state().equal(state)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_resumed_epoch_has_the_pictures_of_its_own(workers: int, tree: Path) -> None:
     data = made(tree, workers=workers, batch_size=2)

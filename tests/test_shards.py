@@ -19,8 +19,9 @@ from torch import Tensor
 
 import train as program
 from qconv.data import BrokenPictureError, ShardError, WebDatasetDataModule
+from qconv.data.large import Crop
 from qconv.data.loader import EpochOrder
-from qconv.data.shards import LANES
+from qconv.data.shards import LANES, ShardStream
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 COUNTS = (7, 1, 30, 12)
@@ -99,6 +100,12 @@ def test_workers_and_resuming_change_nothing(workers: int, start: int, folder: P
     assert all(torch.equal(one, other) for one, other in zip(part, whole[start:], strict=True))
 
 
+def test_no_number_is_taken_from_dropout(folder: Path) -> None:
+    state = torch.get_rng_state()
+    list(made(folder, workers=1).train_dataloader())
+    assert torch.get_rng_state().equal(state)
+
+
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_processes_share_the_pictures(world_size: int, split: str, folder: Path) -> None:
@@ -144,7 +151,7 @@ def test_over_http(server: tuple[str, list[str]], folder: Path) -> None:
     where: dict[str, Any] = {"test": f"{address}/test.tar", "index": str(folder / "index.json")}
     data = WebDatasetDataModule(f"{address}/train-{{0..3}}.tar", **where, **options)
     assert greys(data.train_dataloader(), 1) == greys(made(folder).train_dataloader(), 1)
-    assert json.loads((folder / "index.json").read_text())[f"{address}/train-2.tar"] == [30, 2]
+    assert json.loads((folder / "index.json").read_text())[f"{address}/train-2.tar"] == [30, 2, ""]
     asked.clear()
     WebDatasetDataModule(f"{address}/train-{{0..3}}.tar", **where, **options)
     assert asked == []  # what is in them is known
@@ -175,8 +182,14 @@ def test_broken_pictures_are_named(folder: Path, capsys: pytest.CaptureFixture[s
 def test_shards_that_changed(workers: int, folder: Path) -> None:
     data = made(folder, workers=workers)
     write(folder / "train-2.tar", [{"png": png(1), "cls": b"0"}])
-    with pytest.raises(ShardError, match=r"^shard .*train-2.tar: 1 pictures, and 30 in the index: count anew$"):
+    with pytest.raises(
+        ShardError, match=r"^shard .*train-2.tar: 1 pictures, and 30 when they were counted: remove the index$"
+    ):
         list(data.train_dataloader())
+    write(folder / "train-2.tar", [{"png": png(1), "cls": b"0"}] * 31)
+    at_once = ShardStream(data.splits["train"], EpochOrder(50, 50, shuffle=True), Crop(16, 20, 0), 0)
+    with pytest.raises(ShardError, match=r"31 pictures, and 30 when they were counted"):
+        [list(at_once) for at_once.order.epoch in range(5)]  # in some it is not the last one
     (folder / "train-2.tar").write_bytes(b"x" * 2000)
     with pytest.raises(ShardError, match=r"^shard .*train-2.tar cannot be read: [^\n]*$"):
         list(data.train_dataloader())
@@ -197,13 +210,26 @@ def test_shards_that_are_none(samples: list[dict[str, bytes]], message: str, fol
         made(folder)
 
 
+def test_what_has_changed_is_counted_anew(folder: Path) -> None:
+    index = str(folder / "index.json")
+    assert made(folder, index=index).num_classes == 3
+    write(folder / "train-2.tar", [{"png": png(1), "cls": b"6"}] * 40)
+    data = made(folder, index=index)
+    assert data.num_classes == 7
+    assert len(greys(data.train_dataloader())) == 60
+
+
 def test_bad_arguments(folder: Path) -> None:
     (folder / "index.json").write_text("[1]")
     with pytest.raises(ShardError, match=r"index .*index.json: not written by qconv"):
         made(folder, index=str(folder / "index.json"))
+    with pytest.raises(ShardError, match=r"index .* must be a file, not a folder"):
+        made(folder, index=str(folder))
+    with pytest.raises(ValueError, match=r"train, val and test \(=''\) must be addresses"):
+        WebDatasetDataModule("", test=f"{folder}/test.tar")
     with pytest.raises(ValueError, match=r"buffer \(=-1\) must be at least 0"):
         made(folder, buffer=-1)
     with pytest.raises(ValueError, match=r"val and test \(=None\) must not both be missing"):
         WebDatasetDataModule(f"{folder}/train-0.tar")
-    with pytest.raises(ShardError, match=r"shard .*none.tar cannot be read"):
+    with pytest.raises(ShardError, match=r"shard .*none.tar cannot be read: No such file or directory"):
         WebDatasetDataModule(f"{folder}/none.tar", test=f"{folder}/test.tar")

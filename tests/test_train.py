@@ -15,10 +15,12 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch._dynamo.utils import counters
 
 import train as program
 from qconv.training import load_checkpoint
+from qconv.training.result import check_objective, objective
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -193,7 +195,7 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("epoch", "batch", "every", "saved"), [(2, 7, 3, (2, 6)), (0, 18, 1, (0, 18)), (1, 5, 0, (0, 19))]
+    ("epoch", "batch", "every", "saved"), [(2, 7, 3, (2, 7)), (0, 18, 1, (0, 18)), (1, 5, 0, (0, 19))]
 )
 def test_a_killed_run_resumes_bit_for_bit(
     epoch: int, batch: int, every: int, saved: tuple[int, int], whole: tuple[Path, Any], tmp_path: Path
@@ -205,6 +207,33 @@ def test_a_killed_run_resumes_bit_for_bit(
     assert not (killed / "result.json").exists()
     program.train(config(*QUICK, f"run_dir={killed}", "ckpt_path=last"))
     assert same_files(folder, killed)
+
+
+def test_levels_of_float_weights_are_those_at_the_start_of_the_epoch(tmp_path: Path) -> None:
+    program.train(config(*QUICK, "scheme=identity", f"run_dir={tmp_path / 'whole'}"))
+    run_until(signal.SIGTERM, 1, 5, tmp_path / "cut", "scheme=identity")
+    program.train(config(*QUICK, "scheme=identity", f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
+    assert same_files(tmp_path / "whole", tmp_path / "cut")
+    rows = list(csv.DictReader((tmp_path / "cut/diagnostics.csv").read_text().splitlines()))
+    assert all(float(row["flip_rate"]) > 0.9 for row in rows)
+
+
+@pytest.mark.parametrize("hook", ["on_train_end", "on_test_start", "on_test_batch_start"])
+def test_sigterm_after_training(hook: str, tmp_path: Path) -> None:
+    class Late(Send):
+        pass
+
+    setattr(Late, hook, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules["test_train"], "Late", Late, raising=False)
+        run = config(*QUICK, "trainer.max_epochs=1", f"run_dir={tmp_path}", LATE)
+        with pytest.raises(SIGTERMException):
+            program.train(run)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert not (tmp_path / "result.json").exists()
+
+
+LATE = "+callbacks.late={_target_:test_train.Late,number:15,epoch:-1,batch:0}"
 
 
 @pytest.mark.parametrize(("epoch", "batch"), [(2, 7), (1, -1)], ids=["training", "validation"])
@@ -411,6 +440,10 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
     assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")
     assert "add grad_quantizer=none" in fails(*QUICK, "grad_quantizer=fp8", f"evaluate={last}")
+    error = fails(*QUICK, "callbacks=ema", f"ckpt_path={last}")
+    assert "was trained with callbacks.ema None, this run asks for qconv.training.MovingAverage(decay=0.999)" in error
+    assert "add callbacks=default" in error
+    assert "add init_from=null" in fails(*QUICK, f"init_from={last}", f"ckpt_path={last}")
     assert "add first_last=float" in fails(*QUICK, "first_last=w8", f"evaluate={last}")
     assert "add trainer.max_epochs=4" in fails(*QUICK, "trainer.max_epochs=9", f"ckpt_path={last}")
     cut = tmp_path / "cut.ckpt"
@@ -525,12 +558,13 @@ def test_a_search_finds_accuracy_and_size_at_once(tmp_path: Path) -> None:
 
 def test_the_objective_is_a_figure(whole: tuple[Path, Any]) -> None:
     _, result = whole
-    assert program.objective(result, "val_accuracy_best") == result.val_accuracy_best
-    assert program.objective(result, ["test_loss", "bops"]) == (result.test_loss, result.about["bops"])
-    with pytest.raises(
-        ValueError, match=r"objective \(=size\) must be of these figures: test_accuracy, .*packed_bytes"
-    ):
-        program.objective(result, "size")
+    assert objective(result, "val_accuracy_best") == result.val_accuracy_best
+    assert objective(result, ["test_loss", "bops"]) == (result.test_loss, result.about["bops"])
+    check_objective(["test_loss", "bops"], result.about)
+    for names in ("size", "quantized", "tested", None, [], ["test_loss", "size"]):
+        message = r"objective \(=.*\) must be one or several of these figures: test_accuracy, .*packed_bytes"
+        with pytest.raises(ValueError, match=message):
+            check_objective(names, result.about)  # pyright: ignore[reportArgumentType]
 
 
 def test_a_failed_run_keeps_the_rows_of_the_others(tmp_path: Path) -> None:

@@ -5,8 +5,10 @@
 A run that was interrupted goes on from its last checkpoint; one that is done is not run again.
 """
 
+import argparse
 import csv
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -60,9 +62,16 @@ def run(method: str, data: str) -> None:
     """Train a method, from its last checkpoint if it has one."""
     last = folder(method) / "checkpoints/last.ckpt"
     resume = [f"ckpt_path='{last}'"] if last.is_file() else []
-    words = ["experiment=cifar10_methods", f"data.root={data}", f"seed={SEED}", f"run_dir='{folder(method)}'"]
+    words = ["experiment=cifar10_methods", f"data.root='{data}'", f"seed={SEED}", f"run_dir='{folder(method)}'"]
     command = [sys.executable, str(ROOT / "train.py"), *words, *METHODS[method][1], *resume]
-    subprocess.run(command, check=True, cwd=ROOT)
+    with subprocess.Popen(command, cwd=ROOT) as process:
+        try:
+            status = process.wait()
+        except SystemExit:
+            process.terminate()
+            raise
+    if status != 0:
+        raise SystemExit(status)
 
 
 def collect() -> list[dict[str, Any]]:
@@ -105,16 +114,23 @@ def draw(rows: list[dict[str, Any]]) -> None:
     names = [f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}" for row in rows]
     bars = axes.barh(names, [100 * row["test_accuracy"] for row in rows], color="tab:blue")
     axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.set(xlabel="test accuracy, %", xlim=(50, 90), title="ResNet-20, 15 epochs; bits of weights/activations")
+    axes.set(xlabel="test accuracy, %", title="ResNet-20, 15 epochs; bits of weights/activations")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(HERE / "accuracy.png", dpi=120)
 
 
 if __name__ == "__main__":
-    data, *chosen = sys.argv[1:]
-    for method in chosen or METHODS:
+    parser = argparse.ArgumentParser(description="Train the methods of the study one after another.")
+    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"some of: {', '.join(METHODS)}; all by default")
+    options = parser.parse_args()
+    unknown = [method for method in options.methods if method not in METHODS]
+    if unknown:
+        parser.error(f"METHOD (={unknown[0]!r}) must be one of {', '.join(METHODS)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and `run` passes it on
+    for method in options.methods or METHODS:
         if not (folder(method) / "result.json").is_file():
-            run(method, data)
+            run(method, options.data)
         rows = collect()
         write_csv(rows, HERE / "results.csv")
         draw(rows)

@@ -108,6 +108,7 @@ class DecodingLoader(EpochLoader):
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,
             worker_init_fn=one_thread,
+            generator=torch.Generator(),  # else it draws from the generator that dropout draws from
         )
 
     def batches(self, start: int) -> Iterator[Any]:

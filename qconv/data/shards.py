@@ -28,11 +28,12 @@ the order of the pictures does not depend on the workers; and a number that many
 
 
 class Shard(NamedTuple):
-    """A tar file, its number of pictures, and the largest label in it."""
+    """A tar file, its number of pictures, the largest label in it, and `state` when they were counted."""
 
     url: str
     samples: int
     largest: int
+    state: str
 
 
 class ShardError(ValueError):
@@ -48,13 +49,15 @@ class WebDatasetDataModule(LargePicturesDataModule):
     `test` validates; without `test`, `val` is tested.
 
     How many pictures a shard has must be known beforehand: they are counted once, which reads every file, and kept in
-    the user's cache folder, or in `index`.
+    the user's cache folder, or in `index`. A file here whose size or time has changed is counted anew; one that is read
+    over HTTP, when the index is removed.
 
     Args:
         train: addresses of the training shards.
         val: of the validation shards.
         test: of the test shards.
-        index: JSON file of what is in the shards, written if it is not there; None keeps it in the cache folder.
+        index: JSON file of what is in the shards, written where something is missing in it; None keeps it in the cache
+            folder.
         buffer: how many pictures, still encoded, each process mixes.
         options: those of `LargePicturesDataModule`.
 
@@ -121,7 +124,12 @@ class ShardLoader(EpochLoader):
         self.stream.start = start
         pin = torch.cuda.is_available()
         loader = DataLoader(
-            self.stream, batch_size=None, num_workers=self.workers, pin_memory=pin, worker_init_fn=one_thread
+            self.stream,
+            batch_size=None,
+            num_workers=self.workers,
+            pin_memory=pin,
+            worker_init_fn=one_thread,
+            generator=torch.Generator(),  # else it draws from the generator that dropout draws from
         )
         try:
             yield from loader
@@ -192,12 +200,14 @@ class ShardStream(IterableDataset[Any]):
                 first -= shard.samples
                 continue
             given = 0
-            for position, sample in enumerate(itertools.islice(read_shard(shard.url), shard.samples)):
+            for sample in read_shard(shard.url):
+                if given >= first and given < shard.samples:
+                    yield begins[number] + given, sample
                 given += 1
-                if position >= first:
-                    yield begins[number] + position, sample
-            if given < shard.samples:
-                raise ShardError(f"shard {shard.url}: {given} pictures, and {shard.samples} in the index: count anew")
+            if given != shard.samples:
+                raise ShardError(
+                    f"shard {shard.url}: {given} pictures, and {shard.samples} when they were counted: remove the index"
+                )
             first = 0
 
     def _item(self, number: int, sample: dict[str, Any]) -> tuple[Tensor, int] | str:
@@ -219,7 +229,8 @@ def read_shard(url: str) -> Iterator[dict[str, Any]]:
                 if picture(sample) is not None:
                     yield sample
     except Exception as error:  # the package passes on whatever tarfile, the disk or curl said
-        reason = str(error.args[0]) if error.args else type(error).__name__
+        reason = error.strerror if isinstance(error, OSError) else None
+        reason = reason or (str(error.args[0]) if error.args else type(error).__name__)
         raise ShardError(f"shard {url} cannot be read: {reason}") from error
 
 
@@ -243,45 +254,55 @@ def expand(urls: str | Iterable[str]) -> list[str]:
     except ImportError:
         raise ImportError("data=webdataset needs the package webdataset: pip install 'qconv[shards]'") from None
     found = [url for part in ([urls] if isinstance(urls, str) else urls) for url in expand_urls(part)]
+    if not all(found):
+        raise ValueError(f"train, val and test (={urls!r}) must be addresses of shards, none of them empty")
     return [str(Path(url).expanduser()) if url.startswith("~") else url for url in found]
 
 
 def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
     """What is in the shards: from the index file, or counted, and then written there."""
     urls = list(dict.fromkeys(urls))
-    key = hashlib.sha256("\n".join(map(state, urls)).encode()).hexdigest()[:16]
+    key = hashlib.sha256("\n".join(urls).encode()).hexdigest()[:16]
     file = Path(path).expanduser() if path is not None else cache_folder() / f"shards-{key}.json"
-    known = {}
+    known: dict[str, Shard] = {}
+    if file.is_dir():
+        raise ShardError(f"index {file}: must be a file, not a folder")
     if file.is_file():
         try:
-            known = {url: Shard(url, *map(int, numbers)) for url, numbers in json.loads(file.read_text()).items()}
+            known = {url: Shard(url, int(n), int(largest), str(then)) for url, (n, largest, then) in read_json(file)}
         except (ValueError, TypeError, AttributeError) as error:
             raise ShardError(f"index {file}: not written by qconv, or damaged: remove it") from error
-    missing = [url for url in urls if url not in known]
+    missing = [url for url in urls if url not in known or known[url].state != state(url)]
     if missing:
         known.update(count(missing))
         file.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(file) as out:
-            out.write(json.dumps({url: (s.samples, s.largest) for url, s in known.items()}, indent=0).encode())
+            out.write(json.dumps({url: shard[1:] for url, shard in known.items()}, indent=0).encode())
     return {url: known[url] for url in urls}
 
 
+def read_json(file: Path) -> Iterable[tuple[str, Any]]:
+    """The entries of an index file."""
+    return json.loads(file.read_text()).items()
+
+
 def state(url: str) -> str:
-    """An address, with size and time where it is that of a file here."""
+    """Size and time of a file here; nothing of another one."""
     if not Path(url).is_file():
-        return url
+        return ""
     stat = Path(url).stat()
-    return f"{url} {stat.st_size} {stat.st_mtime_ns}"
+    return f"{stat.st_size} bytes at {stat.st_mtime_ns}"
 
 
 def count(urls: Sequence[str]) -> dict[str, Shard]:
     """Read every shard once."""
 
     def one(url: str) -> Shard:
+        then = state(url)  # before it is read: what changes meanwhile is counted anew the next time
         labels = [label(sample) for sample in read_shard(url)]
         if not labels:
             raise ShardError(f"shard {url}: no pictures (<key>.jpg beside <key>.cls)")
-        return Shard(url, len(labels), max(labels))
+        return Shard(url, len(labels), max(labels), then)
 
     with Progress(console=Console(stderr=True), transient=True) as bar, ThreadPoolExecutor(cores()) as pool:
         task = bar.add_task(f"counting the pictures of {len(urls)} shards", total=len(urls))

@@ -3,6 +3,7 @@
 import shutil
 import signal
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,15 @@ from pytorch_lightning.callbacks import Checkpoint
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ..files import atomic_file
+from ..quantizers.numbers import check_whole
 from ..steps import is_final
 
 
 class Checkpoints(Checkpoint):
     """After each epoch: `last.ckpt`, and `best.ckpt` if `monitor` has risen; of equal epochs the earlier stays.
 
-    SIGTERM, by which schedulers announce that they stop a run, ends it after the batch, with a `last.ckpt` from which
-    the epoch goes on; during a validation, after the epoch.
+    SIGTERM, by which schedulers announce that they stop a run, ends it after the optimizer's step, with a `last.ckpt`
+    from which the epoch goes on; during a validation, after the epoch; during the test, at once.
 
     Epochs in which all quantizers are final count more than any before: with float weights still in it, a network of
     two stages is better than what will ship.
@@ -30,14 +32,14 @@ class Checkpoints(Checkpoint):
     Args:
         folder: where the two files go.
         monitor: the logged metric that says what is best; higher is better.
-        every_steps: write `last.ckpt` within epochs, too, after as many batches, where an optimizer's step ends.
+        every_steps: write `last.ckpt` within epochs, too, after as many steps of the optimizer.
 
     Raises:
-        ValueError: `every_steps` is less than 1.
+        ValueError: `every_steps` is no whole number from 1 on.
     """
 
     def __init__(self, folder: str | Path, monitor: str = "val_accuracy", every_steps: int | None = None) -> None:
-        if every_steps is not None and every_steps < 1:
+        if every_steps is not None and check_whole("every_steps", every_steps) < 1:
             raise ValueError(f"every_steps (={every_steps}) must be at least 1")
         self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
         self.sigterm = False
@@ -46,10 +48,12 @@ class Checkpoints(Checkpoint):
         self.best_score: float | None = None
         self.best_is_final = False
         self.best_epoch: int | None = None
+        self.is_own = False  # whether last.ckpt is of this run, and not of an earlier one in the same folder
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Bring the best checkpoint of a resumed run along."""
         del pl_module
+        self.is_own = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.last.resolve()
         if trainer.ckpt_path is None or self.best_epoch is None:
             return
         source = Path(trainer.ckpt_path).with_name("best.ckpt")
@@ -69,7 +73,7 @@ class Checkpoints(Checkpoint):
             self.best_is_final, self.best_score, self.best_epoch = final, score, trainer.current_epoch
             # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes once more.
             trainer.save_checkpoint(self.best)
-        trainer.save_checkpoint(self.last)
+        self._save_last(trainer)
         if self._stop(trainer):
             raise SIGTERMException
 
@@ -77,25 +81,38 @@ class Checkpoints(Checkpoint):
         """Take SIGTERM over from Lightning, which would end in the middle of a validation, or of one process alone."""
         del pl_module
         self.sigterm = trainer.received_sigterm
-        if threading.current_thread() is threading.main_thread():
-            self.handler = signal.signal(signal.SIGTERM, self._notice)
+        self._take(self._notice)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Write `last.ckpt` within the epoch."""
-        del pl_module, outputs, batch
+        """Write `last.ckpt` within the epoch, if the step has left only finite numbers."""
+        del outputs, batch
         batches = batch_idx + 1
         # After the last batch comes the checkpoint of the epoch. Between optimizer steps gradients would be lost.
         if batches == trainer.num_training_batches or batches % trainer.accumulate_grad_batches != 0:
             return
         stop = self._stop(trainer)
-        if stop or (self.every_steps is not None and batches % self.every_steps == 0):
-            trainer.save_checkpoint(self.last)
+        due = self.every_steps is not None and trainer.global_step % self.every_steps == 0
+        if (stop or due) and all(parameter.isfinite().all() for parameter in pl_module.parameters()):
+            self._save_last(trainer)
         if stop:
             raise SIGTERMException
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the run here if SIGTERM came after the last epoch's checkpoint."""
+        del pl_module
+        stop = self._stop(trainer)
+        self._restore()
+        if stop:
+            raise SIGTERMException
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here on there is nothing to save: SIGTERM ends the process at once."""
+        del trainer, pl_module
+        self._take(self._end)
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give SIGTERM back."""
         self._restore()
 
@@ -103,8 +120,19 @@ class Checkpoints(Checkpoint):
         """Give SIGTERM back."""
         self._restore()
 
+    def _save_last(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.last)
+        self.is_own = True
+
     def _notice(self, *_: Any) -> None:
         self.sigterm = True
+
+    def _end(self, *_: Any) -> None:
+        raise SIGTERMException
+
+    def _take(self, handler: Callable[..., None]) -> None:
+        if threading.current_thread() is threading.main_thread():
+            self.handler = signal.signal(signal.SIGTERM, handler)
 
     def _stop(self, trainer: Trainer) -> bool:
         """Whether any process was told to stop: all of them stop together, or the others would wait for it."""

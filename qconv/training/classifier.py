@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from ..optim import ModelOptimizer, shift_penalty
+from ..quantizers.numbers import check_flags
 from ..steps import after_every_step
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
@@ -76,6 +77,7 @@ class Classifier(LightningModule):
         compile: bool = False,
     ) -> None:
         super().__init__()
+        check_flags(compile=compile, channels_last=bool(channels_last) if channels_last is None else channels_last)
         self._channels_last, self.shift_decay = channels_last, shift_decay
         self.model = model
         if compile:

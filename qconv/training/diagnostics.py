@@ -74,6 +74,13 @@ class Diagnostics(Callback):
         dataloader_idx: int = 0,
     ) -> None:
         """Stop recording."""
+        self._stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop recording, if the batch failed."""
+        self._stop()
+
+    def _stop(self) -> None:
         if self.handles:
             torch.compiler.set_stance("default")
         for handle in self.handles:
@@ -103,12 +110,12 @@ class Diagnostics(Callback):
             self.rows.append({"epoch": trainer.current_epoch, "layer": name, **row})
             for logger in trainer.loggers:
                 logger.log_metrics({f"{key}/{name}": value for key, value in row.items()}, trainer.global_step)
-        if self.rows:
+        if self.rows and trainer.is_global_zero:
             write_csv(self.rows, self.folder / "diagnostics.csv")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Draw the picture."""
-        if self.rows:
+        if self.rows and trainer.is_global_zero:
             draw_diagnostics(self.rows, self.folder / "diagnostics.png")
 
     def state_dict(self) -> dict[str, Any]:
@@ -144,7 +151,7 @@ def levels_of(layer: QuantizedLayer) -> Tensor:
     try:
         return layer.from_filters(layer.weight_codes().values)
     except TypeError:
-        return layer.quantized_weight()
+        return layer.quantized_weight().clone()  # it may be the weight itself
 
 
 @torch.no_grad()

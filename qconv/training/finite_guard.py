@@ -22,8 +22,7 @@ class FiniteGuard(Callback):
     convolution, linear and quantized layer is summed in float32 (a sum of finite numbers so large that it overflows
     counts as not finite), and once a step, before the optimizer acts, all sums are looked at together: one transfer
     from the device. Under 16-mixed precision gradients may overflow, the gradient scaler skips such steps: there they
-    are not looked at. The message names epoch, step, the first place, and the last good checkpoint, which stays as it
-    is.
+    are not looked at. The message names epoch, step, the first place, and the last checkpoint, which stays as it is.
     """
 
     def __init__(self) -> None:
@@ -121,7 +120,7 @@ class FiniteGuard(Callback):
         # All processes stop together: one that went on alone would wait for the others for ever.
         if trainer.strategy.reduce_boolean_decision(not bool(finite.all()), all=False):
             bad = [place for place, ok in zip(places, finite.tolist(), strict=True) if not ok]
-            raise FloatingPointError(f"{when}: {explain(bad)}; {last_good(trainer)}")
+            raise FloatingPointError(f"{when}: {explain(bad)}; {where_to_go_on(trainer)}")
 
 
 def describe(module: nn.Module) -> str:
@@ -139,10 +138,10 @@ def explain(bad: list[str]) -> str:
     return f"NaN or inf in {bad[0]}{through}"
 
 
-def last_good(trainer: Trainer) -> str:
-    """Where the checkpoint lies that the run can go on from."""
+def where_to_go_on(trainer: Trainer) -> str:
+    """Where the last checkpoint of this run lies."""
     callbacks: Iterable[Any] = trainer.checkpoint_callbacks
     for callback in callbacks:
-        if isinstance(callback, Checkpoints) and callback.last.is_file():
-            return f"the last good checkpoint is {callback.last}"
+        if isinstance(callback, Checkpoints) and callback.is_own and callback.last.is_file():
+            return f"the last checkpoint is {callback.last}"
     return "there is no checkpoint yet"

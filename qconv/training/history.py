@@ -2,6 +2,7 @@
 
 import csv
 import io
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,16 @@ class History(Callback):
         self.folder = Path(folder)
         self.rows: list[Row] = []
         self.validated = False
+        self.earlier_seconds, self.start = 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run's parts from the beginning of training to the last checkpoint, and since then."""
+        return self.earlier_seconds + time.perf_counter() - self.start
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self.start = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """This epoch has validation figures; in others Lightning still shows those of an earlier one."""
@@ -48,12 +59,12 @@ class History(Callback):
             draw_curves(self.rows, self.folder / "curves.png")
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far."""
-        return {"rows": self.rows}
+        """The rows and the time so far."""
+        return {"rows": self.rows, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        self.rows = list(state_dict["rows"])
+        self.rows, self.earlier_seconds = list(state_dict["rows"]), state_dict["seconds"]
 
 
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:

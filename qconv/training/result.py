@@ -1,7 +1,8 @@
 """What a run leaves behind in numbers: `result.json`, or `evaluation.json`."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ class Result:
         val_accuracy_final: validation accuracy after the last epoch.
         best_epoch: the epoch of `val_accuracy_best`, from 0.
         epochs: number of epochs of the whole run.
-        seconds: wall time of this process's part of the run, without its imports.
+        seconds: wall time of training and test; of a resumed run with the earlier parts, as far as checkpoints kept it.
         quantized: as of `Evaluation`, of the checkpoint `tested`.
         about: what was run: see `about_run`.
     """
@@ -63,6 +64,21 @@ class Result:
     seconds: float
     quantized: bool
     about: dict[str, Any]
+
+
+def check_objective(names: str | Sequence[str], about: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless these are figures that a run will have."""
+    known = [field.name for field in fields(Result) if field.type in (float, int)]
+    known += [name for name, value in about.items() if type(value) in (float, int)]
+    asked = [names] if isinstance(names, str) else names
+    if not isinstance(asked, Sequence) or not asked or not set(asked) <= set(known):
+        raise ValueError(f"objective (={names}) must be one or several of these figures: {', '.join(known)}")
+
+
+def objective(result: Result, names: str | Sequence[str]) -> float | tuple[float, ...]:
+    """The figures of the run that have these names, one or several: what a sweeper optimizes."""
+    figures = {**vars(result), **result.about}
+    return figures[names] if isinstance(names, str) else tuple(figures[name] for name in names)
 
 
 def write_json(outcome: Result | Evaluation, path: Path) -> None:

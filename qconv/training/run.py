@@ -1,8 +1,8 @@
 """A whole run from its composed config: what `train.py` calls."""
 
 import signal
-import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,19 +19,19 @@ from ..convert import convert
 from ..files import atomic_file
 from ..steps import is_final
 from ..summary import summarize
-from .checkpoint_io import load_checkpoint
+from .checkpoint_io import CheckpointError, load_checkpoint
 from .checkpoints import Checkpoints
 from .classifier import Classifier
-from .compare import check_config, check_tensors
-from .finite_guard import last_good
+from .compare import call, check_config, check_tensors
+from .finite_guard import where_to_go_on
 from .history import History
 from .initial_weights import load_weights
-from .result import Evaluation, Result, about_run, write_json
+from .result import Evaluation, Result, about_run, check_objective, write_json
 from .screen import show_model, show_note, show_outcome
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
-RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer")
+RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
 # What gloo and NCCL say.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
 LAST = Path("checkpoints/last.ckpt")
@@ -40,24 +40,26 @@ C = TypeVar("C", bound=Callback)
 
 def train(cfg: DictConfig) -> Result:
     """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy."""
-    start = time.perf_counter()
     if cfg.ckpt_path == "last":
         cfg.ckpt_path = find_last(cfg)
     if cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
     data, classifier, about = build(cfg)
+    check_objective(cfg.objective, about)
     if cfg.ckpt_path is not None:
-        read_checkpoint(cfg.ckpt_path, classifier, RUN)
+        check_average(cfg.ckpt_path, read_checkpoint(cfg.ckpt_path, classifier, RUN), classifier.config or {})
     trainer, callbacks = start_run(cfg)
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
-    fit(trainer, classifier, data, cfg.ckpt_path)
+    with losses_named(trainer):
+        trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
     if not checkpoints.best.is_file():
         raise ValueError("trainer: no epoch was validated, so there is no best checkpoint to test")
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
-    if cfg.reestimate_bn:
-        reestimate_batch_norm(classifier, data, trainer)
-    (test,) = trainer.test(classifier, datamodule=data, verbose=False)
+    with losses_named(trainer):
+        if cfg.reestimate_bn:
+            reestimate_batch_norm(classifier, data, trainer)
+        (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     result = Result(
         **test,
         tested="best",
@@ -65,7 +67,7 @@ def train(cfg: DictConfig) -> Result:
         val_accuracy_final=[row["val_accuracy"] for row in history.rows if "val_accuracy" in row][-1],
         best_epoch=best["epoch"],
         epochs=len(history.rows),
-        seconds=time.perf_counter() - start,
+        seconds=history.seconds,
         quantized=is_final(classifier),
         about=about,
     )
@@ -93,7 +95,21 @@ def same_run(path: Path, asked: Any) -> bool:
     if not path.is_file():
         return False
     stored: Any = OmegaConf.to_container(OmegaConf.load(path))
-    return all(stored.get(group) == asked.get(group) for group in RUN)
+    return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
+
+
+def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise unless both or neither average the weights: the state dict in the file is the average."""
+    found, asked = average_of(checkpoint["config"]), average_of(config)
+    if found != asked:
+        add = "callbacks=default" if found is None else f"callbacks=ema callbacks.ema.decay={found['decay']}"
+        words = f"was trained with callbacks.ema {call(found)}, this run asks for {call(asked)}"
+        raise CheckpointError(f"checkpoint {path} {words}: add {add}")
+
+
+def average_of(config: dict[str, Any]) -> Any:
+    """The config node of the moving average of the weights, or None."""
+    return (config.get("callbacks") or {}).get("ema")
 
 
 def evaluate(cfg: DictConfig) -> Evaluation:
@@ -114,10 +130,11 @@ class LostProcessError(OSError):
     """One of several processes ended, or hung for longer than the others wait."""
 
 
-def fit(trainer: Trainer, classifier: Classifier, data: LightningDataModule, ckpt_path: str | None) -> None:
-    """Train, and say what has happened if another process is lost."""
+@contextmanager
+def losses_named(trainer: Trainer) -> Iterator[None]:
+    """Say what has happened if another process is lost."""
     try:
-        trainer.fit(classifier, datamodule=data, ckpt_path=ckpt_path, weights_only=True)
+        yield
     except RuntimeError as error:
         words = str(error)
         if trainer.world_size == 1 or not any(sign in words.lower() for sign in LOST):
@@ -128,7 +145,7 @@ def fit(trainer: Trainer, classifier: Classifier, data: LightningDataModule, ckp
         reason = words.splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source
         raise LostProcessError(
             f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
-            f"trainer.timeout_s ({reason}); {last_good(trainer)}"
+            f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
         ) from error
 
 

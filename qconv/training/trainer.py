@@ -10,8 +10,11 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
 from pytorch_lightning.strategies import DDPStrategy
 
+from ..quantizers.numbers import check_numbers
 from .checkpoint_io import AtomicCheckpointIO
 from .memory import keep_freed_memory
+
+LONGEST_S = 31 * 24 * 3600
 
 
 def make_trainer(
@@ -43,9 +46,10 @@ def make_trainer(
         precision = "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported() else "32-true"
     if accelerator == "cpu":
         keep_freed_memory()
+    check_numbers(timeout_s=timeout_s)
+    if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
+        raise ValueError(f"timeout_s (={timeout_s}) must be positive and at most {LONGEST_S}, a month")
     if timeout_s is not None and options.get("strategy") == "ddp":
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s (={timeout_s}) must be positive")
         options["strategy"] = DDPStrategy(timeout=timedelta(seconds=timeout_s))
     terminal = sys.stdout.isatty()
     bar = [RichProgressBar(leave=False)] if terminal else []

@@ -7,16 +7,18 @@ from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import WeightAveraging
 from torch import Tensor
 
+from ..quantizers.numbers import check_numbers
+
 Tensors = tuple[Tensor, ...] | list[Tensor]
 
 
 class MovingAverage(WeightAveraging):
     """Exponential moving average of weights, quantizer parameters and statistics: ``a ← d·a + (1 − d)·w`` each step.
 
-    With ``d = min(decay, (1 + n) / (10 + n))`` in step n, so that a short run does not keep its random start. Latent
-    weights are averaged, and then quantized. Whole numbers, flags and what a quantizer stores beside its tensors (its
-    stage, a schedule's place) are those of the step. Validation, `best.ckpt` and the test see the average; a checkpoint
-    also holds the weights that training goes on with (`current_model_state`).
+    ``a`` is w after the first step; then ``d = min(decay, (1 + n) / (10 + n))`` with n = 1, 2, …, so that a short run
+    does not keep its start. Latent weights are averaged, and then quantized. Whole numbers, flags and what a quantizer
+    stores beside its tensors (its stage, a schedule's place) are those of the step. Validation, `best.ckpt` and the
+    test see the average; a checkpoint also holds the weights that training goes on with (`current_model_state`).
 
     Args:
         decay: d, at least 0 and below 1.
@@ -26,7 +28,8 @@ class MovingAverage(WeightAveraging):
     """
 
     def __init__(self, decay: float = 0.999) -> None:
-        if not 0 <= decay < 1:
+        check_numbers(decay=decay)
+        if decay is None or not 0 <= decay < 1:
             raise ValueError(f"decay (={decay}) must be at least 0 and below 1")
         super().__init__(use_buffers=True, multi_avg_fn=self._average)
         self.decay = decay
