@@ -28,6 +28,7 @@ METHODS: dict[str, qconv.Scheme] = SCHEMES | {
     for scheme in (
         schemes.bnn(stochastic=True),
         schemes.xnor(center=True, paper_gradient=True),
+        schemes.bwn(numel_gradient=True),
         schemes.xnorpp(),
         schemes.bireal(),
         schemes.bireal("paper"),

@@ -127,6 +127,17 @@ def test_golden_xnor() -> None:
     near(ScaledSign(paper_gradient=True).backward(G.clone(), W)[0], paper)
 
 
+def test_the_gradient_times_the_number_of_weights() -> None:
+    weight, grad = torch.randn(4, 3, 5, 5).double(), torch.randn(4, 3, 5, 5).double()
+    for options in ({}, {"detach_scale": True}, {"paper_gradient": True}):
+        times = ScaledSign(numel_gradient=True, **options).backward(grad.clone(), weight)[0]
+        scaled = 75 * (1 - 1 / 3) * grad
+        torch.testing.assert_close(times, ScaledSign(**options).backward(scaled, weight)[0])
+    depthwise = ScaledSign(numel_gradient=True).backward(grad[:, :1].clone(), weight[:, :1])[0]
+    torch.testing.assert_close(depthwise, ScaledSign().backward(25 * grad[:, :1], weight[:, :1])[0])
+    assert binary.bwn(numel_gradient=True).name == "bwn(numel_gradient=True)"
+
+
 def test_golden_bireal() -> None:
     masked = np.array([0, -0.2, 0.3, -0.4, 0.5, 0.6, 0.7, -0.8])
     near(BiRealWeight().quantize(W), 0.48125 * SIGNS)

@@ -70,6 +70,7 @@ QUANTIZERS: dict[str, tuple[Make, float]] = {
     "FixedPoint(16, 16)": (partial(FixedPoint, 16, 16), math.inf),
     "ShiftQ(4, stochastic)": (partial(ShiftQ, 4, "stochastic"), 17),
     "ShiftPS(4, stochastic)": (partial(ShiftPS, 4, "stochastic"), 15),
+    "ScaledSign(numel_gradient)": (partial(ScaledSign, numel_gradient=True), 2),
     "ScaledSign(paper_gradient, center)": (partial(ScaledSign, center=True, paper_gradient=True), 2),
     "XNORppWeight": (XNORppWeight, 2),
     "BiRealWeight": (BiRealWeight, 2),

@@ -37,9 +37,10 @@ def bits(scheme: str, count: int) -> list[str]:
 # Name: bits of weights and inputs, overrides.
 METHODS: dict[str, tuple[str, list[str]]] = {
     "float": ("32/32", []),
-    "STE": ("1/1", [*BINARY, "scheme=xnor"]),
+    "XNOR, exact gradient": ("1/1", [*BINARY, "scheme=xnor"]),
+    "STE": ("1/1", [*BINARY, "scheme=bireal", "scheme.surrogate={_target_:qconv.quantizers.HardClip,_partial_:true}"]),
     "LSQ 4/4": ("4/4", bits("lsq", 4)),
-    "BWN": ("1/32", ["scheme=bwn"]),
+    "BWN": ("1/32", ["scheme=bwn", "scheme.numel_gradient=true"]),
     "IR-Net": ("1/1", [*BINARY, "scheme=irnet", "scheme.t_min=0.001"]),
     "DoReFa 4/4": ("4/4", bits("dorefa", 4)),
     "Bi-Real": ("1/1", [*BINARY, "scheme=bireal"]),
@@ -55,7 +56,7 @@ METHODS: dict[str, tuple[str, list[str]]] = {
 
 def folder(method: str) -> Path:
     """Where the files of a method's run are."""
-    return RUNS / f"{method.replace('/', '-').replace(' ', '_')}-seed{SEED}"
+    return RUNS / f"{method.replace('/', '-').replace(' ', '_').replace(',', '')}-seed{SEED}"
 
 
 def run(method: str, data: str) -> None:

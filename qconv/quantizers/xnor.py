@@ -77,9 +77,12 @@ class ScaledSign(Binary):
 
     ``dw = alpha_c · g · d(w) + sign(w)/n · Σ_j g_j sign(w_j)``, with the surrogate's ``d(w) = 1[|w| ≤ 1]`` the exact
     gradient of ``alpha · ste_sign(w)``; ``detach_scale=True`` drops the second term. ``paper_gradient=True`` is the
-    paper's own formula, ``g · (1/n + alpha · d(w))``, which takes the sum over j for g alone; the authors' Torch code
-    multiplies that by ``1 − 1/C_in`` (and by n under SGD), and its interval is open, while here ties at ±1 pass: the
-    latent weights that are clamped lie there.
+    paper's own formula, ``g · (1/n + alpha · d(w))``, which takes the sum over j for g alone; in the authors' Torch
+    code the interval is open, while here ties at ±1 pass: the latent weights that are clamped lie there.
+
+    Alpha makes these gradients small: a step of Adam does not feel it, one of SGD does, and few signs flip. So the
+    authors' code multiplies them by ``1 − 1/C_in``, and under SGD by n: ``numel_gradient=True`` does both (with one
+    input channel, n alone).
 
     In each step the authors' code first subtracts from each weight the mean over the input channels at its place in the
     kernel, and then clamps. ``center=True`` does so in `after_step_`, so that the weights of the very first step are as
@@ -94,6 +97,7 @@ class ScaledSign(Binary):
         surrogate: makes what stands for the derivative of the sign.
         center: centre the latent weights after each step.
         paper_gradient: the paper's formula in place of the exact one.
+        numel_gradient: times ``n · (1 − 1/C_in)``, as the authors' code under SGD.
 
     Raises:
         ValueError: ``weight_clip`` is not positive, or ``detach_scale`` together with ``paper_gradient``.
@@ -106,10 +110,13 @@ class ScaledSign(Binary):
         surrogate: Callable[[], Surrogate] = HardClip,
         center: bool = False,
         paper_gradient: bool = False,
+        numel_gradient: bool = False,
     ) -> None:
         super().__init__(surrogate)
         check_numbers(weight_clip=weight_clip)
-        check_flags(detach_scale=detach_scale, center=center, paper_gradient=paper_gradient)
+        check_flags(
+            detach_scale=detach_scale, center=center, paper_gradient=paper_gradient, numel_gradient=numel_gradient
+        )
         if weight_clip is not None and not weight_clip > 0:
             raise ValueError(f"weight_clip (={weight_clip}) must be positive or None")
         if detach_scale and paper_gradient:
@@ -120,6 +127,7 @@ class ScaledSign(Binary):
         self.weight_clip = weight_clip
         self.center = center
         self.paper_gradient = paper_gradient
+        self.numel_gradient = numel_gradient
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return sign(x) * filter_scale(x)
@@ -128,6 +136,9 @@ class ScaledSign(Binary):
         scale = filter_scale(x)
         none = (None,) * len(tensors)
         count = max(x[:1].numel(), 1)
+        if self.numel_gradient:  # of what is linear in the gradient
+            channels = x.shape[1] if x.ndim > 1 else 1
+            grad = grad * (count * (1 - 1 / channels) if channels > 1 else count)
         if self.detach_scale:
             return self.surrogate.backward(grad, x, *tensors) * scale, *none
         if self.paper_gradient:  # the surrogate may overwrite `grad`: what else reads it comes first
@@ -152,5 +163,5 @@ class ScaledSign(Binary):
     def extra_repr(self) -> str:
         return (
             f"detach_scale={self.detach_scale}, weight_clip={self.weight_clip}, center={self.center}, "
-            f"paper_gradient={self.paper_gradient}"
+            f"paper_gradient={self.paper_gradient}, numel_gradient={self.numel_gradient}"
         )

@@ -53,6 +53,7 @@ def bwn(
     *,
     center: bool = False,
     paper_gradient: bool = False,
+    numel_gradient: bool = False,
     surrogate: Make | None = None,
 ) -> Scheme:
     """BWN, W1A32: ``alpha_c · sign(w)`` with ``alpha_c = mean |w_c|`` (arXiv:1603.05279).
@@ -65,7 +66,7 @@ def bwn(
         TypeError: a surrogate that is none.
     """
     given = _given(surrogate=surrogate)
-    options = _scaled_options(detach_scale, center, paper_gradient)
+    options = _scaled_options(detach_scale, center, paper_gradient, numel_gradient)
     return Scheme(written("bwn", **options, **given), weight=_scaled(options, surrogate))
 
 
@@ -76,6 +77,7 @@ def xnor(
     *,
     center: bool = False,
     paper_gradient: bool = False,
+    numel_gradient: bool = False,
     surrogate: Make | None = None,
     weight_surrogate: Make | None = None,
 ) -> Scheme:
@@ -83,14 +85,15 @@ def xnor(
 
     ``scale_map`` multiplies the output by K, the mean magnitude of the input under the kernel. The paper has it, the
     authors' code and the released model do not. The input's gradient passes where ``|x| <= 1``; in the authors' code
-    the interval is open. ``center`` and ``paper_gradient`` are those of `qconv.quantizers.ScaledSign`.
+    the interval is open. ``center``, ``paper_gradient`` and ``numel_gradient`` are those of
+    `qconv.quantizers.ScaledSign`.
 
     Raises:
         ValueError: ``detach_scale`` together with ``paper_gradient``.
         TypeError: a surrogate that is none.
     """
     given = _given(surrogate=surrogate, weight_surrogate=weight_surrogate)
-    options = _scaled_options(detach_scale, center, paper_gradient)
+    options = _scaled_options(detach_scale, center, paper_gradient, numel_gradient)
     name = written("xnor", scale_map=(scale_map, False), **options, padding_value=(padding_value, 0), **given)
     input, weight = _sign(_chosen(surrogate, HardClip)), _scaled(options, weight_surrogate)
     return Scheme(name, input, weight, padding_value=padding_value, scale_map=scale_map)
@@ -266,11 +269,14 @@ def _sign(surrogate: Make, stochastic: bool = False) -> Factory:
     return partial(Sign, surrogate, stochastic=stochastic)
 
 
-def _scaled_options(detach_scale: bool, center: bool, paper_gradient: bool) -> dict[str, tuple[bool, bool]]:
+def _scaled_options(
+    detach_scale: bool, center: bool, paper_gradient: bool, numel_gradient: bool
+) -> dict[str, tuple[bool, bool]]:
     return {
         "detach_scale": (detach_scale, False),
         "center": (center, False),
         "paper_gradient": (paper_gradient, False),
+        "numel_gradient": (numel_gradient, False),
     }
 
 
