@@ -129,7 +129,8 @@ def test_golden_xnor() -> None:
 
 def test_the_gradient_times_the_number_of_weights() -> None:
     weight, grad = torch.randn(4, 3, 5, 5).double(), torch.randn(4, 3, 5, 5).double()
-    for options in ({}, {"detach_scale": True}, {"paper_gradient": True}):
+    forms: tuple[dict[str, Any], ...] = ({}, {"detach_scale": True}, {"paper_gradient": True})
+    for options in forms:
         times = ScaledSign(numel_gradient=True, **options).backward(grad.clone(), weight)[0]
         scaled = 75 * (1 - 1 / 3) * grad
         torch.testing.assert_close(times, ScaledSign(**options).backward(scaled, weight)[0])

@@ -432,10 +432,8 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     before = last.read_bytes()
     error = fails(*QUICK, "scheme=bwn", f"evaluate={last}")
     assert f"checkpoint {last} was trained with scheme qconv.schemes.bnn(padding_value=0, stochastic=False)" in error
-    assert (
-        "this run asks for qconv.schemes.bwn(detach_scale=False, center=False, paper_gradient=False, numel_gradient=False): "
-        "add scheme=bnn" in error
-    )
+    asked = "qconv.schemes.bwn(detach_scale=False, center=False, paper_gradient=False, numel_gradient=False)"
+    assert f"this run asks for {asked}: add scheme=bnn" in error
     assert "add model.width=4" in fails(*QUICK, "model.width=8", f"ckpt_path={last}")
     assert "add model=small_cnn model.width=4" in fails("model=resnet20", f"evaluate={last}")
     assert "add optimizer.lr=0.0" in fails(*QUICK, "optimizer.lr=0.5", f"ckpt_path={last}")
