@@ -60,7 +60,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     arguments = (*ITS, "scheme=lsq", "callbacks.checkpoints.every_steps=4")
     program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'whole'}"))
     run_until(signal.SIGKILL, 2, 7, tmp_path / "cut", *arguments)
-    assert place(tmp_path / "cut/checkpoints/last.ckpt") == (2, 4)
+    assert place(tmp_path / "cut/checkpoints/last.ckpt") == (2, 6)
     program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
     whole, cut = (load_checkpoint(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "cut"))
     for state in ("state_dict", "current_model_state"):
