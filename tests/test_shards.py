@@ -2,6 +2,7 @@
 
 import http.server
 import io
+import itertools
 import json
 import tarfile
 import threading
@@ -21,7 +22,7 @@ import train as program
 from qconv.data import BrokenPictureError, ShardError, WebDatasetDataModule
 from qconv.data.large import Crop
 from qconv.data.loader import EpochOrder
-from qconv.data.shards import LANES, ShardStream
+from qconv.data.shards import LANES, ShardLoader, ShardStream
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 COUNTS = (7, 1, 30, 12)
@@ -55,8 +56,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def made(folder: Path, **options: Any) -> WebDatasetDataModule:
-    small: dict[str, Any] = {"image_size": 16, "resize": 20, "batch_size": 4, "workers": 0}
-    data = WebDatasetDataModule(f"{folder}/train-{{0..3}}.tar", test=f"{folder}/test.tar", **{**small, **options})
+    test = f"{folder}/test.tar"
+    usual: dict[str, Any] = {"val": test, "test": test, "image_size": 16, "resize": 20, "batch_size": 4, "workers": 0}
+    data = WebDatasetDataModule(f"{folder}/train-{{0..3}}.tar", **{**usual, **options})
     data.setup("fit")
     return data
 
@@ -80,10 +82,32 @@ def test_every_picture_once_in_a_new_order_each_epoch(folder: Path) -> None:
     assert data.num_classes == 3
 
 
-@pytest.mark.parametrize("buffer", [0, 100, 5000])
-def test_pictures_are_mixed(buffer: int, folder: Path) -> None:
-    order = greys(made(folder, buffer=buffer, batch_size=1).train_dataloader())
-    assert sorted(order) == list(range(50))
+def test_pictures_are_mixed(folder: Path) -> None:
+    def neighbours(buffer: int) -> int:
+        order = greys(made(folder, buffer=buffer, batch_size=25).train_dataloader())
+        assert sorted(order) == list(range(50))
+        return sum(after == before + 1 for before, after in itertools.pairwise(order))
+
+    assert neighbours(0) >= 44  # but for the bounds of the shards and of the batches, as they are stored
+    assert neighbours(24 * 5) < 30
+    assert neighbours(5000) < 10
+
+
+@pytest.mark.parametrize("given", ["val", "test"])
+def test_without_a_split_of_their_own_training_shards_validate(given: str, folder: Path) -> None:
+    test = {"val": None, "test": None, given: f"{folder}/test.tar"}
+    data = made(folder, **test)
+    assert greys(data.test_dataloader()) == list(range(100, 110))
+    train, val = greys(data.train_dataloader()), greys(data.val_dataloader())
+    assert len(val) in COUNTS
+    assert sorted(train + val) == list(range(50))
+    assert val == greys(made(folder, **test, seed=1).val_dataloader())
+    assert len({tuple(greys(made(folder, **test, split_seed=seed).val_dataloader())) for seed in range(9)}) > 1
+    assert [shard.samples for shard in made(folder, **test, val_size=3).splits["train"]] in [[n] for n in COUNTS]
+    with pytest.raises(ValueError, match=r"val_size \(=4\) must leave some of the 4 training shards"):
+        made(folder, **test, val_size=4)
+    with pytest.raises(ValueError, match=r"val_size \(=0\) must be a positive number"):
+        made(folder, **test, val_size=0)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -113,6 +137,7 @@ def test_processes_share_the_pictures(world_size: int, split: str, folder: Path)
     seen, steps = [], set()
     for rank in range(world_size):
         loader = data.train_dataloader() if split == "train" else data.test_dataloader()
+        assert isinstance(loader, ShardLoader)
         order = loader.sampler
         loader.sampler = loader.stream.order = EpochOrder(
             order.size, 4, shuffle=order.shuffle, rank=rank, world_size=world_size
@@ -148,7 +173,8 @@ def server(folder: Path) -> Iterator[tuple[str, list[str]]]:
 def test_over_http(server: tuple[str, list[str]], folder: Path) -> None:
     address, asked = server
     options: dict[str, Any] = {"image_size": 16, "resize": 20, "batch_size": 4, "workers": 0}
-    where: dict[str, Any] = {"test": f"{address}/test.tar", "index": str(folder / "index.json")}
+    test = f"{address}/test.tar"
+    where: dict[str, Any] = {"val": test, "test": test, "index": str(folder / "index.json")}
     data = WebDatasetDataModule(f"{address}/train-{{0..3}}.tar", **where, **options)
     assert greys(data.train_dataloader(), 1) == greys(made(folder).train_dataloader(), 1)
     assert json.loads((folder / "index.json").read_text())[f"{address}/train-2.tar"] == [30, 2, ""]
@@ -156,7 +182,7 @@ def test_over_http(server: tuple[str, list[str]], folder: Path) -> None:
     WebDatasetDataModule(f"{address}/train-{{0..3}}.tar", **where, **options)
     assert asked == []  # what is in them is known
     with pytest.raises(ShardError, match=rf"shard {address}/none.tar cannot be read: "):
-        WebDatasetDataModule(f"{address}/none.tar", test=f"{address}/test.tar", **options)
+        WebDatasetDataModule(f"{address}/none.tar", **where, **options)
 
 
 def test_a_run(folder: Path) -> None:
@@ -231,5 +257,5 @@ def test_bad_arguments(folder: Path) -> None:
         made(folder, buffer=-1)
     with pytest.raises(ValueError, match=r"val and test \(=None\) must not both be missing"):
         WebDatasetDataModule(f"{folder}/train-0.tar")
-    with pytest.raises(ShardError, match=r"shard .*none.tar cannot be read: No such file or directory"):
-        WebDatasetDataModule(f"{folder}/none.tar", test=f"{folder}/test.tar")
+    with pytest.raises(ShardError, match=r"shard .*none-[01].tar cannot be read: No such file or directory"):
+        WebDatasetDataModule(f"{folder}/none-{{0..1}}.tar", test=f"{folder}/test.tar")

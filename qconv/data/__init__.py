@@ -25,5 +25,5 @@ from .loader import EpochOrder as EpochOrder
 from .loader import TensorLoader as TensorLoader
 from .pictures import Pictures as Pictures
 from .pictures import PicturesDataModule as PicturesDataModule
-from .shards import ShardError as ShardError
+from .shard_index import ShardError as ShardError
 from .shards import WebDatasetDataModule as WebDatasetDataModule

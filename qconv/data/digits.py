@@ -7,7 +7,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from .augment import Augment, RandomCrop
-from .loader import EpochOrder, TensorLoader
+from .loader import TensorLoader, epoch_order
 
 Split = tuple[Tensor, Tensor]
 
@@ -65,11 +65,7 @@ class DigitsDataModule(LightningDataModule):
 
     def _loader(self, split: str, *, augment: Sequence[Augment] = (), shuffle: bool = False) -> TensorLoader:
         images, labels = self.splits[split]
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        order = EpochOrder(
-            len(labels), self.batch_size, shuffle=shuffle, seed=self.seed, rank=rank, world_size=world_size
-        )
-        return TensorLoader(images, labels, order, augment)
+        return TensorLoader(images, labels, epoch_order(self, len(labels), shuffle=shuffle), augment)
 
 
 def split_digits(split_seed: int) -> dict[str, Split]:

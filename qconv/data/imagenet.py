@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from .image_folder import Tree, scan
 from .large import Crop, DecodingError, LargePicturesDataModule, collate, one_thread
-from .loader import EpochLoader, EpochOrder
+from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import share_out
 
 Item = tuple[int, int]
@@ -49,24 +49,11 @@ class ImageNetDataModule(LargePicturesDataModule):
             self.splits["train"] = [file for file, chosen in zip(files, taken.tolist(), strict=True) if not chosen]
             self.splits["val"] = [file for file, chosen in zip(files, taken.tolist(), strict=True) if chosen]
 
-    def train_dataloader(self) -> "DecodingLoader":
-        """Shuffled and augmented by (seed, epoch)."""
-        return self._loader("train", train=True)
-
-    def val_dataloader(self) -> "DecodingLoader":
-        """All validation pictures, cropped at the centre."""
-        return self._loader("val", train=False)
-
-    def test_dataloader(self) -> "DecodingLoader":
-        """All test pictures, cropped at the centre."""
-        return self._loader("test", train=False)
-
-    def _loader(self, name: str, *, train: bool) -> "DecodingLoader":
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+    def loader(self, name: str, *, train: bool) -> "DecodingLoader":
+        """The files of the split."""
         files = self.splits[name]
-        order = EpochOrder(len(files), self.batch_size, shuffle=train, seed=self.seed, rank=rank, world_size=world_size)
-        pictures = LargePictures(files, Crop(self.image_size[0], self.resize, self.seed if train else None))
-        return DecodingLoader(order, pictures, self.workers)
+        order = epoch_order(self, len(files), shuffle=train)
+        return DecodingLoader(order, LargePictures(files, self.crop(train=train)), self.workers)
 
 
 class LargePictures(Dataset[Any]):

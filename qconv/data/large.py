@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .augment import Normalize
 from .image_folder import Broken, BrokenPictureError, cores
+from .loader import EpochLoader
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """Of ImageNet's pixels from 0 to 255, as all published networks have them."""
@@ -66,6 +67,26 @@ class LargePicturesDataModule(LightningDataModule):
         self.broken, self.seed, self.batch_size = broken, seed, batch_size
         self.normalize = Normalize(MEAN, STD)
         self.left_out: list[str] = []
+
+    def loader(self, name: str, *, train: bool) -> EpochLoader:
+        """Batches of the split, in a new order each epoch and cropped at random if it trains."""
+        raise NotImplementedError(f"{type(self).__name__} defines no loader()")
+
+    def crop(self, *, train: bool) -> "Crop":
+        """What decodes and crops the pictures."""
+        return Crop(self.image_size[0], self.resize, self.seed if train else None)
+
+    def train_dataloader(self) -> EpochLoader:
+        """Shuffled and augmented by (seed, epoch)."""
+        return self.loader("train", train=True)
+
+    def val_dataloader(self) -> EpochLoader:
+        """All validation pictures, cropped at the centre."""
+        return self.loader("val", train=False)
+
+    def test_dataloader(self) -> EpochLoader:
+        """All test pictures, cropped at the centre."""
+        return self.loader("test", train=False)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
         """Tell which pictures are left out, or end the run."""

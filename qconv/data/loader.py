@@ -1,10 +1,11 @@
-"""Batches of a data set that lies in memory: indexed as whole tensors, ordered by (seed, epoch) alone."""
+"""The order of an epoch, a function of (seed, epoch) alone, and loaders that follow it from any place on."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+from pytorch_lightning import Trainer
 from torch import Tensor
 
 from .augment import Augment
@@ -62,6 +63,20 @@ class EpochOrder:
 
     def __iter__(self) -> Iterator[Tensor]:
         return self.parts()
+
+
+class InEpochs(Protocol):
+    """What an order takes from a data module."""
+
+    trainer: Trainer | None
+    batch_size: int
+    seed: int
+
+
+def epoch_order(data: InEpochs, size: int, *, shuffle: bool) -> EpochOrder:
+    """The order of `size` samples for the process that `data` is in."""
+    rank, world_size = (data.trainer.global_rank, data.trainer.world_size) if data.trainer else (0, 1)
+    return EpochOrder(size, data.batch_size, shuffle=shuffle, seed=data.seed, rank=rank, world_size=world_size)
 
 
 class EpochLoader(ABC):

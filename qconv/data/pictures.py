@@ -8,7 +8,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from .augment import Augment, Normalize, RandomCrop, RandomFlip, mean_and_std
-from .loader import EpochOrder, TensorLoader
+from .loader import TensorLoader, epoch_order
 
 
 class Pictures(NamedTuple):
@@ -54,8 +54,7 @@ class PicturesDataModule(LightningDataModule):
         super().__init__()
         if batch_size < 1:
             raise ValueError(f"batch_size (={batch_size}) must be at least 1")
-        if val_size <= 0 or (isinstance(val_size, float) and val_size >= 1):
-            raise ValueError(f"val_size (={val_size}) must be a positive number of pictures, or a share below 1")
+        check_val_size(val_size)
         self.seed, self.batch_size = seed, batch_size
         self.augment = (RandomCrop(4), RandomFlip()) if augment is None else tuple(augment)
         self.val_size, self.split_seed = val_size, split_seed
@@ -93,11 +92,13 @@ class PicturesDataModule(LightningDataModule):
 
     def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
         images, labels = self.splits[name]
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        order = EpochOrder(
-            len(labels), self.batch_size, shuffle=shuffle, seed=self.seed, rank=rank, world_size=world_size
-        )
-        return TensorLoader(images, labels, order, augment, self.normalize)
+        return TensorLoader(images, labels, epoch_order(self, len(labels), shuffle=shuffle), augment, self.normalize)
+
+
+def check_val_size(val_size: float) -> None:
+    """Raise a ValueError unless it is a positive number, or a share of the training data."""
+    if val_size <= 0 or (isinstance(val_size, float) and val_size >= 1):
+        raise ValueError(f"val_size (={val_size}) must be a positive number, or a share below 1")
 
 
 def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Pictures]:

@@ -1,0 +1,124 @@
+"""What is in tar files of pictures: their samples, and how many there are."""
+
+import contextlib
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.progress import Progress
+
+from ..files import atomic_file
+from .image_folder import cache_folder, cores
+
+
+class Shard(NamedTuple):
+    """A tar file, its number of pictures, the largest label in it, and `state` when they were counted."""
+
+    url: str
+    samples: int
+    largest: int
+    state: str
+
+
+class ShardError(ValueError):
+    """A tar file that is missing, cut off, or not what the index says."""
+
+
+def read_shard(url: str) -> Iterator[dict[str, Any]]:
+    """The samples of a tar file that have a picture, as bytes by their suffixes."""
+    from webdataset.gopen import gopen
+    from webdataset.tariterators import group_by_keys, tar_file_expander
+
+    try:
+        with contextlib.closing(gopen(url)) as stream:
+            for sample in group_by_keys(tar_file_expander([{"url": url, "stream": stream}])):
+                if picture(sample) is not None:
+                    yield sample
+    except Exception as error:  # the package passes on whatever tarfile, the disk or curl said
+        reason = error.strerror if isinstance(error, OSError) else None
+        reason = reason or (str(error.args[0]) if error.args else type(error).__name__)
+        raise ShardError(f"shard {url} cannot be read: {reason}") from error
+
+
+def picture(sample: dict[str, Any]) -> bytes | None:
+    """The encoded picture of a sample."""
+    return next((sample[suffix] for suffix in ("jpg", "jpeg", "png", "webp") if suffix in sample), None)
+
+
+def label(sample: dict[str, Any]) -> int:
+    """The class's number."""
+    text = sample.get("cls", b"").decode(errors="replace").strip()
+    if not re.fullmatch("[0-9]+", text):
+        raise ShardError(f"shard {sample['__url__']}: {sample['__key__']}.cls (={text!r}) must be a class's number")
+    return int(text)
+
+
+def expand(urls: str | Iterable[str]) -> list[str]:
+    """The addresses that braces stand for; `~` is the home folder."""
+    try:
+        from webdataset.shardlists import expand_urls
+    except ImportError:
+        raise ImportError("data=webdataset needs the package webdataset: pip install 'qconv[shards]'") from None
+    found = [url for part in ([urls] if isinstance(urls, str) else urls) for url in expand_urls(part)]
+    if not all(found):
+        raise ValueError(f"train, val and test (={urls!r}) must be addresses of shards, none of them empty")
+    return [str(Path(url).expanduser()) if url.startswith("~") else url for url in found]
+
+
+def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
+    """What is in the shards: from the index file, or counted, and then written there."""
+    urls = list(dict.fromkeys(urls))
+    key = hashlib.sha256("\n".join(urls).encode()).hexdigest()[:16]
+    file = Path(path).expanduser() if path is not None else cache_folder() / f"shards-{key}.json"
+    known: dict[str, Shard] = {}
+    if file.is_dir():
+        raise ShardError(f"index {file}: must be a file, not a folder")
+    if file.is_file():
+        try:
+            known = {url: Shard(url, int(n), int(largest), str(then)) for url, (n, largest, then) in read_json(file)}
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ShardError(f"index {file}: not written by qconv, or damaged: remove it") from error
+    missing = [url for url in urls if url not in known or known[url].state != state(url)]
+    if missing:
+        known.update(count(missing))
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(file) as out:
+            out.write(json.dumps({url: shard[1:] for url, shard in known.items()}, indent=0).encode())
+    return {url: known[url] for url in urls}
+
+
+def read_json(file: Path) -> Iterable[tuple[str, Any]]:
+    """The entries of an index file."""
+    return json.loads(file.read_text()).items()
+
+
+def state(url: str) -> str:
+    """Size and time of a file here; nothing of another one."""
+    if not Path(url).is_file():
+        return ""
+    stat = Path(url).stat()
+    return f"{stat.st_size} bytes at {stat.st_mtime_ns}"
+
+
+def count(urls: Sequence[str]) -> dict[str, Shard]:
+    """Read every shard once."""
+
+    def one(url: str) -> Shard:
+        then = state(url)  # before it is read: what changes meanwhile is counted anew the next time
+        labels = [label(sample) for sample in read_shard(url)]
+        if not labels:
+            raise ShardError(f"shard {url}: no pictures (<key>.jpg beside <key>.cls)")
+        return Shard(url, len(labels), max(labels), then)
+
+    with Progress(console=Console(stderr=True), transient=True) as bar, ThreadPoolExecutor(cores()) as pool:
+        task = bar.add_task(f"counting the pictures of {len(urls)} shards", total=len(urls))
+        found = {}
+        for shard in pool.map(one, urls):
+            found[shard.url] = shard
+            bar.advance(task)
+    return found
