@@ -91,7 +91,7 @@ def _bench_train_step(options: argparse.Namespace) -> int:
         compile=options.compile,
     )
     # All at once: a mistake in the last, or a file that can't be written, shall not cost the time of the first.
-    cases = [train_step.Case(text) for text in options.case]
+    cases = [train_step.Case.named(text) for text in options.case]
     if options.csv:
         with Path(options.csv).open("a"):
             pass

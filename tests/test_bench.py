@@ -31,7 +31,7 @@ def test_a_row_for_each_case_and_scheme(options: list[str], tmp_path: Path, caps
 
 def test_a_wrong_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(train_step, "identity", schemes.bwn)
-    case = train_step.Case("8@6")
+    case = train_step.Case.named("8@6")
     with pytest.raises(RuntimeError, match=r"case 8@6: the identity scheme differs from torch\.nn; nothing was timed"):
         train_step.measure(case, schemes.bnn(), train_step.Settings(batch_size=2, rounds=1))
 

@@ -300,7 +300,8 @@ ROUNDED += (N2UQInput, N2UQWeight, ReCUInput, ReCUWeight, ReSTEWeight, ScaledSig
 def test_compiled_equals_eager(name: str) -> None:
     make, _ = QUANTIZERS[name]
     rounded = isinstance(make(), ROUNDED)
-    x = torch.cat([torch.randn(4, 60), torch.tensor([0.0, -0.0, 1.0, -1.0]).expand(4, 4)], 1)
+    above = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)).item()
+    x = torch.cat([torch.randn(4, 58), torch.tensor([0.0, -0.0, 1.0, -1.0, above, -above]).expand(4, 6)], 1)
     x = x.double() if rounded else x
     grad = torch.randn_like(x)
     quantizer, tensors = ready(make, x)

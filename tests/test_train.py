@@ -14,6 +14,7 @@ import pytest
 import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
+from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch._dynamo.utils import counters
@@ -170,12 +171,22 @@ def test_a_stopped_run_resumes_bit_for_bit(whole: tuple[Path, Any], tmp_path: Pa
     assert load_checkpoint(tmp_path / "rest/checkpoints/best.ckpt")["epoch"] == result.best_epoch
 
 
+def send(number: signal.Signals, epoch: int, batch: int) -> str:
+    return f"+callbacks.send={{_target_:test_train.Send,number:{number.value},epoch:{epoch},batch:{batch}}}"
+
+
+def terminate(epoch: int, batch: int, folder: Path, *more: str) -> None:
+    """Trains in this process until SIGTERM comes."""
+    with pytest.raises(SIGTERMException):
+        program.train(config(*QUICK, send(signal.SIGTERM, epoch, batch), f"run_dir={folder}", *more))
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 def run_until(signal_number: signal.Signals, epoch: int, batch: int, folder: Path, *more: str) -> str:
-    """Starts a run that sends itself the signal; returns what it said on the error stream."""
+    """Starts a program that sends itself the signal; returns what it said on the error stream."""
     # One thread, as in this process: another number of threads adds up in another order.
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
-    callback = f"{{_target_:test_train.Send,number:{signal_number.value},epoch:{epoch},batch:{batch}}}"
-    arguments = command(*QUICK, f"+callbacks.send={callback}", f"run_dir={folder}", *more)
+    arguments = command(*QUICK, send(signal_number, epoch, batch), f"run_dir={folder}", *more)
     process = subprocess.run(arguments, cwd=folder.parent, env=environment, capture_output=True, text=True)
     killed = signal_number == signal.SIGKILL
     assert process.returncode == (-signal.SIGKILL if killed else 128 + signal.SIGTERM), process.stderr
@@ -209,7 +220,7 @@ def test_a_killed_run_resumes_bit_for_bit(
 
 def test_levels_of_float_weights_are_those_at_the_start_of_the_epoch(tmp_path: Path) -> None:
     program.train(config(*QUICK, "scheme=identity", f"run_dir={tmp_path / 'whole'}"))
-    run_until(signal.SIGTERM, 1, 5, tmp_path / "cut", "scheme=identity")
+    terminate(1, 5, tmp_path / "cut", "scheme=identity")
     program.train(config(*QUICK, "scheme=identity", f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
     assert same_files(tmp_path / "whole", tmp_path / "cut")
     rows = list(csv.DictReader((tmp_path / "cut/diagnostics.csv").read_text().splitlines()))
@@ -234,23 +245,26 @@ def test_sigterm_after_training(hook: str, tmp_path: Path) -> None:
 LATE = "+callbacks.late={_target_:test_train.Late,number:15,epoch:-1,batch:0}"
 
 
-@pytest.mark.parametrize(("epoch", "batch"), [(2, 7), (1, -1)], ids=["training", "validation"])
-def test_sigterm_saves_and_ends_with_a_code_that_is_requeued(
-    epoch: int, batch: int, whole: tuple[Path, Any], tmp_path: Path
-) -> None:
-    folder, _ = whole
-    told = run_until(signal.SIGTERM, epoch, batch, tmp_path / "run")
+def test_sigterm_saves_and_ends_with_a_code_that_is_requeued(whole: tuple[Path, Any], tmp_path: Path) -> None:
+    told = run_until(signal.SIGTERM, 2, 7, tmp_path / "run")
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert f"stopped by SIGTERM; go on with ckpt_path={last}" in told
-    assert place(last) == (epoch, batch + 1 if batch >= 0 else 19)
+    assert place(last) == (2, 8)
     program.train(config(*QUICK, f"run_dir={tmp_path / 'run'}", "ckpt_path=last"))
-    assert same_files(folder, tmp_path / "run")
+    assert same_files(whole[0], tmp_path / "run")
+
+
+def test_sigterm_in_a_validation_saves_after_the_epoch(whole: tuple[Path, Any], tmp_path: Path) -> None:
+    terminate(1, -1, tmp_path)
+    assert place(tmp_path / "checkpoints/last.ckpt") == (1, 19)
+    program.train(config(*QUICK, f"run_dir={tmp_path}", "ckpt_path=last"))
+    assert same_files(whole[0], tmp_path)
 
 
 def test_gradients_that_add_up_are_not_cut_by_a_checkpoint(tmp_path: Path) -> None:
     sums = ("trainer.max_epochs=2", "+trainer.accumulate_grad_batches=3")
     program.train(config(*QUICK, *sums, f"run_dir={tmp_path / 'whole'}"))
-    run_until(signal.SIGTERM, 0, 4, tmp_path / "cut", *sums)
+    terminate(0, 4, tmp_path / "cut", *sums)
     assert place(tmp_path / "cut/checkpoints/last.ckpt") == (0, 6)
     program.train(config(*QUICK, *sums, f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
     for name in ("metrics.csv", "diagnostics.csv"):
@@ -450,6 +464,23 @@ def test_checkpoints_of_other_runs(whole: tuple[Path, Any], fails: Callable[...,
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and ".hydra" not in path.parts]
 
 
+def test_more_classes_in_the_checkpoint_than_in_the_data(
+    whole: tuple[Path, Any], fails: Callable[..., str], tmp_path: Path
+) -> None:
+    for split in ("train", "test"):
+        for label in ("cat", "dog"):
+            folder = tmp_path / "tree" / split / label
+            folder.mkdir(parents=True)
+            for index in range(4):
+                Image.new("L", (8, 8), 60 * index).save(folder / f"{index}.png")
+    tree = ("data=image_folder", f"data.root={tmp_path / 'tree'}", "data.channels=1", f"+data.cache={tmp_path}")
+    last = whole[0] / "checkpoints/last.ckpt"
+    error = fails(*QUICK, *tree, "data.val_size=2", f"evaluate={last}")
+    assert f"checkpoint {last} is of another network: 'model.fc." in error
+    assert "is (10" in error
+    assert "(2" in error
+
+
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
@@ -470,46 +501,6 @@ def test_values_that_make_no_run(argument: str, message: str, fails: Callable[..
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
     assert "gpu" in fails("trainer=gpu").lower()
-
-
-TWO = ("scheme=lsq", "model.width=4", "trainer.max_epochs=2", "data.batch_size=50", "trainer=ddp")
-ON_CPU = ("trainer.accelerator=cpu", "trainer.devices=2")
-
-
-def train_two(folder: Path, *more: str) -> str:
-    """Trains in two processes, with one thread each; returns what they printed."""
-    arguments = command(*TWO, *ON_CPU, f"run_dir={folder}", *more)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    run = subprocess.run(arguments, cwd=folder.parent, env=environment, capture_output=True, text=True, check=True)
-    return run.stdout
-
-
-@pytest.fixture(scope="module")
-def two(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder and the words of a run of two processes."""
-    folder = tmp_path_factory.mktemp("two") / "run"
-    return folder, train_two(folder)
-
-
-def test_two_processes(two: tuple[Path, str], tmp_path: Path) -> None:
-    folder, printed = two
-    assert printed.count("compression  ") == 1  # the table once, not once a process
-    result = json.loads((folder / "result.json").read_text())
-    assert len((folder / "metrics.csv").read_text().splitlines()) == 3
-    best = folder / "checkpoints/best.ckpt"
-    alone = program.evaluate(config(*TWO[:-1], "trainer=cpu", f"evaluate={best}", f"run_dir={tmp_path}"))
-    # 180 pictures on each process and 360 on one: every one is counted once.
-    assert alone.test_accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
-    assert alone.val_accuracy == pytest.approx(result["val_accuracy_best"], abs=1e-6)
-
-
-def test_two_processes_stop_together_and_resume_bit_for_bit(two: tuple[Path, str], tmp_path: Path) -> None:
-    cut = tmp_path / "cut"
-    run_until(signal.SIGTERM, 1, 4, cut, *TWO, *ON_CPU)
-    assert place(cut / "checkpoints/last.ckpt") == (1, 5)
-    train_two(cut, "ckpt_path=last")
-    for name in ("metrics.csv", "diagnostics.csv"):
-        assert (cut / name).read_text() == (two[0] / name).read_text()
 
 
 def test_a_sweep_ends_with_a_table(tmp_path: Path) -> None:

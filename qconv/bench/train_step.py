@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -46,31 +47,38 @@ class Settings:
             raise ValueError(f"device (={self.device}) is not there: torch sees no GPU")
 
 
+@dataclass(frozen=True)
 class Case:
-    """What is measured: ``CHANNELS@SIZE``, a 3×3 convolution, or ``resnet18``, the CIFAR network.
+    """What is measured: `build` makes the float model, which takes `channels` × `size` × `size`.
 
-    Raises:
-        ValueError: another name.
+    A network's classes are 10; it is quantized but for its first and last layer. A layer is quantized itself.
     """
 
-    def __init__(self, name: str) -> None:
-        match = re.fullmatch(r"(\d+)@(\d+)", name)
-        if match is None and name != "resnet18":
-            raise ValueError(f"case (={name}) must be CHANNELS@SIZE, such as 128@16, or resnet18")
-        self.name = name
-        self.channels, self.size = map(int, match.groups()) if match else (3, 32)
-        if min(self.channels, self.size) < 1:
-            raise ValueError(f"case (={name}) must have at least 1 channel and 1 pixel")
-        self.is_layer = match is not None
+    name: str
+    channels: int
+    size: int
+    is_layer: bool
+    build: Callable[[], nn.Module]
 
-    def model(self) -> nn.Module:
-        """The float model."""
-        if self.is_layer:
-            return nn.Conv2d(self.channels, self.channels, 3, padding=1, bias=False)
-        return resnet18(in_channels=3, num_classes=10)
+    @classmethod
+    def named(cls, name: str) -> "Case":
+        """``CHANNELS@SIZE``, a 3×3 convolution, or ``resnet18``, the CIFAR network.
+
+        Raises:
+            ValueError: another name.
+        """
+        if name == "resnet18":
+            return cls(name, 3, 32, False, partial(resnet18, in_channels=3, num_classes=10))
+        match = re.fullmatch(r"(\d+)@(\d+)", name)
+        if match is None:
+            raise ValueError(f"case (={name}) must be CHANNELS@SIZE, such as 128@16, or resnet18")
+        channels, size = map(int, match.groups())
+        if min(channels, size) < 1:
+            raise ValueError(f"case (={name}) must have at least 1 channel and 1 pixel")
+        return cls(name, channels, size, True, partial(nn.Conv2d, channels, channels, 3, padding=1, bias=False))
 
     def quantized(self, model: nn.Module, scheme: Scheme) -> nn.Module:
-        """A quantized copy: the layer, or all convolutions but the first (the classifier stays float)."""
+        """A quantized copy."""
         return convert(copy.deepcopy(model), scheme, skip=() if self.is_layer else ("first", "last"))
 
 
@@ -132,7 +140,7 @@ def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
         RuntimeError: the identity scheme does not give the float twin's output and gradients.
     """
     torch.manual_seed(0)
-    reference = _placed(case.model(), settings)
+    reference = _placed(case.build(), settings)
     check(case, reference, settings)
     quantized = case.quantized(reference, scheme)
     sides = [_training_step(case, model, settings) for model in (reference, quantized)]

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .base import Codes, Quantizer
 from .bnn import sign
-from .numbers import check_bits, check_flags, wide
+from .numbers import check_bits, check_flags, wide, within
 from .stochastic import Stream
 
 
@@ -108,7 +108,7 @@ class DoReFaInput(Quantizer):
         return (values * step).to(x.dtype)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad * (x.clamp(0, 1) == x),)
+        return (grad * within(x, 0, 1),)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         values, step = self._levels(x)

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .numbers import check_flags, check_numbers
+from .numbers import check_flags, check_numbers, within
 from .part import POSITIVE, Part, Rule
 
 
@@ -34,6 +34,8 @@ class Straight(Surrogate):
 class HardClip(Surrogate):
     """``d = 1[|x| <= clip]``, both ends included: the clipped straight-through estimator (arXiv:1602.02830).
 
+    A NaN in ``x`` gives gradient 0, ``g`` or NaN; training stops on a NaN long before (`qconv.training.FiniteGuard`).
+
     Args:
         clip: half the width of the interval.
 
@@ -46,7 +48,10 @@ class HardClip(Surrogate):
         self.clip = _positive("clip", clip)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        return hard_clip_backward(grad, x, self.clip, out=grad)
+        if torch.compiler.is_compiling():
+            return grad * within(x, -self.clip, self.clip)
+        bound = _next_above(self.clip, x.dtype)
+        return torch.ops.aten.hardtanh_backward.grad_input(grad, x, -bound, bound, grad_input=grad)
 
     def extra_repr(self) -> str:
         return f"{self.clip}"
@@ -202,18 +207,6 @@ class SwishSign(Surrogate):
 
     def extra_repr(self) -> str:
         return f"{self.beta}"
-
-
-def hard_clip_backward(grad: Tensor, x: Tensor, clip: float, out: Tensor | None = None) -> Tensor:
-    """The gradient of the clipped straight-through estimator: ``grad * 1[|x| <= clip]``, both ends included.
-
-    A NaN in ``x`` gives gradient 0 or ``grad``; training stops on a NaN long before (`qconv.training.FiniteGuard`).
-    ``out`` takes the result; it may be ``grad`` itself.
-    """
-    bound = _next_above(clip, x.dtype)
-    if out is None or torch.compiler.is_compiling():
-        return torch.ops.aten.hardtanh_backward(grad, x, -bound, bound)
-    return torch.ops.aten.hardtanh_backward.grad_input(grad, x, -bound, bound, grad_input=out)
 
 
 def _next_above(value: float, dtype: torch.dtype) -> float:

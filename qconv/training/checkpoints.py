@@ -1,9 +1,6 @@
 """The callback that keeps `best.ckpt` and `last.ckpt`."""
 
 import shutil
-import signal
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +11,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from ..files import atomic_file
 from ..quantizers.numbers import check_whole
 from ..steps import is_final
+from .termination import Termination
 
 
 class Checkpoints(Checkpoint):
@@ -42,8 +40,7 @@ class Checkpoints(Checkpoint):
         if every_steps is not None and check_whole("every_steps", every_steps) < 1:
             raise ValueError(f"every_steps (={every_steps}) must be at least 1")
         self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
-        self.sigterm = False
-        self.handler: Any = None
+        self.termination = Termination()
         self.best, self.last = self.folder / "best.ckpt", self.folder / "last.ckpt"
         self.best_score: float | None = None
         self.best_is_final = False
@@ -74,14 +71,13 @@ class Checkpoints(Checkpoint):
             # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes once more.
             trainer.save_checkpoint(self.best)
         self._save_last(trainer)
-        if self._stop(trainer):
+        if self.termination.asked(trainer):
             raise SIGTERMException
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Take SIGTERM over from Lightning, which would end in the middle of a validation, or of one process alone."""
+        """From here on SIGTERM waits for a checkpoint."""
         del pl_module
-        self.sigterm = trainer.received_sigterm
-        self._take(self._notice)
+        self.termination.notice(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -92,7 +88,7 @@ class Checkpoints(Checkpoint):
         # After the last batch comes the checkpoint of the epoch. Between optimizer steps gradients would be lost.
         if batches == trainer.num_training_batches or batches % trainer.accumulate_grad_batches != 0:
             return
-        stop = self._stop(trainer)
+        stop = self.termination.asked(trainer)
         due = self.every_steps is not None and trainer.global_step % self.every_steps == 0
         if (stop or due) and all(parameter.isfinite().all() for parameter in pl_module.parameters()):
             self._save_last(trainer)
@@ -102,46 +98,27 @@ class Checkpoints(Checkpoint):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """End the run here if SIGTERM came after the last epoch's checkpoint."""
         del pl_module
-        stop = self._stop(trainer)
-        self._restore()
+        stop = self.termination.asked(trainer)
+        self.termination.give_back()
         if stop:
             raise SIGTERMException
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """From here on there is nothing to save: SIGTERM ends the process at once."""
         del trainer, pl_module
-        self._take(self._end)
+        self.termination.end_at_once()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Give SIGTERM back."""
-        self._restore()
+        self.termination.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Give SIGTERM back."""
-        self._restore()
+        self.termination.give_back()
 
     def _save_last(self, trainer: Trainer) -> None:
         trainer.save_checkpoint(self.last)
         self.is_own = True
-
-    def _notice(self, *_: Any) -> None:
-        self.sigterm = True
-
-    def _end(self, *_: Any) -> None:
-        raise SIGTERMException
-
-    def _take(self, handler: Callable[..., None]) -> None:
-        if threading.current_thread() is threading.main_thread():
-            self.handler = signal.signal(signal.SIGTERM, handler)
-
-    def _stop(self, trainer: Trainer) -> bool:
-        """Whether any process was told to stop: all of them stop together, or the others would wait for it."""
-        return trainer.strategy.reduce_boolean_decision(self.sigterm, all=False)
-
-    def _restore(self) -> None:
-        if self.handler is not None:
-            signal.signal(signal.SIGTERM, self.handler)
-            self.handler = None
 
     def state_dict(self) -> dict[str, Any]:
         """What is best so far."""

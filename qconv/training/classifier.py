@@ -77,7 +77,9 @@ class Classifier(LightningModule):
         compile: bool = False,
     ) -> None:
         super().__init__()
-        check_flags(compile=compile, channels_last=bool(channels_last) if channels_last is None else channels_last)
+        check_flags(compile=compile)
+        if channels_last is not None:
+            check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay = channels_last, shift_decay
         self.model = model
         if compile:

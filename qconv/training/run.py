@@ -50,13 +50,13 @@ def train(cfg: DictConfig) -> Result:
         check_average(cfg.ckpt_path, read_checkpoint(cfg.ckpt_path, classifier, RUN), classifier.config or {})
     trainer, callbacks = start_run(cfg)
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
-    with losses_named(trainer):
+    with lost_processes_named(trainer):
         trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
     if not checkpoints.best.is_file():
         raise ValueError("trainer: no epoch was validated, so there is no best checkpoint to test")
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
-    with losses_named(trainer):
+    with lost_processes_named(trainer):
         if cfg.reestimate_bn:
             reestimate_batch_norm(classifier, data, trainer)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
@@ -118,8 +118,9 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     checkpoint = read_checkpoint(cfg.evaluate, classifier, NETWORK)
     classifier.load_state_dict(checkpoint["state_dict"])
     trainer, _ = start_run(cfg)
-    (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
-    (test,) = trainer.test(classifier, datamodule=data, verbose=False)
+    with lost_processes_named(trainer):
+        (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
+        (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     figures = {**val, **test, "quantized": is_final(classifier)}
     evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
     end_run(cfg, trainer, evaluation, "evaluation.json")
@@ -131,7 +132,7 @@ class LostProcessError(OSError):
 
 
 @contextmanager
-def losses_named(trainer: Trainer) -> Iterator[None]:
+def lost_processes_named(trainer: Trainer) -> Iterator[None]:
     """Say what has happened if another process is lost."""
     try:
         yield

@@ -1,0 +1,43 @@
+"""Times a training step of each of the study's networks against its twin of `nn.Conv2d`: writes `step_times.csv`.
+
+    uv run experiments/cifar10_methods/step_time.py [METHOD…]
+
+Both sides run in turn, in one process: first as they are, then compiled.
+"""
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from run import HERE, METHODS, ROOT
+
+from qconv.bench.train_step import HEADER, Case, Settings, measure
+
+
+def main(methods: list[str], settings: Settings, file: Path) -> None:
+    """Measure, and write a row for each method and side."""
+    print(HEADER)
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        for method in methods:
+            cfg = compose("config", ["experiment=cifar10_methods", "data.root=-", "run_dir=-", *METHODS[method][1]])
+            case = Case(method, 3, 32, False, instantiate(cfg.model, _partial_=True, in_channels=3, num_classes=10))
+            for compiled in (False, True):
+                torch.compiler.reset()
+                result = measure(case, instantiate(cfg.scheme), replace(settings, compile=compiled))
+                print(result.line(), "compiled" if compiled else "", flush=True)
+                result.append_to(str(file))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"some of: {', '.join(METHODS)}; all by default")
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=HERE / "step_times.csv")
+    options = parser.parse_args()
+    unknown = [method for method in options.methods if method not in METHODS]
+    if unknown:
+        parser.error(f"METHOD (={unknown[0]!r}) must be one of {', '.join(METHODS)}")
+    main(options.methods or list(METHODS), Settings(128, options.rounds, channels_last=True), options.out)
