@@ -43,6 +43,9 @@ if TYPE_CHECKING:
     from .layers import DeformConv2dPack as DeformConv2dPack
     from .layers import QDeformConv2d as QDeformConv2d
     from .layers import QDeformConv2dPack as QDeformConv2dPack
+    from .packed import PackedFileError as PackedFileError
+    from .packed import load_packed as load_packed
+    from .packed import save_packed as save_packed
 
 __version__ = "0.1.0"
 
@@ -50,4 +53,8 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     if name in ("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"):
         return getattr(layers, name)  # imports torchvision
+    if name in ("PackedFileError", "load_packed", "save_packed"):
+        from . import packed  # imports pydantic and safetensors
+
+        return getattr(packed, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,6 @@ from .summary_table import FLOAT_BITS, Row, Summary
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
-SCALE_BYTES = 4
 
 
 def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
@@ -74,15 +73,18 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
             raise ValueError(f"model ({type(model).__name__}) has no shape for {name!r} yet: call it once before")
     with torch.inference_mode(False):
         trace = _trace(copy.deepcopy(model).eval(), size)
+    from .packed import packed_sizes  # pydantic and safetensors, which `import qconv` does without
+
+    packed, header = packed_sizes(model)
     seen: set[Tensor] = set()
     rows = []
     for name, module in _modules(model):
         own = _unseen([*module.parameters(recurse=False), *module.buffers(recurse=False)], seen)
         if own or trace.macs[name] or trace.saved[name]:
-            rows.append(_row(name, module, own, trace, seen))
+            rows.append(_row(name, module, own, trace, packed.get(name, 0)))
     if not rows:
         raise ValueError(f"model ({type(model).__name__}) has no parameters, buffers or layers to count")
-    return Summary(tuple(rows))
+    return Summary(tuple(rows), header)
 
 
 def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
@@ -198,17 +200,13 @@ def _is_deformable(module: nn.Module) -> bool:
     return layer is not None and isinstance(module, layer)
 
 
-def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, seen: set[Tensor]) -> Row:
+def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, packed_bytes: int) -> Row:
     scheme, weight_bits, input_bits, weights = "float", FLOAT_BITS, FLOAT_BITS, 0
-    packed_bytes = float_bytes = _bytes(own)
     if isinstance(module, QuantizedLayer):
         scheme, weight_bits = module.scheme.name, module.weight_quantizer.bits
         input_bits = FLOAT_BITS if _is_deformable(module) else module.input_quantizer.bits
-        packed_bytes += _bytes(_unseen(module.input_quantizer.parameters(), seen))
         if any(tensor is module.weight for tensor in own):  # not where another layer has counted it
             weights = module.weight.numel()
-            if weight_bits < FLOAT_BITS:
-                packed_bytes += _packed_weight(module) - _bytes([module.weight])
     return Row(
         name=name or "(model)",
         type=type(module).__name__,
@@ -219,24 +217,7 @@ def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, seen: s
         parameters=sum(tensor.numel() for tensor in own if isinstance(tensor, nn.Parameter)),
         weights=weights,
         macs=trace.macs[name],
-        float_bytes=float_bytes,
+        float_bytes=sum(tensor.numel() * tensor.element_size() for tensor in own),
         packed_bytes=packed_bytes,
         saved_bytes=trace.saved[name],
     )
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _packed_weight(layer: QuantizedLayer) -> int:
-    """Bytes of the codes and the scales; what the weight quantizer has learned is in these already.
-
-    A quantizer that has no integer codes counts with one scale.
-    """
-    codes = math.ceil(layer.weight_quantizer.bits * layer.weight.numel() / 8)
-    try:
-        scales = layer.weight_codes().scale.numel()
-    except TypeError:
-        scales = 1
-    return codes + SCALE_BYTES * scales

@@ -38,8 +38,8 @@ class Row:
         weights: how many of the parameters are a quantized layer's weights, of `weight_bits`; the others have 32.
         macs: multiply-accumulates for one sample; of convolutions and linear layers, others count 0.
         float_bytes: parameters and buffers as the float layer stores them.
-        packed_bytes: as `float_bytes`, with a quantized weight as ceil(bits · numel / 8) bytes and 4 bytes a scale, and
-            with the parameters of the input's quantizer, which inference needs. Schedules (buffers) are not shipped.
+        packed_bytes: of its tensors in the file of `qconv.save_packed`: a quantized weight in its bits, its scales, and
+            what the quantizer of the input has learned; all else as it is, but for batch norm's count of batches.
         saved_bytes: what autograd keeps of one sample for the backward: see `summarize`.
     """
 
@@ -80,9 +80,15 @@ class Row:
 
 @dataclass(frozen=True, repr=False)
 class Summary:
-    """The rows of a model in the order of its modules, and their totals; ``str`` of it is a table."""
+    """The rows of a model in the order of its modules, and their totals; ``str`` of it is a table.
+
+    Attributes:
+        rows: the modules.
+        header_bytes: what the packed file says of them: names, shapes, how each weight is stored.
+    """
 
     rows: tuple[Row, ...]
+    header_bytes: int = 0
 
     @property
     def parameters(self) -> int:
@@ -116,8 +122,8 @@ class Summary:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes with the quantized weights packed."""
-        return sum(row.packed_bytes for row in self.rows)
+        """Bytes of the file that `qconv.save_packed` writes: the rows' and the header."""
+        return self.header_bytes + sum(row.packed_bytes for row in self.rows)
 
     @property
     def compression(self) -> float:
@@ -202,8 +208,9 @@ class Summary:
 
     def __str__(self) -> str:
         numbers = self.parameters, self.macs, self.bops, self.float_bytes, self.packed_bytes, self.saved_bytes
+        header = ("(header)", *[""] * 8, format_int(self.header_bytes), "")
         total = ("total", "", "", "", "", *map(format_int, numbers))
-        table = [HEAD, *(cells(row) for row in self.rows), total]
+        table = [HEAD, *(cells(row) for row in self.rows), header, total]
         widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [_line(cells, widths) for cells in table]
         rule = "  ".join("-" * width for width in widths)

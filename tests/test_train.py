@@ -19,9 +19,15 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch._dynamo.utils import counters
 
+import qconv
 import train as program
+from qconv.data import DigitsDataModule
+from qconv.data.digits import split_digits
+from qconv.models import small_cnn
+from qconv.packed import read_header
 from qconv.training import load_checkpoint
 from qconv.training.result import check_objective, objective
+from qconv.training.shipping import ship
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -111,7 +117,7 @@ def test_what_a_run_leaves_behind(whole: tuple[Path, Any]) -> None:
     names = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     assert names == [
         *("checkpoints/best.ckpt", "checkpoints/last.ckpt", "config.yaml", "curves.png", "diagnostics.csv"),
-        *("diagnostics.png", "metrics.csv", "result.json"),
+        *("diagnostics.png", "metrics.csv", "model.safetensors", "result.json"),
     ]
     stored = json.loads((folder / "result.json").read_text())
     wanted = (
@@ -131,9 +137,37 @@ def test_what_a_run_leaves_behind(whole: tuple[Path, Any]) -> None:
     assert "_target_: qconv.schemes.bnn" in (folder / "config.yaml").read_text()
 
 
-def test_the_test_split_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qconv.data import DigitsDataModule
+def test_the_packed_model_is_the_one_that_was_tested(whole: tuple[Path, Any]) -> None:
+    folder, result = whole
+    path = folder / "model.safetensors"
+    model = qconv.load_packed(path)
+    data = DigitsDataModule()
+    data.setup("test")
+    pictures, labels = data.splits["test"]
+    assert (model(pictures).argmax(1) == labels).float().mean().item() == pytest.approx(result.test_accuracy)
+    assert path.stat().st_size == result.about["packed_bytes"]
+    assert 0 < path.stat().st_size - qconv.summarize(model, (1, 8, 8)).packed_bytes < 300  # network, pictures, classes
+    found = read_header(path)
+    assert found.classes == list("0123456789")
+    assert found.pictures is not None
+    raw = split_digits(0)["test"][0]
+    normal = (255 * raw - torch.tensor(found.pictures.mean)) / torch.tensor(found.pictures.std)
+    torch.testing.assert_close(normal, pictures)
 
+
+def test_what_is_not_final_is_not_shipped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = DigitsDataModule()
+    data.setup("test")
+    model = qconv.convert(small_cnn(1, 10, width=4), qconv.schemes.inq())
+    ship(config(*QUICK, f"run_dir={tmp_path}"), model, data, {})
+    assert (
+        "no packed model is written: layer 'blocks.1.conv' (inq(weight_bits=5)) is not in its"
+        in capsys.readouterr().out
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_test_split_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     loader = DigitsDataModule._loader
 

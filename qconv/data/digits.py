@@ -6,7 +6,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
-from .augment import Augment, RandomCrop
+from .augment import Augment, Normalize, RandomCrop
 from .loader import TensorLoader, epoch_order
 
 Split = tuple[Tensor, Tensor]
@@ -31,6 +31,8 @@ class DigitsDataModule(LightningDataModule):
     num_classes = 10
     in_channels = 1
     image_size = (8, 8)
+    classes = tuple("0123456789")
+    normalize: Normalize
 
     def __init__(self, *, seed: int = 0, batch_size: int = 64, shift: int = 1, split_seed: int = 0) -> None:
         super().__init__()
@@ -50,6 +52,7 @@ class DigitsDataModule(LightningDataModule):
             mean, std = splits["train"][0].mean(), splits["train"][0].std()
             self.splits = {name: ((images - mean) / std, labels) for name, (images, labels) in splits.items()}
             self.background = float(-mean / std)
+            self.normalize = Normalize([255 * mean.item()], [255 * std.item()])  # of pixels from 0 to 255
 
     def train_dataloader(self) -> TensorLoader:
         """Shuffled and augmented by (seed, epoch)."""

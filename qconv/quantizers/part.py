@@ -1,7 +1,9 @@
 """What quantizers are made of: modules that a float checkpoint knows nothing of."""
 
+import contextlib
+import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +16,21 @@ POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "in the checkpoi
 
 
 class Part(nn.Module):
-    """A module whose state may be absent as a whole from what is loaded; it then stays as it is."""
+    """A module whose state may be absent as a whole from what is loaded; it then stays as it is.
+
+    Attributes:
+        arguments: what it was constructed with, by name, as far as it was given.
+    """
+
+    arguments: dict[str, Any]
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        part = super().__new__(cls)
+        # A copy is made without arguments, and gets this with its other attributes; wrong ones are told by `__init__`.
+        with contextlib.suppress(TypeError):
+            bound = inspect.signature(cls.__init__).bind(part, *args, **kwargs).arguments
+            part.__dict__["arguments"] = dict(list(bound.items())[1:])
+        return part
 
     def rules(self) -> Mapping[str, Rule]:
         """What a tensor of a checkpoint must fulfil, by its name here; parameters not named must be finite."""

@@ -28,6 +28,7 @@ from .history import History
 from .initial_weights import load_weights
 from .result import Evaluation, Result, about_run, check_objective, write_json
 from .screen import show_model, show_note, show_outcome
+from .shipping import ship
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
@@ -60,6 +61,8 @@ def train(cfg: DictConfig) -> Result:
         if cfg.reestimate_bn:
             reestimate_batch_norm(classifier, data, trainer)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
+    if trainer.is_global_zero:
+        ship(cfg, classifier.model, data, about)
     result = Result(
         **test,
         tested="best",

@@ -1,0 +1,93 @@
+"""Constructor calls as plain data, in Hydra's notation, and back through a list of what may be called.
+
+``DoReFaInput(4)`` is ``{"_target_": "qconv.quantizers.DoReFaInput", "bits": 4}``; a class that is an argument, or a
+`functools.partial` of one, has ``"_partial_": true``. Nothing that is not in the list is imported or called.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.nn.modules import activation
+
+from .. import models, quantizers
+from ..quantizers.part import Part
+
+Node = dict[str, Any]
+DEPTH = 8
+"""How deeply calls may be nested."""
+
+
+def quantizer_call(part: Part) -> Node:
+    """The call that makes a quantizer that computes what `part` does, with all arguments but surrogates.
+
+    Raises:
+        ValueError: it is none of qconv's.
+    """
+    names = {each: name for name, each in _quantizer_classes().items()}
+    if type(part) not in names:
+        raise ValueError(f"{type(part).__name__} is none of qconv's quantizers: it can't be packed")
+    arguments = {name: each.default for name, each in inspect.signature(type(part)).parameters.items()}
+    arguments.update(part.arguments)
+    plain = {name: value for name, value in arguments.items() if not callable(value)}
+    return {"_target_": names[type(part)], **plain}
+
+
+def build_quantizer(node: Mapping[str, Any]) -> Any:
+    """The quantizer of a call.
+
+    Raises:
+        ValueError: what is called is no quantizer of qconv, or doesn't take the arguments.
+    """
+    return _build(node, _quantizer_classes())
+
+
+def build_network(node: Mapping[str, Any]) -> nn.Module:
+    """The float network of a call: of a function of `qconv.models` whose activations are torch's or qconv's.
+
+    Raises:
+        ValueError: what is called is no network of qconv, or doesn't take the arguments.
+    """
+    return _build(node, _networks(), _activations())
+
+
+def _quantizer_classes() -> dict[str, Callable[..., Any]]:
+    named = {f"qconv.quantizers.{name}": each for name, each in vars(quantizers).items()}
+    return {name: each for name, each in named.items() if isinstance(each, type) and issubclass(each, Part)}
+
+
+def _networks() -> dict[str, Callable[..., Any]]:
+    return {f"qconv.models.{name}": each for name, each in vars(models).items() if inspect.isfunction(each)}
+
+
+def _activations() -> dict[str, Callable[..., Any]]:
+    own = {f"qconv.models.{each.__name__}": each for each in (models.LearnedBias, models.Maxout, models.RPReLU)}
+    torchs = {f"torch.nn.{name}": getattr(activation, name) for name in activation.__all__}
+    return {**torchs, "torch.nn.Identity": nn.Identity, **own}
+
+
+def _build(
+    node: Mapping[str, Any],
+    allowed: Mapping[str, Callable[..., Any]],
+    inner: Mapping[str, Callable[..., Any]] | None = None,
+    depth: int = 0,
+) -> Any:
+    inner = allowed if inner is None else inner
+    rest = dict(node)
+    target, is_partial = rest.pop("_target_", None), rest.pop("_partial_", False)
+    if not isinstance(target, str) or target not in allowed:
+        raise ValueError(f"_target_ (={target!r}) must be one of {', '.join(sorted(allowed))}")
+    if depth > DEPTH or not isinstance(is_partial, bool) or (is_partial and not depth):
+        raise ValueError(f"_partial_ (={is_partial!r}) of {target} must be true or false, and calls not so deep")
+    arguments = {
+        name: _build(value, inner, inner, depth + 1) if isinstance(value, Mapping) else value
+        for name, value in rest.items()
+    }
+    function = allowed[target]
+    try:
+        inspect.signature(function).bind(**arguments)
+        return partial(function, **arguments) if is_partial else function(**arguments)
+    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+        raise ValueError(f"{target} can't be made of {arguments}: {error}") from error

@@ -1,0 +1,113 @@
+"""What a packed file says of itself: the schema of its metadata, version 1.
+
+A packed file is a safetensors file whose metadata has one string: ``qconv``, a `Header` as JSON. Tensors have the names
+of the model's state dict; in place of a quantized ``NAME.weight`` there are
+
+- ``NAME.weight.codes``: the numbers of the levels, by `bits.pack`, in the order of the filters (output channels first),
+- ``NAME.weight.levels``, where the codes are not evenly spaced: the code of each number,
+- ``NAME.weight.scale`` and, where the method has them, ``NAME.weight.offset`` and ``NAME.weight.negative_scale``:
+  ``weight = (code − zero) · scale + offset``, as in `qconv.quantizers.Codes`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+FORMAT, VERSION = "qconv-packed", 1
+
+Size = Annotated[int, Field(ge=0, le=2**40)]
+Code = Annotated[int, Field(ge=-(2**40), le=2**40)]
+Text = Annotated[str, Field(max_length=10_000)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class Weight(_Strict):
+    """How the weight of a layer is stored.
+
+    Attributes:
+        shape: of the filters.
+        bits: information per element, of the quantizer.
+        radix: how many numbers there are, see `bits.pack`.
+        first: the code of number 0.
+        step: from one code to the next; 0 if the codes are a tensor of their own.
+        zero: the code of 0.
+        dtype: of the weight that was quantized.
+    """
+
+    shape: list[Size] = Field(min_length=1, max_length=5)
+    bits: float = Field(gt=0, le=32)
+    radix: int = Field(ge=2, le=2**16)
+    first: Code = 0
+    step: int = Field(default=1, ge=0, le=2**40)
+    zero: Code = 0
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
+
+
+class Layer(_Strict):
+    """A quantized layer.
+
+    Attributes:
+        type: the class of `qconv.layers`.
+        arguments: of its float twin's constructor, but for defaults.
+        scheme: how the scheme was written, for tables and messages.
+        input: the call that makes the input's quantizer, see `calls`.
+        weight: None where the weight is float.
+        padding_value: what the quantized input is padded with.
+        scale_map: whether the output is multiplied by XNOR-Net's K.
+    """
+
+    type: str
+    arguments: dict[str, Any]
+    scheme: Text
+    input: dict[str, Any]
+    weight: Weight | None = None
+    padding_value: Literal[-1, 0, 1] = 0
+    scale_map: bool = False
+
+
+class Pictures(_Strict):
+    """What the network takes: pixels from 0 to 255, ``(pixel − mean) / std`` in each channel.
+
+    Attributes:
+        size: channels, height and width.
+        resize: the shorter side to which a picture is resized before it is cropped at the centre; None resizes it until
+            it just covers the size.
+        mean: of each channel.
+        std: of each channel.
+    """
+
+    size: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=3, max_length=3)
+    resize: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    mean: list[float]
+    std: list[Annotated[float, Field(gt=0)]]
+
+    @model_validator(mode="after")
+    def _one_for_each_channel(self) -> "Pictures":
+        if not len(self.mean) == len(self.std) == self.size[0]:
+            raise ValueError(f"mean and std must have a number for each of {self.size[0]} channels")
+        return self
+
+
+class Header(_Strict):
+    """The metadata.
+
+    Attributes:
+        sha256: checksum of this header with an empty one, and of every tensor: name, dtype, shape and bytes.
+        network: the call that makes the float network, see `calls`; None where the reader must bring it along.
+        layers: the quantized layers by their names in it.
+        shared: names of tensors that are another one.
+        pictures: what the network takes.
+        classes: the names of its outputs.
+    """
+
+    format: Literal["qconv-packed"] = FORMAT
+    version: Literal[1] = VERSION
+    sha256: str = ""
+    network: dict[str, Any] | None = None
+    layers: dict[str, Layer] = {}
+    shared: dict[str, str] = {}
+    pictures: Pictures | None = None
+    classes: list[Text] | None = None

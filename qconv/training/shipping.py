@@ -1,0 +1,51 @@
+"""The packed model that a run leaves beside its checkpoints."""
+
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning import LightningDataModule
+from torch import nn
+
+from ..packed import save_packed
+from ..packed.calls import build_network
+from .screen import show_note
+
+FILE = "model.safetensors"
+
+
+def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
+    """Write `FILE` into the run's folder, with network, pictures and classes; `about` gets its size.
+
+    Where there can be none, a note tells why: a quantizer that isn't in its last stage, or is one of one's own.
+    """
+    path = Path(cfg.run_dir) / FILE
+    described: dict[str, Any] = {"network": network_call(cfg.model, data), "pictures": pictures_of(data)}
+    try:
+        save_packed(model, path, **described, classes=list(getattr(data, "classes", ())) or None)
+    except ValueError as error:
+        show_note(f"no packed model is written: {error}")
+        return
+    about["packed_bytes"] = path.stat().st_size
+    about["compression"] = about["float_bytes"] / about["packed_bytes"]
+
+
+def network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
+    """The call of the network for these pictures and classes; None if it is none of `qconv.models`."""
+    call: Any = OmegaConf.to_container(node, resolve=True)
+    call = {**call, "in_channels": data.in_channels, "num_classes": data.num_classes}
+    try:
+        build_network(call)
+    except ValueError:
+        return None
+    return call
+
+
+def pictures_of(data: Any) -> dict[str, Any]:
+    """What the network takes, as `qconv.packed.header.Pictures`."""
+    return {
+        "size": [data.in_channels, *data.image_size],
+        "resize": getattr(data, "resize", None),
+        "mean": [float(value) for value in data.normalize.mean],
+        "std": [float(value) for value in data.normalize.std],
+    }

@@ -1,0 +1,557 @@
+"""Packed files: bits and trits, the same outputs bit for bit, the size that the summary says, and wrong files."""
+
+import json
+import math
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import METHODS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.models import birealnet18, resnet20, small_cnn
+from qconv.packed import packed_sizes, read_header
+from qconv.packed.bits import pack, packed_length, radix_of, unpack
+from qconv.packed.calls import build_network, build_quantizer, quantizer_call
+from qconv.packed.file import _checksum
+from qconv.packed.header import Header
+
+RESNET = {"_target_": "qconv.models.resnet20", "num_classes": 4}
+
+
+# --- Bits
+
+
+@pytest.mark.parametrize("radix", [2, 3, 4, 8, 16, 32, 64, 256, 65536])
+@pytest.mark.parametrize("count", [0, 1, 4, 5, 8, 17, 1000])
+def test_numbers_come_back(radix: int, count: int) -> None:
+    numbers = torch.randint(radix, (count,))
+    data = pack(numbers, radix)
+    assert data.dtype == torch.uint8
+    assert len(data) == packed_length(count, radix)
+    assert unpack(data, count, radix).tolist() == numbers.tolist()
+
+
+def test_more_numbers_than_are_unfolded_at_once() -> None:
+    for radix in (2, 3, 8):
+        numbers = torch.randint(radix, (2_000_003,), dtype=torch.int8)
+        assert torch.equal(unpack(pack(numbers, radix), len(numbers), radix), numbers.int())
+
+
+def test_the_layout_of_the_bytes() -> None:
+    assert pack(torch.tensor([1, 0, 0, 0, 0, 0, 0, 1, 1]), 2).tolist() == [0b1000_0001, 1]
+    assert pack(torch.tensor([5, 6, 7]), 8).tolist() == [0b11_110_101, 0b1]
+    assert pack(torch.tensor([1, 2, 0, 0, 2, 1]), 3).tolist() == [1 + 2 * 3 + 2 * 81, 1]
+    assert packed_length(1000, 3) == 200
+    assert packed_length(1000, 4) == 250
+
+
+def test_bytes_that_are_wrong() -> None:
+    with pytest.raises(ValueError, match="9 numbers of radix 2 must be 2 bytes"):
+        unpack(torch.zeros(3, dtype=torch.uint8), 9, 2)
+    with pytest.raises(ValueError, match=r"2 bytes, not .* of torch.int8"):
+        unpack(torch.zeros(2, dtype=torch.int8), 9, 2)
+    for data, radix in (([0, 2], 2), ([0, 128], 2), ([0, 3], 3)):
+        with pytest.raises(ValueError, match="after the last number must be 0"):
+            unpack(torch.tensor(data, dtype=torch.uint8), 9 if radix == 2 else 6, radix)
+    with pytest.raises(ValueError, match="after the last number must be 0"):
+        unpack(torch.tensor([0, 0b1000_0000], dtype=torch.uint8), 5, 8)  # 15 of 16 bits
+    with pytest.raises(ValueError, match="below 243, not 250"):
+        unpack(torch.tensor([250], dtype=torch.uint8), 5, 3)
+    with pytest.raises(ValueError, match="numbers must be from 0 to 2"):
+        pack(torch.tensor([3]), 3)
+    for radix in (0, 1, 5, 2**17):
+        with pytest.raises(ValueError, match=rf"radix \(={radix}\) must be 3 or a power of two"):
+            pack(torch.tensor([0]), radix)
+
+
+def test_radix() -> None:
+    assert [radix_of(bits, 2) for bits in (1, math.log2(3), 2, 5)] == [2, 3, 4, 32]
+    assert radix_of(math.log2(3), 4) == 4
+    assert radix_of(2, 9) == 16
+
+
+# --- Files
+
+
+def network() -> nn.Module:
+    """A layer of each kind that takes pictures: plain, grouped, transposed, linear; with batch norm."""
+    return nn.Sequential(
+        *(nn.Conv2d(3, 8, 3, padding="same"), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 3, stride=2, groups=2), nn.PReLU(6)),
+        *(nn.ConvTranspose2d(6, 4, 2, stride=2, groups=2), nn.Flatten(), nn.Linear(144, 5)),
+    )
+
+
+def trained(scheme: qconv.Scheme, model: nn.Module | None = None, pictures: Tensor | None = None) -> nn.Module:
+    """The model after a step, at the end of its schedule."""
+    model = network() if model is None else model
+    pictures = torch.randn(4, 3, 8, 8) if pictures is None else pictures
+    skip = ("4",) if scheme.scale_map else ()
+    qconv.convert(model, scheme, skip=skip)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for progress in (0.0, 1.0):
+        qconv.set_progress(model, progress)
+        model(pictures).square().mean().backward()
+        optimizer.step()
+        qconv.after_step(model)
+    return model.eval()
+
+
+def quantized(model: nn.Module) -> list[qconv.QuantizedLayer]:
+    return [layer for layer in model.modules() if isinstance(layer, qconv.QuantizedLayer)]
+
+
+def test_every_method_comes_back_bit_for_bit(method: qconv.Scheme, tmp_path: Path) -> None:
+    model, pictures = trained(method), torch.randn(5, 3, 8, 8)
+    path = tmp_path / "model.safetensors"
+    qconv.save_packed(model, path)
+    loaded = qconv.load_packed(path, network())
+    assert not loaded.training
+    assert torch.equal(loaded(pictures), model(pictures))
+    sizes, header = packed_sizes(model)
+    assert sum(sizes.values()) + header == path.stat().st_size
+    again = tmp_path / "again.safetensors"
+    qconv.save_packed(loaded, again)
+    assert again.read_bytes() == path.read_bytes()
+    for layer, original in zip(quantized(loaded), quantized(model), strict=True):
+        assert layer.scheme.name == original.scheme.name
+        assert torch.equal(layer.quantized_weight(), original.quantized_weight())
+        assert torch.equal(layer.weight, original.quantized_weight())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_other_dtypes(dtype: torch.dtype, tmp_path: Path) -> None:
+    for scheme in (schemes.bwn(), schemes.twn(), schemes.lsq(), schemes.shift_q()):
+        model = trained(scheme).to(dtype)
+        qconv.save_packed(model, tmp_path / "model")
+        pictures = torch.randn(2, 3, 8, 8, dtype=dtype)
+        assert torch.equal(qconv.load_packed(tmp_path / "model", network())(pictures), model(pictures))
+
+
+@pytest.mark.parametrize("layer", ["QDeformConv2d", "QDeformConv2dPack"])
+def test_deformable_layers(layer: str, tmp_path: Path) -> None:
+    kind = getattr(qconv, layer)
+    made = kind(4, 6, 3, padding=1, groups=2, scheme=schemes.twn()).eval()
+    qconv.save_packed(made, tmp_path / "model")
+    loaded = qconv.load_packed(tmp_path / "model", kind.float_type(4, 6, 3, padding=1, groups=2))
+    extra = () if layer.endswith("Pack") else (torch.randn(2, 18, 5, 5),)
+    input = torch.randn(2, 4, 5, 5)
+    assert torch.equal(loaded(input, *extra), made(input, *extra))
+
+
+@pytest.mark.parametrize("padding_value", [0, 1, -1])
+def test_padding_comes_back(padding_value: int, tmp_path: Path) -> None:
+    layer = qconv.QConv2d(3, 4, 3, padding=1, scheme=schemes.bnn(), padding_value=padding_value).eval()
+    qconv.save_packed(layer, tmp_path / "model")
+    loaded: Any = qconv.load_packed(tmp_path / "model", nn.Conv2d(3, 4, 3, padding=1))
+    input = torch.randn(2, 3, 5, 5)
+    assert loaded.padding_value == padding_value
+    assert torch.equal(loaded(input), layer(input))
+
+
+def test_a_network_needs_nothing_but_its_file(tmp_path: Path) -> None:
+    pictures = torch.randn(2, 3, 32, 32)
+    bireal = {"shortcut": "per_conv", "activation": {"_target_": "torch.nn.Hardtanh", "_partial_": True}}
+    node = {**RESNET, **bireal}
+    model = trained(schemes.bireal(), build_network(node), pictures)
+    names = ["cat", "dog", "ship", "Flugzeug ✈"]
+    path = tmp_path / "model.safetensors"
+    normal = {"size": [3, 32, 32], "mean": [125.0, 123.0, 114.0], "std": [63.0, 62.5, 66.0]}
+    qconv.save_packed(model, path, network=node, pictures=normal, classes=names)
+    before = torch.get_rng_state()
+    loaded = qconv.load_packed(path)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(loaded(pictures), model(pictures))
+    found = read_header(path)
+    assert found.classes == names
+    assert found.pictures is not None
+    assert found.pictures.std == [63.0, 62.5, 66.0]
+    said = qconv.summarize(model, (3, 32, 32)).packed_bytes
+    assert abs(path.stat().st_size - said) <= 0.02 * said
+
+
+def test_the_size_of_a_binary_network(tmp_path: Path) -> None:
+    model = qconv.convert(birealnet18(num_classes=10), schemes.bireal()).eval()
+    path = tmp_path / "model.safetensors"
+    qconv.save_packed(model, path, network={"_target_": "qconv.models.birealnet18", "num_classes": 10})
+    table = qconv.summarize(model, (3, 64, 64))
+    assert abs(path.stat().st_size - table.packed_bytes) <= 0.02 * table.packed_bytes
+    # A bit for each binary weight; all else is a small part.
+    assert table.parameters_by_bits[1] / 8 < path.stat().st_size < table.parameters_by_bits[1] / 8 + 800_000
+
+
+def test_a_model_is_filled_in_place_and_where_it_is(tmp_path: Path) -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+            self.again = self.conv
+            self.norms = nn.ModuleList([nn.BatchNorm2d(3), nn.BatchNorm2d(3)])
+            self.norms[1].weight = self.norms[0].weight
+            self.register_buffer("mask", torch.arange(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.norms[1](self.again(self.norms[0](self.conv(x))))
+
+    model = trained(schemes.xnor(), Twice())
+    qconv.save_packed(model, tmp_path / "model")
+    other = Twice()
+    loaded: Any = qconv.load_packed(tmp_path / "model", other)
+    assert loaded is other
+    assert loaded.conv is loaded.again
+    assert loaded.norms[0].weight is loaded.norms[1].weight
+    pictures = torch.randn(2, 3, 8, 8)
+    assert torch.equal(loaded(pictures), model(pictures))
+    assert read_header(tmp_path / "model").shared == {"norms.1.weight": "norms.0.weight"}
+
+
+def test_a_loaded_model_goes_back_to_float_and_is_not_trained(tmp_path: Path) -> None:
+    model = trained(schemes.dorefa(4, 4))
+    qconv.save_packed(model, tmp_path / "model")
+    loaded = qconv.load_packed(tmp_path / "model", network())
+    assert not any(layer.weight.requires_grad for layer in quantized(loaded))
+    weights = [layer.quantized_weight() for layer in quantized(model)]
+    names = [name for name, layer in loaded.named_modules() if isinstance(layer, qconv.QuantizedLayer)]
+    plain = qconv.to_float(loaded)
+    for name, weight in zip(names, weights, strict=True):
+        assert torch.equal(plain.get_submodule(name).weight, weight)  # pyright: ignore[reportArgumentType]
+
+
+# --- What can't be saved
+
+
+def test_what_would_not_be_what_ships(tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    with pytest.raises(ValueError, match=r"layer '0': LSQInput.* waits for data: train it, or call qconv.calibrate"):
+        qconv.save_packed(qconv.convert(network(), schemes.lsq(), skip=()), path)
+    with pytest.raises(ValueError, match=r"layer '0' \(two_stage.* is not in its last stage yet"):
+        qconv.save_packed(qconv.convert(network(), schemes.two_stage(schemes.bnn()), skip=()), path)
+    with pytest.raises(ValueError, match=r"layer '0' \(inq.* is not in its last stage yet"):
+        qconv.save_packed(qconv.convert(network(), schemes.inq(), skip=()), path)
+    first: Any = trained(schemes.bwn())
+    first[1].running_var[0] = math.nan
+    with pytest.raises(ValueError, match=r"'1.running_var' has NaN"):
+        qconv.save_packed(first, path)
+    model: Any = trained(schemes.bwn())
+    model[0].weight.data[0, 0] = math.nan
+    with pytest.raises(ValueError, match=r"layer '0': its weight has NaN or inf"):
+        qconv.save_packed(model, path)
+    assert not path.exists()
+
+
+class Own(qconv.quantizers.DoReFaInput):
+    pass
+
+
+def test_a_quantizer_of_ones_own(tmp_path: Path) -> None:
+    model = trained(qconv.Scheme("own", input=Own))
+    with pytest.raises(ValueError, match=r"layer '0': Own is none of qconv's quantizers: it can't be packed"):
+        qconv.save_packed(model, tmp_path / "model")
+    assert qconv.summarize(model, (3, 8, 8)).packed_bytes > 0
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"network": {"_target_": "os.system", "command": "true"}}, r"_target_ \(='os.system'\) must be one of"),
+        ({"network": {"_target_": "qconv.models.resnet20", "depth": 3}}, "resnet20 can't be made of"),
+        ({"network": {"_target_": "qconv.models.resnet20", "_partial_": True}}, "_partial_"),
+        ({"pictures": {"size": [3, 0, 2]}}, r"pictures.size.1 \(=0\)"),
+        ({"pictures": {"size": [3, 2, 2], "mean": [0.0], "std": [1.0]}}, "a number for each of 3 channels"),
+        ({"classes": [1]}, r"classes.0 \(=1\): Input should be a valid string"),
+    ],
+)
+def test_wrong_words_about_it(extra: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        qconv.save_packed(trained(schemes.bwn()), tmp_path / "model", **extra)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "model"
+    with pytest.raises(OSError, match=rf"packed model {path} cannot be written: No such file or directory"):
+        qconv.save_packed(trained(schemes.bwn()), path)
+
+
+# --- Files that are wrong
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small network with a weight in evenly spaced codes, one with a list of codes, and an input that has learned."""
+    shifts = qconv.QConv2d(1, 2, 2, scheme=schemes.shift_q(4))
+    shifts.weight.data.copy_(torch.tensor([1.0, 0.5, -0.25, 1 / 64, 1, 1 / 32, -1 / 8, -1]).view(2, 1, 2, 2))
+    model = nn.Sequential(shifts, nn.BatchNorm2d(2), qconv.QConv2d(2, 2, 1, scheme=schemes.lsq(2, 2)))
+    model(torch.randn(2, 1, 5, 5))
+    path = tmp_path_factory.mktemp("packed") / "model.safetensors"
+    qconv.save_packed(model, path)
+    return path
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 2, 2), nn.BatchNorm2d(2), nn.Conv2d(2, 2, 1))
+
+
+def forged(file: Path, edit: Callable[[dict[str, Any], dict[str, Tensor]], None]) -> bytes:
+    """The file with another content, and the checksum that fits it."""
+    with safe_open(file, framework="pt") as opened:
+        plain = json.loads(opened.metadata()["qconv"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    edit(plain, tensors)
+    text = json.dumps(plain)
+    try:
+        plain["sha256"] = _checksum(Header.model_validate(plain), tensors)
+        text = json.dumps(plain)
+    except ValueError:
+        pass
+    return save(tensors, {"qconv": text})
+
+
+def refused(tmp_path: Path, data: bytes, message: str = "") -> None:
+    path = tmp_path / "other.safetensors"
+    path.write_bytes(data)
+    model = small()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(qconv.PackedFileError, match=rf"(?s)^packed model {path}: .*{message}"):
+        qconv.load_packed(path, model)
+    assert [type(layer) for layer in model] == [nn.Conv2d, nn.BatchNorm2d, nn.Conv2d]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+def test_forging_alone_breaks_nothing(file: Path, tmp_path: Path) -> None:
+    path = tmp_path / "same.safetensors"
+    path.write_bytes(forged(file, lambda plain, tensors: None))
+    assert qconv.load_packed(path, small())(torch.ones(1, 1, 4, 4)).isfinite().all()
+
+
+def test_damaged_files(file: Path, tmp_path: Path) -> None:
+    data = file.read_bytes()
+    for length in (0, 7, 8, 100, len(data) - 1):
+        refused(tmp_path, data[:length], "cut off, damaged, or no safetensors file")
+    refused(tmp_path, data + b"\0", "cut off, damaged")
+    refused(tmp_path, struct.pack("<Q", 2**62) + data[8:], "cut off, damaged")
+    flipped = bytearray(data)
+    flipped[-1] ^= 1
+    refused(tmp_path, bytes(flipped), "its checksum does not fit: it is damaged, or was edited")
+    refused(tmp_path, save({"a": torch.ones(2)}), "none of qconv")
+    refused(tmp_path, save({"a": torch.ones(2)}, {"qconv": "{"}), "")
+    refused(tmp_path, save({"a": torch.ones(2)}, {"qconv": "[" * 100_000}), "")
+    refused(
+        tmp_path, save({"a": torch.ones(2)}, {"qconv": '{"version":1,"version":1}'}), "'version' stands there twice"
+    )
+    refused(
+        tmp_path, save({}, {"qconv": '{"format":"qconv-packed","version":2}'}), "version 2 of the format; .* update"
+    )
+    with pytest.raises(qconv.PackedFileError, match="there is no such file"):
+        qconv.load_packed(tmp_path / "none")
+    with pytest.raises(
+        qconv.PackedFileError, match=r"does not say which network it is of: give load_packed\(path, model="
+    ):
+        qconv.load_packed(file)
+
+
+WRONG: list[Any] = [None, "x", -1, 2**70, 1.5, [], {}, [2**40] * 3]
+# Other values that mean something: a name, other codes; and a network is not looked at where there is one.
+RIGHT: dict[str, list[Any]] = {
+    "network": [{}],
+    "classes": [[]],
+    "scheme": ["x"],
+    "first": [-1],
+    "zero": [-1],
+    "bits": [1.5],
+    "padding_value": [-1],
+    "step_init": [2**70, 1.5],
+}
+OPTIONAL = {"network": None, "pictures": None, "classes": None, "shared": {}}
+
+
+@pytest.mark.parametrize(
+    "where", ["", "layers.0", "layers.0.weight", "layers.0.arguments", "layers.2.input", "layers.2.weight"]
+)
+def test_every_field_wrong_in_turn(where: str, file: Path, tmp_path: Path) -> None:
+    def at(plain: dict[str, Any]) -> dict[str, Any]:
+        for key in where.split(".") if where else ():
+            plain = plain[key]
+        return plain
+
+    header = json.loads(safe_open(file, framework="pt").metadata()["qconv"])
+    fields = {**(OPTIONAL if where == "" else {}), **at(header)}
+    fields.pop("sha256", None)  # a wrong one is a damaged file
+    for key, value in fields.items():
+        for other in WRONG:
+
+            def edit(plain: dict[str, Any], tensors: dict[str, Tensor], key: str = key, other: Any = other) -> None:
+                at(plain)[key] = other
+
+            if other != value and other not in RIGHT.get(key, ()):
+                refused(tmp_path, forged(file, edit))
+    refused(tmp_path, forged(file, lambda plain, tensors: at(plain).update(unknown=1)))
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda plain, tensors: tensors.pop("0.weight.codes"), r"tensor '0.weight.codes' is missing"),
+        (lambda plain, tensors: tensors.pop("0.weight.levels"), r"tensor '0.weight.levels' is missing"),
+        (lambda plain, tensors: tensors.pop("2.weight.scale"), r"tensor '2.weight.scale' is missing"),
+        (lambda plain, tensors: tensors.pop("1.running_mean"), r"tensor '1.running_mean' is missing"),
+        (lambda plain, tensors: tensors.pop("2.input_quantizer.step"), r"tensor '2.input_quantizer.step' is missing"),
+        (lambda plain, tensors: tensors.update(more=torch.ones(1)), r"tensor 'more' of the file is not in the network"),
+        (
+            lambda plain, tensors: tensors.update({"1.bias": torch.ones(3)}),
+            r"'1.bias' is \[3\] in the file, and \[2\] here",
+        ),
+        (
+            lambda plain, tensors: tensors.update({"1.bias": torch.ones(2).int()}),
+            r"'1.bias' is torch.int32 in the file",
+        ),
+        (lambda plain, tensors: tensors["1.bias"].fill_(math.nan), r"'1.bias' has NaN"),
+        (lambda plain, tensors: tensors["2.weight.scale"].fill_(math.inf), r"'2.weight.scale' must be finite"),
+        (lambda plain, tensors: tensors["2.input_quantizer.step"].fill_(-1), r"step \(=-1.0\) .* must be positive"),
+        (
+            lambda plain, tensors: tensors.update({"0.weight.codes": torch.ones(3).byte()}),
+            r"codes': 8 numbers of radix",
+        ),
+        (lambda plain, tensors: tensors["0.weight.codes"].fill_(255), r"codes' must be below the number of levels"),
+        (lambda plain, tensors: tensors.update({"2.weight.scale": torch.ones(3)}), r"must fit weights \[2, 2, 1, 1\]"),
+        (lambda plain, tensors: plain["layers"].update(no=plain["layers"]["0"]), r"'no.weight.codes' is missing"),
+        (
+            lambda plain, tensors: plain["layers"]["0"].update(type="QLinear"),
+            r"is a Linear in the file, and a Conv2d",
+        ),
+        (
+            lambda plain, tensors: plain["layers"]["0"].update(type="Module"),
+            r"type \(='Module'\) must be one of",
+        ),
+        (
+            lambda plain, tensors: plain["layers"]["0"]["arguments"].update(stride=[2, 2]),
+            r"stride is \[2, 2\]",
+        ),
+        (lambda plain, tensors: plain.update(shared={"a": "b"}), r"shared: 'a' must be another tensor"),
+        (
+            lambda plain, tensors: plain["layers"]["2"]["input"].update(_target_="builtins.eval"),
+            r"_target_ \(='builtins.eval'\) must be one of",
+        ),
+    ],
+)
+def test_contents_that_do_not_fit(edit: Callable[..., Any], message: str, file: Path, tmp_path: Path) -> None:
+    refused(tmp_path, forged(file, edit), message)
+
+
+def test_a_huge_network_costs_nothing(tmp_path: Path) -> None:
+    model = trained(schemes.bnn(), small_cnn(3, 4, width=4), torch.randn(2, 3, 8, 8))
+    path = tmp_path / "model"
+    qconv.save_packed(
+        model, path, network={"_target_": "qconv.models.small_cnn", "in_channels": 3, "num_classes": 4, "width": 4}
+    )
+    data = forged(path, lambda plain, tensors: plain["network"].update(width=2**24))
+    path.write_bytes(data)
+    with pytest.raises(qconv.PackedFileError, match=r"in_channels is 4 in the file|in the file, and"):
+        qconv.load_packed(path)
+
+
+def test_a_file_of_another_model(tmp_path: Path) -> None:
+    qconv.save_packed(trained(schemes.bnn(), resnet20(), torch.randn(2, 3, 32, 32)), tmp_path / "model")
+    with pytest.raises(qconv.PackedFileError, match=r"layer 'fc': out_features is 10 in the file, and 4 here"):
+        qconv.load_packed(tmp_path / "model", resnet20(num_classes=4))
+    with pytest.raises(qconv.PackedFileError, match=r"layer 'conv1' of the file is not in the network"):
+        qconv.load_packed(tmp_path / "model", network())
+    with pytest.raises(qconv.PackedFileError, match="a QConv2d here: give the float network"):
+        qconv.load_packed(tmp_path / "model", qconv.convert(resnet20(), schemes.bnn()))
+
+
+CASES = 10_000
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_no_mutated_file_gives_another_model(part: int, file: Path, tmp_path: Path) -> None:
+    data, picture = file.read_bytes(), torch.randn(1, 1, 4, 4)
+    right = qconv.load_packed(file, small())(picture)
+    path = tmp_path / "mutated.safetensors"
+    length = struct.unpack("<Q", data[:8])[0] + 8
+    # Half of them in the header, which is a text: other texts come through more checks than other bits.
+    places = st.one_of(st.integers(0, len(data) - 1), st.integers(8, length - 1))
+    edits = st.one_of(
+        st.tuples(st.just("flip"), places, st.integers(1, 255)),
+        st.tuples(st.just("cut"), places, st.integers(1, 40)),
+        st.tuples(st.just("repeat"), places, st.integers(1, 40)),
+        st.tuples(st.just("digit"), places, st.integers(48, 57)),
+        st.tuples(st.just("move"), places, st.integers(1, 40)),
+    )
+
+    @settings(
+        max_examples=CASES // 4,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=[HealthCheck.too_slow],
+    )
+    @given(st.integers(part * 1000, part * 1000 + 999), st.lists(edits, min_size=1, max_size=4))
+    def mutate(_: int, changes: list[tuple[str, int, int]]) -> None:
+        mutated = bytearray(data)
+        for kind, place, value in changes:
+            place = min(place, len(mutated) - 1)
+            if kind == "flip":
+                mutated[place] ^= value
+            elif kind == "digit":
+                mutated[place] = value
+            elif kind == "cut":
+                del mutated[place : place + value]
+            elif kind == "repeat":
+                mutated[place:place] = mutated[place : place + value]
+            else:
+                moved = mutated[place : place + value]
+                del mutated[place : place + value]
+                mutated[place // 2 : place // 2] = moved
+            if not mutated:
+                mutated.append(0)
+        path.write_bytes(mutated)
+        try:
+            loaded = qconv.load_packed(path, small())
+        except qconv.PackedFileError:
+            return
+        assert torch.equal(loaded(picture), right)
+
+    mutate()
+
+
+def test_calls_are_those_that_were_made() -> None:
+    quantizers = qconv.quantizers
+    assert quantizer_call(quantizers.DoReFaInput(4)) == {"_target_": "qconv.quantizers.DoReFaInput", "bits": 4}
+    for scheme in METHODS.values():
+        made = scheme.input()
+        if not isinstance(made, quantizers.Stages):
+            call = quantizer_call(made)
+            assert json.loads(json.dumps(call)) == call
+            assert quantizer_call(build_quantizer(call)) == call
+    deep: dict[str, Any] = {"_target_": "qconv.quantizers.Sign"}
+    for _ in range(50):
+        deep = {"_target_": "qconv.quantizers.Sign", "surrogate": {**deep, "_partial_": True}}
+    with pytest.raises(ValueError, match="calls not so deep"):
+        build_quantizer(deep)
+
+
+@pytest.mark.skipif(shutil.disk_usage("/dev").total == 0 or not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from qconv import files
+
+    class Full(files.atomic_file):
+        def __enter__(self):
+            super().__enter__().close()
+            self.file = Path("/dev/full").open("wb")
+            return self.file
+
+    monkeypatch.setattr("qconv.packed.file.atomic_file", Full)
+    with pytest.raises(OSError, match="cannot be written: No space left on device"):
+        qconv.save_packed(trained(schemes.bwn()), tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
