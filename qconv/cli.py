@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import json
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,18 +14,86 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``qconv`` with the given arguments (by default the command line's); return the exit status."""
     parser = argparse.ArgumentParser(
         prog="qconv",
-        description="Quantized convolutional networks: measure them.",
+        description="Quantized convolutional networks: use what was trained, and measure.",
         epilog="Training is a program of its own: train.py in the repository.",
     )
     parser.add_argument("--version", action="version", version=f"qconv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_predict(commands)
+    _add_summary(commands)
     _add_bench(commands)
     options = parser.parse_args(arguments)
     try:
         return options.run(options)
-    except (ValueError, OSError, RuntimeError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1
+
+
+def _add_predict(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    predict = commands.add_parser(
+        "predict",
+        help="name the classes of pictures",
+        description="Name the most probable classes of pictures, by a packed model that a run of train.py has left.",
+        epilog="example: qconv predict outputs/2026-01-31/12-00-00/model.safetensors cat.jpg *.png",
+    )
+    predict.add_argument("model", metavar="MODEL", help="packed model, model.safetensors in the folder of a run")
+    predict.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files")
+    predict.add_argument("--top", type=int, default=3, help="how many classes of each picture (default: 3)")
+    predict.add_argument("--json", action="store_true", help="print a line of JSON for each picture")
+    predict.set_defaults(run=_predict)
+
+
+def _predict(options: argparse.Namespace) -> int:
+    from .predict import DecodingError, Predictor
+
+    if options.top < 1:
+        raise ValueError(f"--top (={options.top}) must be at least 1")
+    predictor = Predictor(options.model)
+    width = max(map(len, options.pictures))
+    status = 0
+    for path in options.pictures:
+        try:
+            found = predictor(path, options.top)
+        except DecodingError as error:  # the others are named all the same
+            print(f"qconv: error: {error}", file=sys.stderr)
+            status = 1
+            continue
+        if options.json:
+            print(json.dumps({"picture": path, "classes": [guess._asdict() for guess in found]}), flush=True)
+        else:
+            shares = "   ".join(f"{guess.label} {100 * guess.probability:.1f} %" for guess in found)
+            print(f"{path:{width}}  {shares}", flush=True)
+    return status
+
+
+def _add_summary(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    summary = commands.add_parser(
+        "summary",
+        help="show what a packed model consists of",
+        description="Show the layers of a packed model: bits, parameters, multiply-accumulates, bytes.",
+        epilog="example: qconv summary outputs/2026-01-31/12-00-00/model.safetensors",
+    )
+    summary.add_argument("model", metavar="MODEL", help="packed model, model.safetensors in the folder of a run")
+    summary.add_argument("--csv", metavar="FILE", help="also write the rows to a CSV file")
+    summary.add_argument("--json", metavar="FILE", help="also write rows and totals to a JSON file")
+    summary.set_defaults(run=_summary)
+
+
+def _summary(options: argparse.Namespace) -> int:
+    from .packed import load_packed, read_header
+    from .summary import summarize
+
+    pictures = read_header(options.model).pictures
+    if pictures is None:
+        raise ValueError(f"packed model {options.model}: it does not say what it takes: save_packed(…, pictures=…)")
+    table = summarize(load_packed(options.model), pictures.size)
+    if options.csv:
+        table.to_csv(options.csv)
+    if options.json:
+        table.to_json(options.json)
+    print(table)
+    return 0
 
 
 def _needs_nothing(make: Callable[..., object]) -> bool:

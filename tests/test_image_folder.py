@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule
-from qconv.data.image_folder import read_picture
+from qconv.images import read_picture
 
 Tree = Callable[..., Path]
 

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from qconv.data import BrokenPictureError, ImageNetDataModule
-from qconv.data.large import MEAN, STD, centre_crop, random_crop
+from qconv.data.large import MEAN, STD, random_crop
+from qconv.images import centre_crop
 from qconv.training import make_trainer
 from qconv.training.run import build, reestimate_batch_norm, train
 

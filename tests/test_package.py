@@ -31,7 +31,9 @@ LAYERS = {
     "files": set(),
     "packed": {"files", "layers", "quantizers", "schemes", "models"},
     "summary": {"layers", "quantizers", "summary_table", "packed"},
-    "data": {"files"},
+    "images": set(),
+    "data": {"files", "images"},
+    "predict": {"packed", "images"},
     "bench": {"convert", "schemes", "models", "environment", "data"},
     "training": {
         *(
@@ -51,7 +53,7 @@ LAYERS = {
         ),
         "files",
     },
-    "cli": {"bench", "schemes"},
+    "cli": {"bench", "schemes", "packed", "predict", "summary"},
 }
 
 

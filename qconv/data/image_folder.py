@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
 from ..files import DamagedFileError, atomic_file, load_tensors
+from ..images import read_picture
 from .pictures import Pictures, PicturesDataModule
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
@@ -168,41 +167,6 @@ def scan(root: Path) -> Tree:
     if "test" not in listed:
         listed["test"] = listed.pop("val")
     return Tree(classes, listed)
-
-
-def read_picture(path: Path, size: tuple[int, int], channels: int, resize: bool) -> Tensor:
-    """The picture at ``path`` as uint8, `(channels, *size)`; resized to cover ``size`` and cropped, if ``resize``.
-
-    Raises:
-        OSError, SyntaxError, ValueError: it is no whole picture, or has another size and ``resize`` is false.
-    """
-    with Image.open(path) as picture:
-        if resize:
-            picture.draft("RGB" if channels == 3 else "L", (size[1], size[0]))  # a large JPEG is decoded smaller
-        picture.load()
-        if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would cut off at 255
-            picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-        elif picture.mode == "F":
-            raise ValueError("its pixels are floating-point numbers")
-        picture = picture.convert("RGB" if channels == 3 else "L")
-        if resize:
-            picture = cover(picture, size)
-        elif (picture.height, picture.width) != size:
-            raise ValueError(
-                f"it has {picture.height}×{picture.width} pixels, not {size[0]}×{size[1]}: give image_size"
-            )
-        pixels = np.asarray(picture)
-    return torch.from_numpy(pixels.copy()).view(*size, channels).permute(2, 0, 1)
-
-
-def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The picture, resized to cover (height, width) and cropped at the centre."""
-    height, width = size
-    scale = max(height / picture.height, width / picture.width)
-    box_height, box_width = height / scale, width / scale
-    left, top = (picture.width - box_width) / 2, (picture.height - box_height) / 2
-    box = left, top, left + box_width, top + box_height
-    return picture.resize((width, height), Image.Resampling.BILINEAR, box)
 
 
 def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Path:

@@ -1,6 +1,5 @@
 """Large pictures, decoded and cropped by worker processes while the network trains: what their data modules share."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +8,7 @@ from pytorch_lightning import LightningDataModule
 from rich.console import Console
 from torch import Tensor
 
+from ..images import DecodingError, centre_crop, decode
 from .augment import Normalize
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader
@@ -137,21 +137,6 @@ class Crop:
         return random_crop(image, self.size, torch.Generator().manual_seed(mixed % 2**63))
 
 
-class DecodingError(ValueError):
-    """A file that is no picture."""
-
-
-def decode(file: str | bytes) -> Tensor:
-    """The picture in RGB, `(3, H, W)`, uint8."""
-    from torchvision.io import ImageReadMode, decode_image
-
-    with warnings.catch_warnings():
-        # torchvision 0.29 points to torchcodec, whose versions for the oldest torch we take have no such function.
-        warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
-        source = file if isinstance(file, str) else torch.frombuffer(bytearray(file), dtype=torch.uint8)
-        return decode_image(source, ImageReadMode.RGB)
-
-
 def random_crop(
     image: Tensor,
     size: int,
@@ -177,14 +162,6 @@ def random_crop(
     mirrored = torch.rand((), generator=generator) < 0.5
     crop = resized_crop(image, top, left, h, w, [size, size], antialias=True)
     return crop.flip(2) if mirrored else crop
-
-
-def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
-    """The picture with its shorter side at ``resize``, cut at the centre."""
-    from torchvision.transforms.v2.functional import center_crop
-    from torchvision.transforms.v2.functional import resize as resized
-
-    return center_crop(resized(image, [resize], antialias=True), [size, size])
 
 
 def collate(items: Sequence[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor, list[str]]:

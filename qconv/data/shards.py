@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from .large import Crop, DecodingError, LargePicturesDataModule, collate, one_thread
+from ..images import DecodingError
+from .large import Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import check_val_size
 from .shard_index import Shard, ShardError, expand, label, picture, read_index, read_shard

@@ -1,0 +1,136 @@
+"""`qconv predict` and `qconv summary`: what a packed model says of pictures, and of itself."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import qconv
+from qconv import schemes
+from qconv.cli import main
+from qconv.images import centre_crop
+from qconv.models import small_cnn
+from qconv.predict import Predictor
+
+CLASSES = ["cat", "dog", "ship"]
+MEAN, STD = [120.0, 110.0, 100.0], [60.0, 61.0, 62.0]
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "picture.png")
+    return tmp_path / "picture.png"
+
+
+def packed(path: Path, **other: Any) -> torch.nn.Module:
+    model = qconv.convert(small_cnn(3, 3, width=8), schemes.bnn())
+    model(torch.randn(16, 3, 8, 8))
+    described: dict[str, Any] = {
+        "network": {"_target_": "qconv.models.small_cnn", "in_channels": 3, "num_classes": 3, "width": 8},
+        "pictures": {"size": [3, 8, 8], "mean": MEAN, "std": STD},
+        "classes": CLASSES,
+        **other,
+    }
+    qconv.save_packed(model.eval(), path, **described)
+    return model
+
+
+def pixels(path: Path) -> torch.Tensor:
+    return torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)
+
+
+def shares(model: torch.nn.Module, image: torch.Tensor) -> dict[str, float]:
+    normal = (image.float() - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    return dict(zip(CLASSES, model(normal[None]).softmax(1)[0].tolist(), strict=True))
+
+
+def test_classes_and_probabilities(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = packed(tmp_path / "model")
+    expected = shares(model, pixels(picture))
+    order = sorted(CLASSES, key=lambda name: -expected[name])
+    assert main(["predict", str(tmp_path / "model"), str(picture)]) == 0
+    told = "   ".join(f"{name} {100 * expected[name]:.1f} %" for name in order)
+    assert capsys.readouterr().out == f"{picture}  {told}\n"
+    assert main(["predict", str(tmp_path / "model"), str(picture), "--top", "2", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["picture"] == str(picture)
+    assert [guess["label"] for guess in found["classes"]] == order[:2]
+    assert [guess["probability"] for guess in found["classes"]] == pytest.approx([expected[name] for name in order[:2]])
+
+
+def test_large_pictures_are_cropped_as_in_training(tmp_path: Path) -> None:
+    model = packed(tmp_path / "model", pictures={"size": [3, 8, 8], "resize": 10, "mean": MEAN, "std": STD})
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(tmp_path / "large.png")
+    expected = shares(model, centre_crop(pixels(tmp_path / "large.png"), 8, 10))
+    found = Predictor(tmp_path / "model")(tmp_path / "large.png")
+    assert {guess.label: guess.probability for guess in found} == pytest.approx(expected)
+
+
+def test_other_pictures_than_those_of_training(tmp_path: Path) -> None:
+    packed(tmp_path / "model")
+    for mode, size in (("L", (5, 9)), ("P", (64, 64)), ("CMYK", (8, 8)), ("RGBA", (1, 1))):
+        Image.new(mode, size).save(tmp_path / f"{mode}.tif")
+        (best, *_) = Predictor(tmp_path / "model")(tmp_path / f"{mode}.tif")
+        assert 1 / 3 <= best.probability <= 1
+
+
+def test_broken_pictures_are_named_and_the_others_are_not_lost(
+    picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed(tmp_path / "model")
+    (tmp_path / "broken.png").write_bytes(picture.read_bytes()[:60])
+    names = [str(tmp_path / "none.png"), str(tmp_path / "broken.png"), str(picture)]
+    assert main(["predict", str(tmp_path / "model"), *names]) == 1
+    told = capsys.readouterr()
+    assert f"qconv: error: picture {names[0]} cannot be read: No such file or directory" in told.err
+    assert f"qconv: error: picture {names[1]} cannot be read: " in told.err
+    assert "Traceback" not in told.err
+    assert told.out.startswith(str(picture))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["predict", "none", "a.png"], "packed model none: there is no such file"),
+        (["predict", "{folder}/bare", "a.png"], "it does not say what it takes"),
+        (["predict", "{folder}/names", "{folder}/picture.png"], "the model has 3 classes, and its file names 1"),
+        (["predict", "{folder}/model", "a.png", "--top", "0"], "--top (=0) must be at least 1"),
+        (["summary", "none"], "packed model none: there is no such file"),
+        (["summary", "{folder}/bare"], "it does not say what it takes"),
+    ],
+)
+def test_mistakes(
+    arguments: list[str], message: str, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed(tmp_path / "model")
+    packed(tmp_path / "bare", pictures=None)
+    packed(tmp_path / "names", classes=["one"])
+    assert main([word.format(folder=tmp_path) for word in arguments]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("qconv: error: ")
+    assert message in told
+
+
+def test_summary_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = packed(tmp_path / "model")
+    table = qconv.summarize(model, (3, 8, 8))
+    files = ["--csv", str(tmp_path / "rows.csv"), "--json", str(tmp_path / "all.json")]
+    assert main(["summary", str(tmp_path / "model"), *files]) == 0
+    shown = capsys.readouterr().out
+    assert "bnn()" in shown
+    assert f"({table.float_bytes:,} bytes to {table.packed_bytes:,})" in shown
+    assert json.loads((tmp_path / "all.json").read_text())["totals"]["packed_bytes"] == table.packed_bytes
+    assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(table.rows)
+
+
+@pytest.mark.parametrize("command", ["predict", "summary"])
+def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert f"example: qconv {command} " in " ".join(capsys.readouterr().out.split())
