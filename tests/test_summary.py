@@ -310,9 +310,9 @@ class Halves(qconv.Quantizer):
         return x.mul(2).round().clamp(-4, 3).div(2)
 
 
-def test_a_quantizer_without_codes_counts_with_one_scale() -> None:
+def test_a_quantizer_without_codes_is_stored_as_float() -> None:
     layer = qconv.QConv2d(4, 8, 3, bias=False, scheme=qconv.Scheme("halves", weight=Halves))
-    assert row_of(layer, (4, 5, 5)).packed_bytes == 3 * 8 * 4 * 9 // 8 + 4
+    assert row_of(layer, (4, 5, 5)).packed_bytes == 4 * 8 * 4 * 9
 
 
 class Steps(qconv.Quantizer):
@@ -359,7 +359,7 @@ def test_a_fraction_of_a_bit() -> None:
 
     row = row_of(qconv.QLinear(10, 10, bias=False, scheme=qconv.Scheme("t", input=Ternary, weight=Ternary)), (10,))
     assert row.bops == 251  # 100 · log2(3)²
-    assert row.packed_bytes == 20 + 4  # five of the 100 to a byte, a scale
+    assert row_of(qconv.QLinear(10, 10, bias=False, scheme=schemes.twn()), (10,)).packed_bytes == 20 + 40
     table = summarize(qconv.QLinear(10, 10, scheme=qconv.Scheme("t", input=Ternary, weight=Ternary)), (10,))
     assert table.totals()["macs_by_bits"] == {"1.58496x1.58496": 100}
     assert table.totals()["parameters_by_bits"] == {"1.58496": 100, "32": 10}

@@ -165,6 +165,8 @@ def test_what_is_not_final_is_not_shipped(tmp_path: Path, capsys: pytest.Capture
         in capsys.readouterr().out
     )
     assert list(tmp_path.iterdir()) == []
+    ship(config(*QUICK, f"run_dir={tmp_path / 'none'}"), small_cnn(1, 10, width=4), data, {})
+    assert "no packed model is written: [Errno 2]" in capsys.readouterr().out
 
 
 def test_the_test_split_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,9 +97,14 @@ class QuantizedLayer(nn.Module):
         return self.quantized_weight() if self.weight_quantizer.replaces_weight else self.weight.detach()
 
     def weight_codes(self) -> Codes:
-        """Integer codes and scales of the quantized weight, output channels in dimension 0."""
-        with torch.no_grad():
-            return self.weight_quantizer.codes(self.filters(), *self.weight_quantizer.tensors())
+        """Integer codes and scales of `quantized_weight`, output channels in dimension 0."""
+        quantizer, training = self.weight_quantizer, self.weight_quantizer.training
+        quantizer.eval()  # as there
+        try:
+            with torch.no_grad():
+                return quantizer.codes(self.filters(), *quantizer.tensors())
+        finally:
+            quantizer.train(training)
 
     @torch.no_grad()
     def after_step_(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 TRITS = 5
 """Of a byte."""
+LARGEST_RADIX = 2**16
 CHUNK = 8 * TRITS * 2**14
 """Numbers that are unfolded at once: a whole number of bytes in each radix."""
 
@@ -43,7 +44,7 @@ def pack(numbers: Tensor, radix: int) -> Tensor:
 
 
 def unpack(data: Tensor, count: int, radix: int) -> Tensor:
-    """The inverse of `pack`: `count` numbers as int32.
+    """The inverse of `pack`: `count` numbers as int16, or int32 where these are too few.
 
     Raises:
         ValueError: too few or too many bytes, bits that are left over and not 0, or a byte that five trits can't give.
@@ -55,8 +56,9 @@ def unpack(data: Tensor, count: int, radix: int) -> Tensor:
             f"of {data.dtype}"
         )
     size = packed_length(CHUNK, radix)
-    parts = [_unpack(part, radix) for part in data.split(size)] or [torch.empty(0, dtype=torch.int32)]
-    numbers = torch.cat(parts)
+    dtype = torch.int16 if radix < LARGEST_RADIX // 2 else torch.int32
+    parts = [_unpack(part, radix).to(dtype) for part in data.split(size)]
+    numbers = torch.cat(parts) if parts else data.to(dtype)
     if numbers[count:].any():
         raise ValueError("the bits after the last number must be 0")
     return numbers[:count]
@@ -66,7 +68,7 @@ def _pack(numbers: Tensor, radix: int) -> Tensor:
     if radix == 3:
         trits = _padded(numbers.to(torch.int32), TRITS).view(-1, TRITS)
         return (trits * _powers(3, TRITS)).sum(1).to(torch.uint8)
-    bits = (numbers.to(torch.int32).unsqueeze(1) >> torch.arange(_width(radix))) & 1
+    bits = (numbers.to(torch.int32).unsqueeze(1) >> torch.arange(_width(radix), device="cpu")) & 1
     return (_padded(bits.flatten(), 8).view(-1, 8) * _powers(2, 8)).sum(1).to(torch.uint8)
 
 
@@ -76,7 +78,7 @@ def _unpack(data: Tensor, radix: int) -> Tensor:
         if (data >= 3**TRITS).any():
             raise ValueError(f"five trits must give a byte below {3**TRITS}, not {int(data.max())}")
         return (wide // _powers(3, TRITS) % 3).flatten()
-    bits = ((wide >> torch.arange(8)) & 1).flatten()
+    bits = ((wide >> torch.arange(8, device="cpu")) & 1).flatten()
     width = _width(radix)
     whole = bits.numel() // width * width  # what is left over is less than a number
     numbers = (bits[:whole].view(-1, width) * _powers(2, width)).sum(1, dtype=torch.int32)
@@ -89,7 +91,7 @@ def _padded(numbers: Tensor, multiple: int) -> Tensor:
 
 
 def _powers(base: int, count: int) -> Tensor:
-    return torch.tensor([base**exponent for exponent in range(count)], dtype=torch.int32)
+    return torch.tensor([base**exponent for exponent in range(count)], dtype=torch.int32, device="cpu")
 
 
 def _width(radix: int) -> int:
@@ -97,5 +99,5 @@ def _width(radix: int) -> int:
 
 
 def _check_radix(radix: int) -> None:
-    if radix != 3 and (radix < 2 or radix > 2**16 or radix & (radix - 1)):
+    if radix != 3 and (radix < 2 or radix > LARGEST_RADIX or radix & (radix - 1)):
         raise ValueError(f"radix (={radix}) must be 3 or a power of two from 2 to 65536")

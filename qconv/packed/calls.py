@@ -10,12 +10,17 @@ from functools import partial
 from typing import Any
 
 from torch import nn
-from torch.nn.modules import activation
 
 from .. import models, quantizers
 from ..quantizers.part import Part
 
 Node = dict[str, Any]
+TORCH = ("torch.nn", "torch.nn.modules.activation")
+ELEMENTWISE = (
+    *("Identity", "ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish"),
+    *("Hardtanh", "Hardsigmoid", "Hardswish", "Sigmoid", "Tanh", "Softplus", "Softsign"),
+)
+"""The activations of torch that a network may be made with."""
 DEPTH = 8
 """How deeply calls may be nested."""
 
@@ -55,7 +60,12 @@ def build_network(node: Mapping[str, Any]) -> nn.Module:
 
 def _quantizer_classes() -> dict[str, Callable[..., Any]]:
     named = {f"qconv.quantizers.{name}": each for name, each in vars(quantizers).items()}
-    return {name: each for name, each in named.items() if isinstance(each, type) and issubclass(each, Part)}
+    abstract = (quantizers.Quantizer, quantizers.Stages)
+    return {
+        name: each
+        for name, each in named.items()
+        if isinstance(each, type) and issubclass(each, quantizers.Quantizer) and each not in abstract
+    }
 
 
 def _networks() -> dict[str, Callable[..., Any]]:
@@ -64,8 +74,8 @@ def _networks() -> dict[str, Callable[..., Any]]:
 
 def _activations() -> dict[str, Callable[..., Any]]:
     own = {f"qconv.models.{each.__name__}": each for each in (models.LearnedBias, models.Maxout, models.RPReLU)}
-    torchs = {f"torch.nn.{name}": getattr(activation, name) for name in activation.__all__}
-    return {**torchs, "torch.nn.Identity": nn.Identity, **own}
+    torchs = {f"{module}.{name}": getattr(nn, name) for name in ELEMENTWISE for module in TORCH}
+    return {**torchs, **own}
 
 
 def _build(
@@ -86,8 +96,12 @@ def _build(
         for name, value in rest.items()
     }
     function = allowed[target]
+    for name, value in rest.items():
+        if not isinstance(value, Mapping | list | str | bool | int | float | None):
+            raise ValueError(f"{name} (={value!r}) of {target} must be a plain value, or a call as a mapping")
+    signature = inspect.signature(function)
     try:
-        inspect.signature(function).bind(**arguments)
+        (signature.bind_partial if is_partial else signature.bind)(**arguments)
         return partial(function, **arguments) if is_partial else function(**arguments)
-    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError, MemoryError, AttributeError, LookupError) as error:
         raise ValueError(f"{target} can't be made of {arguments}: {error}") from error

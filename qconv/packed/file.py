@@ -4,8 +4,9 @@ import copy
 import hashlib
 import json
 import os
+import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,26 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ..files import DamagedFileError, atomic_file
 from ..layers import QuantizedLayer
-from ..quantizers import Codes
+from ..quantizers import Quantizer, Stream, Surrogate
 from ..quantizers.part import Part
 from .calls import build_network
+from .fixed import FixedCodes
 from .header import FORMAT, VERSION, Header
-from .layer import QUANTIZERS, WEIGHT_KEYS, Entry, decode, describe, entry, joined, restore
+from .layer import (
+    QUANTIZERS,
+    Entry,
+    check_quantizers,
+    decode,
+    describe,
+    entry,
+    joined,
+    restore,
+    weight_names,
+)
 
 DTYPES = {
     # The names of safetensors, in the order in which it stores them; all others come last.
@@ -36,8 +49,6 @@ DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-COUNTER = "num_batches_tracked"
-"""Of batch norm: it counts training batches, and evaluation does not look at it."""
 
 
 class PackedFileError(DamagedFileError):
@@ -56,39 +67,48 @@ def save_packed(
 
     One bit takes one, three values five to a byte (1.6 bits), other weights their own number of bits; scales, and all
     that is not quantized, are stored as they are. `load_packed` gives a model with the same outputs, bit for bit. What
-    serves training alone is left out: latent weights, surrogates, quantizers of gradients, the count of batches.
+    serves training alone is left out: latent weights, surrogates, quantizers of gradients, batch norm's count of
+    batches.
 
     Args:
         model: a converted model, trained and at its final stage.
-        path: of the file, by custom ``*.safetensors``.
+        path: of the file, by convention ``*.safetensors``.
         network: the call of a function of `qconv.models` that makes the float network, in Hydra's notation:
             ``{"_target_": "qconv.models.resnet20", "num_classes": 10}``. Without it, `load_packed` needs a model.
         pictures: what the network takes, as `header.Pictures`: size, resize, mean, std.
         classes: names of the outputs.
 
     Raises:
-        ValueError: a quantizer that waits for data, or is not at its last stage, or is none of qconv's; NaN.
+        ValueError: a quantizer that waits for data, is not at its last stage, or is none of qconv's; numbers that are
+            not finite; a weight that a float layer shares; a `network` that is another one than the model's.
+        TypeError: `model` is no module.
         OSError: the file can't be written.
     """
+    model = _inner(model)
     described, entries = describe_model(model)
     described = described.model_copy(update=_checked_extras(network, pictures, classes))
     tensors = {each.name: each.make().detach().cpu().contiguous().clone() for each in entries}
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and tensor.isnan().any():
-            raise ValueError(f"'{name}' has NaN: nothing is written")
+    _check_values(model, tensors)
+    if network is not None:
+        try:
+            content = _Content(described, tensors)
+            made = content.of_network()
+            _check_modules(model, made)
+        except ValueError as error:
+            raise ValueError(f"network (={dict(network)}) must be the model's: {error}") from error
     described = described.model_copy(update={"sha256": _checksum(described, tensors)})
     data = save(tensors, {"qconv": _to_json(described)})
     try:
         with atomic_file(Path(path)) as file:
             file.write(data)
     except OSError as error:
-        raise OSError(f"packed model {path} cannot be written: {error.strerror}") from error
+        raise OSError(error.errno, f"packed model cannot be written: {error.strerror}", str(path)) from error
 
 
 def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
     """The model of a packed file, in evaluation mode on the CPU, or on the device of `model`.
 
-    No code of the file is run. Checksum, names, shapes, dtypes and ranges are looked at before anything of `model` is
+    No code of the file is run. Checksum, names, shapes, dtypes and values are looked at before anything of `model` is
     changed. The layers compute in evaluation what the trained ones did; their weights can't be trained on.
 
     Args:
@@ -97,17 +117,25 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
 
     Raises:
         PackedFileError: no such file, a damaged one, one of another version or of another model than `model`.
+        TypeError: `model` is no module, or can't be copied.
+        ValueError: `model` is on the meta device.
     """
+    if model is not None:
+        model = _inner(model)
+        if any(tensor.is_meta for tensor in _stored(model).values()):
+            raise ValueError("model is on the meta device: give one with values")
+    blank = None if model is None else _without_values(model)
     try:
-        found, tensors = _read(Path(path))
-        content = _Content(found, tensors)
-        with torch.random.fork_rng(devices=[]):
-            with torch.device("meta"):  # shapes first, where they take no memory, and on a copy
-                network = _network(found) if model is None else _without_values(model)
-                content.restore(network)
-            content.check(network)
-            model = _network(found) if model is None else model
-            content.restore(model)
+        content = _Content(*_read(Path(path)))
+        if blank is None:
+            content.of_network()
+            with torch.random.fork_rng(devices=[]):
+                model = build_network(content.header.network or {})
+        else:
+            with torch.device("meta"):
+                content.restore(blank)
+            content.check(blank)
+        assert model is not None
         content.fill(model)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
         raise PackedFileError(f"packed model {path}: {error}") from error
@@ -136,11 +164,11 @@ def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
     described = described.model_copy(update={"sha256": "0" * 64})
     listed: dict[str, Any] = {"__metadata__": {"qconv": _to_json(described)}}
     sizes: Counter[str] = Counter()
-    order = list(DTYPES)
+    order = {dtype: number for number, dtype in enumerate(DTYPES)}
     offset = 0
-    for each in sorted(entries, key=lambda each: (order.index(each.dtype), each.name)):
+    for each in sorted(entries, key=lambda each: (order.get(each.dtype, len(order)), each.name)):
         span = [offset, offset + each.nbytes]
-        listed[each.name] = {"dtype": DTYPES[each.dtype], "shape": list(each.shape), "data_offsets": span}
+        listed[each.name] = {"dtype": DTYPES.get(each.dtype, "F8"), "shape": list(each.shape), "data_offsets": span}
         offset += each.nbytes
         sizes[each.owner] += each.nbytes
     text = json.dumps(listed, separators=(",", ":"), ensure_ascii=False).encode()
@@ -149,42 +177,123 @@ def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
 
 def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[Entry]]:
     """The header and the tensors of a model's file; `strict` as in `layer.describe`."""
-    names = {
-        name: each for name, each in model.named_modules(remove_duplicate=False) if isinstance(each, QuantizedLayer)
-    }
-    first = {id(layer): name for name, layer in reversed(names.items())}
-    layers, entries, shared = {}, [], {}
-    for name, layer in names.items():
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers = {name: each for name, each in modules.items() if isinstance(each, QuantizedLayer)}
+    first = {id(layer): name for name, layer in reversed(layers.items())}
+    described, entries, shared = {}, [], {}
+    for name, layer in layers.items():
         if first[id(layer)] == name:
-            layers[name], stored = describe(name, layer, strict)
+            described[name], stored = describe(name, layer, strict)
             entries += stored
-    own = tuple(joined(name, each) for name in names for each in QUANTIZERS)
-    weights = {joined(name, "weight") for name in names}
-    known: dict[tuple[Any, ...], str] = {}
+    inside = tuple(joined(name, f"{each}.") for name in layers for each in QUANTIZERS)
+    weights = {joined(name, "weight"): layer for name, layer in layers.items()}
+    latent = {_place(layer.weight): name for name, layer in weights.items()}
+    alone = {
+        name: each
+        for name, each in modules.items()
+        if isinstance(each, Quantizer) and not f"{name}.".startswith(inside)
+    }
+    if strict:
+        check_quantizers("a quantizer outside of a layer", alone)
+    left_out = set(weights) | _counters(modules) | {joined(name, "calibrated") for name in alone}
+    known: dict[Any, str] = {}
     for name, tensor in model.state_dict().items():
-        if name in weights or name.startswith(tuple(f"{each}." for each in own)) or name.endswith(COUNTER):
+        if name in left_out or name.startswith(inside):
             continue
-        place = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride())
-        if tensor.numel() and not tensor.is_meta and place in known:
+        if not isinstance(tensor, Tensor):
+            if strict:
+                raise ValueError(f"'{name}' (={type(tensor).__name__}) must be a tensor: other state can't be packed")
+            continue
+        place = _place(tensor)
+        if strict and place in latent:
+            raise ValueError(
+                f"'{name}' is the latent weight of the quantized layer '{latent[place]}', too: give it one of its own"
+            )
+        if place in known:
             shared[name] = known[place]
         else:
             known[place] = name
             entries.append(entry(name, tensor, name.rpartition(".")[0]))
-    return Header(layers=layers, shared=shared), entries
+    return Header(layers=described, shared=shared), entries
+
+
+def _place(tensor: Tensor) -> Any:
+    """Equal for tensors that share their values."""
+    if tensor.is_meta or not tensor.numel():
+        return object()
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _counters(modules: Mapping[str, nn.Module]) -> set[str]:
+    """The counts of training batches of batch norms, at which evaluation does not look."""
+    return {joined(name, "num_batches_tracked") for name, each in modules.items() if isinstance(each, _NormBase)}
+
+
+def _inner(model: nn.Module) -> nn.Module:
+    """The model itself, without what compiles it or spreads it over devices."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model (={model!r:.200}) must be a torch.nn.Module")
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless the parameters and the statistics of batch norms are finite, and these variances."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        owner, _, key = name.rpartition(".")
+        is_norm = isinstance(modules.get(owner), _NormBase)
+        if tensor.isnan().any() or ((name in parameters or is_norm) and not tensor.isfinite().all()):
+            raise ValueError(f"'{name}' has NaN or inf")
+        if is_norm and key == "running_var" and (tensor < 0).any():
+            raise ValueError(f"'{name}' (={tensor.min().item()}) must not be negative")
+
+
+def _check_modules(model: nn.Module, made: nn.Module) -> None:
+    """Raise a ValueError unless both consist of the same kinds of modules under the same names."""
+    kinds = [
+        {
+            name: (type(each).__mro__, each.extra_repr())
+            for name, each in one.named_modules()
+            if not isinstance(each, Part)
+        }
+        for one in (model, made)
+    ]
+    for name in kinds[0].keys() | kinds[1].keys():
+        (here, says), (there, told) = (kind.get(name, ((type(None),), "")) for kind in kinds)
+        quantized = QuantizedLayer in here and QuantizedLayer in there
+        if not quantized and (here[0] is not there[0] or says != told):
+            raise ValueError(f"'{name}' is {here[0].__name__}({says}) in the model, {there[0].__name__}({told}) there")
 
 
 def _checked_extras(
     network: Mapping[str, Any] | None, pictures: Mapping[str, Any] | None, classes: Sequence[str] | None
 ) -> dict[str, Any]:
-    if network is not None:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            build_network(network)
     given = {"network": network, "pictures": pictures, "classes": None if classes is None else list(classes)}
     try:
-        checked = Header.model_validate(given)
+        plain = json.loads(
+            json.dumps({name: None if each is None else _as_plain(each) for name, each in given.items()})
+        )
+        checked = Header.model_validate(plain)
     except ValidationError as error:
         raise ValueError(_first_line(error)) from error
+    except TypeError as error:
+        raise ValueError(f"network, pictures and classes must be plain values: {error}") from error
     return {name: getattr(checked, name) for name in given}
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_plain(each) for name, each in value.items()}
+    return [_as_plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def _to_json(described: Header) -> str:
@@ -202,13 +311,18 @@ def _checksum(described: Header, tensors: Mapping[str, Tensor]) -> str:
 
 
 def _read(path: Path) -> tuple[Header, dict[str, Tensor]]:
-    if not path.is_file():
-        raise ValueError("there is no such file")
     try:
+        if not path.is_file():
+            raise ValueError("there is no such file")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
-    except (SafetensorError, OSError, UnicodeDecodeError, KeyError, AttributeError) as error:
+        with path.open("rb") as raw:  # safetensors takes the last of two tensors of one name
+            (length,) = struct.unpack("<Q", raw.read(8))
+            json.loads(raw.read(length), object_pairs_hook=_without_repetition)
+    except OSError as error:
+        raise ValueError(f"it can't be read: {error.strerror or error}") from error
+    except (SafetensorError, UnicodeDecodeError, KeyError, AttributeError) as error:
         raise ValueError(f"cut off, damaged, or no safetensors file ({error})") from error
     if "qconv" not in metadata:
         raise ValueError("a safetensors file, but none of qconv: there is no entry 'qconv' in its metadata")
@@ -239,18 +353,15 @@ def _first_line(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))} (={first['input']!r:.200}): {first['msg']}"
 
 
-def _network(found: Header) -> nn.Module:
-    if found.network is None:
-        raise ValueError("it does not say which network it is of: give load_packed(path, model=…) the float one")
-    return build_network(found.network)
-
-
 def _without_values(model: nn.Module) -> nn.Module:
     """A copy on the meta device."""
     memo: dict[int, Any] = {id(each): torch.empty_like(each, device="meta") for each in model.buffers()}
     for each in model.parameters():
         memo[id(each)] = nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
-    return copy.deepcopy(model, memo)
+    try:
+        return copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
 
 
 def _stored(model: nn.Module) -> dict[str, Tensor]:
@@ -261,70 +372,92 @@ def _stored(model: nn.Module) -> dict[str, Tensor]:
 
 
 class _Content:
-    """What was read: the codes of the weights, and the tensors by their names in the model's state dict."""
+    """What was read: the header, and the tensors by their names in the file."""
 
-    def __init__(self, found: Header, tensors: Mapping[str, Tensor]) -> None:
-        self.layers = found.layers
-        self.codes: dict[str, Codes] = {}
-        self.state = dict(tensors)
-        for name, described in found.layers.items():
-            if described.weight is not None:
-                self.codes[name] = decode(name, described.weight, tensors)
-                for key in WEIGHT_KEYS:
-                    self.state.pop(joined(name, f"weight.{key}"), None)
-        for name, source in found.shared.items():
+    def __init__(self, header: Header, tensors: Mapping[str, Tensor]) -> None:
+        self.header = header
+        self.tensors = tensors
+        codes = {
+            each
+            for name, described in header.layers.items()
+            if described.weight is not None
+            for each in weight_names(name, described.weight)
+        }
+        self.state = {name: tensor for name, tensor in tensors.items() if name not in codes}
+        for name, source in header.shared.items():
             if name in self.state or source not in self.state:
                 raise ValueError(f"shared: '{name}' must be another tensor of the file, not '{source}'")
             self.state[name] = self.state[source]
 
+    def of_network(self) -> nn.Module:
+        """The network that the header names, without values, if the file fits it."""
+        if self.header.network is None:
+            raise ValueError("it does not say which network it is of: give load_packed(path, model=…) the float one")
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            network = build_network(self.header.network)
+            self.restore(network)
+        self.check(network)
+        return network
+
     def restore(self, model: nn.Module) -> None:
         """Make the float layers of `model` the quantized ones, with what they have for weights."""
-        for name, described in self.layers.items():
+        for name, described in self.header.layers.items():
             try:
-                layer = restore(model.get_submodule(name), name, described)
+                layer = model.get_submodule(name)
             except AttributeError as error:
                 raise ValueError(f"layer '{name}' of the file is not in the network") from error
-            stored = described.weight
-            if stored is None:
-                continue
-            shape = list(layer.filters().shape)
-            if shape != stored.shape:
-                raise ValueError(f"layer '{name}': its weight is {stored.shape} in the file, and {shape} here")
-            weight = self.codes[name].dequantize().to(getattr(torch, stored.dtype))
-            self.state[joined(name, "weight")] = layer.from_filters(weight)
+            restore(layer, name, described)
 
     def check(self, model: nn.Module) -> None:
-        """Raise unless the names, shapes and kinds of the tensors are those of `model`, and their values in range."""
-        targets = _stored(model)
+        """Raise unless names, shapes and dtypes of the tensors are those of `model`, and their values in range."""
+        targets, modules = _stored(model), dict(model.named_modules(remove_duplicate=False))
+        counters = _counters(modules)
+        dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
         for name, tensor in self.state.items():
             target = targets.get(name)
-            if target is None or name.endswith(COUNTER):
+            if target is None or name in counters:
                 raise ValueError(f"tensor '{name}' of the file is not in the network")
             if target.shape != tensor.shape:
                 raise ValueError(f"tensor '{name}' is {list(tensor.shape)} in the file, and {list(target.shape)} here")
-            if target.is_floating_point() != tensor.is_floating_point():
+            # Another dtype is that of the whole model, which was cast.
+            cast = tensor.is_floating_point() and target.is_floating_point() and len(dtypes) == 1
+            if target.dtype != tensor.dtype and not cast:
                 raise ValueError(f"tensor '{name}' is {tensor.dtype} in the file, and {target.dtype} here")
-            if tensor.is_floating_point() and tensor.isnan().any():
-                raise ValueError(f"tensor '{name}' has NaN")
-        parts = {name: part for name, part in model.named_modules(remove_duplicate=False) if isinstance(part, Part)}
-        # Codes are not among the tensors, nor are surrogates and random streams within the input's quantizer.
-        absent = tuple(f"{name}." for name in parts if not name.endswith("input_quantizer"))
+        _check_values(model, self.state)
+        parts = {name: part for name, part in modules.items() if isinstance(part, Part)}
+        training = tuple(
+            f"{name}." for name, part in parts.items() if isinstance(part, Surrogate | Stream | FixedCodes)
+        )
         given = {id(targets[name]) for name in self.state}
+        given |= {id(targets[joined(name, "weight")]) for name, each in self.header.layers.items() if each.weight}
         for name, target in targets.items():
-            if id(target) not in given and not name.startswith(absent) and not name.endswith(COUNTER):
+            if id(target) not in given and name not in counters and not name.startswith(training):
                 raise ValueError(f"tensor '{name}' is missing")
         for name, part in parts.items():
-            part.check_state(self.state, f"{name}.")
+            part.check_state(self.state, joined(name, ""))
+        for _ in self._codes():  # which checks them
+            pass
 
     def fill(self, model: nn.Module) -> None:
-        """Give `model` the tensors."""
+        """Make `model`, which `check` has found to fit, the one of the file."""
+        self.restore(model)
+        dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
+        if len(dtypes) == 1:
+            model.to(dtype=dtypes.pop())
         targets = _stored(model)
-        for name, tensor in self.state.items():
-            targets[name].data = tensor.to(targets[name].device).clone()
-        for name in self.layers:
-            layer: Any = model.get_submodule(name)
-            if name in self.codes:
-                layer.weight_quantizer.set_(self.codes[name])
+        with torch.no_grad():
+            for name, tensor in self.state.items():
+                targets[name].copy_(tensor)
+            for name, codes in self._codes():
+                layer: Any = model.get_submodule(name)
+                layer.weight_quantizer.set_(codes)
                 layer.weight_quantizer.to(layer.weight.device)
-            if "calibrated" in layer.input_quantizer.__dict__:
-                layer.input_quantizer.calibrated = True
+                layer.weight.copy_(layer.quantized_weight())
+        for part in model.modules():
+            if isinstance(part, Quantizer) and "calibrated" in part.__dict__:
+                part.calibrated = True
+
+    def _codes(self) -> Iterator[tuple[str, Any]]:
+        for name, described in self.header.layers.items():
+            if described.weight is not None:
+                yield name, decode(name, described.weight, self.tensors)

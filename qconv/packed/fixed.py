@@ -1,5 +1,8 @@
 """The weight quantizer of a layer that was loaded: codes that no longer change."""
 
+from collections.abc import Callable
+from typing import Any, Self
+
 import torch
 from torch import Tensor
 
@@ -9,9 +12,10 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def smallest(numbers: Tensor) -> Tensor:
-    """Whole numbers in the smallest of the signed integer dtypes that holds them."""
+    """Whole numbers in the smallest of the signed integer dtypes that holds them; very large ones in float64."""
     low, high = (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
-    return numbers.to(next(each for each in INTEGERS if torch.iinfo(each).min <= low and high <= torch.iinfo(each).max))
+    fitting = (each for each in INTEGERS if torch.iinfo(each).min <= low and high <= torch.iinfo(each).max)
+    return numbers.to(next(fitting, torch.float64))
 
 
 class FixedCodes(Quantizer):
@@ -34,15 +38,14 @@ class FixedCodes(Quantizer):
     def __init__(self, bits: float = 8) -> None:
         super().__init__()
         self.bits = bits
-        self.zero = 0
         self.register_buffer("values", torch.zeros(0, dtype=torch.int8))
         self.register_buffer("scale", torch.ones(()))
         self.register_buffer("offset", None)
         self.register_buffer("negative_scale", None)
 
     def set_(self, codes: Codes) -> None:
-        """Take the codes over."""
-        self.values, self.zero = smallest(codes.values), codes.zero
+        """Take the codes over, whose `zero` is 0."""
+        self.values = codes.values
         self.scale, self.offset, self.negative_scale = codes.scale, codes.offset, codes.negative_scale
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -55,14 +58,24 @@ class FixedCodes(Quantizer):
         values, scale, *others = tensors
         rest = iter(others)
         offset, negative_scale = (None if each is None else next(rest) for each in (self.offset, self.negative_scale))
-        return Codes(values, scale, self.zero, offset, negative_scale)
+        return Codes(values, scale, 0, offset, negative_scale)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return (None,) * (1 + len(tensors))
 
     def initialize(self, x: Tensor) -> None:
-        if self.values.shape != x.shape:  # until `set_`
-            self.values = torch.zeros(x.shape, dtype=torch.int8, device=x.device)
+        if self.values.shape == x.shape and self.values.any():
+            raise ValueError("the weights of a packed model are fixed: load them into the float model")
+        self.values = torch.zeros(x.shape, dtype=torch.int8, device=x.device)  # until `set_`
+
+    def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
+        # To another device, but to no other dtype: in half precision a scale of 2^-31 would be 0.
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, tensor in before.items():
+            if tensor is not None and not tensor.is_meta:
+                self._buffers[name] = tensor.to(getattr(self, name).device)
+        return self
 
     def extra_repr(self) -> str:
         return f"bits={self.bits:g}"

@@ -6,7 +6,7 @@ of the model's state dict; in place of a quantized ``NAME.weight`` there are
 - ``NAME.weight.codes``: the numbers of the levels, by `bits.pack`, in the order of the filters (output channels first),
 - ``NAME.weight.levels``, where the codes are not evenly spaced: the code of each number,
 - ``NAME.weight.scale`` and, where the method has them, ``NAME.weight.offset`` and ``NAME.weight.negative_scale``:
-  ``weight = (code − zero) · scale + offset``, as in `qconv.quantizers.Codes`.
+  ``weight = code · scale + offset``, with `negative_scale` for negative codes, as in `qconv.quantizers.Codes`.
 """
 
 from typing import Annotated, Any, Literal
@@ -16,7 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 FORMAT, VERSION = "qconv-packed", 1
 
 Size = Annotated[int, Field(ge=0, le=2**40)]
-Code = Annotated[int, Field(ge=-(2**40), le=2**40)]
+LARGEST_CODE = 2**40
+Code = Annotated[int, Field(ge=-LARGEST_CODE, le=LARGEST_CODE)]
 Text = Annotated[str, Field(max_length=10_000)]
 
 
@@ -33,7 +34,6 @@ class Weight(_Strict):
         radix: how many numbers there are, see `bits.pack`.
         first: the code of number 0.
         step: from one code to the next; 0 if the codes are a tensor of their own.
-        zero: the code of 0.
         dtype: of the weight that was quantized.
     """
 
@@ -41,8 +41,7 @@ class Weight(_Strict):
     bits: float = Field(gt=0, le=32)
     radix: int = Field(ge=2, le=2**16)
     first: Code = 0
-    step: int = Field(default=1, ge=0, le=2**40)
-    zero: Code = 0
+    step: int = Field(default=1, ge=0, le=LARGEST_CODE)
     dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float32"
 
 
@@ -104,7 +103,7 @@ class Header(_Strict):
     """
 
     format: Literal["qconv-packed"] = FORMAT
-    version: Literal[1] = VERSION
+    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
     sha256: str = ""
     network: dict[str, Any] | None = None
     layers: dict[str, Layer] = {}

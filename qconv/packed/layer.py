@@ -4,24 +4,27 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from itertools import pairwise
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from .. import layers
 from ..layers import QuantizedLayer
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
 from ..schemes import Scheme
 from . import header
-from .bits import pack, packed_length, radix_of, unpack
+from .bits import LARGEST_RADIX, pack, packed_length, radix_of, unpack
 from .calls import build_quantizer, quantizer_call
-from .fixed import INTEGERS, FixedCodes, smallest
+from .fixed import FixedCodes, smallest
 
 CLASSES = ("QConv1d", "QConv2d", "QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QLinear")
 DEFORMABLE = ("QDeformConv2d", "QDeformConv2dPack")
-WEIGHT_KEYS = ("codes", "levels", "scale", "offset", "negative_scale")
 QUANTIZERS = ("input_quantizer", "weight_quantizer", "grad_quantizer")
+NO_CODES = Codes(torch.zeros(0, dtype=torch.int8, device="cpu"), torch.ones((), device="cpu"))
 
 
 class Entry(NamedTuple):
@@ -61,9 +64,17 @@ def layer_class(name: str) -> type[QuantizedLayer]:
 
 
 def class_name(layer: QuantizedLayer) -> str:
-    """The name of the class that its float twin belongs to; a subclass with arguments of its own is left behind."""
-    names = CLASSES + (DEFORMABLE if "Deform" in layer.float_type.__name__ else ())
-    return next(name for name in names if getattr(layers, name).float_type is layer.float_type)
+    """The name of the class by which the layer is loaded: that of its float twin's quantized form.
+
+    Raises:
+        ValueError: its class is none of qconv's, so that its forward may be another one.
+    """
+    if type(layer).__module__.startswith(f"{layers.__name__}."):
+        names = CLASSES + (DEFORMABLE if "Deform" in layer.float_type.__name__ else ())
+        for name in names:
+            if getattr(layers, name).float_type is layer.float_type:
+                return name
+    raise ValueError(f"type (={type(layer).__name__}) must be one of {', '.join((*CLASSES, *DEFORMABLE))}")
 
 
 def geometry(layer: nn.Module, float_type: type[nn.Module]) -> dict[str, Any]:
@@ -75,8 +86,10 @@ def geometry(layer: nn.Module, float_type: type[nn.Module]) -> dict[str, Any]:
         value = getattr(layer, name) is not None if name == "bias" else getattr(layer, name)
         default = parameter.default
         if isinstance(value, tuple):
-            value = list(value)
             default = [default] * len(value) if isinstance(default, int) else default
+            value = [index(each) for each in value]
+        elif not isinstance(value, bool | str):
+            value = index(value)
         if value != default:
             found[name] = value
     return found
@@ -91,23 +104,24 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         strict: raise unless it can be stored as it is now; else its size is that of a layer that can.
 
     Raises:
-        ValueError: a quantizer that still waits for data, that is not final, or that is none of qconv's.
+        ValueError: a quantizer that still waits for data, that is not final, or that is none of qconv's; a layer of
+            another class than qconv's, or whose weight is computed; codes that do not give its quantized weight.
     """
     input = current(layer.input_quantizer)
-    if strict and not input.calibrated:
-        raise ValueError(f"layer '{name}': {input} waits for data: train it, or call qconv.calibrate(model, batches)")
-    if strict and not all(quantizer.is_final for quantizer in layer.quantizers().values()):
-        raise ValueError(f"layer '{name}' ({layer.scheme.name}) is not in its last stage yet: train it to the end")
-    weight, entries = _describe_weight(name, layer, strict)
-    entries += [entry(joined(name, f"input_quantizer.{key}"), tensor, name) for key, tensor in _learned(input)]
+    if strict:
+        check_quantizers(f"layer '{name}' ({layer.scheme.name})", layer.quantizers())
+        if parametrize.is_parametrized(layer) or "weight" not in layer._parameters:
+            raise ValueError(f"layer '{name}': its weight is parametrized or pruned: make that permanent first")
     try:
-        call = quantizer_call(input)
+        kind, call = class_name(layer), quantizer_call(input)
     except ValueError as error:
         if strict:
             raise ValueError(f"layer '{name}': {error}") from error
-        call = {}
+        kind, call = type(layer).__name__, {}
+    weight, entries = _describe_weight(name, layer, strict)
+    entries += [entry(joined(name, f"input_quantizer.{key}"), tensor, name) for key, tensor in _learned(input)]
     described = header.Layer(
-        type=class_name(layer),
+        type=kind,
         arguments=geometry(layer, layer.float_type),
         scheme=layer.scheme.name,
         input=call,
@@ -116,6 +130,15 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         scale_map=layer.scheme.scale_map,
     )
     return described, entries
+
+
+def check_quantizers(what: str, quantizers: Mapping[str, Quantizer]) -> None:
+    """Raise a ValueError unless they all quantize as in the end."""
+    for quantizer in quantizers.values():
+        if not quantizer.calibrated:
+            raise ValueError(f"{what}: {quantizer} waits for data: train it, or call qconv.calibrate(model, batches)")
+        if not quantizer.is_final:
+            raise ValueError(f"{what} is not in its last stage yet: train it to the end")
 
 
 def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLayer:
@@ -144,14 +167,23 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
     )
     kind.adopt(layer, scheme)
     restored: Any = layer
+    shape = list(restored.filters().shape)
+    if described.weight is not None and shape != described.weight.shape:
+        raise ValueError(f"layer '{name}': its weight is {described.weight.shape} in the file, and {shape} here")
     return restored
+
+
+def weight_names(name: str, stored: header.Weight) -> list[str]:
+    """The names of the tensors that may stand for the weight."""
+    keys = ("codes", "scale", "offset", "negative_scale", *(() if stored.step else ("levels",)))
+    return [joined(name, f"weight.{key}") for key in keys]
 
 
 def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> Codes:
     """The codes of a weight.
 
     Raises:
-        ValueError: tensors that are missing or do not fit the header.
+        ValueError: tensors that are missing or do not fit the header, or a weight that is not finite.
     """
     count = math.prod(stored.shape)
     prefix = joined(name, "weight.")
@@ -167,25 +199,35 @@ def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> C
         ones = (1,) * (len(stored.shape) - found.ndim)
         if not fits or any(a not in (1, b) for a, b in zip(ones + found.shape, stored.shape, strict=True)):
             raise ValueError(f"'{prefix}{key}' ({found.dtype}, {list(found.shape)}) must fit weights {stored.shape}")
-        if not found.isfinite().all():
-            raise ValueError(f"'{prefix}{key}' must be finite")
         return found
 
+    data = tensor("codes")
     try:
-        numbers = unpack(tensor("codes"), count, stored.radix)
+        numbers = unpack(data, count, stored.radix)
     except ValueError as error:
         raise ValueError(f"'{prefix}codes': {error}") from error
     if stored.step:
-        values = numbers.long() * stored.step + stored.first
+        values = smallest(numbers.long().mul_(stored.step).add_(stored.first))
     else:
         levels = tensor("levels")
-        if levels.dtype not in INTEGERS or levels.ndim != 1 or not 0 < len(levels) <= stored.radix:
-            raise ValueError(f"'{prefix}levels' must be 1 to {stored.radix} whole numbers")
+        if levels.dtype in (torch.bool, torch.uint8) or levels.ndim != 1 or not 0 < len(levels) <= stored.radix:
+            raise ValueError(f"'{prefix}levels' must be 1 to {stored.radix} numbers")
         if count and int(numbers.max()) >= len(levels):
             raise ValueError(f"'{prefix}codes' must be below the number of levels (={len(levels)})")
-        values = levels.long()[numbers.long()]
-    others = [factors(key) if prefix + key in tensors else None for key in ("offset", "negative_scale")]
-    return Codes(values.view(stored.shape), factors("scale"), stored.zero, *others)
+        values = levels[numbers.int()]
+    scale, offset, negative_scale = (
+        factors(key) if key == "scale" or prefix + key in tensors else None
+        for key in ("scale", "offset", "negative_scale")
+    )
+    codes = Codes(values.view(stored.shape), scale if scale is not None else data, 0, offset, negative_scale)
+    if not weight_of(codes, stored).isfinite().all():
+        raise ValueError(f"layer '{name}': its weight must be finite")
+    return codes
+
+
+def weight_of(codes: Codes, stored: header.Weight) -> Tensor:
+    """The quantized weight, its output channels first."""
+    return codes.dequantize().to(getattr(torch, stored.dtype))
 
 
 def current(quantizer: Quantizer) -> Quantizer:
@@ -207,35 +249,21 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
     quantizer = layer.weight_quantizer
     shape = tuple(layer.filters().shape)
     dtype: Any = str(layer.weight.dtype).removeprefix("torch.")
-    try:
-        codes = layer.weight_codes()
-    except TypeError as error:  # it keeps real numbers
-        if quantizer.bits >= 32 or strict:
-            if not current(quantizer).is_final:
-                raise ValueError(f"layer '{name}': {error}") from error
-            return None, [
-                Entry(
-                    name, joined(name, "weight"), layer.weight.dtype, tuple(layer.weight.shape), layer.quantized_weight
-                )
-            ]
-        codes = Codes(torch.zeros(0, dtype=torch.int8), torch.ones(()))
-    if layer.weight.is_meta:
-        codes = codes._replace(values=torch.zeros(0, dtype=torch.int8))
-    if strict:
-        factors = (codes.values, codes.scale, codes.offset, codes.negative_scale)
-        if not all(each.isfinite().all() for each in factors if each is not None):
-            raise ValueError(f"layer '{name}': its weight has NaN or inf")
-    values = codes.values.nan_to_num().long() if codes.values.is_floating_point() else codes.values.long()
+    codes = _codes(name, layer, strict)
+    if codes is None:  # it keeps real numbers
+        whole = tuple(layer.weight.shape)
+        return None, [Entry(name, joined(name, "weight"), layer.weight.dtype, whole, layer.quantized_weight)]
+    values = codes.values
+    if not values.is_floating_point() or not values.numel() or values.abs().max() <= header.LARGEST_CODE:
+        values = values.nan_to_num().long() - codes.zero
     levels = values.unique()
     first, step, count = _progression(levels)
     radix = radix_of(quantizer.bits, count)
-    if radix > 2 ** max(math.ceil(quantizer.bits), 2):  # far apart: the codes that there are, one by one
-        step, radix = 0, radix_of(quantizer.bits, len(levels))
-    stored = header.Weight(
-        shape=list(shape), bits=quantizer.bits, radix=radix, first=first, step=step, zero=codes.zero, dtype=dtype
-    )
+    if step == 0 or radix > 2 ** max(math.ceil(quantizer.bits), 2):  # far apart: the codes that there are, one by one
+        first, step, radix = 0, 0, radix_of(quantizer.bits, len(levels))
     numbers = (values - first) // step if step else torch.searchsorted(levels, values.contiguous())
     length = packed_length(layer.weight.numel(), radix)
+    stored = header.Weight(shape=list(shape), bits=quantizer.bits, radix=radix, first=first, step=step, dtype=dtype)
     entries = [Entry(name, joined(name, "weight.codes"), torch.uint8, (length,), lambda: pack(numbers, radix))]
     if not step:
         entries.append(entry(joined(name, "weight.levels"), smallest(levels), name))
@@ -243,12 +271,46 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
         factor = getattr(codes, key)
         if factor is not None:
             entries.append(entry(joined(name, f"weight.{key}"), factor, name))
+    if strict:
+        kept = codes._replace(values=smallest(values), zero=0)
+        if not torch.equal(layer.from_filters(weight_of(kept, stored)), layer.quantized_weight()):
+            raise ValueError(f"layer '{name}': the codes of its {quantizer} must give its quantized weight")
     return stored, entries
 
 
+def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
+    """The codes of the weight; None if it has none, or needs more than 16 bits for them."""
+    quantizer = layer.weight_quantizer
+    try:
+        codes = layer.weight_codes()
+    except TypeError:
+        if quantizer.is_final:
+            return None
+        codes = NO_CODES  # INQ, until its last weight is frozen
+    if quantizer.bits > math.log2(LARGEST_RADIX):
+        return None
+    if layer.weight.is_meta:
+        return codes._replace(values=NO_CODES.values)
+    if strict:
+        factors = (codes.values, codes.scale, codes.offset, codes.negative_scale)
+        if not all(each.isfinite().all() for each in factors if each is not None):
+            raise ValueError(f"layer '{name}': its weight has NaN or inf")
+        if not codes.scale.is_floating_point():
+            raise ValueError(f"layer '{name}': the scale of its codes must be floating, not {codes.scale.dtype}")
+    return codes
+
+
 def _progression(levels: Tensor) -> tuple[int, int, int]:
-    """First element, step and length of the shortest arithmetic progression that has all of the sorted levels."""
+    """First element, step and length of the shortest arithmetic progression with all of the sorted levels.
+
+    The step is 0 if they are no whole numbers, or so large that they are powers of two.
+    """
+    if levels.is_floating_point():
+        return 0, 0, len(levels)
     if len(levels) < 2:
         return (int(levels[0]) if len(levels) else 0), 1, len(levels)
-    step = math.gcd(*levels.diff().tolist())
-    return int(levels[0]), step, int(levels[-1] - levels[0]) // step + 1
+    numbers = levels.tolist()
+    step = math.gcd(*(after - before for before, after in pairwise(numbers)))
+    if max(step, abs(numbers[0])) > header.LARGEST_CODE:
+        return 0, 0, len(levels)
+    return numbers[0], step, (numbers[-1] - numbers[0]) // step + 1

@@ -17,13 +17,16 @@ FILE = "model.safetensors"
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
     """Write `FILE` into the run's folder, with network, pictures and classes; `about` gets its size.
 
-    Where there can be none, a note tells why: a quantizer that isn't in its last stage, or is one of one's own.
+    Where there can be none, a note tells why, and none of an earlier run stays: what was trained is not lost by it.
     """
     path = Path(cfg.run_dir) / FILE
     described: dict[str, Any] = {"network": network_call(cfg.model, data), "pictures": pictures_of(data)}
+    if described["network"] is None:
+        show_note(f"{FILE} does not say its network, which is none of qconv.models: load_packed(path, model=…)")
     try:
+        path.unlink(missing_ok=True)
         save_packed(model, path, **described, classes=list(getattr(data, "classes", ())) or None)
-    except ValueError as error:
+    except (ValueError, TypeError, OSError) as error:
         show_note(f"no packed model is written: {error}")
         return
     about["packed_bytes"] = path.stat().st_size
@@ -41,8 +44,10 @@ def network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
     return call
 
 
-def pictures_of(data: Any) -> dict[str, Any]:
-    """What the network takes, as `qconv.packed.header.Pictures`."""
+def pictures_of(data: Any) -> dict[str, Any] | None:
+    """What the network takes, as `qconv.packed.header.Pictures`; None if the data module does not say it."""
+    if not hasattr(data, "normalize"):
+        return None
     return {
         "size": [data.in_channels, *data.image_size],
         "resize": getattr(data, "resize", None),
