@@ -81,13 +81,11 @@ def _add_summary(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _summary(options: argparse.Namespace) -> int:
-    from .packed import load_packed, read_header
+    from .packed import load_for_pictures
     from .summary import summarize
 
-    pictures = read_header(options.model).pictures
-    if pictures is None:
-        raise ValueError(f"packed model {options.model}: it does not say what it takes: save_packed(…, pictures=…)")
-    table = summarize(load_packed(options.model), pictures.size)
+    model, _, pictures = load_for_pictures(options.model)
+    table = summarize(model, pictures.size)
     if options.csv:
         table.to_csv(options.csv)
     if options.json:

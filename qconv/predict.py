@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .images import DecodingError, centre_crop, decode, read_picture
-from .packed import load_packed, read_header
+from .packed import load_for_pictures
 
 
 class Guess(NamedTuple):
@@ -30,11 +30,8 @@ class Predictor:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        found = read_header(path)
-        if found.pictures is None:
-            raise ValueError(f"packed model {path}: it does not say what it takes: save_packed(…, pictures=…)")
-        self.pictures, self.classes = found.pictures, found.classes
-        self.model = load_packed(path)
+        self.model, header, self.pictures = load_for_pictures(path)
+        self.classes = header.classes
 
     def __call__(self, path: str | os.PathLike[str], top: int = 3) -> list[Guess]:
         """The `top` most probable classes of the picture, the first one first.

@@ -25,8 +25,7 @@ from qconv.models import birealnet18, resnet20, small_cnn
 from qconv.packed import packed_sizes, read_header
 from qconv.packed.bits import pack, packed_length, radix_of, unpack
 from qconv.packed.calls import build_network, build_quantizer, quantizer_call
-from qconv.packed.file import _checksum
-from qconv.packed.header import Header
+from qconv.packed.header import Header, checksum
 
 RESNET = {"_target_": "qconv.models.resnet20", "num_classes": 4}
 
@@ -461,7 +460,7 @@ def forged(file: Path, edit: Callable[[dict[str, Any], dict[str, Tensor]], None]
     edit(plain, tensors)
     text = json.dumps(plain)
     try:
-        plain["sha256"] = _checksum(Header.model_validate(plain), tensors)
+        plain["sha256"] = checksum(Header.model_validate(plain), tensors)
         text = json.dumps(plain)
     except ValueError:
         pass
@@ -651,6 +650,10 @@ FILES, CONTENTS = 4_600, 1_500
 """Of each there are two parts. Some come twice; more than 10,000 differ."""
 
 
+def fuzzed(examples: int) -> settings:
+    return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+
+
 @pytest.mark.parametrize("part", range(2))
 def test_no_mutated_file_gives_another_model(part: int, file: Path, tmp_path: Path) -> None:
     data, picture = file.read_bytes(), torch.randn(1, 1, 4, 4)
@@ -669,12 +672,7 @@ def test_no_mutated_file_gives_another_model(part: int, file: Path, tmp_path: Pa
 
     seen = set()
 
-    @settings(
-        max_examples=FILES,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    @fuzzed(FILES)
     @seed(part)
     @given(st.lists(edits, min_size=1, max_size=4))
     def mutate(changes: list[tuple[str, int, int]]) -> None:
@@ -732,12 +730,7 @@ def test_no_other_content_crashes(part: int, file: Path, tmp_path: Path) -> None
     )
     seen, loaded_ones = set(), 0
 
-    @settings(
-        max_examples=CONTENTS,
-        deadline=None,
-        database=None,
-        suppress_health_check=[HealthCheck.too_slow],
-    )
+    @fuzzed(CONTENTS)
     @seed(part)
     @given(st.lists(edits, min_size=1, max_size=3))
     def change(changes: list[tuple[str, Any, Any]]) -> None:
@@ -817,7 +810,7 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             self.file = Path("/dev/full").open("wb")
             return self.file
 
-    monkeypatch.setattr("qconv.packed.file.atomic_file", Full)
+    monkeypatch.setattr("qconv.packed.save.atomic_file", Full)
     with pytest.raises(OSError, match="cannot be written: No space left on device"):
         qconv.save_packed(trained(schemes.bwn()), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []

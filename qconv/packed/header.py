@@ -9,9 +9,14 @@ of the model's state dict; in place of a quantized ``NAME.weight`` there are
   ``weight = code · scale + offset``, with `negative_scale` for negative codes, as in `qconv.quantizers.Codes`.
 """
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from torch import Tensor
 
 FORMAT, VERSION = "qconv-packed", 1
 
@@ -110,3 +115,25 @@ class Header(_Strict):
     shared: dict[str, str] = {}
     pictures: Pictures | None = None
     classes: list[Text] | None = None
+
+
+def to_json(described: Header) -> str:
+    """The header as it stands in the file, without what is at its default."""
+    plain = described.model_dump(mode="json", exclude_defaults=True)
+    return json.dumps({"format": FORMAT, "version": VERSION, **plain}, separators=(",", ":"), allow_nan=False)
+
+
+def checksum(described: Header, tensors: Mapping[str, Tensor]) -> str:
+    """What `Header.sha256` must be."""
+    digest = hashlib.sha256(to_json(described.model_copy(update={"sha256": ""})).encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(memoryview(tensor.view(-1).view(torch.uint8).numpy()))  # pyright: ignore[reportArgumentType]
+    return digest.hexdigest()
+
+
+def first_line(error: ValidationError) -> str:
+    """The first thing that is wrong: the field, its value and the rule."""
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))} (={first['input']!r:.200}): {first['msg']}"

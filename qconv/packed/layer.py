@@ -20,6 +20,7 @@ from . import header
 from .bits import LARGEST_RADIX, pack, packed_length, radix_of, unpack
 from .calls import build_quantizer, quantizer_call
 from .fixed import FixedCodes, smallest
+from .tensors import joined
 
 CLASSES = ("QConv1d", "QConv2d", "QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QLinear")
 DEFORMABLE = ("QDeformConv2d", "QDeformConv2dPack")
@@ -40,11 +41,6 @@ class Entry(NamedTuple):
     def nbytes(self) -> int:
         """Of its values."""
         return math.prod(self.shape) * self.dtype.itemsize
-
-
-def joined(name: str, rest: str) -> str:
-    """The name of what is in the module `name`, which is "" for the model itself."""
-    return f"{name}.{rest}" if name else rest
 
 
 def entry(name: str, tensor: Tensor, owner: str) -> Entry:
@@ -201,7 +197,7 @@ def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> C
             raise ValueError(f"'{prefix}{key}' ({found.dtype}, {list(found.shape)}) must fit weights {stored.shape}")
         return found
 
-    data = tensor("codes")
+    data = tensor("codes")  # whose message does not need the name once more
     try:
         numbers = unpack(data, count, stored.radix)
     except ValueError as error:
@@ -215,11 +211,8 @@ def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> C
         if count and int(numbers.max()) >= len(levels):
             raise ValueError(f"'{prefix}codes' must be below the number of levels (={len(levels)})")
         values = levels[numbers.int()]
-    scale, offset, negative_scale = (
-        factors(key) if key == "scale" or prefix + key in tensors else None
-        for key in ("scale", "offset", "negative_scale")
-    )
-    codes = Codes(values.view(stored.shape), scale if scale is not None else data, 0, offset, negative_scale)
+    others = (factors(key) if prefix + key in tensors else None for key in ("offset", "negative_scale"))
+    codes = Codes(values.view(stored.shape), factors("scale"), 0, *others)
     if not weight_of(codes, stored).isfinite().all():
         raise ValueError(f"layer '{name}': its weight must be finite")
     return codes

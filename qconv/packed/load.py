@@ -1,0 +1,233 @@
+"""Reading a packed file: looked at from all sides before a model is changed."""
+
+import copy
+import json
+import os
+import struct
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from ..files import DamagedFileError
+from ..quantizers import Codes, Quantizer, Stream, Surrogate
+from ..quantizers.part import Part
+from .calls import build_network
+from .fixed import FixedCodes
+from .header import VERSION, Header, Pictures, checksum, first_line
+from .layer import decode, restore, weight_names
+from .tensors import check_values, counters, inner_model, joined, stored_tensors
+
+
+class PackedFileError(DamagedFileError):
+    """A packed file that is missing, damaged, of another version, or of another model."""
+
+
+def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
+    """The model of a packed file, in evaluation mode on the CPU, or on the device of `model`.
+
+    No code of the file is run. Checksum, names, shapes, dtypes and values are looked at before anything of `model` is
+    changed. The layers compute in evaluation what the trained ones did; their weights can't be trained on.
+
+    Args:
+        path: what `save_packed` has written.
+        model: the float network, which becomes the quantized one in place; None makes the one that the file names.
+
+    Raises:
+        PackedFileError: no such file, a damaged one, one of another version or of another model than `model`.
+        TypeError: `model` is no module, or can't be copied.
+        ValueError: `model` is on the meta device.
+    """
+    if model is None:
+        return _load(path, None)[0]
+    model = inner_model(model)
+    if any(tensor.is_meta for tensor in stored_tensors(model).values()):
+        raise ValueError("model is on the meta device: give one with values")
+    return _load(path, model)[0]
+
+
+def load_for_pictures(path: str | os.PathLike[str]) -> tuple[nn.Module, Header, Pictures]:
+    """The model of a file that says its network and what it takes, and what it says.
+
+    Raises:
+        PackedFileError: as of `load_packed`; a file that does not say so much.
+    """
+    model, header = _load(path, None)
+    if header.pictures is None:
+        raise PackedFileError(f"packed model {path}: it does not say what it takes: save_packed(…, pictures=…)")
+    return model, header, header.pictures
+
+
+def read_header(path: str | os.PathLike[str]) -> Header:
+    """What a packed file says of itself.
+
+    Raises:
+        PackedFileError: no such file, a damaged one, or one of another version.
+    """
+    try:
+        return _read(Path(path))[0]
+    except (ValueError, TypeError, RuntimeError, RecursionError) as error:
+        raise PackedFileError(f"packed model {path}: {error}") from error
+
+
+def _load(path: str | os.PathLike[str], model: nn.Module | None) -> tuple[nn.Module, Header]:
+    blank = None if model is None else _without_values(model)
+    try:
+        content = Content(*_read(Path(path)))
+        if blank is None:
+            content.of_network()
+            with torch.random.fork_rng(devices=[]):
+                model = build_network(content.header.network or {})
+        else:
+            with torch.device("meta"):
+                content.restore(blank)
+            content.check(blank)
+        assert model is not None
+        content.fill(model)
+    except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
+        raise PackedFileError(f"packed model {path}: {error}") from error
+    return model.eval(), content.header
+
+
+def _read(path: Path) -> tuple[Header, dict[str, Tensor]]:
+    try:
+        if not path.is_file():
+            raise ValueError("there is no such file")
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
+        with path.open("rb") as raw:  # safetensors takes the last of two tensors of one name
+            (length,) = struct.unpack("<Q", raw.read(8))
+            json.loads(raw.read(length), object_pairs_hook=_without_repetition)
+    except OSError as error:
+        raise ValueError(f"it can't be read: {error.strerror or error}") from error
+    except (SafetensorError, UnicodeDecodeError, KeyError, AttributeError) as error:
+        raise ValueError(f"cut off, damaged, or no safetensors file ({error})") from error
+    if "qconv" not in metadata:
+        raise ValueError("a safetensors file, but none of qconv: there is no entry 'qconv' in its metadata")
+    plain = json.loads(metadata["qconv"], object_pairs_hook=_without_repetition)
+    version = plain.get("version") if isinstance(plain, dict) else None
+    if isinstance(version, int) and version > VERSION:
+        raise ValueError(f"version {version} of the format; this qconv reads version {VERSION}: update it")
+    try:
+        found = Header.model_validate(plain)
+    except ValidationError as error:
+        raise ValueError(f"metadata: {first_line(error)}") from error
+    if found.sha256 != checksum(found, tensors):
+        raise ValueError("its checksum does not fit: it is damaged, or was edited")
+    return found, tensors
+
+
+def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"metadata: '{key}' stands there twice")
+        found[key] = value
+    return found
+
+
+def _without_values(model: nn.Module) -> nn.Module:
+    """A copy on the meta device."""
+    memo: dict[int, Any] = {id(each): torch.empty_like(each, device="meta") for each in model.buffers()}
+    for each in model.parameters():
+        memo[id(each)] = nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+    try:
+        return copy.deepcopy(model, memo)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
+
+
+class Content:
+    """What was read: the header, and the tensors by their names in the file."""
+
+    def __init__(self, header: Header, tensors: Mapping[str, Tensor]) -> None:
+        self.header = header
+        self.tensors = tensors
+        self.codes: dict[str, Codes] = {}  # by `check`
+        codes = {
+            each
+            for name, described in header.layers.items()
+            if described.weight is not None
+            for each in weight_names(name, described.weight)
+        }
+        self.state = {name: tensor for name, tensor in tensors.items() if name not in codes}
+        for name, source in header.shared.items():
+            if name in self.state or source not in self.state:
+                raise ValueError(f"shared: '{name}' must be another tensor of the file, not '{source}'")
+            self.state[name] = self.state[source]
+
+    def of_network(self) -> nn.Module:
+        """The network that the header names, without values, if the file fits it."""
+        if self.header.network is None:
+            raise ValueError("it does not say which network it is of: give load_packed(path, model=…) the float one")
+        with torch.device("meta"), torch.random.fork_rng(devices=[]):
+            network = build_network(self.header.network)
+            self.restore(network)
+        self.check(network)
+        return network
+
+    def restore(self, model: nn.Module) -> None:
+        """Make the float layers of `model` the quantized ones, with what they have for weights."""
+        for name, described in self.header.layers.items():
+            try:
+                layer = model.get_submodule(name)
+            except AttributeError as error:
+                raise ValueError(f"layer '{name}' of the file is not in the network") from error
+            restore(layer, name, described)
+
+    def check(self, model: nn.Module) -> None:
+        """Raise unless names, shapes and dtypes of the tensors are those of `model`, and their values in range."""
+        targets, modules = stored_tensors(model), dict(model.named_modules(remove_duplicate=False))
+        counts = counters(modules)
+        dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
+        for name, tensor in self.state.items():
+            target = targets.get(name)
+            if target is None or name in counts:
+                raise ValueError(f"tensor '{name}' of the file is not in the network")
+            if target.shape != tensor.shape:
+                raise ValueError(f"tensor '{name}' is {list(tensor.shape)} in the file, and {list(target.shape)} here")
+            # Another dtype is that of the whole model, which was cast.
+            cast = tensor.is_floating_point() and target.is_floating_point() and len(dtypes) == 1
+            if target.dtype != tensor.dtype and not cast:
+                raise ValueError(f"tensor '{name}' is {tensor.dtype} in the file, and {target.dtype} here")
+        check_values(model, self.state)
+        parts = {name: part for name, part in modules.items() if isinstance(part, Part)}
+        training = tuple(
+            f"{name}." for name, part in parts.items() if isinstance(part, Surrogate | Stream | FixedCodes)
+        )
+        given = {id(targets[name]) for name in self.state}
+        given |= {id(targets[joined(name, "weight")]) for name, each in self.header.layers.items() if each.weight}
+        for name, target in targets.items():
+            if id(target) not in given and name not in counts and not name.startswith(training):
+                raise ValueError(f"tensor '{name}' is missing")
+        for name, part in parts.items():
+            part.check_state(self.state, joined(name, ""))
+        self.codes = {
+            name: decode(name, described.weight, self.tensors)
+            for name, described in self.header.layers.items()
+            if described.weight is not None
+        }
+
+    def fill(self, model: nn.Module) -> None:
+        """Make `model`, which `check` has found to fit, the one of the file."""
+        self.restore(model)
+        dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
+        if len(dtypes) == 1:
+            model.to(dtype=dtypes.pop())
+        targets = stored_tensors(model)
+        with torch.no_grad():
+            for name, tensor in self.state.items():
+                targets[name].copy_(tensor)
+            for name, codes in self.codes.items():
+                layer: Any = model.get_submodule(name)
+                layer.weight_quantizer.set_(codes)
+                layer.weight_quantizer.to(layer.weight.device)
+                layer.weight.copy_(layer.quantized_weight())
+        for part in model.modules():
+            if isinstance(part, Quantizer) and "calibrated" in part.__dict__:
+                part.calibrated = True

@@ -1,0 +1,183 @@
+"""Writing a packed file, and its size before it is written."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import ValidationError
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from ..files import atomic_file
+from ..layers import QuantizedLayer
+from ..quantizers import Quantizer
+from ..quantizers.part import Part
+from .header import Header, checksum, first_line, to_json
+from .layer import QUANTIZERS, Entry, check_quantizers, describe, entry
+from .load import Content
+from .tensors import check_values, counters, inner_model, joined
+
+DTYPES = {
+    # The names of safetensors, in the order in which it stores them; all others come last.
+    torch.int64: "I64",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def save_packed(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    *,
+    network: Mapping[str, Any] | None = None,
+    pictures: Mapping[str, Any] | None = None,
+    classes: Sequence[str] | None = None,
+) -> None:
+    """Write `model` to `path`, each weight in the bits of its scheme: the file is whole or absent.
+
+    One bit takes one, three values five to a byte (1.6 bits), other weights their own number of bits; scales, and all
+    that is not quantized, are stored as they are. `load_packed` gives a model with the same outputs, bit for bit. What
+    serves training alone is left out: latent weights, surrogates, quantizers of gradients, batch norm's count of
+    batches.
+
+    Args:
+        model: a converted model, trained and at its final stage.
+        path: of the file, by convention ``*.safetensors``.
+        network: the call of a function of `qconv.models` that makes the float network, in Hydra's notation:
+            ``{"_target_": "qconv.models.resnet20", "num_classes": 10}``. Without it, `load_packed` needs a model.
+        pictures: what the network takes, as `header.Pictures`: size, resize, mean, std.
+        classes: names of the outputs.
+
+    Raises:
+        ValueError: a quantizer that waits for data, is not at its last stage, or is none of qconv's; numbers that are
+            not finite; a weight that a float layer shares; a `network` that is another one than the model's.
+        TypeError: `model` is no module.
+        OSError: the file can't be written.
+    """
+    model = inner_model(model)
+    described, entries = describe_model(model)
+    described = described.model_copy(update=_checked_extras(network, pictures, classes))
+    tensors = {each.name: each.make().detach().cpu().contiguous().clone() for each in entries}
+    check_values(model, tensors)
+    if network is not None:
+        try:
+            _check_modules(model, Content(described, tensors).of_network())
+        except ValueError as error:
+            raise ValueError(f"network (={dict(network)}) must be the model's: {error}") from error
+    described = described.model_copy(update={"sha256": checksum(described, tensors)})
+    data = save(tensors, {"qconv": to_json(described)})
+    try:
+        with atomic_file(Path(path)) as file:
+            file.write(data)
+    except OSError as error:
+        raise OSError(error.errno, f"packed model cannot be written: {error.strerror}", str(path)) from error
+
+
+def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
+    """Bytes of each module's tensors in the file that `save_packed` writes, by its name, and those of the header.
+
+    What is said of network, pictures and classes is not in it. Of a model that can't be packed yet they are those that
+    it will have: of codes that are evenly spaced, with one scale where the weight has none yet.
+    """
+    described, entries = describe_model(model, strict=False)
+    described = described.model_copy(update={"sha256": "0" * 64})
+    listed: dict[str, Any] = {"__metadata__": {"qconv": to_json(described)}}
+    sizes: Counter[str] = Counter()
+    order = {dtype: number for number, dtype in enumerate(DTYPES)}
+    offset = 0
+    for each in sorted(entries, key=lambda each: (order.get(each.dtype, len(order)), each.name)):
+        span = [offset, offset + each.nbytes]
+        listed[each.name] = {"dtype": DTYPES.get(each.dtype, "F8"), "shape": list(each.shape), "data_offsets": span}
+        offset += each.nbytes
+        sizes[each.owner] += each.nbytes
+    text = json.dumps(listed, separators=(",", ":"), ensure_ascii=False).encode()
+    return dict(sizes), 8 + -(-len(text) // 8) * 8  # its length stands before it; it ends at a multiple of 8
+
+
+def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[Entry]]:
+    """The header and the tensors of a model's file; `strict` as in `layer.describe`."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    layers = {name: each for name, each in modules.items() if isinstance(each, QuantizedLayer)}
+    first = {id(layer): name for name, layer in reversed(layers.items())}
+    described, entries, shared = {}, [], {}
+    for name, layer in layers.items():
+        if first[id(layer)] == name:
+            described[name], stored = describe(name, layer, strict)
+            entries += stored
+    inside = tuple(joined(name, f"{each}.") for name in layers for each in QUANTIZERS)
+    weights = {joined(name, "weight"): layer for name, layer in layers.items()}
+    latent = {_place(layer.weight): name for name, layer in weights.items()}
+    quantizers = {name: each for name, each in modules.items() if isinstance(each, Quantizer)}
+    alone = {name: each for name, each in quantizers.items() if not f"{name}.".startswith(inside)}
+    if strict:
+        check_quantizers("a quantizer outside of a layer", alone)
+    left_out = set(weights) | counters(modules) | {joined(name, "calibrated") for name in alone}
+    known: dict[Any, str] = {}
+    for name, tensor in model.state_dict().items():
+        if name in left_out or name.startswith(inside):
+            continue
+        if not isinstance(tensor, Tensor):
+            if strict:
+                raise ValueError(f"'{name}' (={type(tensor).__name__}) must be a tensor: other state can't be packed")
+            continue
+        place = _place(tensor)
+        if strict and place in latent:
+            raise ValueError(
+                f"'{name}' is the latent weight of the quantized layer '{latent[place]}', too: give it one of its own"
+            )
+        if place in known:
+            shared[name] = known[place]
+        else:
+            known[place] = name
+            entries.append(entry(name, tensor, name.rpartition(".")[0]))
+    return Header(layers=described, shared=shared), entries
+
+
+def _place(tensor: Tensor) -> Any:
+    """Equal for tensors that share their values."""
+    if tensor.is_meta or not tensor.numel():
+        return object()
+    return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
+
+
+def _check_modules(model: nn.Module, made: nn.Module) -> None:
+    """Raise a ValueError unless both consist of the same kinds of modules under the same names."""
+    ours, theirs = (
+        {name: each for name, each in one.named_modules() if not isinstance(each, Part)} for one in (model, made)
+    )
+    for name in ours.keys() | theirs.keys():
+        here, there = ours.get(name), theirs.get(name)
+        if isinstance(here, QuantizedLayer) and isinstance(there, QuantizedLayer):
+            continue  # which `restore` has compared
+        if type(here) is not type(there) or (here and there and here.extra_repr() != there.extra_repr()):
+            raise ValueError(f"'{name}' is {here!r:.100} in the model, and {there!r:.100} in the network")
+
+
+def _checked_extras(
+    network: Mapping[str, Any] | None, pictures: Mapping[str, Any] | None, classes: Sequence[str] | None
+) -> dict[str, Any]:
+    given = {"network": network, "pictures": pictures, "classes": None if classes is None else list(classes)}
+    try:
+        checked = Header.model_validate(json.loads(json.dumps(_as_plain(given))))
+    except ValidationError as error:
+        raise ValueError(first_line(error)) from error
+    except TypeError as error:
+        raise ValueError(f"network, pictures and classes must be plain values: {error}") from error
+    return {name: getattr(checked, name) for name in given}
+
+
+def _as_plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _as_plain(each) for name, each in value.items()}
+    return [_as_plain(each) for each in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,51 @@
+"""What writing and reading ask of a model: its tensors by name, and what these may be."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+
+def joined(name: str, rest: str) -> str:
+    """The name of what is in the module `name`, which is "" for the model itself."""
+    return f"{name}.{rest}" if name else rest
+
+
+def inner_model(model: nn.Module) -> nn.Module:
+    """The model itself, without what compiles it or spreads it over devices."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model (={model!r:.200}) must be a torch.nn.Module")
+    while True:
+        inside = getattr(model, "_orig_mod", None)
+        if inside is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            inside = model.module
+        if not isinstance(inside, nn.Module):
+            return model
+        model = inside
+
+
+def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and persistent buffers themselves, by all of their names."""
+    names = model.state_dict().keys()
+    every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: tensor for name, tensor in every if name in names}
+
+
+def counters(modules: Mapping[str, nn.Module]) -> set[str]:
+    """The counts of training batches of batch norms, at which evaluation does not look."""
+    return {joined(name, "num_batches_tracked") for name, each in modules.items() if isinstance(each, _NormBase)}
+
+
+def check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError unless the parameters and the statistics of batch norms are finite, and these variances."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    for name, tensor in tensors.items():
+        if not tensor.is_floating_point():
+            continue
+        owner, _, key = name.rpartition(".")
+        is_norm = isinstance(modules.get(owner), _NormBase)
+        if tensor.isnan().any() or ((name in parameters or is_norm) and not tensor.isfinite().all()):
+            raise ValueError(f"'{name}' has NaN or inf")
+        if is_norm and key == "running_var" and (tensor < 0).any():
+            raise ValueError(f"'{name}' (={tensor.min().item()}) must not be negative")
