@@ -254,10 +254,13 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
     radix = radix_of(quantizer.bits, count)
     if step == 0 or radix > 2 ** max(math.ceil(quantizer.bits), 2):  # far apart: the codes that there are, one by one
         first, step, radix = 0, 0, radix_of(quantizer.bits, len(levels))
-    numbers = (values - first) // step if step else torch.searchsorted(levels, values.contiguous())
+
+    def make() -> Tensor:
+        return pack((values - first) // step if step else torch.searchsorted(levels, values.contiguous()), radix)
+
     length = packed_length(layer.weight.numel(), radix)
     stored = header.Weight(shape=list(shape), bits=quantizer.bits, radix=radix, first=first, step=step, dtype=dtype)
-    entries = [Entry(name, joined(name, "weight.codes"), torch.uint8, (length,), lambda: pack(numbers, radix))]
+    entries = [Entry(name, joined(name, "weight.codes"), torch.uint8, (length,), make)]
     if not step:
         entries.append(entry(joined(name, "weight.levels"), smallest(levels), name))
     for key in ("scale", "offset", "negative_scale"):
