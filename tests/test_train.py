@@ -351,6 +351,14 @@ def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
+def test_a_compiled_run_that_calibrates_itself_stays_in_one_piece(tmp_path: Path) -> None:
+    counters.clear()
+    one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "scheme=lsq")
+    program.train(config(*one_epoch, "compile=true", f"run_dir={tmp_path}"))
+    assert counters["frames"]["ok"] > 0
+    assert not counters["graph_break"]
+
+
 def test_evaluating_needs_no_teacher(whole: tuple[Path, Any], tmp_path: Path) -> None:
     teacher = ("loss=distillation", "loss.teacher={_target_:qconv.models.small_cnn}", "loss.weights=none.pt")
     best = whole[0] / "checkpoints/best.ckpt"

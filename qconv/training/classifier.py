@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
+from ..layers import QuantizedLayer
 from ..optim import ModelOptimizer, shift_penalty
 from ..quantizers.numbers import check_flags
 from ..steps import after_every_step
@@ -112,7 +113,11 @@ class Classifier(LightningModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """The loss of one batch."""
         del batch_idx
-        loss, accuracy = self._step(batch, self.loss)
+        # A layer that calibrates itself breaks a compiled graph, which would then stay in pieces for good.
+        layers = (module for module in self.model.modules() if isinstance(module, QuantizedLayer))
+        stance = "default" if all(layer.input_quantizer.calibrated for layer in layers) else "force_eager"
+        with torch.compiler.set_stance(stance):
+            loss, accuracy = self._step(batch, self.loss)
         lr = self.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]  # pyright: ignore
         figures = {"lr": lr, "train_loss": loss.detach(), "train_accuracy": accuracy}
         for name, value in figures.items():
