@@ -40,6 +40,8 @@ from .summary import summary as summary
 from .summary_table import Summary as Summary
 
 if TYPE_CHECKING:
+    from .inference import freeze as freeze
+    from .inference import verify as verify
     from .layers import DeformConv2dPack as DeformConv2dPack
     from .layers import QDeformConv2d as QDeformConv2d
     from .layers import QDeformConv2dPack as QDeformConv2dPack
@@ -57,4 +59,8 @@ def __getattr__(name: str) -> Any:
         from . import packed  # imports pydantic and safetensors
 
         return getattr(packed, name)
+    if name in ("freeze", "verify"):
+        from . import inference
+
+        return getattr(inference, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_predict(commands)
     _add_summary(commands)
+    _add_verify(commands)
     _add_bench(commands)
     options = parser.parse_args(arguments)
     try:
@@ -92,6 +93,33 @@ def _summary(options: argparse.Namespace) -> int:
         table.to_json(options.json)
     print(table)
     return 0
+
+
+def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verify = commands.add_parser(
+        "verify",
+        help="prove that integer inference gives what was trained",
+        description="Freeze a packed model, and compare it with the model in the file on pictures, layer by layer: "
+        "codes and sums of integers must be equal, floats within what rounding explains. The exit status is 1 if they "
+        "are not.",
+        epilog="example: qconv verify outputs/2026-01-31/12-00-00/model.safetensors cat.jpg *.png",
+    )
+    verify.add_argument("model", metavar="MODEL", help="packed model, model.safetensors in the folder of a run")
+    verify.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files")
+    verify.set_defaults(run=_verify)
+
+
+def _verify(options: argparse.Namespace) -> int:
+    import torch
+
+    from .inference import freeze, verify
+    from .predict import Predictor
+
+    predictor = Predictor(options.model)
+    batches = (torch.stack([predictor.read(path)]) for path in options.pictures)
+    found = verify(predictor.model, freeze(predictor.model), batches)
+    print(found)
+    return 0 if found.equal else 1
 
 
 def _needs_nothing(make: Callable[..., object]) -> bool:

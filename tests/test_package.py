@@ -31,6 +31,7 @@ LAYERS = {
     "files": set(),
     "packed": {"files", "layers", "quantizers", "schemes", "models"},
     "summary": {"layers", "quantizers", "summary_table", "packed"},
+    "inference": {"layers", "quantizers", "packed", "integer", "convert"},
     "images": set(),
     "data": {"files", "images"},
     "predict": {"packed", "images"},
@@ -53,7 +54,7 @@ LAYERS = {
         ),
         "files",
     },
-    "cli": {"bench", "schemes", "packed", "predict", "summary"},
+    "cli": {"bench", "schemes", "packed", "predict", "summary", "inference"},
 }
 
 

@@ -13,6 +13,7 @@ import qconv
 from qconv import schemes
 from qconv.cli import main
 from qconv.images import centre_crop
+from qconv.inference.layers import BinaryConv2d
 from qconv.models import small_cnn
 from qconv.predict import Predictor
 
@@ -134,3 +135,32 @@ def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
     assert f"example: qconv {command} " in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed(tmp_path / "model")
+    assert main(["verify", str(tmp_path / "model"), str(picture), str(picture)]) == 0
+    header, *rows, verdict = capsys.readouterr().out.splitlines()
+    assert header.split()[:3] == ["layer", "arithmetic", "gives"]
+    assert all(row.split()[1] == "binary" for row in rows)
+    assert verdict.startswith("equal; outputs differ by up to ")
+    assert verdict.endswith("and 0 of 2 decisions")
+    assert main(["verify", str(tmp_path / "model"), str(tmp_path / "none.png")]) == 1
+    assert "none.png cannot be read" in capsys.readouterr().err
+
+
+def test_a_model_that_differs(
+    picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from qconv import inference
+
+    def wrong(model: torch.nn.Module) -> inference.FrozenModel:
+        frozen = freeze(model)
+        next(each for each in frozen.modules() if isinstance(each, BinaryConv2d)).tap_sums.add_(1)
+        return frozen
+
+    freeze = inference.freeze
+    monkeypatch.setattr(inference, "freeze", wrong)
+    packed(tmp_path / "model")
+    assert main(["verify", str(tmp_path / "model"), str(picture)]) == 1
+    assert "not equal: 'blocks.1.conv' is the first layer that differs" in capsys.readouterr().out

@@ -1,0 +1,8 @@
+"""Inference on integers: operators, and the models that run on them."""
+
+from .freeze import Frozen as Frozen
+from .freeze import FrozenModel as FrozenModel
+from .freeze import freeze as freeze
+from .verify import LayerCheck as LayerCheck
+from .verify import Verification as Verification
+from .verify import verify as verify

@@ -1,0 +1,335 @@
+/* Binary convolution on bits: xor and popcount in place of multiplications.
+ *
+ * A bit is 1 where the value is -1. Activations are packed along the channels: (N, H, W, groups, words) with
+ * words = ceil(channels / 64) and zeros in what is left of the last word. Weights are packed for blocks of 8 output
+ * channels, so that one vector holds the same word of all 8: (groups, blocks, kh, kw, words, 8).
+ *
+ * An accumulator is base - 2 * popcount(x ^ w) over all taps. Taps outside of the picture read zero bits, so +1;
+ * base holds what has to be taken away again for a padding of 0 or -1, for each class of rows and columns.
+ *
+ * Every kernel is written once, in binary_rows.h, over the few operations in which instruction sets differ.
+ */
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
+#if defined(_WIN32)
+#define EXPORT __declspec(dllexport)
+#else
+#define EXPORT __attribute__((visibility("default")))
+#endif
+#define INLINE static inline __attribute__((always_inline))
+
+enum { BLOCK = 8, MOST_PIXELS = 4, MOST_BLOCKS = 4 };
+enum { TO_INT32 = 0, TO_FLOAT = 1, TO_BITS = 2 };
+enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, NEON = 3 };
+
+typedef struct {
+    const void *input;        /* bits (N, H, W, groups, words), or floats (N, groups * in_channels, H, W) */
+    const uint64_t *weight;   /* (groups, blocks, kh, kw, words, BLOCK) */
+    const int32_t *tap_sums;  /* (groups, kh, kw, blocks * BLOCK): sums of the weights of a tap */
+    const float *scale;       /* TO_FLOAT: (groups * out_channels) */
+    const float *bias;        /* TO_FLOAT: (groups * out_channels) */
+    const int32_t *threshold; /* TO_BITS: (groups, blocks * BLOCK); the bit is acc < threshold */
+    void *output;             /* (N, out_h, out_w, …) of int32, floats or bits */
+    int64_t batch, height, width, groups, words, in_channels; /* in_channels, of a group */
+    int64_t blocks, out_channels;                             /* of a group; blocks = ceil(out_channels / BLOCK) */
+    int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
+    int64_t top, left, padded_h, padded_w, out_h, out_w;
+    int64_t out_words;        /* TO_BITS: words of an output pixel */
+    int32_t padding_value, mode, is_float, channels_last, isa; /* channels_last, of float inputs; outputs are */
+    int32_t failed; /* from here on it is filled in here */
+    int32_t *base;            /* (row classes, column classes, groups, blocks * BLOCK) */
+    int32_t *row_class, *column_class;
+    int64_t column_classes;
+} Conv;
+
+typedef float Floats8 __attribute__((vector_size(32), aligned(4)));
+typedef int32_t Ints8 __attribute__((vector_size(32), aligned(4)));
+
+/* ---- the portable form: one 64-bit word after another ---- */
+INLINE int64_t portable_popcount(uint64_t v) {
+#if defined(__POPCNT__) || defined(__aarch64__)
+    return __builtin_popcountll(v);
+#else
+    v -= (v >> 1) & 0x5555555555555555u;
+    v = (v & 0x3333333333333333u) + ((v >> 2) & 0x3333333333333333u);
+    v = (v + (v >> 4)) & 0x0f0f0f0f0f0f0f0fu;
+    return (int64_t)((v * 0x0101010101010101u) >> 56);
+#endif
+}
+
+typedef struct { int64_t lane[BLOCK]; } PortableBlock;
+#define NAME(x) portable_##x
+#define TARGET
+#define Sum PortableBlock
+#define WEIGHT const uint64_t *
+INLINE void portable_clear(PortableBlock *sum) { memset(sum, 0, sizeof *sum); }
+INLINE const uint64_t *portable_load(const uint64_t *w) { return w; }
+INLINE void portable_add(PortableBlock *sum, const uint64_t *w, uint64_t x) {
+    for (int i = 0; i < BLOCK; i++) sum->lane[i] += portable_popcount(w[i] ^ x);
+}
+INLINE void portable_flush(PortableBlock *sum) { (void)sum; }
+INLINE void portable_store(const PortableBlock *sum, int32_t *out) {
+    for (int i = 0; i < BLOCK; i++) out[i] = (int32_t)sum->lane[i];
+}
+INLINE int portable_below(const int32_t *x, const int32_t *bound) {
+    int bits = 0;
+    for (int i = 0; i < BLOCK; i++) bits |= (x[i] < bound[i]) << i;
+    return bits;
+}
+INLINE uint64_t portable_sixteen(const float *x) {
+    uint64_t bits = 0;
+    for (int i = 0; i < 16; i++) bits |= (uint64_t)(x[i] < 0) << i;
+    return bits;
+}
+#define FLUSH_AFTER 0
+#include "binary_rows.h"
+
+#if defined(__x86_64__)
+/* ---- AVX-512 VPOPCNTDQ ---- */
+#define NAME(x) avx512_##x
+#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512vpopcntdq,fma,popcnt")))
+#define Sum __m512i
+#define WEIGHT __m512i
+INLINE TARGET void avx512_clear(__m512i *sum) { *sum = _mm512_setzero_si512(); }
+INLINE TARGET __m512i avx512_load(const uint64_t *w) { return _mm512_loadu_si512(w); }
+INLINE TARGET void avx512_add(__m512i *sum, __m512i w, uint64_t x) {
+    __m512i differ = _mm512_xor_si512(w, _mm512_set1_epi64((long long)x));
+    *sum = _mm512_add_epi64(*sum, _mm512_popcnt_epi64(differ));
+}
+INLINE TARGET void avx512_flush(__m512i *sum) { (void)sum; }
+INLINE TARGET void avx512_store(const __m512i *sum, int32_t *out) {
+    _mm256_storeu_si256((__m256i *)out, _mm512_cvtepi64_epi32(*sum));
+}
+INLINE TARGET int avx512_below(const int32_t *x, const int32_t *bound) {
+    return _mm256_cmplt_epi32_mask(_mm256_loadu_si256((const __m256i *)x), _mm256_loadu_si256((const __m256i *)bound));
+}
+INLINE TARGET uint64_t avx512_sixteen(const float *x) {
+    return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), _mm512_setzero_ps(), _CMP_LT_OQ);
+}
+#define FLUSH_AFTER 0
+#include "binary_rows.h"
+
+/* ---- AVX2: bits of a byte from a table of its halves; bytes are summed up before they overflow ---- */
+typedef struct { __m256i bytes[2], lanes[2]; } Avx2Sum;
+typedef struct { __m256i half[2]; } Avx2Weight;
+#define NAME(x) avx2_##x
+#define TARGET __attribute__((target("avx2,fma,popcnt")))
+#define Sum Avx2Sum
+#define WEIGHT Avx2Weight
+INLINE TARGET void avx2_clear(Avx2Sum *sum) {
+    for (int i = 0; i < 2; i++) sum->bytes[i] = sum->lanes[i] = _mm256_setzero_si256();
+}
+INLINE TARGET Avx2Weight avx2_load(const uint64_t *w) {
+    Avx2Weight found;
+    for (int i = 0; i < 2; i++) found.half[i] = _mm256_loadu_si256((const __m256i *)(w + 4 * i));
+    return found;
+}
+INLINE TARGET void avx2_add(Avx2Sum *sum, Avx2Weight w, uint64_t x) {
+    const __m256i table = _mm256_setr_epi8(0, 1, 1, 2, 1, 2, 2, 3, 1, 2, 2, 3, 2, 3, 3, 4, 0, 1, 1, 2, 1, 2, 2, 3, 1, 2,
+                                           2, 3, 2, 3, 3, 4);
+    const __m256i low = _mm256_set1_epi8(15);
+    for (int i = 0; i < 2; i++) {
+        __m256i differ = _mm256_xor_si256(w.half[i], _mm256_set1_epi64x((long long)x));
+        __m256i first = _mm256_shuffle_epi8(table, _mm256_and_si256(differ, low));
+        __m256i second = _mm256_shuffle_epi8(table, _mm256_and_si256(_mm256_srli_epi16(differ, 4), low));
+        sum->bytes[i] = _mm256_add_epi8(sum->bytes[i], _mm256_add_epi8(first, second));
+    }
+}
+INLINE TARGET void avx2_flush(Avx2Sum *sum) {
+    for (int i = 0; i < 2; i++) {
+        sum->lanes[i] = _mm256_add_epi64(sum->lanes[i], _mm256_sad_epu8(sum->bytes[i], _mm256_setzero_si256()));
+        sum->bytes[i] = _mm256_setzero_si256();
+    }
+}
+INLINE TARGET void avx2_store(const Avx2Sum *sum, int32_t *out) {
+    const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    for (int i = 0; i < 2; i++) {
+        __m256i packed = _mm256_permutevar8x32_epi32(sum->lanes[i], even);
+        _mm_storeu_si128((__m128i *)(out + 4 * i), _mm256_castsi256_si128(packed));
+    }
+}
+INLINE TARGET int avx2_below(const int32_t *x, const int32_t *bound) {
+    __m256i a = _mm256_loadu_si256((const __m256i *)x), b = _mm256_loadu_si256((const __m256i *)bound);
+    return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)));
+}
+INLINE TARGET uint64_t avx2_sixteen(const float *x) {
+    const __m256 zero = _mm256_setzero_ps();
+    unsigned low = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x), zero, _CMP_LT_OQ));
+    unsigned high = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + 8), zero, _CMP_LT_OQ));
+    return low | high << 8;
+}
+#define FLUSH_AFTER 31
+#include "binary_rows.h"
+#endif
+
+#if defined(__aarch64__)
+/* ---- NEON ---- */
+typedef struct { uint8x16_t bytes[4]; uint64x2_t lanes[4]; } NeonSum;
+typedef struct { uint8x16_t quarter[4]; } NeonWeight;
+#define NAME(x) neon_##x
+#define TARGET
+#define Sum NeonSum
+#define WEIGHT NeonWeight
+INLINE void neon_clear(NeonSum *sum) {
+    for (int i = 0; i < 4; i++) {
+        sum->bytes[i] = vdupq_n_u8(0);
+        sum->lanes[i] = vdupq_n_u64(0);
+    }
+}
+INLINE NeonWeight neon_load(const uint64_t *w) {
+    NeonWeight found;
+    for (int i = 0; i < 4; i++) found.quarter[i] = vreinterpretq_u8_u64(vld1q_u64(w + 2 * i));
+    return found;
+}
+INLINE void neon_add(NeonSum *sum, NeonWeight w, uint64_t x) {
+    uint8x16_t both = vreinterpretq_u8_u64(vdupq_n_u64(x));
+    for (int i = 0; i < 4; i++) sum->bytes[i] = vaddq_u8(sum->bytes[i], vcntq_u8(veorq_u8(w.quarter[i], both)));
+}
+INLINE void neon_flush(NeonSum *sum) {
+    for (int i = 0; i < 4; i++) {
+        sum->lanes[i] = vpadalq_u32(sum->lanes[i], vpaddlq_u16(vpaddlq_u8(sum->bytes[i])));
+        sum->bytes[i] = vdupq_n_u8(0);
+    }
+}
+INLINE void neon_store(const NeonSum *sum, int32_t *out) {
+    for (int i = 0; i < 4; i++) vst1_s32(out + 2 * i, vreinterpret_s32_u32(vmovn_u64(sum->lanes[i])));
+}
+INLINE int neon_below(const int32_t *x, const int32_t *bound) { return portable_below(x, bound); }
+INLINE uint64_t neon_sixteen(const float *x) { return portable_sixteen(x); }
+#define FLUSH_AFTER 31
+#include "binary_rows.h"
+#endif
+
+/* Bits of the instruction sets that this machine has. */
+EXPORT int32_t qconv_instruction_sets(void) {
+    int32_t found = 1 << PORTABLE;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found |= 1 << AVX2;
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vpopcntdq"))
+        found |= 1 << AVX512;
+#elif defined(__aarch64__)
+    found |= 1 << NEON;
+#endif
+    return found;
+}
+
+/* How work is shared out: GOMP_parallel of the OpenMP runtime that torch has loaded, or NULL for one thread. */
+typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
+typedef int (*Number)(void);
+typedef struct {
+    void (*rows)(void *, int64_t, int64_t);
+    void *arguments;
+    int64_t count;
+    Number thread, threads;
+} Work;
+
+static void share(void *data) {
+    Work *work = data;
+    int64_t threads = work->threads(), thread = work->thread();
+    work->rows(work->arguments, work->count * thread / threads, work->count * (thread + 1) / threads);
+}
+
+static void run(void (*rows)(void *, int64_t, int64_t), void *arguments, int64_t count, int32_t threads,
+                Parallel parallel, Number thread, Number team) {
+    if (parallel == NULL || threads < 2 || count < 2) {
+        rows(arguments, 0, count);
+        return;
+    }
+    Work work = {rows, arguments, count, thread, team};
+    parallel(share, &work, (unsigned)threads, 0);
+}
+
+static void conv_rows(void *arguments, int64_t start, int64_t stop) {
+    Conv *conv = arguments;
+    switch (conv->isa) {
+#if defined(__x86_64__)
+    case AVX512: avx512_rows(conv, start, stop); break;
+    case AVX2: avx2_rows(conv, start, stop); break;
+#elif defined(__aarch64__)
+    case NEON: neon_rows(conv, start, stop); break;
+#endif
+    default: portable_rows(conv, start, stop);
+    }
+}
+
+/* Which taps of a kernel lie inside at each place of the output, as classes of equal bits; returns their number. */
+static int64_t classify(int64_t size, int64_t kernel, int64_t stride, int64_t dilation, int64_t before, int64_t places,
+                        int32_t *kind, uint64_t *masks) {
+    int64_t count = 0;
+    for (int64_t place = 0; place < places; place++) {
+        uint64_t mask = 0;
+        for (int64_t tap = 0; tap < kernel; tap++) {
+            const int64_t at = place * stride + tap * dilation - before;
+            mask |= (uint64_t)(at >= 0 && at < size) << tap;
+        }
+        int64_t found = 0;
+        while (found < count && masks[found] != mask) found++;
+        if (found == count) masks[count++] = mask;
+        kind[place] = (int32_t)found;
+    }
+    return count;
+}
+
+/* The accumulators of an output without a difference, from which twice the count of differences is taken away. */
+static int fill_base(Conv *conv) {
+    const int64_t channels = conv->groups * conv->blocks * BLOCK, padded = conv->blocks * BLOCK;
+    const int64_t most = conv->out_h > conv->out_w ? conv->out_h : conv->out_w;
+    uint64_t *masks = malloc((size_t)(2 * most) * sizeof *masks);
+    conv->row_class = malloc((size_t)(conv->out_h + conv->out_w) * sizeof *conv->row_class);
+    if (masks == NULL || conv->row_class == NULL) {
+        free(masks);
+        return 0;
+    }
+    conv->column_class = conv->row_class + conv->out_h;
+    const int64_t rows = classify(conv->height, conv->kernel_h, conv->stride_h, conv->dilation_h, conv->top, conv->out_h,
+                                  conv->row_class, masks);
+    const int64_t columns = classify(conv->width, conv->kernel_w, conv->stride_w, conv->dilation_w, conv->left,
+                                     conv->out_w, conv->column_class, masks + most);
+    conv->column_classes = columns;
+    conv->base = malloc((size_t)(rows * columns * channels) * sizeof *conv->base);
+    if (conv->base != NULL) {
+        const int32_t full = (int32_t)(conv->in_channels * conv->kernel_h * conv->kernel_w);
+        const int32_t times = 1 - conv->padding_value; /* of +1, which zero bits stand for, too much */
+        for (int64_t kind = 0; kind < rows * columns; kind++) {
+            int32_t *base = conv->base + kind * channels;
+            for (int64_t c = 0; c < channels; c++) base[c] = full;
+            for (int64_t i = 0; i < conv->kernel_h && times; i++)
+                for (int64_t j = 0; j < conv->kernel_w; j++) {
+                    if (masks[kind / columns] >> i & masks[most + kind % columns] >> j & 1) continue;
+                    for (int64_t group = 0; group < conv->groups; group++) {
+                        const int64_t tap = (group * conv->kernel_h + i) * conv->kernel_w + j;
+                        const int32_t *sums = conv->tap_sums + tap * padded;
+                        for (int64_t c = 0; c < padded; c++) base[group * padded + c] -= times * sums[c];
+                    }
+                }
+        }
+    }
+    free(masks);
+    return conv->base != NULL;
+}
+
+/* Returns 0, or 1 where there was not enough memory. */
+EXPORT int32_t qconv_binary_conv2d(const void *given, int32_t threads, Parallel parallel, Number thread, Number team) {
+    Conv conv;
+    memset(&conv, 0, sizeof conv);
+    memcpy(&conv, given, offsetof(Conv, failed));
+    conv.failed = !fill_base(&conv);
+    if (!conv.failed) run(conv_rows, &conv, conv.batch * conv.out_h, threads, parallel, thread, team);
+    free(conv.base);
+    free(conv.row_class);
+    return conv.failed;
+}
+
+/* The bytes of what it is given, so that both sides can be seen to speak of the same. */
+EXPORT int64_t qconv_size_of_call(void) { return offsetof(Conv, failed); }

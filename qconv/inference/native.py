@@ -1,0 +1,158 @@
+"""The binary convolution in C: found, and called on the memory of tensors."""
+
+import ctypes
+import logging
+import struct
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+BLOCK = 8
+INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
+_CALL = struct.Struct("7P21q5i")
+_TO_INT32, _TO_FLOAT, _TO_BITS = range(3)
+_SERIAL = 1 << 20  # multiplications below which a second thread costs more than it brings
+
+
+class Library(NamedTuple):
+    """The loaded kernels: which instruction set they use, and what torch shares work out with."""
+
+    convolve: "ctypes._NamedFuncPointer"
+    best: int
+    available: tuple[str, ...]
+    parallel: tuple[int | None, int | None, int | None]
+
+
+@cache
+def library() -> Library | None:
+    """The kernels; None, which is said once, where qconv was installed without a C compiler."""
+    path = library_path()
+    if path is None:
+        logging.getLogger("qconv").warning(
+            "qconv was installed without its C kernels: binary convolutions are exact, but slow, by torch's operators. "
+            "Install a C compiler, then qconv again."
+        )
+        return None
+    loaded = ctypes.CDLL(str(path))
+    loaded.qconv_size_of_call.restype = ctypes.c_int64
+    if loaded.qconv_size_of_call() != _CALL.size:
+        raise ImportError(f"{path} was built from other sources than this qconv: install qconv again")
+    convolve = loaded.qconv_binary_conv2d
+    convolve.argtypes = (ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
+    found = loaded.qconv_instruction_sets()
+    available = tuple(name for bit, name in enumerate(INSTRUCTION_SETS) if found >> bit & 1)
+    return Library(convolve, found.bit_length() - 1, available, _torch_threads())
+
+
+def library_path() -> Path | None:
+    """Where the build has put the kernels: beside this file, or where an editable install has its built files."""
+    try:
+        path = Path(str(distribution("qconv").locate_file("qconv/inference/libbinary.so.1")))
+    except PackageNotFoundError:
+        return None
+    return path if path.is_file() else None
+
+
+def _torch_threads() -> tuple[int | None, int | None, int | None]:
+    """Entry points of the OpenMP runtime that torch has loaded; one of our own would fight it for the cores."""
+    process = ctypes.CDLL(None)
+    try:
+        names = "GOMP_parallel", "omp_get_thread_num", "omp_get_num_threads"
+        first, second, third = (ctypes.cast(getattr(process, name), ctypes.c_void_p).value for name in names)
+    except AttributeError:
+        return None, None, None
+    return first, second, third
+
+
+class Window(NamedTuple):
+    """Where a kernel stands: padding in the order of `torch.nn.functional.pad`."""
+
+    stride: tuple[int, int]
+    padding: tuple[int, int, int, int]
+    dilation: tuple[int, int]
+    padding_value: int
+
+    def output_size(self, size: tuple[int, int], kernel_size: tuple[int, int]) -> tuple[int, int]:
+        """Height and width of the output.
+
+        Raises:
+            ValueError: the kernel is larger than the padded input.
+        """
+        left, right, top, bottom = self.padding
+        padded = size[0] + top + bottom, size[1] + left + right
+        spans = tuple(d * (k - 1) + 1 for d, k in zip(self.dilation, kernel_size, strict=True))
+        if spans[0] > padded[0] or spans[1] > padded[1]:
+            raise ValueError(f"kernel_size (={kernel_size}, {spans} dilated) must not exceed the padded input {padded}")
+        return (padded[0] - spans[0]) // self.stride[0] + 1, (padded[1] - spans[1]) // self.stride[1] + 1
+
+
+def takes(weight: Tensor, out_channels: int, threshold: Tensor | None) -> bool:
+    """Whether the kernel can: bits of several groups must end at a word, and a bit mask holds the taps of a line."""
+    groups, _, height, width, _, _ = weight.shape
+    return max(height, width) <= 64 and (threshold is None or groups == 1 or out_channels // groups % 64 == 0)
+
+
+def convolve(
+    found: Library,
+    input: Tensor,
+    weight: Tensor,
+    tap_sums: Tensor,
+    window: Window,
+    channels: tuple[int, int],
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    threshold: Tensor | None = None,
+    instruction_set: str | None = None,
+) -> Tensor:
+    """`qconv.inference.operators.binary_conv2d` by the kernel.
+
+    Args:
+        found: from `library`.
+        input: bits, or float32 ``(N, C, H, W)`` in either memory format.
+        weight: bits.
+        tap_sums: of the weight.
+        window: stride, padding and dilation.
+        channels: of the input and of the output, those of all groups.
+        scale: of the output channels.
+        bias: of the output channels.
+        threshold: of the output channels.
+        instruction_set: one of `Library.available`; the best one when None.
+    """
+    is_float = input.is_floating_point()
+    groups, blocks, kernel_h, kernel_w, words, _ = weight.shape
+    batch = input.shape[0]
+    height, width = input.shape[2:] if is_float else input.shape[1:3]
+    out_h, out_w = window.output_size((height, width), (kernel_h, kernel_w))
+    in_channels, out_channels = channels
+    last = is_float and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
+    input = input if last else input.contiguous()
+    out_words = -(-out_channels // 64)
+    mode = _TO_BITS if threshold is not None else _TO_INT32 if scale is None else _TO_FLOAT
+    if mode == _TO_BITS:
+        output = torch.zeros(batch, out_h, out_w, out_words, dtype=torch.int64)
+    else:
+        dtype = torch.float32 if mode == _TO_FLOAT else torch.int32
+        output = torch.empty(batch, out_channels, out_h, out_w, dtype=dtype, memory_format=torch.channels_last)
+    if output.numel() == 0:
+        return output
+    left, right, top, bottom = window.padding
+    operands = tuple(None if each is None else each.contiguous() for each in (weight, tap_sums, scale, bias, threshold))
+    call = _CALL.pack(
+        input.data_ptr(),
+        *(0 if each is None else each.data_ptr() for each in operands),
+        output.data_ptr(),
+        *(batch, height, width, groups, words, in_channels // groups, blocks, out_channels // groups),
+        *(kernel_h, kernel_w, *window.stride, *window.dilation),
+        *(top, left, height + top + bottom, width + left + right, out_h, out_w, out_words),
+        *(window.padding_value, mode, is_float, last),
+        found.best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set),
+    )
+    work = batch * out_h * out_w * out_channels * (in_channels // groups) * kernel_h * kernel_w
+    threads = torch.get_num_threads() if work > _SERIAL else 1
+    if found.convolve(call, threads, *found.parallel):
+        raise MemoryError("no memory for the bits of a picture")
+    return output

@@ -1,0 +1,321 @@
+"""Operators of integer inference, as `torch.library` operators: each has a definition that is slow and exact.
+
+A definition is made of torch's operators and runs on every device. Faster kernels stand beside it (`native`, `onednn`)
+and give the same integers; a kernel for another device is registered in the same way, and no caller sees a difference.
+All are functional, know the shapes of what they return, and have no gradient. Outputs are channels_last.
+
+**Signs** are bits, 1 for −1: ``(N, H, W, groups · words)`` int64 with ``words = ceil(C / groups / 64)``, bits beyond
+the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` of ``(C_out, C / groups, kh, kw)``.
+``in_channels`` and ``out_channels`` are those of all groups.
+
+**Codes** are uint8 or int8 numbers ``(N, C, H, W)``; their weights are int8 ``(C_out, C / groups, kh, kw)``.
+
+``padding`` is in the order of `torch.nn.functional.pad`, and filled with ``padding_value`` (signs: −1, 0 or +1).
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import onednn
+from .native import BLOCK, Window, convolve, library, takes
+
+WORD = 64
+LIBRARY = torch.library.Library("qconv", "DEF")
+LIBRARY.define("pack_signs(Tensor input, int groups=1) -> Tensor")
+LIBRARY.define(
+    "binary_conv2d(Tensor input, Tensor weight, Tensor tap_sums, int in_channels, int out_channels, int[2] stride, "
+    "int[4] padding, int[2] dilation, int padding_value, Tensor? scale=None, Tensor? bias=None, "
+    "Tensor? threshold=None) -> Tensor"
+)
+LIBRARY.define(
+    "integer_conv2d(Tensor input, Tensor weight, int[2] stride, int[4] padding, int[2] dilation, int groups, "
+    "int padding_value, Tensor? scale=None, Tensor? bias=None, int? low=None, int? high=None) -> Tensor"
+)
+LIBRARY.define(
+    "shift_conv2d(Tensor input, Tensor sign, Tensor shift, int[2] stride, int[4] padding, int[2] dilation, int groups) "
+    "-> Tensor"
+)
+
+
+def pack_signs(input: Tensor, groups: int = 1) -> Tensor:
+    """The signs of ``(N, C, H, W)`` as bits ``(N, H, W, groups · words)``; 0, −0.0 and NaN give +1.
+
+    Example:
+        >>> pack_signs(torch.tensor([-1.0, 1.0, -1.0]).view(1, 3, 1, 1)).item()
+        5
+    """
+    bits = (input < 0).unflatten(1, (groups, -1)).movedim((1, 2), (-2, -1))
+    words = F.pad(bits, (0, -bits.shape[-1] % WORD)).unflatten(-1, (-1, WORD)).long()
+    return (words << torch.arange(WORD, device=input.device)).sum(-1).flatten(-2)
+
+
+def unpack_signs(bits: Tensor, channels: int, groups: int = 1) -> Tensor:
+    """The inverse of `pack_signs`: +1 and −1, int8 ``(N, C, H, W)``."""
+    words = bits.unflatten(-1, (groups, -1, 1)) >> torch.arange(WORD, device=bits.device) & 1
+    values = 1 - 2 * words.flatten(-2)[..., : channels // groups].to(torch.int8)
+    return values.flatten(-2).movedim(-1, 1)
+
+
+def pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
+    """The weight ``(C_out, C / groups, kh, kw)`` of signs as bits, and ``tap_sums`` (groups, kh, kw, blocks · 8) int32.
+
+    Output channels that fill the last block up are +1 in the bits and 0 in the sums.
+    """
+    kernel = signs.shape[2:]
+    filters = signs.unflatten(0, (groups, -1))
+    missing = -filters.shape[1] % BLOCK
+    sums = F.pad(filters.sum(2, dtype=torch.int32), (0, 0, 0, 0, 0, missing)).movedim(1, -1)
+    words = pack_signs(signs).view(groups, -1, *kernel, -(-signs.shape[1] // WORD))
+    words = F.pad(words.movedim(1, -1), (0, missing)).unflatten(-1, (-1, BLOCK))
+    return words.movedim(-2, 1).contiguous(), sums.contiguous()
+
+
+def unpack_weight(weight: Tensor, in_channels: int, out_channels: int) -> Tensor:
+    """The inverse of `pack_weight`: signs, int8 ``(C_out, C / groups, kh, kw)``."""
+    groups = len(weight)
+    words = weight.movedim(-1, 2).flatten(1, 2)[:, : out_channels // groups].flatten(0, 1)
+    return unpack_signs(words, in_channels // groups)
+
+
+def _sum_products(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    padding_value: int = 0,
+) -> Tensor:
+    """The accumulators, as float64, in which sums of integers are exact below 2^53."""
+    padded = F.pad(input.double(), tuple(padding), value=padding_value)
+    sums = F.conv2d(padded, weight.double(), None, tuple(stride), 0, tuple(dilation), groups)
+    return sums.contiguous(memory_format=torch.channels_last)
+
+
+def _scaled(accumulators: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
+    return accumulators.float() * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
+
+
+def binary_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    tap_sums: Tensor,
+    in_channels: int,
+    out_channels: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    padding_value: int,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    threshold: Tensor | None = None,
+) -> Tensor:
+    """Convolution of signs, given as bits or as floats whose signs are taken.
+
+    Returns:
+        The sums ``acc`` (N, C_out, *out), int32; with `scale` and `bias` (C_out,) ``acc · scale_c + bias_c``, float32,
+        rounded after the product and after the sum; with `threshold` (groups, blocks · 8), int32, the bits
+        (N, *out, words) of what is −1 where ``acc < threshold_c``.
+    """
+    groups = len(weight)
+    signs = torch.where(input < 0, -1, 1) if input.is_floating_point() else unpack_signs(input, in_channels, groups)
+    filters = unpack_weight(weight, in_channels, out_channels)
+    accumulators = _sum_products(signs, filters, stride, padding, dilation, groups, padding_value).to(torch.int32)
+    if threshold is not None:
+        bound = threshold[:, : out_channels // groups].reshape(-1, 1, 1)
+        return pack_signs(torch.where(accumulators < bound, -1, 1))
+    if scale is None or bias is None:
+        return accumulators
+    return _scaled(accumulators, scale, bias)
+
+
+def integer_conv2d(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    padding_value: int,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    low: int | None = None,
+    high: int | None = None,
+) -> Tensor:
+    """Convolution of codes.
+
+    Returns:
+        The sums ``acc`` (N, C_out, *out), int32, which they must not exceed; with `scale` and `bias` (C_out,)
+        ``acc · scale_c + bias_c``, float32, in whose last bits kernels may differ; with `low` and `high` codes,
+        ``clamp(round(acc · scale_c + bias_c), low, high)``, uint8, or int8 where `low` is negative.
+    """
+    sums = _sum_products(input, weight, stride, padding, dilation, groups, padding_value).to(torch.int32)
+    if scale is None or bias is None:
+        return sums
+    values = _scaled(sums, scale, bias)
+    if low is None or high is None:
+        return values
+    return values.round_().clamp_(low, high).to(code_dtype(low))
+
+
+def code_dtype(low: int) -> torch.dtype:
+    """The dtype of codes from `low` on: unsigned where it can be, which CPUs multiply faster."""
+    return torch.int8 if low < 0 else torch.uint8
+
+
+def shift_conv2d(
+    input: Tensor,
+    sign: Tensor,
+    shift: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Convolution with powers of two: sums of ``sign · (input << shift)``, int64, of int64 inputs.
+
+    `sign` is −1, 0 or +1 and `shift` at least 0, both int8. All numbers of one shift are added up, then shifted.
+    """
+    total: Tensor | None = None
+    for amount in shift.unique().tolist():
+        part = _sum_products(input, sign * (shift == amount), stride, padding, dilation, groups).long() << amount
+        total = part if total is None else total + part
+    if total is None:  # no output channel
+        return _sum_products(input, sign, stride, padding, dilation, groups).long()
+    return total
+
+
+def _output(
+    input: Tensor,
+    size: tuple[int, int],
+    kernel: tuple[int, int],
+    channels: int,
+    window: Window,
+    dtype: torch.dtype,
+) -> Tensor:
+    """An empty output of a convolution."""
+    shape = input.shape[0], channels, *window.output_size(size, kernel)
+    return torch.empty(shape, dtype=dtype, device=input.device, memory_format=torch.channels_last)
+
+
+def _binary_shape(
+    input: Tensor,
+    weight: Tensor,
+    tap_sums: Tensor,
+    in_channels: int,
+    out_channels: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    padding_value: int,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    threshold: Tensor | None = None,
+) -> Tensor:
+    _, _, height, width, _, _ = weight.shape
+    is_float = input.is_floating_point()
+    size = (input.shape[2], input.shape[3]) if is_float else (input.shape[1], input.shape[2])
+    window = Window(tuple(stride), tuple(padding), tuple(dilation), padding_value)  # pyright: ignore
+    dtype = torch.int32 if scale is None else torch.float32
+    output = _output(input, size, (height, width), out_channels, window, dtype)
+    if threshold is not None:
+        shape = output.shape[0], *output.shape[2:], -(-out_channels // WORD)  # len() would fix a symbolic batch size
+        return input.new_empty(shape, dtype=torch.int64)
+    return output
+
+
+def _integer_shape(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    padding_value: int,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    low: int | None = None,
+    high: int | None = None,
+) -> Tensor:
+    dtype = torch.int32 if scale is None else torch.float32 if low is None else code_dtype(low)
+    window = Window(tuple(stride), tuple(padding), tuple(dilation), padding_value)  # pyright: ignore
+    size, kernel = tuple(input.shape[2:]), tuple(weight.shape[2:])
+    return _output(input, size, kernel, weight.shape[0], window, dtype)  # pyright: ignore
+
+
+def _shift_shape(
+    input: Tensor,
+    sign: Tensor,
+    shift: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    window = Window(tuple(stride), tuple(padding), tuple(dilation), 0)  # pyright: ignore
+    size, kernel = tuple(input.shape[2:]), tuple(sign.shape[2:])
+    return _output(input, size, kernel, sign.shape[0], window, torch.int64)  # pyright: ignore
+
+
+def _pack_shape(input: Tensor, groups: int = 1) -> Tensor:
+    batch, channels, height, width = input.shape
+    return input.new_empty(batch, height, width, groups * -(-(channels // groups) // WORD), dtype=torch.int64)
+
+
+def _binary_on_cpu(
+    input: Tensor,
+    weight: Tensor,
+    tap_sums: Tensor,
+    in_channels: int,
+    out_channels: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    padding_value: int,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    threshold: Tensor | None = None,
+) -> Tensor:
+    """The kernel, where there is one and it takes such shapes."""
+    found = library()
+    window = Window(tuple(stride), tuple(padding), tuple(dilation), padding_value)  # pyright: ignore
+    if found is None or not takes(weight, out_channels, threshold):
+        return binary_conv2d(input, weight, tap_sums, in_channels, out_channels, *window, scale, bias, threshold)
+    if input.dtype not in (torch.float32, torch.int64):
+        input = pack_signs(input, len(weight))
+    return convolve(found, input, weight, tap_sums, window, (in_channels, out_channels), scale, bias, threshold)
+
+
+def _integer_on_cpu(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    padding_value: int,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    low: int | None = None,
+    high: int | None = None,
+) -> Tensor:
+    """OneDNN's convolution of 8-bit integers, on CPUs that have one which is exact."""
+    arguments = input, weight, stride, padding, dilation, groups, padding_value, scale, bias, low, high
+    if scale is None or bias is None or not onednn.takes(input, weight):
+        return integer_conv2d(*arguments)
+    return onednn.convolve(input, weight, stride, padding, dilation, groups, padding_value, scale, bias, low, high)
+
+
+for _name, _definition, _shape, _kernel in (
+    ("pack_signs", pack_signs, _pack_shape, None),
+    ("binary_conv2d", binary_conv2d, _binary_shape, _binary_on_cpu),
+    ("integer_conv2d", integer_conv2d, _integer_shape, _integer_on_cpu),
+    ("shift_conv2d", shift_conv2d, _shift_shape, None),
+):
+    LIBRARY.impl(_name, _definition, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"qconv::{_name}", _shape, lib=LIBRARY)
+    if _kernel is not None:
+        LIBRARY.impl(_name, _kernel, "CPU")

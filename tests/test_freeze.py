@@ -1,0 +1,321 @@
+"""Frozen models: equal to the trained ones, layer by layer and as a whole."""
+
+import copy
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.inference import FrozenModel, freeze, verify
+from qconv.inference.boundaries import as_rounding, staircase
+from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from qconv.models import resnet20
+from qconv.models.activations import RPReLU
+from qconv.models.vgg import vgg_small
+from qconv.schemes import Scheme
+
+
+def trained(model: nn.Module, scheme: Scheme, input: Tensor, **convert: Any) -> nn.Module:
+    """A converted model whose batch norms and steps are as after training; some gammas are negative, one is 0."""
+    torch.manual_seed(0)
+    qconv.convert(model, scheme, **convert)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias, std=0.3)
+            module.weight.data[0] = 0
+    qconv.calibrate(model, [input])
+    with torch.no_grad():
+        for _ in range(20):
+            model.train()(input)
+    return model.eval()
+
+
+def chain(*, pool: str = "", activation: type[nn.Module] = nn.Hardtanh, width: int = 24) -> nn.Sequential:
+    """Three convolutions with batch norm and activation between them, and a float layer at both ends."""
+    parts: list[nn.Module] = [nn.Conv2d(3, width, 3, padding=1), nn.BatchNorm2d(width), activation()]
+    for index in range(3):
+        parts.append(nn.Conv2d(width, width, 3, padding=1, bias=index == 1))
+        parts += [nn.MaxPool2d(2)] if pool == "first" else []
+        parts += [nn.BatchNorm2d(width), activation()]
+        parts += [nn.MaxPool2d(2)] if pool == "last" else []
+    return nn.Sequential(*parts, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+
+
+def codes_of(frozen: FrozenModel) -> Counter[str]:
+    return Counter(f"{each.arithmetic} {each.gives}" for each in frozen.layers)
+
+
+INTEGER = {
+    "bnn": schemes.bnn(),
+    "xnor": schemes.xnor(),
+    "irnet": schemes.irnet(),
+    "bireal": schemes.bireal(),
+    "recu": schemes.recu(),
+    "reste": schemes.reste(),
+    "xnorpp": schemes.xnorpp(),
+    "pad": schemes.bnn(padding_value=1),
+    "minus": schemes.bnn(padding_value=-1),
+    "lsq2": schemes.lsq(2, 2),
+    "lsq4": schemes.lsq(4, 4),
+    "lsq8": schemes.lsq(8, 8),
+    "dorefa": schemes.dorefa(2, 2),
+    "dorefa12": schemes.dorefa(1, 2),
+    "pact": schemes.pact(),
+    "n2uq": schemes.n2uq(),
+    "apot": schemes.apot(),
+    "minmax": schemes.minmax(),
+    "shift": schemes.shift_q(fixed_point=(16, 16)),
+    "shift_ps": schemes.shift_ps(fixed_point=(4, 4)),
+}
+FLOAT = {
+    "bwn": schemes.bwn(),
+    "twn": schemes.twn(),
+    "ttq": schemes.ttq(),
+    "shift_float": schemes.shift_q(),
+    "lsq_plus": schemes.lsq_plus(),
+    "adabin": schemes.adabin(),
+    "fp8": schemes.fp8(),
+}
+
+
+@pytest.mark.parametrize("name", [*INTEGER, *FLOAT])
+def test_every_scheme(name: str) -> None:
+    input = torch.randn(3, 3, 9, 8)
+    model = trained(chain(activation=nn.ReLU), {**INTEGER, **FLOAT}[name], input)
+    before = copy.deepcopy(model.state_dict())
+    frozen = freeze(model)
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    assert checked.difference <= 1e-5 * max(checked.largest, 1) or sum(each.drift for each in checked.layers)
+    assert all(each.arithmetic != "float" for each in frozen.layers) == (name in INTEGER), frozen.layers
+    assert all(each.reason for each in frozen.layers if each.arithmetic == "float" or each.gives == "floats")
+    assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("pool", ["", "first", "last"])
+def test_binary_layers_hand_bits_on(pool: str) -> None:
+    input = torch.randn(4, 3, 17, 16)
+    model = trained(chain(pool=pool), schemes.bnn(), input)
+    frozen = freeze(model)
+    gives = "binary distances" if pool else "binary bits"
+    assert codes_of(frozen) == {gives: 2, "binary floats": 1}
+    assert sum(isinstance(module, nn.Hardtanh) for module in frozen.modules()) == 2  # before the first, behind the last
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    # Sums of ±1 are exact in floats, too: both networks see the same signs.
+    assert sum(each.drift for each in checked.layers) == 0
+    torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.dorefa(2, 2), schemes.pact(3, 3)], ids=str)
+def test_codes_go_from_layer_to_layer(scheme: Scheme) -> None:
+    input = torch.randn(4, 3, 12, 12)
+    model = trained(chain(activation=nn.ReLU), scheme, input)
+    frozen = freeze(model)
+    assert codes_of(frozen) == {"integer codes": 2, "integer floats": 1}
+    conv = next(module for module in frozen.modules() if isinstance(module, IntegerConv2d) and module.low is not None)
+    assert conv(torch.randn(1, 24, 4, 4)).dtype == torch.uint8
+    assert verify(model, frozen, input).equal
+
+
+def test_a_resnet_and_shortcuts() -> None:
+    input = torch.randn(2, 3, 32, 32)
+    binary = trained(resnet20(shortcut="per_conv", activation=nn.Hardtanh), schemes.bireal(), input)
+    assert codes_of(freeze(binary)) == {"binary floats": 18}
+    low = trained(resnet20(), schemes.lsq(4, 4), input)
+    assert codes_of(freeze(low)) == {"integer floats": 9, "integer codes": 9}
+    for model in (binary, low):
+        checked = verify(model, freeze(model), [input[:1], input[1:]])
+        assert checked.equal, f"\n{checked}"
+        assert (checked.samples, checked.decisions) == (2, 0)
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in freeze(model).modules())
+
+
+def test_what_cannot_be_traced_is_frozen_in_parts() -> None:
+    input = torch.randn(2, 3, 32, 32)
+    model = trained(vgg_small(), schemes.bnn(), input)  # looks at the size of its input
+    frozen = freeze(model)
+    assert type(frozen.network).__name__ == "VGG"
+    assert codes_of(frozen)["binary bits"] == 2
+    assert verify(model, frozen, input).equal
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: qconv.QConv2d(6, 9, 3, stride=2, padding=(1, 2), dilation=(1, 2), groups=3, scheme=schemes.bnn()),
+        lambda: qconv.QConv2d(6, 8, (2, 3), padding="same", groups=2, scheme=schemes.lsq(4, 4)),
+        lambda: qconv.QConv2d(6, 8, 3, padding=2, padding_mode="reflect", scheme=schemes.bireal()),
+        lambda: qconv.QConv2d(6, 8, 3, padding=1, padding_mode="circular", scheme=schemes.dorefa(3, 3)),
+        lambda: qconv.QConv2d(6, 8, 3, padding=1, scheme=schemes.xnor(padding_value=-1)),
+        lambda: qconv.QConv1d(6, 8, 3, scheme=schemes.bnn()),
+        lambda: qconv.QConvTranspose2d(6, 8, 3, scheme=schemes.lsq(4, 4)),
+    ],
+)
+def test_single_layers(make: Any) -> None:
+    torch.manual_seed(0)
+    layer = make()
+    input = torch.randn(2, 6, 9, 8) if layer.weight.ndim == 4 else torch.randn(2, 6, 9)
+    qconv.calibrate(layer, [input])
+    checked = verify(layer.eval(), freeze(layer), input)
+    assert checked.equal, f"\n{checked}"
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.xnor(), schemes.lsq(8, 8), schemes.bwn()], ids=str)
+def test_linear_layers(scheme: Scheme) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        qconv.QLinear(70, 30, scheme=scheme), nn.BatchNorm1d(30), nn.ReLU(), qconv.QLinear(30, 5, scheme=scheme)
+    )
+    input = torch.randn(6, 70)
+    qconv.calibrate(model, [input])
+    model.train()(input)
+    checked = verify(model.eval(), freeze(model), input)
+    assert checked.equal, f"\n{checked}"
+    single = qconv.QLinear(7, 3, scheme=scheme)
+    qconv.calibrate(single, [torch.randn(2, 4, 7)])
+    assert freeze(single.eval())(torch.randn(2, 4, 7)).shape == (2, 4, 3)
+
+
+def test_a_layer_that_is_called_twice() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 8, 3, padding=1)
+            self.bn = nn.BatchNorm2d(8)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.conv(self.bn(self.conv(input)))
+
+    input = torch.randn(2, 8, 6, 6)
+    model = trained(Twice(), schemes.bnn(), input, skip=())
+    frozen = freeze(model)
+    assert [each.folded for each in frozen.layers] == [()]
+    assert verify(model, frozen, input).equal
+
+
+def test_activations_with_a_bend_stay_between() -> None:
+    input = torch.randn(2, 3, 8, 8)
+    for activation in (nn.LeakyReLU, nn.PReLU):
+        model = trained(chain(activation=activation), schemes.bnn(), input)
+        assert codes_of(freeze(model))["binary bits"] == 2  # for signs any rising function will do
+        assert verify(model, freeze(model), input).equal
+    model = trained(chain(activation=lambda: RPReLU(24)), schemes.bnn(), input)  # pyright: ignore[reportArgumentType]
+    assert codes_of(freeze(model)) == {"binary floats": 3}
+
+
+def test_export_and_compile() -> None:
+    input = torch.randn(4, 3, 8, 8)
+    for scheme in (schemes.bnn(), schemes.lsq(4, 4)):
+        model = trained(chain(activation=nn.ReLU), scheme, input)
+        frozen = freeze(model)
+        wanted = frozen(input)
+        exported = torch.export.export(frozen, (input,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+        assert torch.equal(exported.module()(input), wanted)
+        assert torch.equal(exported.module()(input[:3]), frozen(input[:3]))
+        torch.testing.assert_close(torch.compile(frozen, fullgraph=True)(input), wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_packed_file_is_proved(tmp_path: Path) -> None:
+    input = torch.randn(2, 3, 8, 8)
+    model = trained(chain(), schemes.bnn(), input)
+    qconv.save_packed(model, tmp_path / "model.safetensors")
+    assert qconv.verify(model, tmp_path / "model.safetensors", input).equal
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        other[6].weight[3, 2, 1, 1] *= -1  # pyright: ignore
+    found = qconv.verify(other, tmp_path / "model.safetensors", input)
+    assert not found.equal
+    assert found.first_difference is not None
+    assert found.first_difference.name == "6"
+    assert "not equal: '6' is the first layer that differs" in str(found)
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        lambda conv: conv.weight.__setitem__((0, 0, 0, 0, 0, 0), ~conv.weight[0, 0, 0, 0, 0, 0]),
+        lambda conv: conv.tap_sums.add_(1),
+        lambda conv: setattr(conv, "window", conv.window._replace(padding_value=1)),
+    ],
+)
+def test_planted_differences_are_found(plant: Any) -> None:
+    input = torch.randn(2, 3, 8, 8)
+    model = trained(chain(), schemes.bnn(), input)
+    frozen = freeze(model)
+    conv = [module for module in frozen.modules() if isinstance(module, BinaryConv2d)][1]
+    plant(conv)
+    first = verify(model, frozen, input).first_difference
+    assert first is not None
+    assert (first.name, first.sums > 0) == ("6", True)
+
+
+def test_a_planted_threshold_and_scale_are_found() -> None:
+    input = torch.randn(4, 3, 8, 8)
+    model = trained(chain(), schemes.bnn(), input)
+    frozen = freeze(model)
+    first, _, last = (module for module in frozen.modules() if isinstance(module, IntegerLayer))
+    first.threshold += 2  # pyright: ignore[reportOperatorIssue]
+    last.scale[4] *= 1 + 1e-5
+    checked = verify(model, frozen, input)
+    assert [layer.equal for layer in checked.layers] == [False, True, False]
+    assert checked.layers[0].handed > 0
+    assert checked.layers[1].drift > 0
+    assert checked.layers[2].bound > 1
+
+
+def test_bad_models() -> None:
+    input = torch.randn(2, 3, 8, 8)
+    model = trained(chain(), schemes.lsq(4, 4), input)
+    with pytest.raises(TypeError, match=r"model \(int\) must be a torch.nn.Module"):
+        freeze(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="frozen already"):
+        freeze(freeze(model))
+    with pytest.raises(ValueError, match=r"'0.weight' is torch.float64: call model.float\(\)"):
+        freeze(copy.deepcopy(model).double())
+    with pytest.raises(ValueError, match="waits for data"):
+        freeze(qconv.convert(chain(), schemes.lsq(4, 4)))
+    broken = copy.deepcopy(model)
+    broken[4].running_var[2] = torch.nan  # pyright: ignore
+    with pytest.raises(ValueError, match=r"'4.running_var' has NaN or inf"):
+        freeze(broken)
+    with pytest.raises(ValueError, match="can't be trained"):
+        freeze(model).train()
+    with pytest.raises(ValueError, match="has the layers"):
+        verify(trained(resnet20(), schemes.bnn(), torch.randn(1, 3, 32, 32)), freeze(model), input)
+    with pytest.raises(ValueError, match="inputs must hold at least one sample"):
+        verify(model, freeze(model), input[:0])
+
+
+def test_empty_batches() -> None:
+    input = torch.randn(2, 3, 8, 8)
+    for scheme in (schemes.bnn(), schemes.lsq(4, 4)):
+        frozen = freeze(trained(chain(activation=nn.ReLU), scheme, input))
+        assert frozen(input[:0]).shape == (0, 10)
+
+
+def test_steps_of_a_staircase() -> None:
+    def codes(sums: Tensor) -> Tensor:
+        rounded = (sums.double() * torch.tensor([0.3, -0.3, 0.0]) + torch.tensor([0.2, 0.2, 1.4])).round()
+        return rounded.clamp(0, 3).long()
+
+    stairs = staircase(codes, 3, 100, 0, 3)
+    assert stairs.falling.tolist() == [False, True, False]
+    assert stairs.steps.tolist() == [[1, 1, -100], [5, 5, 101], [8, 8, 101]]
+    line = as_rounding(stairs, lambda sums: sums.double() * torch.tensor([0.3, -0.3, 0.0]))
+    assert line is not None
+    sums = torch.arange(-100, 101).unsqueeze(1).expand(-1, 3)
+    assert torch.equal((sums.float() * line[0] + line[1]).round().clamp(0, 3).long(), codes(sums))
+
+
+def test_steps_that_no_line_has() -> None:
+    def codes(sums: Tensor) -> Tensor:
+        return (sums >= 1).long() + (sums >= 2) + (sums >= 50)
+
+    assert as_rounding(staircase(codes, 1, 100, 0, 3), lambda sums: sums.double()) is None

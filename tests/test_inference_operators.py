@@ -1,0 +1,227 @@
+"""Operators of integer inference: definitions against torch's float convolution, kernels against definitions."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from qconv.inference import native, onednn, operators
+from qconv.inference.native import Window
+from qconv.inference.operators import code_dtype, pack_signs, pack_weight, unpack_signs, unpack_weight
+
+# channels, outputs, groups, kernel, stride, padding, dilation, padding value, height, width, batch
+SHAPES = [
+    (3, 5, 1, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 0, 7, 9, 2),
+    (64, 64, 1, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), -1, 8, 8, 1),
+    (70, 40, 1, (3, 2), (2, 1), (0, 1, 2, 1), (1, 2), 0, 9, 5, 3),
+    (128, 128, 2, (3, 3), (2, 2), (1, 1, 1, 1), (1, 1), 1, 8, 8, 2),
+    (130, 66, 2, (1, 5), (1, 2), (2, 2, 0, 0), (1, 1), -1, 6, 10, 2),
+    (8, 8, 8, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 0, 5, 5, 2),
+    (64, 20, 1, (1, 1), (2, 2), (0, 0, 0, 0), (1, 1), 0, 5, 5, 2),
+    (256, 48, 1, (5, 5), (1, 1), (4, 4, 4, 4), (2, 2), 0, 9, 9, 1),
+    (1, 1, 1, (1, 1), (1, 1), (0, 0, 0, 0), (1, 1), 0, 1, 1, 1),
+    (64, 64, 1, (3, 3), (1, 1), (0, 0, 0, 0), (1, 1), 0, 6, 6, 0),
+    (65, 9, 1, (3, 3), (3, 3), (5, 0, 0, 5), (1, 1), 0, 4, 4, 2),
+]
+
+
+class Case:
+    """Operands of a binary convolution, and its sums by torch's float64 convolution."""
+
+    def __init__(self, shape: tuple[Any, ...]) -> None:
+        channels, outputs, groups, kernel, stride, padding, dilation, value, height, width, batch = shape
+        torch.manual_seed(0)
+        self.input = torch.randn(batch, channels, height, width)
+        self.input[self.input.abs() < 0.1] = -0.0
+        signs = torch.where(torch.randn(outputs, channels // groups, *kernel) < 0, -1, 1)
+        self.groups, self.channels = groups, (channels, outputs)
+        self.window = Window(stride, padding, dilation, value)
+        self.weight, self.tap_sums = pack_weight(signs, groups)
+        padded = F.pad(torch.where(self.input < 0, -1.0, 1.0).double(), padding, value=value)
+        self.sums = F.conv2d(padded, signs.double(), None, stride, 0, dilation, groups).to(torch.int32)
+        self.scale, self.bias = torch.rand(outputs), torch.randn(outputs)
+        self.threshold = torch.randint(-9, 9, self.tap_sums[:, 0, 0].shape, dtype=torch.int32)
+
+    def inputs(self) -> Iterator[Tensor]:
+        yield self.input
+        yield self.input.contiguous(memory_format=torch.channels_last)
+        yield pack_signs(self.input, self.groups)
+
+    def arguments(self, input: Tensor) -> tuple[Any, ...]:
+        return input, self.weight, self.tap_sums, *self.channels, *self.window
+
+    def results(self) -> Iterator[tuple[tuple[Tensor | None, ...], Tensor]]:
+        """What is asked for, and what it is, from the sums."""
+        outputs = self.channels[1]
+        yield (), self.sums
+        yield (self.scale, self.bias), self.sums.float() * self.scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
+        bound = self.threshold[:, : outputs // self.groups].reshape(-1, 1, 1)
+        yield (None, None, self.threshold), pack_signs((self.sums >= bound).float() - 0.5)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_binary_convolution(shape: tuple[Any, ...]) -> None:
+    case = Case(shape)
+    found = native.library()
+    for input in case.inputs():
+        for asked, wanted in case.results():
+            assert torch.equal(operators.binary_conv2d(*case.arguments(input), *asked), wanted)
+            assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(input), *asked), wanted)
+            threshold = asked[2] if len(asked) == 3 else None
+            if found is None or not native.takes(case.weight, case.channels[1], threshold):
+                continue
+            for name in found.available:
+                operands = input, case.weight, case.tap_sums, case.window, case.channels
+                got = native.convolve(found, *operands, *asked, instruction_set=name)
+                assert torch.equal(got, wanted), name
+
+
+def test_a_wrong_bit_is_seen() -> None:
+    case = Case(SHAPES[1])
+    case.weight[0, 0, 1, 1, 0, 3] ^= 1 << 17
+    assert not torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(case.input)), case.sums)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_threads_share_images_and_rows(threads: int) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        for batch in (1, 5):
+            case = Case((64, 64, 1, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 0, 31, 30, batch))
+            assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(case.input)), case.sums)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_signs_of_other_dtypes(dtype: torch.dtype) -> None:
+    case = Case(SHAPES[0])
+    tiny = torch.full_like(case.input, -1e-300, dtype=torch.float64)
+    input = torch.where(case.input < 0, tiny, 1.0) if dtype == torch.float64 else case.input.to(dtype)
+    assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(input)), case.sums)
+
+
+def test_signs_of_what_is_no_number() -> None:
+    input = torch.tensor([-0.0, 0.0, torch.nan, torch.inf, -torch.inf, -1e-45]).view(1, 6, 1, 1)
+    assert unpack_signs(pack_signs(input), 6).flatten().tolist() == [1, 1, 1, 1, -1, -1]
+
+
+@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (64, 1), (65, 1), (130, 2), (6, 6)])
+def test_bits_come_back(channels: int, groups: int) -> None:
+    signs = torch.where(torch.randn(2, channels, 3, 2) < 0, -1, 1).to(torch.int8)
+    bits = torch.ops.qconv.pack_signs(signs.float(), groups)
+    assert bits.shape == (2, 3, 2, groups * -(-channels // groups // 64))
+    assert torch.equal(unpack_signs(bits, channels, groups), signs)
+    weight = torch.where(torch.randn(3 * groups, channels, 2, 3) < 0, -1, 1).to(torch.int8)
+    packed, sums = pack_weight(weight, groups)
+    assert torch.equal(unpack_weight(packed, channels * groups, 3 * groups), weight)
+    assert sums.sum() == weight.sum()
+
+
+@pytest.mark.parametrize(("low", "high", "value"), [(0, 15, 0), (-8, 7, 0), (0, 255, 0), (-1, 1, -1), (-128, 127, 0)])
+@pytest.mark.parametrize("groups", [1, 4])
+@pytest.mark.parametrize(("stride", "padding"), [((1, 1), (1, 1, 1, 1)), ((2, 2), (0, 1, 0, 1))])
+def test_integer_convolution(
+    low: int, high: int, value: int, groups: int, stride: tuple[int, int], padding: tuple[int, ...]
+) -> None:
+    torch.manual_seed(0)
+    codes = torch.randint(low, high + 1, (3, 16, 9, 8)).to(code_dtype(low))
+    weight = torch.randint(-127, 128, (8, 16 // groups, 3, 3), dtype=torch.int8)
+    padded = F.pad(codes.long(), padding, value=value)
+    sums = F.conv2d(padded.double(), weight.double(), None, stride, 0, 1, groups).long()
+    arguments = codes, weight, stride, padding, (1, 1), groups, value
+    assert torch.equal(torch.ops.qconv.integer_conv2d(*arguments).long(), sums)
+    # Scales are powers of two and sums below 2^24, so that floats are exact and nothing lies between two codes.
+    scale, bias = torch.full((8,), 2.0**-11), torch.full((8,), 2.0**-12)
+    exact = sums.double() * 2.0**-11 + 2.0**-12
+    for function in (operators.integer_conv2d, torch.ops.qconv.integer_conv2d):
+        assert torch.equal(function(*arguments, scale, bias).double(), exact)
+        for ends in ((0, 15), (-8, 7)):
+            rounded = function(*arguments, scale, bias, *ends)
+            assert rounded.dtype == code_dtype(ends[0])
+            assert torch.equal(rounded.double(), exact.round().clamp(*ends))
+
+
+def test_a_weight_that_changes_is_packed_again() -> None:
+    codes = torch.randint(0, 15, (1, 4, 5, 5), dtype=torch.uint8)
+    weight = torch.ones(4, 4, 1, 1, dtype=torch.int8)
+    arguments = codes, weight, (1, 1), (0, 0, 0, 0), (1, 1), 1, 0, torch.ones(4), torch.zeros(4)
+    first = torch.ops.qconv.integer_conv2d(*arguments)
+    weight.neg_()
+    assert torch.equal(torch.ops.qconv.integer_conv2d(*arguments), -first)
+    arguments[-2].mul_(2)  # and a scale
+    assert torch.equal(torch.ops.qconv.integer_conv2d(*arguments), -2 * first)
+
+
+def test_without_vnni_sums_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "has_fast_integers", lambda: False)
+    test_integer_convolution(0, 255, 0, 1, (1, 1), (1, 1, 1, 1))
+
+
+def test_shift_convolution() -> None:
+    torch.manual_seed(0)
+    codes = torch.randint(-(2**31), 2**31, (2, 6, 5, 5))
+    sign, shift = (
+        torch.randint(-1, 2, (4, 3, 3, 3), dtype=torch.int8),
+        torch.randint(0, 15, (4, 3, 3, 3), dtype=torch.int8),
+    )
+    weight = sign.long() * 2 ** shift.long()
+    wanted = torch.zeros(2, 4, 5, 5, dtype=torch.long)
+    columns = F.unfold(F.pad(codes, (1, 1, 1, 1)).double(), 3).long().view(2, 2, 27, 25)  # exact below 2^53
+    for group in range(2):
+        filters = weight[2 * group : 2 * group + 2].flatten(1)
+        wanted[:, 2 * group : 2 * group + 2] = (filters.unsqueeze(-1) * columns[:, group, None]).sum(2).view(2, 2, 5, 5)
+    assert torch.equal(torch.ops.qconv.shift_conv2d(codes, sign, shift, (1, 1), (1, 1, 1, 1), (1, 1), 2), wanted)
+
+
+def test_torch_finds_the_operators_well_made() -> None:
+    case = Case(SHAPES[3])
+    for input in case.inputs():
+        for asked, _ in case.results():
+            torch.library.opcheck(torch.ops.qconv.binary_conv2d.default, (*case.arguments(input), *asked))
+    torch.library.opcheck(torch.ops.qconv.pack_signs.default, (case.input, 2))
+    codes, weight = torch.randint(0, 15, (2, 4, 6, 6), dtype=torch.uint8), torch.ones(8, 4, 3, 3, dtype=torch.int8)
+    geometry = (2, 2), (1, 1, 1, 1), (1, 1)
+    scaled = torch.ones(8), torch.zeros(8)
+    for asked in ((), scaled, (*scaled, 0, 15), (*scaled, -8, 7)):
+        torch.library.opcheck(torch.ops.qconv.integer_conv2d.default, (codes, weight, *geometry, 1, 0, *asked))
+    torch.library.opcheck(torch.ops.qconv.shift_conv2d.default, (codes.long(), weight, weight, *geometry, 1))
+
+
+def test_a_kernel_larger_than_the_picture() -> None:
+    case = Case(SHAPES[0])
+    with pytest.raises(ValueError, match=r"kernel_size \(=\(3, 3\), \(3, 3\) dilated\) must not exceed the padded"):
+        torch.ops.qconv.binary_conv2d(case.input[:, :, :1, :1], *case.arguments(case.input)[1:6], (0,) * 4, (1, 1), 0)
+
+
+def test_without_the_kernels_it_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    case = Case(SHAPES[0])
+    monkeypatch.setattr(native, "library_path", lambda: None)
+    native.library.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, logger="qconv"):
+            for _ in range(2):
+                assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(case.input)), case.sums)
+    finally:
+        monkeypatch.undo()
+        native.library.cache_clear()
+    (record,) = caplog.records
+    assert "installed without its C kernels" in record.getMessage()
+
+
+def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
+    if native.library() is None:
+        pytest.skip("installed without a compiler")
+    monkeypatch.setattr(native, "_CALL", native.struct.Struct("7P22q5i"))
+    native.library.cache_clear()
+    try:
+        with pytest.raises(ImportError, match="built from other sources"):
+            native.library()
+    finally:
+        monkeypatch.undo()
+        native.library.cache_clear()
