@@ -172,6 +172,37 @@ def _add_bench(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     data.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
     data.set_defaults(run=_bench_data)
 
+    binary = kinds.add_parser(
+        "binary-conv",
+        help="binary 3×3 convolutions against torch's float ones",
+        description="Check binary convolutions against torch's, then time both in turn: a float input whose signs are "
+        "packed, convolved and scaled to floats, against float32 conv2d in the faster of its two memory formats.",
+        epilog="example: qconv bench binary-conv --case 64@32 512@4 --batch-size 1 64 --csv results.csv",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    layers = ["64@32", "128@16", "256@8", "512@4", "64@56", "128@28", "256@14", "512@7"]
+    binary.add_argument("--case", nargs="+", default=layers, help="CHANNELS@SIZE of the layers")
+    binary.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="pictures")
+    binary.add_argument("--rounds", type=int, default=15, help="timed rounds; each times all sides once")
+    binary.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+    binary.set_defaults(run=_bench_binary_conv)
+
+
+def _bench_binary_conv(options: argparse.Namespace) -> int:
+    from .bench import binary_conv
+
+    if options.csv:
+        with Path(options.csv).open("a"):
+            pass
+    print(binary_conv.HEADER)
+    for batch_size in options.batch_size:
+        for case in options.case:
+            result = binary_conv.measure(case, batch_size, options.rounds)
+            print(result.line(), flush=True)
+            if options.csv:
+                result.append_to(options.csv)
+    return 0
+
 
 def _bench_train_step(options: argparse.Namespace) -> int:
     from .bench import train_step  # torch._dynamo and the models, not needed for --help

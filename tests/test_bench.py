@@ -9,8 +9,9 @@ import torch
 from PIL import Image
 
 from qconv import schemes
-from qconv.bench import data, train_step
+from qconv.bench import binary_conv, data, train_step
 from qconv.cli import main
+from qconv.inference import operators
 
 QUICK = ["bench", "train-step", "--rounds", "2", "--warmup", "0", "--batch-size", "2"]
 
@@ -87,3 +88,28 @@ def test_sides_that_differ_are_not_timed(pictures: Path, monkeypatch: pytest.Mon
 def test_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "data"]) == 1
     assert "give --small, --large or both" in capsys.readouterr().err
+
+
+def test_binary_convolutions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "results.csv"
+    arguments = ["bench", "binary-conv", "--case", "8@5", "70@4", "--batch-size", "1", "2", "--rounds", "2"]
+    assert main([*arguments, "--csv", str(file)]) == 0
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [(row["layer"], row["batch_size"]) for row in rows] == [
+        ("8@5", "1"),
+        ("70@4", "1"),
+        ("8@5", "2"),
+        ("70@4", "2"),
+    ]
+    assert all(float(row["ratio"]) > 0 and row["machine"] and row["commit"] for row in rows)
+    assert len(capsys.readouterr().out.splitlines()) == 5
+
+
+def test_binary_convolutions_that_differ_are_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(binary_conv, "pack_weight", lambda signs: operators.pack_weight(-signs))
+    with pytest.raises(RuntimeError, match="8@5: the two sides differ; nothing was timed"):
+        binary_conv.measure("8@5", 1, 1)
+    with pytest.raises(ValueError, match=r"case \(='8'\) must be CHANNELS@SIZE"):
+        binary_conv.measure("8", 1, 1)
+    with pytest.raises(ValueError, match=r"batch_size \(=0\) and rounds \(=1\) must be at least 1"):
+        binary_conv.measure("8@5", 0, 1)

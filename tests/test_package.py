@@ -35,7 +35,7 @@ LAYERS = {
     "images": set(),
     "data": {"files", "images"},
     "predict": {"packed", "images"},
-    "bench": {"convert", "schemes", "models", "environment", "data"},
+    "bench": {"convert", "schemes", "models", "environment", "data", "inference"},
     "training": {
         *(
             "distillation",

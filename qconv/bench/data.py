@@ -1,6 +1,5 @@
 """Pictures a second: qconv's loaders against torchvision's data sets with PIL transforms."""
 
-import csv
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -15,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import ImageFolderDataModule, ImageNetDataModule
 from ..environment import commit, machine, versions
+from .rows import append_row, quartiles
 
 HEADER = f"{'pictures':10} {'ours/s':>10} {'PIL/s':>10} {'ratio':>22}"
 
@@ -39,13 +39,7 @@ class Result:
 
     def append_to(self, path: str) -> None:
         """Add a row to the CSV file, with what it was measured on."""
-        row: dict[str, Any] = {**asdict(self), **machine(), **versions(), "commit": commit()}
-        new = not Path(path).exists() or not Path(path).stat().st_size
-        with Path(path).open("a", newline="") as file:
-            writer = csv.DictWriter(file, list(row), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(row)
+        append_row(path, {**asdict(self), **machine(), **versions(), "commit": commit()})
 
 
 class PILPictures(Dataset[Any]):
@@ -126,9 +120,9 @@ def _measure(
         raise ValueError(f"rounds (={rounds}) must be at least 1")
     pairs = [(_rate(ours(), batch_size, count), _rate(theirs(), batch_size, count)) for _ in range(rounds + 1)][1:]
     ratios = [mine / other for mine, other in pairs]
-    low, _, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else (ratios[0],) * 3
+    low, ratio, high = quartiles(ratios)
     mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
-    return Result(name, batch_size, count, mine, other, statistics.median(ratios), low, high)
+    return Result(name, batch_size, count, mine, other, ratio, low, high)
 
 
 def _rate(loader: Iterable[Any], batch_size: int, count: int) -> float:

@@ -1,7 +1,6 @@
 """One training step of a quantized layer or network against its float twin."""
 
 import copy
-import csv
 import os
 import re
 import statistics
@@ -10,7 +9,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import cast
 
 import torch
@@ -21,6 +19,7 @@ from ..convert import convert
 from ..environment import commit, machine, versions
 from ..models import resnet18
 from ..schemes import Scheme, identity
+from .rows import append_row, quartiles
 
 Step = Callable[[], None]
 
@@ -118,13 +117,7 @@ class Result:
 
     def append_to(self, path: str) -> None:
         """Append the row to a CSV file, with a header line if the file is new."""
-        file = Path(path)
-        new = not file.exists() or file.stat().st_size == 0
-        with file.open("a", newline="") as stream:
-            writer = csv.DictWriter(stream, asdict(self), lineterminator="\n")
-            if new:
-                writer.writeheader()
-            writer.writerow(asdict(self))
+        append_row(path, asdict(self))
 
 
 HEADER = (
@@ -150,7 +143,7 @@ def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
         sides = [_training_step(case, model, settings) for model in compiled]
     times = _interleaved(sides, settings)
     ratios = [ours / theirs for theirs, ours in times]
-    lower, middle, upper = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+    lower, middle, upper = quartiles(ratios)
     here = machine()
     return Result(
         case=case.name,

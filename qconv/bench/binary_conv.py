@@ -1,0 +1,118 @@
+"""Binary 3×3 convolutions of ResNet-18 against torch's float convolution."""
+
+import re
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..environment import commit, machine, versions
+from ..inference.native import library
+from ..inference.operators import pack_weight
+from .rows import append_row, quartiles
+
+HEADER = (
+    f"{'layer':8} {'batch':>5} {'float µs':>9} {'NHWC µs':>9} {'binary µs':>9} {'bits µs':>10} {'ratio':>18}"
+    f" {'TMAC/s':>7}"
+)
+_LEAST = 0.02  # seconds that a side runs in a round
+
+
+@dataclass(frozen=True)
+class Result:
+    """Medians over the rounds, in microseconds.
+
+    Attributes:
+        layer: channels and size: a 3×3 convolution with padding 1, as many channels out as in.
+        batch_size: pictures.
+        float_us: torch's float32 convolution of contiguous operands.
+        channels_last_us: the same in the channels_last memory format.
+        binary_us: ours: signs of a float input packed, convolved, scaled, written as floats.
+        bits_us: ours from bits to bits, as between the layers of a frozen model.
+        ratio: the median over the rounds of the faster float side's time to ours.
+        low: its lower quartile.
+        high: its upper quartile.
+        instruction_set: of the kernel; "torch" where there is none.
+    """
+
+    layer: str
+    batch_size: int
+    float_us: float
+    channels_last_us: float
+    binary_us: float
+    bits_us: float
+    ratio: float
+    low: float
+    high: float
+    instruction_set: str
+
+    def line(self) -> str:
+        """A row of the table."""
+        channels, size = map(int, self.layer.split("@"))
+        speed = self.batch_size * 9 * channels**2 * size**2 / self.binary_us / 1e6
+        spread = f"{self.ratio:.1f} [{self.low:.1f}, {self.high:.1f}]"
+        times = f"{self.float_us:9.0f} {self.channels_last_us:9.0f} {self.binary_us:9.0f} {self.bits_us:10.0f}"
+        return f"{self.layer:8} {self.batch_size:5} {times} {spread:>18} {speed:7.2f}"
+
+    def append_to(self, path: str) -> None:
+        """Add a row to a CSV file, with what it was measured on."""
+        append_row(path, {**asdict(self), **machine(), **versions(), "commit": commit()})
+
+
+@torch.inference_mode()
+def measure(layer: str, batch_size: int, rounds: int) -> Result:
+    """Check that both sides are equal, then time them in turn.
+
+    Raises:
+        ValueError: a layer that is not CHANNELS@SIZE, or a number below 1.
+        RuntimeError: the two sides differ; nothing is timed then.
+    """
+    found = re.fullmatch(r"(\d+)@(\d+)", layer)
+    if not found or 0 in (channels := int(found[1]), size := int(found[2])):
+        raise ValueError(f"case (={layer!r}) must be CHANNELS@SIZE, such as 64@32")
+    if batch_size < 1 or rounds < 1:
+        raise ValueError(f"batch_size (={batch_size}) and rounds (={rounds}) must be at least 1")
+    generator = torch.Generator().manual_seed(0)
+    input = torch.randn(batch_size, channels, size, size, generator=generator)
+    signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1.0, 1.0)
+    scale = torch.rand(channels, generator=generator)
+    bias = torch.randn(channels, generator=generator)
+    last_input, last_signs = (each.contiguous(memory_format=torch.channels_last) for each in (input, signs))
+    weight, tap_sums = pack_weight(signs.to(torch.int8))
+    bits = torch.ops.qconv.pack_signs(input)
+    threshold = torch.zeros_like(tap_sums[:, 0, 0])
+    geometry = channels, channels, (1, 1), (1, 1, 1, 1), (1, 1), 0
+
+    def binary() -> Tensor:
+        return torch.ops.qconv.binary_conv2d(last_input, weight, tap_sums, *geometry, scale, bias)
+
+    sums = F.conv2d(torch.where(input < 0, -1.0, 1.0), signs, padding=1)
+    if not torch.equal(binary(), sums * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)):
+        raise RuntimeError(f"{layer}: the two sides differ; nothing was timed")
+    sides: list[Callable[[], Tensor]] = [
+        lambda: F.conv2d(input, signs, padding=1),
+        lambda: F.conv2d(last_input, last_signs, padding=1),
+        binary,
+        lambda: torch.ops.qconv.binary_conv2d(bits, weight, tap_sums, *geometry, None, None, threshold),
+    ]
+    loops = [max(1, round(_LEAST / _time(side, 3))) for side in sides]
+    times = [[_time(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]
+    low, ratio, high = quartiles([min(each[0], each[1]) / each[2] for each in times])
+    nchw, nhwc, ours, bits_us = (round(statistics.median(column) * 1e6, 1) for column in zip(*times, strict=True))
+    kernel = library()
+    used = "torch" if kernel is None else kernel.available[-1]
+    ratios = round(ratio, 2), round(low, 2), round(high, 2)
+    return Result(layer, batch_size, nchw, nhwc, ours, bits_us, *ratios, used)
+
+
+def _time(side: Callable[[], Tensor], count: int) -> float:
+    """Seconds a call, after one that isn't counted."""
+    side()
+    start = time.perf_counter()
+    for _ in range(count):
+        side()
+    return (time.perf_counter() - start) / count
