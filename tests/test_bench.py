@@ -95,13 +95,8 @@ def test_binary_convolutions(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     arguments = ["bench", "binary-conv", "--case", "8@5", "70@4", "--batch-size", "1", "2", "--rounds", "2"]
     assert main([*arguments, "--csv", str(file)]) == 0
     rows = list(csv.DictReader(file.read_text().splitlines()))
-    assert [(row["layer"], row["batch_size"]) for row in rows] == [
-        ("8@5", "1"),
-        ("70@4", "1"),
-        ("8@5", "2"),
-        ("70@4", "2"),
-    ]
-    assert all(float(row["ratio"]) > 0 and row["machine"] and row["commit"] for row in rows)
+    assert [row["layer"] + " × " + row["batch_size"] for row in rows] == ["8@5 × 1", "70@4 × 1", "8@5 × 2", "70@4 × 2"]
+    assert all(float(row["ratio"]) > 0 and row["cpu"] and row["commit"] for row in rows)
     assert len(capsys.readouterr().out.splitlines()) == 5
 
 

@@ -3,7 +3,7 @@
 import ctypes
 import logging
 import struct
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,7 @@ from torch import Tensor
 
 BLOCK = 8
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
-_CALL = struct.Struct("7P21q5i")
+_POINTERS, _TAIL = struct.Struct("7P"), struct.Struct("21q5i")
 _TO_INT32, _TO_FLOAT, _TO_BITS = range(3)
 _SERIAL = 1 << 20  # multiplications below which a second thread costs more than it brings
 
@@ -39,7 +39,7 @@ def library() -> Library | None:
         return None
     loaded = ctypes.CDLL(str(path))
     loaded.qconv_size_of_call.restype = ctypes.c_int64
-    if loaded.qconv_size_of_call() != _CALL.size:
+    if loaded.qconv_size_of_call() != _POINTERS.size + _TAIL.size:
         raise ImportError(f"{path} was built from other sources than this qconv: install qconv again")
     convolve = loaded.qconv_binary_conv2d
     convolve.argtypes = (ctypes.c_char_p, ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
@@ -96,6 +96,43 @@ def takes(weight: Tensor, out_channels: int, threshold: Tensor | None) -> bool:
     return max(height, width) <= 64 and (threshold is None or groups == 1 or out_channels // groups % 64 == 0)
 
 
+class _Plan(NamedTuple):
+    """What a call needs beside addresses."""
+
+    tail: bytes
+    shape: tuple[int, ...]
+    is_serial: bool
+
+
+@lru_cache(maxsize=4096)
+def _plan(
+    input: tuple[int, ...],
+    kernel: tuple[int, ...],
+    window: Window,
+    channels: tuple[int, int],
+    mode: int,
+    is_float: bool,
+    channels_last: bool,
+    instruction_set: int,
+) -> _Plan:
+    """The plan of a call, from the shapes of input and weight; made once, for it takes as long as a small kernel."""
+    groups, blocks, kernel_h, kernel_w, words, _ = kernel
+    batch, height, width = (input[0], *input[2:]) if is_float else input[:3]
+    out_h, out_w = window.output_size((height, width), (kernel_h, kernel_w))
+    in_channels, out_channels = channels
+    out_words = -(-out_channels // 64)
+    left, right, top, bottom = window.padding
+    tail = _TAIL.pack(
+        *(batch, height, width, groups, words, in_channels // groups, blocks, out_channels // groups),
+        *(kernel_h, kernel_w, *window.stride, *window.dilation),
+        *(top, left, height + top + bottom, width + left + right, out_h, out_w, out_words),
+        *(window.padding_value, mode, is_float, channels_last, instruction_set),
+    )
+    shape = (batch, out_h, out_w, out_words) if mode == _TO_BITS else (batch, out_channels, out_h, out_w)
+    work = batch * out_h * out_w * out_channels * (in_channels // groups) * kernel_h * kernel_w
+    return _Plan(tail, shape, work <= _SERIAL)
+
+
 def convolve(
     found: Library,
     input: Tensor,
@@ -123,36 +160,23 @@ def convolve(
         instruction_set: one of `Library.available`; the best one when None.
     """
     is_float = input.is_floating_point()
-    groups, blocks, kernel_h, kernel_w, words, _ = weight.shape
-    batch = input.shape[0]
-    height, width = input.shape[2:] if is_float else input.shape[1:3]
-    out_h, out_w = window.output_size((height, width), (kernel_h, kernel_w))
-    in_channels, out_channels = channels
-    last = is_float and input.is_contiguous(memory_format=torch.channels_last) and not input.is_contiguous()
-    input = input if last else input.contiguous()
-    out_words = -(-out_channels // 64)
+    is_plain = input.is_contiguous()
+    last = is_float and not is_plain and input.is_contiguous(memory_format=torch.channels_last)
+    if not is_plain and not last:
+        input = input.contiguous()
     mode = _TO_BITS if threshold is not None else _TO_INT32 if scale is None else _TO_FLOAT
+    best = found.best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    plan = _plan(input.shape, weight.shape, window, channels, mode, is_float, last, best)
     if mode == _TO_BITS:
-        output = torch.zeros(batch, out_h, out_w, out_words, dtype=torch.int64)
+        output = torch.zeros(plan.shape, dtype=torch.int64)
     else:
         dtype = torch.float32 if mode == _TO_FLOAT else torch.int32
-        output = torch.empty(batch, out_channels, out_h, out_w, dtype=dtype, memory_format=torch.channels_last)
-    if output.numel() == 0:
+        output = torch.empty(plan.shape, dtype=dtype, memory_format=torch.channels_last)
+    if not output.numel():
         return output
-    left, right, top, bottom = window.padding
-    operands = tuple(None if each is None else each.contiguous() for each in (weight, tap_sums, scale, bias, threshold))
-    call = _CALL.pack(
-        input.data_ptr(),
-        *(0 if each is None else each.data_ptr() for each in operands),
-        output.data_ptr(),
-        *(batch, height, width, groups, words, in_channels // groups, blocks, out_channels // groups),
-        *(kernel_h, kernel_w, *window.stride, *window.dilation),
-        *(top, left, height + top + bottom, width + left + right, out_h, out_w, out_words),
-        *(window.padding_value, mode, is_float, last),
-        found.best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set),
-    )
-    work = batch * out_h * out_w * out_channels * (in_channels // groups) * kernel_h * kernel_w
-    threads = torch.get_num_threads() if work > _SERIAL else 1
-    if found.convolve(call, threads, *found.parallel):
+    operands = [None if each is None else each.contiguous() for each in (weight, tap_sums, scale, bias, threshold)]
+    pointers = [0 if each is None else each.data_ptr() for each in operands]
+    call = _POINTERS.pack(input.data_ptr(), *pointers, output.data_ptr()) + plan.tail
+    if found.convolve(call, 1 if plan.is_serial else torch.get_num_threads(), *found.parallel):
         raise MemoryError("no memory for the bits of a picture")
     return output

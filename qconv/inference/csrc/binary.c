@@ -27,7 +27,7 @@
 #endif
 #define INLINE static inline __attribute__((always_inline))
 
-enum { BLOCK = 8, MOST_PIXELS = 4, MOST_BLOCKS = 4 };
+enum { BLOCK = 8, MOST_PIXELS = 4, MOST_BLOCKS = 4, LARGE_OUTPUT = 1 << 21 };
 enum { TO_INT32 = 0, TO_FLOAT = 1, TO_BITS = 2 };
 enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, NEON = 3 };
 
@@ -49,10 +49,13 @@ typedef struct {
     int32_t *base;            /* (row classes, column classes, groups, blocks * BLOCK) */
     int32_t *row_class, *column_class;
     int64_t column_classes;
+    int32_t past_caches;      /* the output is too large to be found in a cache again, and is aligned */
 } Conv;
 
 typedef float Floats8 __attribute__((vector_size(32), aligned(4)));
 typedef int32_t Ints8 __attribute__((vector_size(32), aligned(4)));
+typedef float Floats16 __attribute__((vector_size(64), aligned(4)));
+typedef int32_t Ints16 __attribute__((vector_size(64), aligned(4)));
 
 /* ---- the portable form: one 64-bit word after another ---- */
 INLINE int64_t portable_popcount(uint64_t v) {
@@ -85,6 +88,11 @@ INLINE int portable_below(const int32_t *x, const int32_t *bound) {
     for (int i = 0; i < BLOCK; i++) bits |= (x[i] < bound[i]) << i;
     return bits;
 }
+INLINE void portable_store2(const PortableBlock *sums, int32_t *out) {
+    portable_store(sums, out);
+    portable_store(sums + 1, out + BLOCK);
+}
+INLINE void portable_stream(float *to, const Floats16 *value) { memcpy(to, value, sizeof *value); }
 INLINE uint64_t portable_sixteen(const float *x) {
     uint64_t bits = 0;
     for (int i = 0; i < 16; i++) bits |= (uint64_t)(x[i] < 0) << i;
@@ -112,6 +120,11 @@ INLINE TARGET void avx512_store(const __m512i *sum, int32_t *out) {
 INLINE TARGET int avx512_below(const int32_t *x, const int32_t *bound) {
     return _mm256_cmplt_epi32_mask(_mm256_loadu_si256((const __m256i *)x), _mm256_loadu_si256((const __m256i *)bound));
 }
+INLINE TARGET void avx512_store2(const __m512i *sums, int32_t *out) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi32(sums[0], even, sums[1]));
+}
+INLINE TARGET void avx512_stream(float *to, const Floats16 *value) { _mm512_stream_ps(to, *(const __m512 *)value); }
 INLINE TARGET uint64_t avx512_sixteen(const float *x) {
     return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), _mm512_setzero_ps(), _CMP_LT_OQ);
 }
@@ -161,6 +174,14 @@ INLINE TARGET int avx2_below(const int32_t *x, const int32_t *bound) {
     __m256i a = _mm256_loadu_si256((const __m256i *)x), b = _mm256_loadu_si256((const __m256i *)bound);
     return _mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(b, a)));
 }
+INLINE TARGET void avx2_store2(const Avx2Sum *sums, int32_t *out) {
+    avx2_store(sums, out);
+    avx2_store(sums + 1, out + BLOCK);
+}
+INLINE TARGET void avx2_stream(float *to, const Floats16 *value) {
+    _mm256_stream_ps(to, _mm256_loadu_ps((const float *)value));
+    _mm256_stream_ps(to + BLOCK, _mm256_loadu_ps((const float *)value + BLOCK));
+}
 INLINE TARGET uint64_t avx2_sixteen(const float *x) {
     const __m256 zero = _mm256_setzero_ps();
     unsigned low = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x), zero, _CMP_LT_OQ));
@@ -204,6 +225,11 @@ INLINE void neon_store(const NeonSum *sum, int32_t *out) {
     for (int i = 0; i < 4; i++) vst1_s32(out + 2 * i, vreinterpret_s32_u32(vmovn_u64(sum->lanes[i])));
 }
 INLINE int neon_below(const int32_t *x, const int32_t *bound) { return portable_below(x, bound); }
+INLINE void neon_store2(const NeonSum *sums, int32_t *out) {
+    neon_store(sums, out);
+    neon_store(sums + 1, out + BLOCK);
+}
+INLINE void neon_stream(float *to, const Floats16 *value) { memcpy(to, value, sizeof *value); }
 INLINE uint64_t neon_sixteen(const float *x) { return portable_sixteen(x); }
 #define FLUSH_AFTER 31
 #include "binary_rows.h"
@@ -324,6 +350,10 @@ EXPORT int32_t qconv_binary_conv2d(const void *given, int32_t threads, Parallel 
     Conv conv;
     memset(&conv, 0, sizeof conv);
     memcpy(&conv, given, offsetof(Conv, failed));
+    const int64_t channels = conv.groups * conv.out_channels;
+    const int64_t bytes = conv.batch * conv.out_h * conv.out_w * channels * (int64_t)sizeof(float);
+    conv.past_caches = bytes >= LARGE_OUTPUT && conv.out_channels % (2 * BLOCK) == 0 &&
+                       (uintptr_t)conv.output % sizeof(Floats16) == 0;
     conv.failed = !fill_base(&conv);
     if (!conv.failed) run(conv_rows, &conv, conv.batch * conv.out_h, threads, parallel, thread, team);
     free(conv.base);

@@ -1,5 +1,5 @@
 /* The kernels over one instruction set: included once for each, with NAME, TARGET, Sum, WEIGHT, FLUSH_AFTER and
- * clear, load, add, flush and store. */
+ * clear, load, add, flush, store, below, sixteen and stream. */
 
 /* A tile of pixels × blocks of 8 channels. Its size is known when it is inlined, and for the most common kernel the
  * number of its rows, and of words that follow each other in a row of the input. */
@@ -35,70 +35,96 @@ INLINE TARGET void NAME(tile)(const Conv *conv, const uint64_t *x, const uint64_
         }
     }
     for (int p = 0; p < pixels; p++)
-        for (int b = 0; b < blocks; b++) {
+        for (int b = 0; b < blocks; b += 2) {
+            int32_t *to = out + (p * blocks + b) * BLOCK;
             NAME(flush)(&sums[p][b]);
-            NAME(store)(&sums[p][b], out + (p * MOST_BLOCKS + b) * BLOCK);
+            if (b + 1 < blocks) {
+                NAME(flush)(&sums[p][b + 1]);
+                NAME(store2)(&sums[p][b], to);
+            } else {
+                NAME(store)(&sums[p][b], to);
+            }
         }
 }
 
-/* What becomes of the popcounts of a tile. */
-INLINE TARGET void NAME(finish)(const Conv *conv, const int32_t *counts, int64_t image, int64_t row, int64_t column,
-                                int64_t group, int64_t block, int pixels, int blocks) {
-    const int64_t padded = conv->blocks * BLOCK, channels = conv->groups * conv->out_channels;
-    const int64_t first = block * BLOCK, tail = conv->out_channels - first;
+/* What becomes of the popcounts of a row of the output, for some blocks of channels. */
+INLINE TARGET void NAME(finish)(const Conv *conv, const int32_t *counts, int64_t image, int64_t row, int64_t group,
+                                int64_t block, int blocks) {
+    const int64_t padded = conv->blocks * BLOCK, first = block * BLOCK, tail = conv->out_channels - first;
     const int count = tail < blocks * BLOCK ? (int)tail : blocks * BLOCK, whole = count == blocks * BLOCK;
-    const int64_t channel = group * conv->out_channels + first;
-    const int64_t place = (image * conv->out_h + row) * conv->out_w + column;
-    Ints8 accs[MOST_PIXELS][MOST_BLOCKS];
-    for (int p = 0; p < pixels; p++) {
-        const int64_t kind = conv->row_class[row] * conv->column_classes + conv->column_class[column + p];
-        const Ints8 *base = (const Ints8 *)(conv->base + (kind * conv->groups + group) * padded + first);
-        const Ints8 *count8 = (const Ints8 *)(counts + p * MOST_BLOCKS * BLOCK);
-        for (int b = 0; b < blocks; b++) accs[p][b] = base[b] - 2 * count8[b];
-    }
+    const int64_t channel = group * conv->out_channels + first, width = conv->out_w;
+    const int64_t place = (image * conv->out_h + row) * width, step = conv->groups * padded;
+    const int32_t *kinds = conv->column_class;
+    const int32_t *bases = conv->base + conv->row_class[row] * conv->column_classes * step + group * padded + first;
+    const Ints8 *differ = (const Ints8 *)counts;
     if (conv->mode == TO_BITS) {
         const int32_t *threshold = conv->threshold + group * padded + first;
-        for (int p = 0; p < pixels; p++) {
-            uint8_t *bytes = (uint8_t *)conv->output + (place + p) * conv->out_words * 8 + channel / 8;
+        const int keep = whole ? 255 : (1 << (count - (blocks - 1) * BLOCK)) - 1; /* the others are +1: a bit of 0 */
+        uint8_t *bytes = (uint8_t *)conv->output + place * conv->out_words * 8 + channel / 8;
+        for (int64_t p = 0; p < width; p++, bytes += conv->out_words * 8, differ += blocks) {
+            const Ints8 *base = (const Ints8 *)(bases + kinds[p] * step);
             for (int b = 0; b < blocks; b++) {
-                const int channels_left = whole ? BLOCK : count - b * BLOCK; /* others are +1: a bit of 0 */
-                const int below = NAME(below)((const int32_t *)&accs[p][b], threshold + b * BLOCK);
-                bytes[b] = (uint8_t)(below & ((1 << channels_left) - 1));
+                const Ints8 acc = base[b] - 2 * differ[b];
+                const int below = NAME(below)((const int32_t *)&acc, threshold + b * BLOCK);
+                bytes[b] = (uint8_t)(b == blocks - 1 ? below & keep : below);
             }
         }
         return;
     }
-    for (int p = 0; p < pixels; p++) {
-        const int64_t at = (place + p) * channels + channel;
-        if (conv->mode == TO_INT32) {
-            memcpy((int32_t *)conv->output + at, accs[p], (size_t)count * sizeof(int32_t));
-        } else if (whole) {
-            for (int b = 0; b < blocks; b++) {
-                const Floats8 scale = *(const Floats8 *)(conv->scale + channel + b * BLOCK);
-                const Floats8 bias = *(const Floats8 *)(conv->bias + channel + b * BLOCK);
-                *(Floats8 *)((float *)conv->output + at + b * BLOCK) =
-                    __builtin_convertvector(accs[p][b], Floats8) * scale + bias;
+    const int64_t channels = conv->groups * conv->out_channels, start = place * channels + channel;
+    if (conv->mode == TO_FLOAT && whole) {
+        float *out = (float *)conv->output + start;
+        if (blocks % 2 == 0) {
+            Floats16 scale[MOST_BLOCKS / 2], bias[MOST_BLOCKS / 2];
+            memcpy(scale, conv->scale + channel, (size_t)blocks * BLOCK * sizeof(float));
+            memcpy(bias, conv->bias + channel, (size_t)blocks * BLOCK * sizeof(float));
+            const Ints16 *differ16 = (const Ints16 *)counts;
+            for (int64_t p = 0; p < width; p++, out += channels, differ16 += blocks / 2) {
+                const Ints16 *base = (const Ints16 *)(bases + kinds[p] * step);
+                for (int b = 0; b < blocks / 2; b++) {
+                    const Floats16 acc = __builtin_convertvector(base[b] - 2 * differ16[b], Floats16);
+                    const Floats16 value = acc * scale[b] + bias[b];
+                    if (conv->past_caches)
+                        NAME(stream)(out + b * 2 * BLOCK, &value);
+                    else
+                        *(Floats16 *)(out + b * 2 * BLOCK) = value;
+                }
             }
-        } else {
-            const int32_t *acc = (const int32_t *)accs[p];
-            for (int c = 0; c < count; c++)
-                ((float *)conv->output)[at + c] = (float)acc[c] * conv->scale[channel + c] + conv->bias[channel + c];
+            return;
+        }
+        for (int64_t p = 0; p < width; p++, out += channels, differ += blocks) {
+            const Ints8 *base = (const Ints8 *)(bases + kinds[p] * step);
+            for (int b = 0; b < blocks; b++)
+                *(Floats8 *)(out + b * BLOCK) = __builtin_convertvector(base[b] - 2 * differ[b], Floats8) *
+                                                    ((const Floats8 *)(conv->scale + channel))[b] +
+                                                ((const Floats8 *)(conv->bias + channel))[b];
+        }
+        return;
+    }
+    for (int64_t p = 0; p < width; p++, counts += blocks * BLOCK) {
+        const int32_t *base = bases + kinds[p] * step;
+        for (int c = 0; c < count; c++) {
+            const int32_t acc = base[c] - 2 * counts[c];
+            if (conv->mode == TO_INT32)
+                ((int32_t *)conv->output)[start + p * channels + c] = acc;
+            else
+                ((float *)conv->output)[start + p * channels + c] =
+                    (float)acc * conv->scale[channel + c] + conv->bias[channel + c];
         }
     }
 }
 
+/* The popcounts of a row of the output, (out_w, blocks * BLOCK), then what becomes of them. */
 static TARGET void NAME(row)(const Conv *conv, const uint64_t *x, const uint64_t *weight, int64_t image, int64_t row,
-                             int64_t group, int64_t block, int blocks) {
-    int32_t counts[MOST_PIXELS * MOST_BLOCKS * BLOCK];
+                             int64_t group, int64_t block, int blocks, int32_t *counts) {
     const int64_t next = conv->stride_w * conv->groups * conv->words;
     const int follow = conv->groups == 1 && conv->dilation_w == 1;
     const int64_t rows = conv->kernel_h, run = follow ? conv->kernel_w * conv->words : conv->words;
     int64_t column = 0;
-#define TILE(rows, run, pixels, blocks)                                                \
-    do {                                                                               \
-        NAME(tile)(conv, x + column * next, weight, rows, run, pixels, blocks, counts); \
-        NAME(finish)(conv, counts, image, row, column, group, block, pixels, blocks);  \
-        column += pixels;                                                              \
+#define TILE(rows, run, pixels, blocks)                                                                               \
+    do {                                                                                                              \
+        NAME(tile)(conv, x + column * next, weight, rows, run, pixels, blocks, counts + column * (blocks) * BLOCK);   \
+        column += pixels;                                                                                             \
     } while (0)
     if (blocks == MOST_BLOCKS) {
         if (rows == 3 && run == 3)
@@ -106,9 +132,11 @@ static TARGET void NAME(row)(const Conv *conv, const uint64_t *x, const uint64_t
         while (column + 4 <= conv->out_w) TILE(rows, run, 4, MOST_BLOCKS);
         if (column + 2 <= conv->out_w) TILE(rows, run, 2, MOST_BLOCKS);
         if (column < conv->out_w) TILE(rows, run, 1, MOST_BLOCKS);
+        NAME(finish)(conv, counts, image, row, group, block, MOST_BLOCKS);
     } else {
         while (column + 4 <= conv->out_w) TILE(rows, run, 4, 1);
         while (column < conv->out_w) TILE(rows, run, 1, 1);
+        NAME(finish)(conv, counts, image, row, group, block, 1);
     }
 #undef TILE
 }
@@ -154,11 +182,14 @@ static TARGET void NAME(rows)(Conv *conv, int64_t start, int64_t stop) {
     const size_t own = conv->is_float ? (size_t)(conv->height * conv->width * pixel) : 0;
     const size_t framed = is_padded ? (size_t)(conv->padded_h * line) : 0;
     if (start >= stop) return;
-    uint64_t *bits = malloc((own + framed + 1) * sizeof *bits), *frame = bits + own;
+    const size_t counted = (size_t)(conv->out_w * MOST_BLOCKS * BLOCK) * sizeof(int32_t) / sizeof(uint64_t);
+    uint64_t *bits = malloc((own + framed + counted) * sizeof *bits), *frame = bits + own;
     if (bits == NULL) {
         conv->failed = 1;
         return;
     }
+    int32_t *counts = (int32_t *)(frame + framed);
+    const int64_t picture_bytes = conv->height * conv->width * conv->groups * conv->in_channels * (int64_t)sizeof(float);
     memset(frame, 0, framed * sizeof *frame);
     while (start < stop) {
         const int64_t image = start / conv->out_h, first = start % conv->out_h;
@@ -178,12 +209,21 @@ static TARGET void NAME(rows)(Conv *conv, int64_t start, int64_t stop) {
                        (size_t)(conv->width * pixel) * sizeof *frame);
             picture = frame;
         }
+        /* The next picture comes into the cache while this one is computed. */
+        const char *coming = (const char *)conv->input + (image + 1) * picture_bytes;
+        const int64_t parts = conv->groups * ((conv->blocks + MOST_BLOCKS - 1) / MOST_BLOCKS) * (last - first);
+        const int64_t part = conv->is_float && start + last - first < stop ? picture_bytes / parts + 1 : 0;
+        const char *end = coming + (part ? picture_bytes : 0);
         for (int64_t group = 0; group < conv->groups; group++)
             for (int64_t block = 0; block < conv->blocks;) {
                 const int blocks = conv->blocks - block >= MOST_BLOCKS ? MOST_BLOCKS : 1;
                 const uint64_t *weight = conv->weight + (group * conv->blocks + block) * weight_block;
-                for (int64_t row = first; row < last; row++)
-                    NAME(row)(conv, picture + row * conv->stride_h * line + group * conv->words, weight, image, row, group, block, blocks);
+                for (int64_t row = first; row < last; row++) {
+                    for (const char *stop_at = coming + part; coming < stop_at && coming < end; coming += 64)
+                        __builtin_prefetch(coming, 0, 2);
+                    NAME(row)(conv, picture + row * conv->stride_h * line + group * conv->words, weight, image, row,
+                              group, block, blocks, counts);
+                }
                 block += blocks;
             }
         start += last - first;
