@@ -1,6 +1,9 @@
-"""Pictures from files: small ones whole, large ones cropped at the centre; uint8, `(C, H, W)`."""
+"""Pictures from files, uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalized."""
 
 import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -65,3 +68,27 @@ def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     left, top = (picture.width - box_width) / 2, (picture.height - box_height) / 2
     box = left, top, left + box_width, top + box_height
     return picture.resize((width, height), Image.Resampling.BILINEAR, box)
+
+
+@dataclass(frozen=True)
+class Normalize:
+    """``(x − mean) / std`` in each channel, as float32.
+
+    Args:
+        mean: of each channel, in the units of the pictures.
+        std: of each channel.
+    """
+
+    mean: Sequence[float]
+    std: Sequence[float]
+
+    def __call__(self, images: Tensor) -> Tensor:
+        """The pictures with mean 0 and standard deviation 1 over the data set."""
+        mean, std = (_per_channel(tuple(values), images.device) for values in (self.mean, self.std))
+        return images.float().sub_(mean).div_(std)
+
+
+@cache
+def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """The numbers on the device, sent there once."""
+    return torch.tensor(values, device=device).view(-1, 1, 1)

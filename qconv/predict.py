@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .images import DecodingError, centre_crop, decode, read_picture
+from .images import DecodingError, Normalize, centre_crop, decode, read_picture
 from .packed import load_for_pictures
 
 
@@ -32,6 +32,7 @@ class Predictor:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.model, header, self.pictures = load_for_pictures(path)
         self.classes = header.classes
+        self.normalize = Normalize(self.pictures.mean, self.pictures.std)
 
     def __call__(self, path: str | os.PathLike[str], top: int = 3) -> list[Guess]:
         """The `top` most probable classes of the picture, the first one first.
@@ -64,5 +65,4 @@ class Predictor:
         except (OSError, SyntaxError, ValueError, RuntimeError) as error:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
             raise DecodingError(f"picture {path} cannot be read: {reason}") from error
-        mean, std = (torch.tensor(values).view(-1, 1, 1) for values in (self.pictures.mean, self.pictures.std))
-        return (image.float() - mean) / std
+        return self.normalize(image)

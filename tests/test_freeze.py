@@ -154,6 +154,8 @@ def test_what_cannot_be_traced_is_frozen_in_parts() -> None:
         lambda: qconv.QConv2d(6, 8, 3, padding=2, padding_mode="reflect", scheme=schemes.bireal()),
         lambda: qconv.QConv2d(6, 8, 3, padding=1, padding_mode="circular", scheme=schemes.dorefa(3, 3)),
         lambda: qconv.QConv2d(6, 8, 3, padding=1, scheme=schemes.xnor(padding_value=-1)),
+        lambda: qconv.QConv2d(6, 8, 3, stride=2, padding=(1, 2), groups=2, scheme=schemes.xnor(scale_map=True)),
+        lambda: qconv.QConv2d(6, 8, 3, padding="same", bias=False, scheme=schemes.xnor(scale_map=True)),
         lambda: qconv.QConv1d(6, 8, 3, scheme=schemes.bnn()),
         lambda: qconv.QConvTranspose2d(6, 8, 3, scheme=schemes.lsq(4, 4)),
     ],
@@ -165,9 +167,14 @@ def test_single_layers(make: Any) -> None:
     qconv.calibrate(layer, [input])
     checked = verify(layer.eval(), freeze(layer), input)
     assert checked.equal, f"\n{checked}"
+    torch.testing.assert_close(freeze(layer)(input), layer(input), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.xnor(), schemes.lsq(8, 8), schemes.bwn()], ids=str)
+@pytest.mark.parametrize(
+    "scheme",
+    [schemes.bnn(), schemes.xnor(), schemes.xnor(scale_map=True), schemes.lsq(8, 8), schemes.bwn()],
+    ids=str,
+)
 def test_linear_layers(scheme: Scheme) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(

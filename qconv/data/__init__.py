@@ -11,9 +11,9 @@ The contract a data module keeps, and all that the training side asks of it:
 `PicturesDataModule` gives the last two points to every data set that fits into memory.
 """
 
+from ..images import Normalize as Normalize
 from .augment import Augment as Augment
 from .augment import Cutout as Cutout
-from .augment import Normalize as Normalize
 from .augment import RandomCrop as RandomCrop
 from .augment import RandomFlip as RandomFlip
 from .cifar import CIFARDataModule as CIFARDataModule

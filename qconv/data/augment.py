@@ -4,9 +4,8 @@ Each is called with the pictures, `(N, C, H, W)` of any dtype, and a generator o
 the same dtype. Random numbers are drawn on the CPU, so that a GPU sees the same pictures.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -98,30 +97,6 @@ class Cutout:
 
         rows, columns = covered(height), covered(width)
         return images.masked_fill((rows[:, None, :, None] & columns[:, None, None, :]), self.fill)
-
-
-@dataclass(frozen=True)
-class Normalize:
-    """``(x − mean) / std`` in each channel, as float32.
-
-    Args:
-        mean: of each channel, in the units of the pictures.
-        std: of each channel.
-    """
-
-    mean: Sequence[float]
-    std: Sequence[float]
-
-    def __call__(self, images: Tensor) -> Tensor:
-        """The pictures with mean 0 and standard deviation 1 over the data set."""
-        mean, std = (_per_channel(tuple(values), images.device) for values in (self.mean, self.std))
-        return images.float().sub_(mean).div_(std)
-
-
-@cache
-def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """The numbers on the device, sent there once."""
-    return torch.tensor(values, device=device).view(-1, 1, 1)
 
 
 def mean_and_std(images: Tensor) -> tuple[list[float], list[float]]:

@@ -6,7 +6,8 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
-from .augment import Augment, Normalize, RandomCrop
+from ..images import Normalize
+from .augment import Augment, RandomCrop
 from .loader import TensorLoader, epoch_order
 
 Split = tuple[Tensor, Tensor]

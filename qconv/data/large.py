@@ -8,8 +8,7 @@ from pytorch_lightning import LightningDataModule
 from rich.console import Console
 from torch import Tensor
 
-from ..images import DecodingError, centre_crop, decode
-from .augment import Normalize
+from ..images import DecodingError, Normalize, centre_crop, decode
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader
 

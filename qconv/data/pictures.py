@@ -7,7 +7,8 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
-from .augment import Augment, Normalize, RandomCrop, RandomFlip, mean_and_std
+from ..images import Normalize
+from .augment import Augment, RandomCrop, RandomFlip, mean_and_std
 from .loader import TensorLoader, epoch_order
 
 

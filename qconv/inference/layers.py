@@ -207,31 +207,3 @@ class ShiftConv2d(IntegerLayer):
         size = tuple(self.sign.shape[2:])
         parts = f"{in_channels * groups}", f"{out_channels}", f"kernel_size={size}", super().extra_repr()
         return ", ".join(part for part in parts if part)
-
-
-class OfLastDimension(nn.Module):
-    """A convolution of single pixels as a linear layer, over any leading dimensions."""
-
-    def __init__(self, conv: IntegerLayer) -> None:
-        super().__init__()
-        self.conv = conv
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(*, in_features) to (*, out_features)."""
-        return self.conv(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], -1)
-
-
-class WithScaleMap(nn.Module):
-    """A convolution whose output is multiplied by XNOR-Net's map K of input magnitudes, before the bias is added."""
-
-    bias: Tensor | None
-
-    def __init__(self, conv: IntegerLayer, scale_map: Any, bias: Tensor | None) -> None:
-        super().__init__()
-        self.conv, self.scale_map = conv, scale_map
-        self.register_buffer("bias", bias)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Floats (N, C_out, *out)."""
-        output = self.conv(input) * self.scale_map(input)
-        return output if self.bias is None else output + self.bias.view(-1, 1, 1)

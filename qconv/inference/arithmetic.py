@@ -1,0 +1,83 @@
+"""How a quantized layer is computed on integers, and why not."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..layers import QConv2d, QLinear, QuantizedLayer
+from ..quantizers import Identity
+from .layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
+from .native import Window
+from .operators import code_dtype
+
+LARGEST_SUM = 2**31 - 1
+LARGEST_EXACT = 2**53  # sums of shifted numbers, as the definition adds them
+_HUGE = 1e30
+
+
+class Arithmetic(NamedTuple):
+    """How a quantized layer is computed: its codes, and what a sum of their products is worth."""
+
+    kind: str
+    reason: str = ""
+    weight: Tensor = torch.zeros(0, device="cpu")
+    scale: Tensor = torch.zeros(0, device="cpu")
+    low: int = 0
+    high: int = 0
+    bound: int = 0
+
+
+def arithmetic(layer: QuantizedLayer) -> Arithmetic:
+    """How a layer can be computed, and why not on integers."""
+    if isinstance(layer.input_quantizer, Identity):
+        return Arithmetic("float", "its input is not quantized")
+    if not isinstance(layer, QConv2d | QLinear):
+        return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
+    channels, dim = layer.input_channels()
+    shape = [1] * (2 if dim == -1 else 4)
+    shape[dim] = channels
+    quantizer = layer.input_quantizer
+    ends = [quantizer.codes(torch.full(shape, end), *quantizer.tensors()) for end in (-_HUGE, _HUGE)]
+    weight = layer.weight_codes()
+    for what, codes in (("input", ends[0]), ("weight", weight)):
+        if codes.offset is not None or codes.negative_scale is not None or codes.zero:
+            return Arithmetic("float", f"the codes of its {what} have an offset, or two scales")
+    if ends[0].scale.numel() != 1:
+        return Arithmetic("float", "its input channels have scales of their own")
+    low, high = int(ends[0].values.min()), int(ends[1].values.max())
+    per_filter = weight.scale.double().expand(len(weight.values), *[1] * (weight.values.ndim - 1))
+    scale = per_filter.flatten() * ends[0].scale.double().flatten()
+    largest = int(weight.values.abs().max()) if weight.values.numel() else 0
+    bound = max(abs(low), abs(high)) * largest * weight.values[:1].numel()
+    found = Arithmetic("integer", "", weight.values.long(), scale, low, high, bound)
+    is_sign = (weight.values.abs() == 1).all()
+    if quantizer.signs and is_sign:
+        return found._replace(kind="binary")
+    if low < -128 or high > (127 if low < 0 else 255) or largest > 127:
+        magnitudes = weight.values.abs().double()
+        if ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all() and bound < LARGEST_EXACT:
+            return found._replace(kind="shift")
+        return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are no 8-bit numbers")
+    if bound > LARGEST_SUM:
+        return Arithmetic("float", f"its sums, of up to {bound}, are no 32-bit numbers")
+    return found
+
+
+def frozen_layer(layer: QuantizedLayer, found: Arithmetic) -> IntegerLayer:
+    """The integer layer of a quantized one, which gives what its convolution gives."""
+    bias = torch.zeros(len(found.scale)) if layer.bias is None else layer.bias.detach().clone()
+    codes = found.weight
+    if isinstance(layer, QConv2d):
+        sides = (0, 0, 0, 0) if layer.padding_mode != "zeros" else tuple(layer.padding_sides)
+        window = Window(layer.stride, sides, layer.dilation, layer.padding_value)  # pyright: ignore
+        groups = layer.groups
+    else:
+        codes, window, groups = codes[..., None, None], Window((1, 1), (0, 0, 0, 0), (1, 1), 0), 1
+    if found.kind == "binary":
+        return BinaryConv2d(codes.to(torch.int8), window, groups, found.scale.float(), bias)
+    if found.kind == "shift":
+        encoder = Encode(layer.input_quantizer, torch.int64)
+        return ShiftConv2d(codes, window, groups, found.scale, bias.double(), encoder)
+    encoder = Encode(layer.input_quantizer, code_dtype(found.low))
+    return IntegerConv2d(codes, window, groups, found.scale.float(), bias, encoder)

@@ -1,0 +1,89 @@
+"""What stands around an integer layer where its input or output is not simply its own."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..quantizers import input_scale
+from .layers import IntegerLayer
+
+
+class OfLastDimension(nn.Module):
+    """A convolution of single pixels as a linear layer, over any leading dimensions."""
+
+    def __init__(self, conv: IntegerLayer) -> None:
+        super().__init__()
+        self.conv = conv
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(*, in_features) to (*, out_features)."""
+        return self.conv(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], -1)
+
+
+class Padded(nn.Module):
+    """Pads as the trained layer did it, where that is not with one value."""
+
+    def __init__(self, sides: tuple[int, ...], mode: str, layer: nn.Module) -> None:
+        super().__init__()
+        self.sides, self.mode, self.layer = sides, mode, layer
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W), larger by what is padded, through the layer."""
+        return self.layer(F.pad(input, self.sides, mode=self.mode))
+
+
+class WithScaleMap(nn.Module):
+    """A layer whose output is multiplied by XNOR-Net's map K of input magnitudes, before the bias is added."""
+
+    bias: Tensor | None
+
+    def __init__(
+        self,
+        layer: nn.Module,
+        window: Any,
+        kernel_size: tuple[int, ...] | None,
+        groups: int,
+        out_channels: int,
+        bias: Tensor | None,
+    ) -> None:
+        super().__init__()
+        self.layer, self.window, self.kernel_size, self.groups, self.repeats = (
+            layer,
+            window,
+            kernel_size,
+            groups,
+            out_channels // groups,
+        )
+        self.register_buffer("bias", bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats of the layer's output shape."""
+        output = self.layer(input) * self._map(input)
+        if self.bias is None:
+            return output
+        return output + (self.bias if self.kernel_size is None else self.bias.view(-1, 1, 1))
+
+    def _map(self, input: Tensor) -> Tensor:
+        if self.kernel_size is None:
+            return input.abs().mean(-1, keepdim=True)
+        padded = F.pad(input, self.window.padding)
+        scale = input_scale(padded, self.kernel_size, self.window.stride, (0, 0), self.window.dilation, self.groups)
+        return scale.repeat_interleave(self.repeats, 1)
+
+
+class Distance(nn.Module):
+    """How far a sum is from its channel's threshold, as a float: its sign is the next layer's input."""
+
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(self, threshold: Tensor, falling: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("factor", torch.where(falling, -1.0, 1.0).view(-1, 1, 1))
+        self.register_buffer("shift", (0.5 - threshold.float()).view(-1, 1, 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C, H, W) sums to the same shape."""
+        return input * self.factor + self.shift

@@ -1,0 +1,274 @@
+"""The graph of a traced network, rewritten layer by layer."""
+
+import copy
+from collections import Counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+
+from ..layers import QConv2d, QLinear, QuantizedLayer
+from ..quantizers import Codes, Identity
+from .arithmetic import Arithmetic, arithmetic, frozen_layer
+from .around import Distance, OfLastDimension, Padded, WithScaleMap
+from .boundaries import as_rounding, staircase
+from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+
+_POOLS = (nn.MaxPool2d,)
+_UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
+_RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus)
+
+
+class Frozen(NamedTuple):
+    """What became of a layer.
+
+    Attributes:
+        name: of the layer in the model.
+        arithmetic: "binary", "integer", "shift" or "float".
+        gives: what it hands on: "floats", "bits", "codes", or "distances" of sums from their thresholds.
+        folded: names of the modules that it does the work of.
+        reader: the layer whose codes it gives; empty with floats.
+        reason: why it stays float, or hands floats on.
+    """
+
+    name: str
+    arithmetic: str
+    gives: str = "floats"
+    folded: tuple[str, ...] = ()
+    reader: str = ""
+    reason: str = ""
+
+
+class Rewriter:
+    """Replaces the layers of a traced module, and what lies behind them."""
+
+    def __init__(self, module: fx.GraphModule, prefix: str, is_single: bool) -> None:
+        self.module, self.prefix, self.is_single = module, prefix, is_single
+        self.nodes = [node for node in module.graph.nodes if node.op == "call_module"]
+        self.calls = Counter(node.target for node in self.nodes)
+        self.arithmetic = {
+            node: arithmetic(layer) for node in self.nodes if isinstance(layer := self.of(node), QuantizedLayer)
+        }
+        self.takes_codes: set[fx.Node] = set()
+        self.frozen: list[Frozen] = []
+
+    def of(self, node: fx.Node) -> nn.Module | None:
+        """The module that a node calls."""
+        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+
+    def run(self) -> None:
+        """Replace layer by layer."""
+        for node in self.nodes:
+            module = self.of(node)
+            if isinstance(module, QuantizedLayer):
+                self._freeze(node, module, self.arithmetic[node])
+            elif isinstance(module, _ConvNd | nn.Linear):
+                self._fold_float(node)
+        self.module.delete_all_unused_submodules()
+        self.module.graph.lint()
+        self.module.recompile()
+
+    def _name(self, node: fx.Node) -> str:
+        return self.prefix.removesuffix(".") if self.is_single else self.prefix + str(node.target)
+
+    def _next(self, node: fx.Node) -> fx.Node | None:
+        """The only user of a node, if that is a module; one with parameters must be called once."""
+        users = list(node.users)
+        module = self.of(users[0]) if len(users) == 1 else None
+        if module is None or (self.calls[users[0].target] > 1 and next(iter(module.state_dict()), None) is not None):
+            return None
+        return users[0]
+
+    def _freeze(self, node: fx.Node, layer: QuantizedLayer, found: Arithmetic) -> None:
+        target, name = str(node.target), self._name(node)
+        if any(each.name == name for each in self.frozen):
+            return  # called twice, and replaced the first time
+        if found.kind == "float":
+            if isinstance(layer.input_quantizer, Identity):
+                weight_q = layer.quantized_weight()
+                layer.release()
+                layer.weight.copy_(weight_q)
+                folded = self._fold_float(node)
+                self.frozen.append(Frozen(name, "float", folded=folded, reason=found.reason))
+            else:
+                self.frozen.append(Frozen(name, "float", reason=found.reason))
+            return
+        new = frozen_layer(layer, found)
+        if isinstance(new, IntegerConv2d) and node in self.takes_codes:
+            new.encoder = None
+        told = Frozen(name, found.kind)
+        if layer.scheme.scale_map:
+            bias = None if layer.bias is None else layer.bias.detach().clone()
+            new.bias.zero_()
+            is_conv = isinstance(layer, QConv2d)
+            inner = new if is_conv else OfLastDimension(new)
+            kernel_size = layer.kernel_size if is_conv else None
+            replaced: nn.Module = WithScaleMap(inner, new.window, kernel_size, new.groups, len(new.scale), bias)
+            told = told._replace(reason="its output is multiplied by the map of input magnitudes")
+        else:
+            if self.calls[target] == 1:
+                told = self._fold(node, new, found, told)
+            replaced = OfLastDimension(new) if isinstance(layer, QLinear) else new
+        if isinstance(layer, QConv2d) and layer.padding_mode != "zeros":
+            replaced = Padded(tuple(layer.padding_sides), layer.padding_mode, replaced)
+        self.module.set_submodule(target, replaced)
+        self.frozen.append(told)
+
+    def _fold(self, node: fx.Node, new: IntegerLayer, found: Arithmetic, told: Frozen) -> Frozen:
+        """Give the frozen layer the work of what follows it."""
+        between, consumers, why = self._way(node, found)
+        if not why:
+            why = self._to_codes(node, new, found, between, consumers)
+        names = tuple(self.prefix + str(each.target) for each in between if not isinstance(self.of(each), _POOLS))
+        if not why:
+            for each in between:
+                if not isinstance(self.of(each), _POOLS):
+                    _remove(each)
+            of_signs = "distances" if getattr(new, "threshold", None) is None else "bits"
+            gives = of_signs if isinstance(new, BinaryConv2d) else "codes"
+            return told._replace(gives=gives, folded=names, reader=self.prefix + str(consumers[0].target))
+        norm = self._next(node)
+        if norm is None or not _is_norm(self.of(norm)):
+            return told._replace(reason=why)
+        module: Any = self.of(norm)
+        factor, shift = _affine(module)
+        new.scale = (found.scale * factor).to(new.scale.dtype)
+        new.bias = (new.bias.double() * factor + shift).to(new.bias.dtype)
+        _remove(norm)
+        return told._replace(folded=(self.prefix + str(norm.target),), reason=why)
+
+    def _way(self, node: fx.Node, found: Arithmetic) -> tuple[list[fx.Node], list[fx.Node], str]:
+        """The modules between a layer and the quantized layers that read it, and why they can't be integers."""
+        between: list[fx.Node] = []
+        last = node
+        while (following := self._next(last)) is not None and not isinstance(self.of(following), QuantizedLayer):
+            module = self.of(following)
+            if not (_is_norm(module) or _is_monotone(module) or isinstance(module, _POOLS)):
+                return between, [], f"{type(module).__name__} follows it"
+            between.append(following)
+            last = following
+        readers = list(last.users)
+        layers = [self.of(reader) for reader in readers]
+        if not readers or not all(isinstance(layer, QuantizedLayer) for layer in layers):
+            return between, [], "what follows is not a quantized layer alone"
+        for reader, layer in zip(readers, layers, strict=True):
+            of_reader = self.arithmetic[reader]
+            if of_reader.kind != found.kind or found.kind == "shift":
+                return between, [], f"'{reader.target}' behind it is {of_reader.kind}"
+            if isinstance(layer, QLinear) or layer.scheme.scale_map or layer.padding_mode != "zeros":  # pyright: ignore
+                return between, [], f"'{reader.target}' behind it needs floats"
+            if self.calls[reader.target] != 1 or (found.kind == "integer" and len(readers) != 1):
+                return between, [], "several calls read it"
+        return between, readers, ""
+
+    def _to_codes(
+        self, node: fx.Node, new: IntegerLayer, found: Arithmetic, between: list[fx.Node], readers: list[fx.Node]
+    ) -> str:
+        """Have the layer hand on what the quantizer behind it would make; why not, where it can't."""
+        if isinstance(self.of(node), QLinear):
+            return "it is a linear layer"
+        modules = [self.of(each) for each in between]
+        pools = [index for index, module in enumerate(modules) if isinstance(module, _POOLS)]
+        elementwise = [copy.deepcopy(module).double() for module in modules if not isinstance(module, _POOLS)]  # pyright: ignore
+        falls_behind = (
+            any(_is_norm(module) and not _rises(module) for module in modules[pools[0] :]) if pools else False
+        )
+        if falls_behind and (found.kind != "binary" or pools[0] != 0):
+            return "maximum pooling stands before a batch norm with a negative gamma"
+        reader: Any = self.of(readers[0])
+        quantizer, scale = reader.input_quantizer, found.scale
+        bias = new.bias.double()
+
+        def values(sums: Tensor) -> Tensor:
+            output = (sums.double() * scale + bias)[..., None, None]
+            for module in elementwise:
+                output = module(output)
+            return output
+
+        def codes(sums: Tensor) -> Tensor:
+            found_codes: Codes = quantizer.codes(values(sums), *quantizer.tensors())
+            return found_codes.values.reshape(sums.shape).long()
+
+        channels = len(scale)
+        if found.kind == "binary":
+            stairs = staircase(lambda sums: (codes(sums) + 1) // 2, channels, found.bound, 0, 1)
+            assert isinstance(new, BinaryConv2d)
+            threshold = stairs.steps.squeeze(0)
+            if not pools:
+                new.compare_(threshold.to(torch.int32), stairs.falling)
+                return ""
+            if found.bound >= 2**23:
+                return "its sums are too large to be floats"
+            # Through a pooling the distance to the threshold stays a number: the largest one decides.
+            new.scale, new.bias = torch.ones(channels), torch.zeros(channels)
+            distance = Distance(threshold, stairs.falling)
+            if not falls_behind:
+                new.negate_(stairs.falling)
+                distance = Distance(threshold, torch.zeros_like(stairs.falling))
+            self.module.add_submodule(target := f"{str(node.target).replace('.', '_')}_distance", distance)
+            last = between[-1]
+            with self.module.graph.inserting_after(last):
+                added = self.module.graph.call_module(target, (last,))
+            last.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
+            return ""
+        low, high = self.arithmetic[readers[0]].low, self.arithmetic[readers[0]].high
+        stairs = staircase(codes, channels, found.bound, low, high)
+        step = quantizer.codes(torch.zeros(1, channels, 1, 1), *quantizer.tensors()).scale.double()
+        line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape))
+        if line is None or not isinstance(new, IntegerConv2d):
+            return "the codes behind it are no rounded straight line of its sums"
+        new.round_(*line, low, high)
+        self.takes_codes.add(readers[0])
+        return ""
+
+    def _fold_float(self, node: fx.Node) -> tuple[str, ...]:
+        """Fold the batch norm behind a float layer into it."""
+        norm = self._next(node)
+        layer = self.of(node)
+        if norm is None or not _is_norm(self.of(norm)) or self.calls[node.target] != 1:
+            return ()
+        if type(layer) is nn.Linear:
+            fused: nn.Module = fuse_linear_bn_eval(layer, self.of(norm))  # pyright: ignore
+        elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            fused = fuse_conv_bn_eval(layer, self.of(norm))  # pyright: ignore
+        else:
+            return ()
+        self.module.set_submodule(str(node.target), fused)
+        name = self.prefix + str(norm.target)
+        _remove(norm)
+        return (name,)
+
+
+def _remove(node: fx.Node) -> None:
+    node.replace_all_uses_with(node.args[0])  # pyright: ignore[reportArgumentType]
+    node.graph.erase_node(node)
+
+
+def _is_norm(module: nn.Module | None) -> bool:
+    """Whether it is a batch norm that evaluates with stored statistics."""
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def _affine(norm: Any) -> tuple[Tensor, Tensor]:
+    """``factor, shift`` of each channel, in float64."""
+    factor = (norm.running_var.double() + norm.eps).rsqrt()
+    if norm.weight is not None:
+        factor = factor * norm.weight.double()
+    shift = -norm.running_mean.double() * factor
+    return factor, shift if norm.bias is None else shift + norm.bias.double()
+
+
+def _rises(norm: Any) -> bool:
+    return norm.weight is None or bool((norm.weight >= 0).all())
+
+
+def _is_monotone(module: nn.Module | None) -> bool:
+    """Whether a larger input never gives a smaller output, element by element."""
+    if isinstance(module, nn.LeakyReLU):
+        return module.negative_slope >= 0
+    if isinstance(module, nn.PReLU):
+        return bool((module.weight >= 0).all())
+    return isinstance(module, _RISING + _UNCHANGED)
