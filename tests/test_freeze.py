@@ -185,6 +185,9 @@ def test_linear_layers(scheme: Scheme) -> None:
     model.train()(input)
     checked = verify(model.eval(), freeze(model), input)
     assert checked.equal, f"\n{checked}"
+    if scheme.name != "bwn()" and not scheme.scale_map:
+        with pytest.raises(ValueError, match=r"with its batch norm folded it must be \(N, features\)"):
+            freeze(model)(input.view(2, 3, 70))
     single = qconv.QLinear(7, 3, scheme=scheme)
     qconv.calibrate(single, [torch.randn(2, 4, 7)])
     assert freeze(single.eval())(torch.randn(2, 4, 7)).shape == (2, 4, 3)

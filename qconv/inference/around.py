@@ -11,14 +11,23 @@ from .layers import IntegerLayer
 
 
 class OfLastDimension(nn.Module):
-    """A convolution of single pixels as a linear layer, over any leading dimensions."""
+    """A convolution of single pixels as a linear layer, over any leading dimensions.
 
-    def __init__(self, conv: IntegerLayer) -> None:
+    Args:
+        conv: of 1×1 kernels.
+        of_rows: a batch norm was folded, whose channels are the last dimension of a matrix only.
+    """
+
+    def __init__(self, conv: IntegerLayer, of_rows: bool = False) -> None:
         super().__init__()
-        self.conv = conv
+        self.conv, self.of_rows = conv, of_rows
 
     def forward(self, input: Tensor) -> Tensor:
         """(*, in_features) to (*, out_features)."""
+        if self.of_rows and input.ndim != 2:
+            raise ValueError(
+                f"input has shape {tuple(input.shape)}; with its batch norm folded it must be (N, features)"
+            )
         return self.conv(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], -1)
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
+from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..layers import QConv2d, QLinear, QuantizedLayer
 from ..quantizers import Codes, Identity
@@ -111,7 +111,7 @@ class Rewriter:
         else:
             if self.calls[target] == 1:
                 told = self._fold(node, new, found, told)
-            replaced = OfLastDimension(new) if isinstance(layer, QLinear) else new
+            replaced = OfLastDimension(new, of_rows=bool(told.folded)) if isinstance(layer, QLinear) else new
         if isinstance(layer, QConv2d) and layer.padding_mode != "zeros":
             replaced = Padded(tuple(layer.padding_sides), layer.padding_mode, replaced)
         self.module.set_submodule(target, replaced)
@@ -230,12 +230,9 @@ class Rewriter:
         layer = self.of(node)
         if norm is None or not _is_norm(self.of(norm)) or self.calls[node.target] != 1:
             return ()
-        if type(layer) is nn.Linear:
-            fused: nn.Module = fuse_linear_bn_eval(layer, self.of(norm))  # pyright: ignore
-        elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            fused = fuse_conv_bn_eval(layer, self.of(norm))  # pyright: ignore
-        else:
-            return ()
+        if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            return ()  # behind a linear layer it may have its channels in another dimension
+        fused = fuse_conv_bn_eval(layer, self.of(norm))  # pyright: ignore
         self.module.set_submodule(str(node.target), fused)
         name = self.prefix + str(norm.target)
         _remove(norm)
