@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.inference import FrozenModel, freeze, verify
+from qconv.inference.around import Distance
 from qconv.inference.boundaries import as_rounding, staircase
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.models import resnet20
@@ -25,7 +26,7 @@ def trained(model: nn.Module, scheme: Scheme, input: Tensor, **convert: Any) -> 
     torch.manual_seed(0)
     qconv.convert(model, scheme, **convert)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d):
+        if isinstance(module, nn.BatchNorm2d | nn.BatchNorm1d) and module.affine:
             nn.init.normal_(module.weight)
             nn.init.normal_(module.bias, std=0.3)
             module.weight.data[0] = 0
@@ -274,7 +275,7 @@ def test_a_planted_threshold_and_scale_are_found() -> None:
     first.threshold += 2  # pyright: ignore[reportOperatorIssue]
     last.scale[4] *= 1 + 1e-5
     checked = verify(model, frozen, input)
-    assert [layer.equal for layer in checked.layers] == [False, True, False]
+    assert [layer.equal for layer in checked.layers] == [False, False, False]  # the second one sees other signs
     assert checked.layers[0].handed > 0
     assert checked.layers[1].drift > 0
     assert checked.layers[2].bound > 1
@@ -297,7 +298,7 @@ def test_bad_models() -> None:
         freeze(broken)
     with pytest.raises(ValueError, match="can't be trained"):
         freeze(model).train()
-    with pytest.raises(ValueError, match="has the layers"):
+    with pytest.raises(ValueError, match="has a layer '3', the trained one has no quantized layer there"):
         verify(trained(resnet20(), schemes.bnn(), torch.randn(1, 3, 32, 32)), freeze(model), input)
     with pytest.raises(ValueError, match="inputs must hold at least one sample"):
         verify(model, freeze(model), input[:0])
@@ -329,3 +330,132 @@ def test_steps_that_no_line_has() -> None:
         return (sums >= 1).long() + (sums >= 2) + (sums >= 50)
 
     assert as_rounding(staircase(codes, 1, 100, 0, 3), lambda sums: sums.double()) is None
+
+
+def sequence(*modules: nn.Module, scheme: Scheme, size: int = 12) -> tuple[nn.Module, Tensor]:
+    input = torch.randn(4, 24, size, size)
+    return trained(nn.Sequential(*modules), scheme, input, skip=()), input
+
+
+def conv(**options: Any) -> nn.Module:
+    return nn.Conv2d(24, 24, 3, padding=1, **options)
+
+
+@pytest.mark.parametrize(
+    "modules",
+    [
+        lambda: (conv(), nn.BatchNorm2d(24), conv(groups=2), nn.BatchNorm2d(24)),
+        lambda: (conv(), nn.MaxPool2d(2), nn.BatchNorm2d(24), nn.MaxPool2d(2), conv(), nn.BatchNorm2d(24)),
+        lambda: (conv(), nn.BatchNorm2d(24), nn.ReLU(), nn.MaxPool2d(2), conv(), nn.BatchNorm2d(24)),
+        lambda: (conv(), nn.BatchNorm2d(24, affine=False), conv(), nn.BatchNorm2d(24, affine=False)),
+        lambda: (conv(), nn.BatchNorm2d(24, track_running_stats=False), conv()),
+        lambda: (conv(), nn.MaxPool2d(3, 2, 1, ceil_mode=True), nn.Hardtanh(), conv()),
+    ],
+)
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4), schemes.bwn()], ids=str)
+def test_what_stands_between_layers(modules: Any, scheme: Scheme) -> None:
+    model, input = sequence(*modules(), scheme=scheme)
+    frozen = freeze(model)
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    if not sum(each.drift for each in checked.layers):
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
+
+
+def test_signs_at_learned_thresholds() -> None:
+    model, input = sequence(conv(), nn.BatchNorm2d(24), conv(), nn.BatchNorm2d(24), scheme=schemes.reactnet())
+    with torch.no_grad():
+        for layer in (model[0], model[2]):  # pyright: ignore[reportIndexIssue]
+            layer.input_quantizer.bias.normal_()
+    torch.testing.assert_close(freeze(model)(input), model(input), rtol=1e-4, atol=1e-4)
+    assert {each.reason for each in freeze(model).layers} == {"the signs of its input are taken at learned thresholds"}
+
+
+class Squares(nn.ReLU):
+    def forward(self, input: Tensor) -> Tensor:
+        return input * input - 1
+
+
+class Standardized(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, self.weight - self.weight.mean(), self.bias)
+
+
+def test_subclasses_compute_what_they_did() -> None:
+    bnn = schemes.bnn()
+    model, input = sequence(conv(), nn.BatchNorm2d(24), Squares(), conv(), scheme=bnn)
+    assert verify(model, freeze(model), input).equal
+    model, input = sequence(conv(), Standardized(24, 24, 3), nn.BatchNorm2d(24), scheme=bnn)
+    assert verify(model, freeze(model), input).equal
+    model[1].register_forward_hook(lambda module, args, output: 2 * output)  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(ValueError, match=r"'1' \(Standardized\) has hooks, which a frozen model would lose"):
+        freeze(model)
+
+
+def plant_nan(frozen: FrozenModel) -> None:
+    next(each for each in frozen.modules() if isinstance(each, IntegerLayer) and each.scale.ndim).scale.fill_(torch.nan)
+
+
+def plant_distance(frozen: FrozenModel) -> None:
+    next(each for each in frozen.modules() if isinstance(each, Distance)).factor.neg_()
+
+
+def plant_first(frozen: FrozenModel) -> None:
+    next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.zero_()
+
+
+def plant_last(frozen: FrozenModel) -> None:
+    next(each for each in frozen.modules() if type(each) is nn.Linear).weight.neg_()
+
+
+@pytest.mark.parametrize("plant", [plant_nan, plant_distance, plant_first, plant_last])
+def test_differences_anywhere_are_found(plant: Any) -> None:
+    input = torch.randn(8, 3, 16, 16)
+    model = trained(chain(pool="first"), schemes.bnn(), input)
+    frozen = freeze(model)
+    with torch.no_grad():
+        plant(frozen)
+    found = verify(model, frozen, input)
+    assert not found.equal
+    assert "not equal" in str(found)
+
+
+def test_a_float_weight_that_is_a_little_off() -> None:
+    model, input = sequence(conv(), nn.BatchNorm2d(24), scheme=schemes.bwn())
+    frozen = freeze(model)
+    with torch.no_grad():
+        next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.mul_(1.001)
+    assert not verify(model, frozen, input).equal
+
+
+def test_a_frozen_model_is_not_cast() -> None:
+    model, input = sequence(conv(), scheme=schemes.bnn())
+    frozen = freeze(model)
+    for cast in (frozen.double, frozen.half, frozen.bfloat16):
+        with pytest.raises(ValueError, match="it can't be cast"):
+            cast()
+    assert torch.equal(frozen.to("cpu")(input), freeze(model)(input))
+
+
+def test_a_layer_that_is_not_called() -> None:
+    class WithHead(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.head = conv(), conv()
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.conv(input)
+
+    input = torch.randn(2, 24, 6, 6)
+    model = trained(WithHead(), schemes.bnn(), input, skip=())
+    checked = verify(model, freeze(model), input)
+    assert checked.equal
+    assert [each.name for each in checked.layers] == ["conv"]
+
+
+def test_frozen_under_inference_mode() -> None:
+    model, input = sequence(conv(), scheme=schemes.lsq(4, 4))
+    with torch.inference_mode():
+        frozen = freeze(model)
+        for size in range(3, 12):
+            assert frozen(input[:, :, :size, :size]).shape[2:] == (size, size)

@@ -199,6 +199,24 @@ def test_a_kernel_larger_than_the_picture() -> None:
         torch.ops.qconv.binary_conv2d(case.input[:, :, :1, :1], *case.arguments(case.input)[1:6], (0,) * 4, (1, 1), 0)
 
 
+def test_operands_that_do_not_belong_together() -> None:
+    if native.library() is None:
+        pytest.skip("installed without a compiler")
+    case = Case(SHAPES[1])
+    weight, sums, channels, window = case.weight, case.tap_sums, case.channels, case.window
+    call = torch.ops.qconv.binary_conv2d
+    for input in (case.input[:, :3], case.input[0], pack_signs(case.input).repeat(1, 1, 1, 2)):
+        with pytest.raises(ValueError, match="must be"):
+            call(input, weight, sums, *channels, *window)
+    with pytest.raises(ValueError, match="must be those of 64 channels in and 9 out"):
+        call(case.input, weight, sums, 64, 9, *window)
+    for scale in (case.scale.double(), case.scale[:5]):
+        with pytest.raises(ValueError, match=r"must be torch.float32, 64 on the CPU"):
+            call(case.input, weight, sums, *channels, *window, scale, case.bias)
+    with pytest.raises(ValueError, match="must have a padding of at least 0"):
+        call(case.input, weight, sums, *channels, (1, 1), (-1, 0, 0, 0), (1, 1), 0)
+
+
 def test_without_the_kernels_it_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     case = Case(SHAPES[0])
     monkeypatch.setattr(native, "library_path", lambda: None)

@@ -53,6 +53,9 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     found = Arithmetic("integer", "", weight.values.long(), scale, low, high, bound)
     is_sign = (weight.values.abs() == 1).all()
     if quantizer.signs and is_sign:
+        edge = [quantizer.codes(torch.full(shape, near), *quantizer.tensors()).values for near in (-1e-30, 0.0)]
+        if (edge[0] > 0).any() or (edge[1] < 0).any():
+            return Arithmetic("float", "the signs of its input are taken at learned thresholds")
         return found._replace(kind="binary")
     if low < -128 or high > (127 if low < 0 else 255) or largest > 127:
         magnitudes = weight.values.abs().double()

@@ -1,6 +1,8 @@
 """Freezing: a trained model becomes one that computes on integers."""
 
 import copy
+from collections.abc import Callable
+from typing import Self
 
 import torch
 from torch import Tensor, fx, nn
@@ -30,6 +32,11 @@ class FrozenModel(nn.Module):
             input = input.contiguous(memory_format=torch.channels_last)
         return self.network(input)
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        if fn(torch.zeros(1)).dtype != torch.float32:
+            raise ValueError("a frozen model computes on integers and float32: it can't be cast")
+        return super()._apply(fn, recurse)
+
     def train(self, mode: bool = True) -> "FrozenModel":
         """Raise a ValueError unless `mode` is False."""
         if mode:
@@ -47,12 +54,13 @@ def freeze(model: nn.Module) -> FrozenModel:
     quantized layers, they become integers, too: a threshold per channel for signs, else a rounding that is proved to
     give the trained codes for every possible sum. `FrozenModel.layers` says what became of each layer, and why.
 
-    What can't be traced by `torch.fx` (a forward that branches on shapes) stays Python, and its parts are frozen alone.
+    The model takes one tensor. What can't be traced by `torch.fx` (a forward that branches on shapes) stays Python, and
+    its parts are frozen alone.
 
     Raises:
         TypeError: `model` is no module, or can't be copied.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
-            than float32; a model that is frozen.
+            than float32; hooks, which would be lost; a model that is frozen.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
@@ -66,6 +74,10 @@ def freeze(model: nn.Module) -> FrozenModel:
         if not tensor.isfinite().all():
             raise ValueError(f"'{name}' has NaN or inf: nothing can be frozen with it")
     for name, module in model.named_modules():
+        if module._forward_hooks or module._forward_pre_hooks:
+            raise ValueError(
+                f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
+            )
         if isinstance(module, QuantizedLayer):
             describe(name, module)  # raises where what it computes is not yet what ships
     try:
@@ -77,17 +89,17 @@ def freeze(model: nn.Module) -> FrozenModel:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
-    order = {name: index for index, (name, _) in enumerate(model.named_modules())}
+    order = {name: index for index, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
     return FrozenModel(network, tuple(sorted(frozen, key=lambda each: order[each.name]))).eval()
 
 
 def _freeze(module: nn.Module, prefix: str, frozen: list[Frozen]) -> nn.Module:
     """The frozen form of a module, traced as a whole if it can be."""
-    if not any(isinstance(each, QuantizedLayer | _ConvNd | nn.Linear) for each in module.modules()):
+    if not any(isinstance(each, QuantizedLayer | _ConvNd) for each in module.modules()):
         return module
-    whole = module
-    if isinstance(module, QuantizedLayer | _ConvNd | nn.Linear):
-        whole = nn.Sequential(module)
+    if isinstance(module, _ConvNd | nn.Linear) and not isinstance(module, QuantizedLayer):
+        return module
+    whole = nn.Sequential(module) if isinstance(module, QuantizedLayer) else module
     try:
         graph = _Tracer().trace(whole)
     except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):

@@ -14,6 +14,7 @@ from torch import Tensor
 BLOCK = 8
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
 _POINTERS, _TAIL = struct.Struct("7P"), struct.Struct("21q5i")
+_DTYPES = torch.int64, torch.int32, torch.float32, torch.float32, torch.int32  # weight, sums, scale, bias, threshold
 _TO_INT32, _TO_FLOAT, _TO_BITS = range(3)
 _SERIAL = 1 << 20  # multiplications below which a second thread costs more than it brings
 
@@ -102,6 +103,7 @@ class _Plan(NamedTuple):
     tail: bytes
     shape: tuple[int, ...]
     is_serial: bool
+    sizes: tuple[int, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -117,6 +119,17 @@ def _plan(
 ) -> _Plan:
     """The plan of a call, from the shapes of input and weight; made once, for it takes as long as a small kernel."""
     groups, blocks, kernel_h, kernel_w, words, _ = kernel
+    if len(input) != 4:
+        raise ValueError(f"input (of shape {input}) must be {'(N, C, H, W)' if is_float else '(N, H, W, words)'}")
+    found, wanted = (input[1], channels[0]) if is_float else (input[3], groups * words)
+    needed = -(-channels[0] // groups // 64), -(-channels[1] // groups // BLOCK)
+    if found != wanted or needed != (words, blocks) or channels[0] % groups or channels[1] % groups:
+        raise ValueError(
+            f"input (of shape {input}) and weight (of shape {kernel}) must be those of {channels[0]} channels in and "
+            f"{channels[1]} out"
+        )
+    if min(window.padding) < 0 or min(window.stride) < 1 or min(window.dilation) < 1:
+        raise ValueError(f"{window} must have a padding of at least 0, stride and dilation of at least 1")
     batch, height, width = (input[0], *input[2:]) if is_float else input[:3]
     out_h, out_w = window.output_size((height, width), (kernel_h, kernel_w))
     in_channels, out_channels = channels
@@ -130,7 +143,9 @@ def _plan(
     )
     shape = (batch, out_h, out_w, out_words) if mode == _TO_BITS else (batch, out_channels, out_h, out_w)
     work = batch * out_h * out_w * out_channels * (in_channels // groups) * kernel_h * kernel_w
-    return _Plan(tail, shape, work <= _SERIAL)
+    lanes = groups * blocks * BLOCK
+    sizes = lanes * kernel_h * kernel_w * words, lanes * kernel_h * kernel_w, out_channels, out_channels, lanes
+    return _Plan(tail, shape, work <= _SERIAL, sizes)
 
 
 def convolve(
@@ -175,6 +190,11 @@ def convolve(
     if not output.numel():
         return output
     operands = [None if each is None else each.contiguous() for each in (weight, tap_sums, scale, bias, threshold)]
+    for each, dtype, size in zip(operands, _DTYPES, plan.sizes, strict=True):
+        if each is not None and (each.dtype != dtype or each.numel() != size or not each.is_cpu):
+            raise ValueError(
+                f"an operand ({each.dtype}, {each.numel()} on {each.device}) must be {dtype}, {size} on the CPU"
+            )
     pointers = [0 if each is None else each.data_ptr() for each in operands]
     call = _POINTERS.pack(input.data_ptr(), *pointers, output.data_ptr()) + plan.tail
     if found.convolve(call, 1 if plan.is_serial else torch.get_num_threads(), *found.parallel):

@@ -10,6 +10,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..integer import has_fast_integers
 
+_MOST = 4  # of one weight: sizes of pictures that come in turn
 _packed: Any = WeakTensorKeyDictionary()  # weights as oneDNN wants them, while the weight lives
 
 
@@ -57,9 +58,12 @@ def convolve(
 
 def _prepacked(weight: Tensor, scale: Tensor, zero: int, *geometry: Any) -> Tensor:
     """The weight in oneDNN's layout, made once for each way in which it is used."""
-    key = zero, *geometry[:-1], tuple(geometry[-1]), weight._version
+    version = 0 if weight.is_inference() else weight._version
+    key = zero, *geometry[:-1], tuple(geometry[-1]), version
     known = _packed.setdefault(weight, {})
     if key not in known:
+        if len(known) >= _MOST:
+            known.clear()
         stride, padding, dilation, groups, shape = geometry
         known[key] = torch.ops.onednn.qconv_prepack(
             weight, scale, 1.0, zero, list(stride), list(padding), list(dilation), groups, shape

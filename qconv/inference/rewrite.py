@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
@@ -16,9 +15,11 @@ from .arithmetic import Arithmetic, arithmetic, frozen_layer
 from .around import Distance, OfLastDimension, Padded, WithScaleMap
 from .boundaries import as_rounding, staircase
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from .operators import WORD
 
 _POOLS = (nn.MaxPool2d,)
 _UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus)
 
 
@@ -77,7 +78,7 @@ class Rewriter:
     def _next(self, node: fx.Node) -> fx.Node | None:
         """The only user of a node, if that is a module; one with parameters must be called once."""
         users = list(node.users)
-        module = self.of(users[0]) if len(users) == 1 else None
+        module = self.of(users[0]) if len(users) == 1 and users[0].args == (node,) and not users[0].kwargs else None
         if module is None or (self.calls[users[0].target] > 1 and next(iter(module.state_dict()), None) is not None):
             return None
         return users[0]
@@ -131,9 +132,9 @@ class Rewriter:
             gives = of_signs if isinstance(new, BinaryConv2d) else "codes"
             return told._replace(gives=gives, folded=names, reader=self.prefix + str(consumers[0].target))
         norm = self._next(node)
-        if norm is None or not _is_norm(self.of(norm)):
+        module: Any = None if norm is None else self.of(norm)
+        if norm is None or not _is_norm(module) or module.num_features != len(found.scale):
             return told._replace(reason=why)
-        module: Any = self.of(norm)
         factor, shift = _affine(module)
         new.scale = (found.scale * factor).to(new.scale.dtype)
         new.bias = (new.bias.double() * factor + shift).to(new.bias.dtype)
@@ -162,6 +163,8 @@ class Rewriter:
                 return between, [], f"'{reader.target}' behind it needs floats"
             if self.calls[reader.target] != 1 or (found.kind == "integer" and len(readers) != 1):
                 return between, [], "several calls read it"
+            if found.kind == "binary" and layer.groups > 1 and layer.in_channels // layer.groups % WORD:  # pyright: ignore
+                return between, [], f"the groups of '{reader.target}' behind it do not end where words of bits end"
         return between, readers, ""
 
     def _to_codes(
@@ -173,10 +176,11 @@ class Rewriter:
         modules = [self.of(each) for each in between]
         pools = [index for index, module in enumerate(modules) if isinstance(module, _POOLS)]
         elementwise = [copy.deepcopy(module).double() for module in modules if not isinstance(module, _POOLS)]  # pyright: ignore
-        falls_behind = (
-            any(_is_norm(module) and not _rises(module) for module in modules[pools[0] :]) if pools else False
-        )
-        if falls_behind and (found.kind != "binary" or pools[0] != 0):
+        if pools and found.kind != "binary":
+            return "maximum pooling follows it"
+        falling = [index for index, module in enumerate(modules) if _is_norm(module) and not _rises(module)]
+        falls_behind = bool(pools) and any(index > pools[0] for index in falling)
+        if falls_behind and (pools[0] != 0 or min(falling) < pools[-1]):
             return "maximum pooling stands before a batch norm with a negative gamma"
         reader: Any = self.of(readers[0])
         quantizer, scale = reader.input_quantizer, found.scale
@@ -193,9 +197,8 @@ class Rewriter:
             return found_codes.values.reshape(sums.shape).long()
 
         channels = len(scale)
-        if found.kind == "binary":
+        if isinstance(new, BinaryConv2d):
             stairs = staircase(lambda sums: (codes(sums) + 1) // 2, channels, found.bound, 0, 1)
-            assert isinstance(new, BinaryConv2d)
             threshold = stairs.steps.squeeze(0)
             if not pools:
                 new.compare_(threshold.to(torch.int32), stairs.falling)
@@ -230,8 +233,8 @@ class Rewriter:
         layer = self.of(node)
         if norm is None or not _is_norm(self.of(norm)) or self.calls[node.target] != 1:
             return ()
-        if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            return ()  # behind a linear layer it may have its channels in another dimension
+        if type(layer) not in (nn.Conv1d, nn.Conv2d, nn.Conv3d):
+            return ()  # a forward of its own; or linear, where the channels may be another dimension
         fused = fuse_conv_bn_eval(layer, self.of(norm))  # pyright: ignore
         self.module.set_submodule(str(node.target), fused)
         name = self.prefix + str(norm.target)
@@ -246,7 +249,7 @@ def _remove(node: fx.Node) -> None:
 
 def _is_norm(module: nn.Module | None) -> bool:
     """Whether it is a batch norm that evaluates with stored statistics."""
-    return isinstance(module, _BatchNorm) and module.running_mean is not None
+    return type(module) in _NORMS and getattr(module, "running_mean", None) is not None
 
 
 def _affine(norm: Any) -> tuple[Tensor, Tensor]:
@@ -264,8 +267,8 @@ def _rises(norm: Any) -> bool:
 
 def _is_monotone(module: nn.Module | None) -> bool:
     """Whether a larger input never gives a smaller output, element by element."""
-    if isinstance(module, nn.LeakyReLU):
+    if type(module) is nn.LeakyReLU:
         return module.negative_slope >= 0
-    if isinstance(module, nn.PReLU):
+    if type(module) is nn.PReLU:
         return bool((module.weight >= 0).all())
-    return isinstance(module, _RISING + _UNCHANGED)
+    return type(module) in _RISING + _UNCHANGED  # a subclass may compute something else
