@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_bench(commands)
     options = parser.parse_args(arguments)
     try:
-        return options.run(options)
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # what read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        return 1
     except (ValueError, OSError, RuntimeError, ImportError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1
@@ -116,8 +122,8 @@ def _verify(options: argparse.Namespace) -> int:
     from .predict import Predictor
 
     predictor = Predictor(options.model)
-    batches = (torch.stack([predictor.read(path)]) for path in options.pictures)
-    found = verify(predictor.model, freeze(predictor.model), batches)
+    pictures = torch.stack([predictor.read(path) for path in options.pictures])
+    found = verify(predictor.model, freeze(predictor.model), pictures.split(32))
     print(found)
     return 0 if found.equal else 1
 

@@ -1,6 +1,8 @@
 """`qconv predict` and `qconv summary`: what a packed model says of pictures, and of itself."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -164,3 +166,15 @@ def test_a_model_that_differs(
     packed(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), str(picture)]) == 1
     assert "not equal: 'blocks.1.conv' is the first layer that differs" in capsys.readouterr().out
+
+
+def test_output_that_nobody_reads(picture: Path, tmp_path: Path) -> None:
+    packed(tmp_path / "model")
+    program = "import sys; from qconv.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "predict", str(tmp_path / "model"), str(picture)]
+    started = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert started.stdout is not None
+    started.stdout.close()
+    assert started.stderr is not None
+    assert (started.wait(timeout=120), started.stderr.read()) == (1, b"")
+    started.stderr.close()

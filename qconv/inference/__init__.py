@@ -3,6 +3,6 @@
 from .freeze import Frozen as Frozen
 from .freeze import FrozenModel as FrozenModel
 from .freeze import freeze as freeze
-from .verify import LayerCheck as LayerCheck
+from .layer_check import LayerCheck as LayerCheck
 from .verify import Verification as Verification
 from .verify import verify as verify

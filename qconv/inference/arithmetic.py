@@ -17,7 +17,18 @@ _HUGE = 1e30
 
 
 class Arithmetic(NamedTuple):
-    """How a quantized layer is computed: its codes, and what a sum of their products is worth."""
+    """How a quantized layer is computed.
+
+    Attributes:
+        kind: "binary", "integer", "shift" or "float".
+        reason: why it is float.
+        weight: the codes, output channels first.
+        scale: what a sum of products of codes is worth, float64 for each output channel.
+        low: the smallest code of the input.
+        high: its largest code.
+        bound: of the magnitude of sums.
+        is_plain: the codes of a binary input are its signs, with no learned shift.
+    """
 
     kind: str
     reason: str = ""
@@ -26,6 +37,7 @@ class Arithmetic(NamedTuple):
     low: int = 0
     high: int = 0
     bound: int = 0
+    is_plain: bool = True
 
 
 def arithmetic(layer: QuantizedLayer) -> Arithmetic:
@@ -54,9 +66,7 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     is_sign = (weight.values.abs() == 1).all()
     if quantizer.signs and is_sign:
         edge = [quantizer.codes(torch.full(shape, near), *quantizer.tensors()).values for near in (-1e-30, 0.0)]
-        if (edge[0] > 0).any() or (edge[1] < 0).any():
-            return Arithmetic("float", "the signs of its input are taken at learned thresholds")
-        return found._replace(kind="binary")
+        return found._replace(kind="binary", is_plain=bool((edge[0] < 0).all() and (edge[1] > 0).all()))
     if low < -128 or high > (127 if low < 0 else 255) or largest > 127:
         magnitudes = weight.values.abs().double()
         if ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all() and bound < LARGEST_EXACT:
@@ -78,7 +88,8 @@ def frozen_layer(layer: QuantizedLayer, found: Arithmetic) -> IntegerLayer:
     else:
         codes, window, groups = codes[..., None, None], Window((1, 1), (0, 0, 0, 0), (1, 1), 0), 1
     if found.kind == "binary":
-        return BinaryConv2d(codes.to(torch.int8), window, groups, found.scale.float(), bias)
+        signs = None if found.is_plain else Encode(layer.input_quantizer, torch.float32)
+        return BinaryConv2d(codes.to(torch.int8), window, groups, found.scale.float(), bias, signs)
     if found.kind == "shift":
         encoder = Encode(layer.input_quantizer, torch.int64)
         return ShiftConv2d(codes, window, groups, found.scale, bias.double(), encoder)

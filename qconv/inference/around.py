@@ -1,13 +1,12 @@
 """What stands around an integer layer where its input or output is not simply its own."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..quantizers import input_scale
 from .layers import IntegerLayer
+from .native import Window
 
 
 class OfLastDimension(nn.Module):
@@ -51,20 +50,15 @@ class WithScaleMap(nn.Module):
     def __init__(
         self,
         layer: nn.Module,
-        window: Any,
+        window: Window,
         kernel_size: tuple[int, ...] | None,
         groups: int,
         out_channels: int,
         bias: Tensor | None,
     ) -> None:
         super().__init__()
-        self.layer, self.window, self.kernel_size, self.groups, self.repeats = (
-            layer,
-            window,
-            kernel_size,
-            groups,
-            out_channels // groups,
-        )
+        self.layer, self.window, self.kernel_size = layer, window, kernel_size  # None of a linear layer
+        self.groups, self.repeats = groups, out_channels // groups
         self.register_buffer("bias", bias)
 
     def forward(self, input: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ class FrozenModel(nn.Module):
 
 @torch.no_grad()
 def freeze(model: nn.Module) -> FrozenModel:
-    """An inference model of a trained one, which stays as it is: integers inside, batch norm folded.
+    """An inference model of a trained one, which stays as it is: integers inside, batch norm folded; on the CPU.
 
     Quantized layers run on integer operators where their codes allow it: signs by exclusive or and counting bits, codes
     of up to 8 bits as int8 with 32-bit sums, powers of two on fixed-point inputs by shifts. Batch norm behind a layer
@@ -81,7 +81,7 @@ def freeze(model: nn.Module) -> FrozenModel:
         if isinstance(module, QuantizedLayer):
             describe(name, module)  # raises where what it computes is not yet what ships
     try:
-        network = copy.deepcopy(model).eval()
+        network = copy.deepcopy(model).eval().cpu()
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
     frozen: list[Frozen] = []
@@ -97,7 +97,7 @@ def _freeze(module: nn.Module, prefix: str, frozen: list[Frozen]) -> nn.Module:
     """The frozen form of a module, traced as a whole if it can be."""
     if not any(isinstance(each, QuantizedLayer | _ConvNd) for each in module.modules()):
         return module
-    if isinstance(module, _ConvNd | nn.Linear) and not isinstance(module, QuantizedLayer):
+    if isinstance(module, _ConvNd) and not isinstance(module, QuantizedLayer):
         return module
     whole = nn.Sequential(module) if isinstance(module, QuantizedLayer) else module
     try:
@@ -117,6 +117,6 @@ class _Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         inner = (each for each in m.modules() if each is not m)
-        kinds = QuantizedLayer, _ConvNd, nn.Linear, _BatchNorm
+        kinds = QuantizedLayer, _ConvNd, _BatchNorm
         is_torch = m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
         return is_torch or isinstance(m, QuantizedLayer) or not any(isinstance(each, kinds) for each in inner)

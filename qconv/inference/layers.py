@@ -46,7 +46,7 @@ class IntegerLayer(nn.Module):
 
     def encode(self, input: Tensor) -> Tensor:
         """The codes of a float input; codes stay what they are."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no encode()")
 
     def accumulate(self, input: Tensor) -> Tensor:
         """The integer sums, as of the weights that were trained."""
@@ -55,7 +55,7 @@ class IntegerLayer(nn.Module):
 
     def sums(self, input: Tensor) -> Tensor:
         """The integer sums of the weights that are here."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} defines no sums()")
 
     def extra_repr(self) -> str:
         left, right, top, bottom = self.window.padding
@@ -72,15 +72,19 @@ class IntegerLayer(nn.Module):
 class BinaryConv2d(IntegerLayer):
     """Convolution of signs, by exclusive or and counting bits.
 
-    It takes floats, whose signs it uses, or the bits of another binary layer; with `threshold` set it gives bits.
+    It takes floats, whose signs it uses, or the bits of another binary layer; with `threshold` set it gives bits. Where
+    the signs of floats fall elsewhere than at 0, `encoder` makes them (ReActNet's learned shifts).
     """
 
     weight: Tensor
     tap_sums: Tensor
     threshold: Tensor | None
 
-    def __init__(self, signs: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor) -> None:
+    def __init__(
+        self, signs: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor, encoder: Encode | None = None
+    ) -> None:
         super().__init__(window, groups, scale, bias)
+        self.encoder = encoder
         self.channels = signs.shape[1] * groups, signs.shape[0]
         weight, tap_sums = operators.pack_weight(signs, groups)
         self.register_buffer("weight", weight)
@@ -94,7 +98,7 @@ class BinaryConv2d(IntegerLayer):
         return self._run(input, self.scale, self.bias, None)
 
     def encode(self, input: Tensor) -> Tensor:
-        signs = torch.ops.qconv.pack_signs(input, self.groups) if input.is_floating_point() else input
+        signs = torch.ops.qconv.pack_signs(self._signed(input), self.groups) if input.is_floating_point() else input
         return operators.unpack_signs(signs, self.channels[0], self.groups)
 
     def sums(self, input: Tensor) -> Tensor:
@@ -102,8 +106,12 @@ class BinaryConv2d(IntegerLayer):
 
     def _run(self, input: Tensor, scale: Tensor | None, bias: Tensor | None, threshold: Tensor | None) -> Tensor:
         return torch.ops.qconv.binary_conv2d(
-            input, self.weight, self.tap_sums, *self.channels, *self.window, scale, bias, threshold
+            self._signed(input), self.weight, self.tap_sums, *self.channels, *self.window, scale, bias, threshold
         )
+
+    def _signed(self, input: Tensor) -> Tensor:
+        """What has the signs that are convolved."""
+        return self.encoder(input) if self.encoder is not None and input.is_floating_point() else input
 
     @torch.no_grad()
     def compare_(self, threshold: Tensor, negated: Tensor) -> None:

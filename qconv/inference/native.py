@@ -3,6 +3,7 @@
 import ctypes
 import logging
 import struct
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
@@ -91,12 +92,6 @@ class Window(NamedTuple):
         return (padded[0] - spans[0]) // self.stride[0] + 1, (padded[1] - spans[1]) // self.stride[1] + 1
 
 
-def takes(weight: Tensor, out_channels: int, threshold: Tensor | None) -> bool:
-    """Whether the kernel can: bits of several groups must end at a word, and a bit mask holds the taps of a line."""
-    groups, _, height, width, _, _ = weight.shape
-    return max(height, width) <= 64 and (threshold is None or groups == 1 or out_channels // groups % 64 == 0)
-
-
 class _Plan(NamedTuple):
     """What a call needs beside addresses."""
 
@@ -148,32 +143,44 @@ def _plan(
     return _Plan(tail, shape, work <= _SERIAL, sizes)
 
 
-def convolve(
-    found: Library,
+def binary_conv2d(
     input: Tensor,
     weight: Tensor,
     tap_sums: Tensor,
-    window: Window,
-    channels: tuple[int, int],
+    in_channels: int,
+    out_channels: int,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    padding_value: int,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     threshold: Tensor | None = None,
     instruction_set: str | None = None,
-) -> Tensor:
-    """`qconv.inference.operators.binary_conv2d` by the kernel.
+) -> Tensor | None:
+    """`qconv.inference.operators.binary_conv2d` by the kernel; None where there is none, or it does not take the shape.
 
     Args:
-        found: from `library`.
         input: bits, or float32 ``(N, C, H, W)`` in either memory format.
         weight: bits.
         tap_sums: of the weight.
-        window: stride, padding and dilation.
-        channels: of the input and of the output, those of all groups.
+        in_channels: of all groups.
+        out_channels: of all groups.
+        stride: of the convolution.
+        padding: in the order of `torch.nn.functional.pad`.
+        dilation: of the kernel.
+        padding_value: -1, 0 or +1.
         scale: of the output channels.
         bias: of the output channels.
         threshold: of the output channels.
         instruction_set: one of `Library.available`; the best one when None.
     """
+    found = library()
+    groups, _, height, width, _, _ = weight.shape
+    # The bits of a group must end at a word, and a mask of 64 bits holds the taps of a line.
+    split = threshold is not None and groups > 1 and out_channels // groups % 64
+    if found is None or split or max(height, width) > 64 or input.dtype not in (torch.float32, torch.int64):
+        return None
     is_float = input.is_floating_point()
     is_plain = input.is_contiguous()
     last = is_float and not is_plain and input.is_contiguous(memory_format=torch.channels_last)
@@ -181,7 +188,8 @@ def convolve(
         input = input.contiguous()
     mode = _TO_BITS if threshold is not None else _TO_INT32 if scale is None else _TO_FLOAT
     best = found.best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
-    plan = _plan(input.shape, weight.shape, window, channels, mode, is_float, last, best)
+    window = Window(tuple(stride), tuple(padding), tuple(dilation), padding_value)  # pyright: ignore
+    plan = _plan(input.shape, weight.shape, window, (in_channels, out_channels), mode, is_float, last, best)
     if mode == _TO_BITS:
         output = torch.zeros(plan.shape, dtype=torch.int64)
     else:

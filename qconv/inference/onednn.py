@@ -14,12 +14,7 @@ _MOST = 4  # of one weight: sizes of pictures that come in turn
 _packed: Any = WeakTensorKeyDictionary()  # weights as oneDNN wants them, while the weight lives
 
 
-def takes(input: Tensor, weight: Tensor) -> bool:
-    """Whether this machine multiplies and adds such codes exactly: without VNNI, sums of two products saturate."""
-    return has_fast_integers() and input.dtype in (torch.uint8, torch.int8) and 0 not in (*input.shape, len(weight))
-
-
-def convolve(
+def integer_conv2d(
     input: Tensor,
     weight: Tensor,
     stride: Sequence[int],
@@ -27,12 +22,23 @@ def convolve(
     dilation: Sequence[int],
     groups: int,
     padding_value: int,
-    scale: Tensor,
-    bias: Tensor,
-    low: int | None,
-    high: int | None,
-) -> Tensor:
-    """`qconv.inference.operators.integer_conv2d` with a scale: 32-bit sums, then float32."""
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    low: int | None = None,
+    high: int | None = None,
+) -> Tensor | None:
+    """`qconv.inference.operators.integer_conv2d` with 32-bit sums, then float32; None where it would not be exact.
+
+    That is without VNNI, where sums of two products saturate, and for sums that are asked for and need not be exact in
+    float32, in which the operator gives them.
+    """
+    if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
+        return None
+    is_sums = scale is None or bias is None
+    if is_sums and 255 * int(weight.int().abs().sum((1, 2, 3)).max()) >= 2**24:
+        return None
+    if scale is None or bias is None:
+        scale, bias = torch.ones(len(weight)), torch.zeros(len(weight))
     left, right, top, bottom = padding
     sides = [top, left]
     if padding_value or (left, top) != (right, bottom):
@@ -40,10 +46,10 @@ def convolve(
     zero = 0
     if input.dtype == torch.int8:  # the operator takes unsigned inputs
         zero = 128
-        input = (input.view(torch.uint8) ^ 128).contiguous(memory_format=torch.channels_last)
-    packed = _prepacked(weight, scale, zero, tuple(stride), tuple(sides), tuple(dilation), groups, list(input.shape))
+        input = input.view(torch.uint8) ^ 128
+    packed = _prepacked(weight, zero, tuple(stride), tuple(sides), tuple(dilation), groups, tuple(input.shape))
     is_codes = low is not None and high is not None
-    shift = 0 if low is None or low >= 0 else 128  # so are its outputs
+    shift = 128 if low is not None and low < 0 else 0  # so are its outputs
     output = torch.ops.onednn.qconv_pointwise(
         *(input.contiguous(memory_format=torch.channels_last), 1.0, zero),
         *(packed, scale, torch.zeros(len(weight), dtype=torch.long), bias),
@@ -51,21 +57,29 @@ def convolve(
         *(torch.uint8 if is_codes else torch.float32, "hardtanh" if is_codes else "none"),
         *([float(low), float(high)] if low is not None and high is not None else [], ""),
     )
-    if shift:
-        output = (output ^ 128).view(torch.int8)
-    return output
+    if is_sums:
+        return output.to(torch.int32)
+    return (output ^ 128).view(torch.int8) if shift else output
 
 
-def _prepacked(weight: Tensor, scale: Tensor, zero: int, *geometry: Any) -> Tensor:
+def _prepacked(
+    weight: Tensor,
+    zero: int,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    shape: tuple[int, ...],
+) -> Tensor:
     """The weight in oneDNN's layout, made once for each way in which it is used."""
     version = 0 if weight.is_inference() else weight._version
-    key = zero, *geometry[:-1], tuple(geometry[-1]), version
+    key = zero, stride, padding, dilation, groups, shape, version
     known = _packed.setdefault(weight, {})
     if key not in known:
         if len(known) >= _MOST:
             known.clear()
-        stride, padding, dilation, groups, shape = geometry
-        known[key] = torch.ops.onednn.qconv_prepack(
-            weight, scale, 1.0, zero, list(stride), list(padding), list(dilation), groups, shape
-        )
+        geometry = list(stride), list(padding), list(dilation), groups, list(shape)
+        # Not with the scale of a call: one of 0 would spoil the layout for other calls.
+        ones = torch.ones(len(weight))
+        known[key] = torch.ops.onednn.qconv_prepack(weight, ones, 1.0, zero, *geometry)
     return known[key]

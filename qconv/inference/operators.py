@@ -1,8 +1,9 @@
 """Operators of integer inference, as `torch.library` operators: each has a definition that is slow and exact.
 
-A definition is made of torch's operators and runs on every device. Faster kernels stand beside it (`native`, `onednn`)
-and give the same integers; a kernel for another device is registered in the same way, and no caller sees a difference.
-All are functional, know the shapes of what they return, and have no gradient. Outputs are channels_last.
+A definition is made of torch's operators and runs on every device; on tensors without values it tells the shape.
+Faster kernels stand beside it (`native`, `onednn`) and give the same integers; a kernel for another device is
+registered in the same way, and no caller sees a difference. All are functional and have no gradient. Outputs are
+channels_last.
 
 **Signs** are bits, 1 for −1: ``(N, H, W, groups · words)`` int64 with ``words = ceil(C / groups / 64)``, bits beyond
 the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` of ``(C_out, C / groups, kh, kw)``.
@@ -13,14 +14,15 @@ the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` o
 ``padding`` is in the order of `torch.nn.functional.pad`, and filled with ``padding_value`` (signs: −1, 0 or +1).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import onednn
-from .native import BLOCK, Window, convolve, library, takes
+from . import native, onednn
+from .native import BLOCK
 
 WORD = 64
 LIBRARY = torch.library.Library("qconv", "DEF")
@@ -188,64 +190,6 @@ def shift_conv2d(
     return total
 
 
-def _output(
-    input: Tensor,
-    size: tuple[int, int],
-    kernel: tuple[int, int],
-    channels: int,
-    window: Window,
-    dtype: torch.dtype,
-) -> Tensor:
-    """An empty output of a convolution."""
-    shape = input.shape[0], channels, *window.output_size(size, kernel)
-    return torch.empty(shape, dtype=dtype, device=input.device, memory_format=torch.channels_last)
-
-
-def _binary_shape(
-    input: Tensor,
-    weight: Tensor,
-    tap_sums: Tensor,
-    in_channels: int,
-    out_channels: int,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    padding_value: int,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    threshold: Tensor | None = None,
-) -> Tensor:
-    _, _, height, width, _, _ = weight.shape
-    is_float = input.is_floating_point()
-    size = (input.shape[2], input.shape[3]) if is_float else (input.shape[1], input.shape[2])
-    window = Window(tuple(stride), tuple(padding), tuple(dilation), padding_value)  # pyright: ignore
-    dtype = torch.int32 if scale is None else torch.float32
-    output = _output(input, size, (height, width), out_channels, window, dtype)
-    if threshold is not None:
-        shape = output.shape[0], *output.shape[2:], -(-out_channels // WORD)  # len() would fix a symbolic batch size
-        return input.new_empty(shape, dtype=torch.int64)
-    return output
-
-
-def _integer_shape(
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    padding_value: int,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    low: int | None = None,
-    high: int | None = None,
-) -> Tensor:
-    dtype = torch.int32 if scale is None else torch.float32 if low is None else code_dtype(low)
-    window = Window(tuple(stride), tuple(padding), tuple(dilation), padding_value)  # pyright: ignore
-    size, kernel = tuple(input.shape[2:]), tuple(weight.shape[2:])
-    return _output(input, size, kernel, weight.shape[0], window, dtype)  # pyright: ignore
-
-
 def _shift_shape(
     input: Tensor,
     sign: Tensor,
@@ -255,67 +199,27 @@ def _shift_shape(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    window = Window(tuple(stride), tuple(padding), tuple(dilation), 0)  # pyright: ignore
-    size, kernel = tuple(input.shape[2:]), tuple(sign.shape[2:])
-    return _output(input, size, kernel, sign.shape[0], window, torch.int64)  # pyright: ignore
+    """Its definition looks at the shifts that there are, which a tensor without values does not say."""
+    return _sum_products(input, sign, stride, padding, dilation, groups).long()
 
 
-def _pack_shape(input: Tensor, groups: int = 1) -> Tensor:
-    batch, channels, height, width = input.shape
-    return input.new_empty(batch, height, width, groups * -(-(channels // groups) // WORD), dtype=torch.int64)
+def _with_kernel(kernel: Callable[..., Tensor | None], definition: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The kernel, and the definition for what it does not take."""
 
+    def run(*arguments: Any) -> Tensor:
+        output = kernel(*arguments)
+        return definition(*arguments) if output is None else output
 
-def _binary_on_cpu(
-    input: Tensor,
-    weight: Tensor,
-    tap_sums: Tensor,
-    in_channels: int,
-    out_channels: int,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    padding_value: int,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    threshold: Tensor | None = None,
-) -> Tensor:
-    """The kernel, where there is one and it takes such shapes."""
-    found = library()
-    window = Window(tuple(stride), tuple(padding), tuple(dilation), padding_value)  # pyright: ignore
-    if found is None or not takes(weight, out_channels, threshold):
-        return binary_conv2d(input, weight, tap_sums, in_channels, out_channels, *window, scale, bias, threshold)
-    if input.dtype not in (torch.float32, torch.int64):
-        input = pack_signs(input, len(weight))
-    return convolve(found, input, weight, tap_sums, window, (in_channels, out_channels), scale, bias, threshold)
-
-
-def _integer_on_cpu(
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    padding_value: int,
-    scale: Tensor | None = None,
-    bias: Tensor | None = None,
-    low: int | None = None,
-    high: int | None = None,
-) -> Tensor:
-    """OneDNN's convolution of 8-bit integers, on CPUs that have one which is exact."""
-    arguments = input, weight, stride, padding, dilation, groups, padding_value, scale, bias, low, high
-    if scale is None or bias is None or not onednn.takes(input, weight):
-        return integer_conv2d(*arguments)
-    return onednn.convolve(input, weight, stride, padding, dilation, groups, padding_value, scale, bias, low, high)
+    return run
 
 
 for _name, _definition, _shape, _kernel in (
-    ("pack_signs", pack_signs, _pack_shape, None),
-    ("binary_conv2d", binary_conv2d, _binary_shape, _binary_on_cpu),
-    ("integer_conv2d", integer_conv2d, _integer_shape, _integer_on_cpu),
+    ("pack_signs", pack_signs, pack_signs, None),
+    ("binary_conv2d", binary_conv2d, binary_conv2d, native.binary_conv2d),
+    ("integer_conv2d", integer_conv2d, integer_conv2d, onednn.integer_conv2d),
     ("shift_conv2d", shift_conv2d, _shift_shape, None),
 ):
     LIBRARY.impl(_name, _definition, "CompositeExplicitAutograd")
     torch.library.register_fake(f"qconv::{_name}", _shape, lib=LIBRARY)
     if _kernel is not None:
-        LIBRARY.impl(_name, _kernel, "CPU")
+        LIBRARY.impl(_name, _with_kernel(_kernel, _definition), "CPU")

@@ -43,6 +43,10 @@ class Frozen(NamedTuple):
     reason: str = ""
 
 
+class _StaysFloat(Exception):  # noqa: N818  # no error: why a layer hands floats on
+    """Why a layer hands floats on."""
+
+
 class Rewriter:
     """Replaces the layers of a traced module, and what lies behind them."""
 
@@ -66,7 +70,7 @@ class Rewriter:
             module = self.of(node)
             if isinstance(module, QuantizedLayer):
                 self._freeze(node, module, self.arithmetic[node])
-            elif isinstance(module, _ConvNd | nn.Linear):
+            elif isinstance(module, _ConvNd):
                 self._fold_float(node)
         self.module.delete_all_unused_submodules()
         self.module.graph.lint()
@@ -98,7 +102,7 @@ class Rewriter:
                 self.frozen.append(Frozen(name, "float", reason=found.reason))
             return
         new = frozen_layer(layer, found)
-        if isinstance(new, IntegerConv2d) and node in self.takes_codes:
+        if isinstance(new, BinaryConv2d | IntegerConv2d) and node in self.takes_codes:
             new.encoder = None
         told = Frozen(name, found.kind)
         if layer.scheme.scale_map:
@@ -120,68 +124,72 @@ class Rewriter:
 
     def _fold(self, node: fx.Node, new: IntegerLayer, found: Arithmetic, told: Frozen) -> Frozen:
         """Give the frozen layer the work of what follows it."""
-        between, consumers, why = self._way(node, found)
-        if not why:
-            why = self._to_codes(node, new, found, between, consumers)
-        names = tuple(self.prefix + str(each.target) for each in between if not isinstance(self.of(each), _POOLS))
-        if not why:
-            for each in between:
-                if not isinstance(self.of(each), _POOLS):
-                    _remove(each)
-            of_signs = "distances" if getattr(new, "threshold", None) is None else "bits"
-            gives = of_signs if isinstance(new, BinaryConv2d) else "codes"
-            return told._replace(gives=gives, folded=names, reader=self.prefix + str(consumers[0].target))
+        try:
+            between, readers = self._way(node, found)
+            gives = self._to_codes(node, new, found, between, readers)
+        except _StaysFloat as stays:
+            return self._fold_norm(node, new, found, told._replace(reason=str(stays)))
+        self.takes_codes.update(readers)
+        folded = [each for each in between if not isinstance(self.of(each), _POOLS)]
+        names = tuple(self.prefix + str(each.target) for each in folded)
+        for each in folded:
+            _remove(each)
+        return told._replace(gives=gives, folded=names, reader=self.prefix + str(readers[0].target))
+
+    def _fold_norm(self, node: fx.Node, new: IntegerLayer, found: Arithmetic, told: Frozen) -> Frozen:
+        """Make the batch norm behind the layer its scale and bias."""
         norm = self._next(node)
         module: Any = None if norm is None else self.of(norm)
         if norm is None or not _is_norm(module) or module.num_features != len(found.scale):
-            return told._replace(reason=why)
+            return told
         factor, shift = _affine(module)
         new.scale = (found.scale * factor).to(new.scale.dtype)
         new.bias = (new.bias.double() * factor + shift).to(new.bias.dtype)
         _remove(norm)
-        return told._replace(folded=(self.prefix + str(norm.target),), reason=why)
+        return told._replace(folded=(self.prefix + str(norm.target),))
 
-    def _way(self, node: fx.Node, found: Arithmetic) -> tuple[list[fx.Node], list[fx.Node], str]:
-        """The modules between a layer and the quantized layers that read it, and why they can't be integers."""
+    def _way(self, node: fx.Node, found: Arithmetic) -> tuple[list[fx.Node], list[fx.Node]]:
+        """The modules between a layer and the quantized layers that read it."""
         between: list[fx.Node] = []
         last = node
         while (following := self._next(last)) is not None and not isinstance(self.of(following), QuantizedLayer):
             module = self.of(following)
             if not (_is_norm(module) or _is_monotone(module) or isinstance(module, _POOLS)):
-                return between, [], f"{type(module).__name__} follows it"
+                raise _StaysFloat(f"{type(module).__name__} follows it")
             between.append(following)
             last = following
         readers = list(last.users)
         layers = [self.of(reader) for reader in readers]
         if not readers or not all(isinstance(layer, QuantizedLayer) for layer in layers):
-            return between, [], "what follows is not a quantized layer alone"
+            raise _StaysFloat("what follows is not a quantized layer alone")
         for reader, layer in zip(readers, layers, strict=True):
             of_reader = self.arithmetic[reader]
             if of_reader.kind != found.kind or found.kind == "shift":
-                return between, [], f"'{reader.target}' behind it is {of_reader.kind}"
+                raise _StaysFloat(f"'{reader.target}' behind it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.scheme.scale_map or layer.padding_mode != "zeros":  # pyright: ignore
-                return between, [], f"'{reader.target}' behind it needs floats"
-            if self.calls[reader.target] != 1 or (found.kind == "integer" and len(readers) != 1):
-                return between, [], "several calls read it"
+                raise _StaysFloat(f"'{reader.target}' behind it needs floats")
+            shares = found.kind == "binary" and all(self.arithmetic[each].is_plain for each in readers)
+            if self.calls[reader.target] != 1 or (len(readers) > 1 and not shares):
+                raise _StaysFloat("several calls read it")
             if found.kind == "binary" and layer.groups > 1 and layer.in_channels // layer.groups % WORD:  # pyright: ignore
-                return between, [], f"the groups of '{reader.target}' behind it do not end where words of bits end"
-        return between, readers, ""
+                raise _StaysFloat(f"the groups of '{reader.target}' behind it do not end where words of bits end")
+        return between, readers
 
     def _to_codes(
         self, node: fx.Node, new: IntegerLayer, found: Arithmetic, between: list[fx.Node], readers: list[fx.Node]
     ) -> str:
-        """Have the layer hand on what the quantizer behind it would make; why not, where it can't."""
+        """Have the layer hand on what the quantizer behind it would make; returns what that is."""
         if isinstance(self.of(node), QLinear):
-            return "it is a linear layer"
+            raise _StaysFloat("it is a linear layer")
         modules = [self.of(each) for each in between]
         pools = [index for index, module in enumerate(modules) if isinstance(module, _POOLS)]
         elementwise = [copy.deepcopy(module).double() for module in modules if not isinstance(module, _POOLS)]  # pyright: ignore
         if pools and found.kind != "binary":
-            return "maximum pooling follows it"
+            raise _StaysFloat("maximum pooling follows it")
         falling = [index for index, module in enumerate(modules) if _is_norm(module) and not _rises(module)]
         falls_behind = bool(pools) and any(index > pools[0] for index in falling)
         if falls_behind and (pools[0] != 0 or min(falling) < pools[-1]):
-            return "maximum pooling stands before a batch norm with a negative gamma"
+            raise _StaysFloat("maximum pooling stands before a batch norm with a negative gamma")
         reader: Any = self.of(readers[0])
         quantizer, scale = reader.input_quantizer, found.scale
         bias = new.bias.double()
@@ -202,30 +210,29 @@ class Rewriter:
             threshold = stairs.steps.squeeze(0)
             if not pools:
                 new.compare_(threshold.to(torch.int32), stairs.falling)
-                return ""
+                return "bits"
             if found.bound >= 2**23:
-                return "its sums are too large to be floats"
+                raise _StaysFloat("its sums are too large to be floats")
             # Through a pooling the distance to the threshold stays a number: the largest one decides.
             new.scale, new.bias = torch.ones(channels), torch.zeros(channels)
             distance = Distance(threshold, stairs.falling)
             if not falls_behind:
                 new.negate_(stairs.falling)
                 distance = Distance(threshold, torch.zeros_like(stairs.falling))
-            self.module.add_submodule(target := f"{str(node.target).replace('.', '_')}_distance", distance)
+            self.module.add_submodule(target := distance_name(str(node.target)), distance)
             last = between[-1]
             with self.module.graph.inserting_after(last):
                 added = self.module.graph.call_module(target, (last,))
             last.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
-            return ""
+            return "distances"
         low, high = self.arithmetic[readers[0]].low, self.arithmetic[readers[0]].high
         stairs = staircase(codes, channels, found.bound, low, high)
         step = quantizer.codes(torch.zeros(1, channels, 1, 1), *quantizer.tensors()).scale.double()
         line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape))
         if line is None or not isinstance(new, IntegerConv2d):
-            return "the codes behind it are no rounded straight line of its sums"
+            raise _StaysFloat("the codes behind it are no rounded straight line of its sums")
         new.round_(*line, low, high)
-        self.takes_codes.add(readers[0])
-        return ""
+        return "codes"
 
     def _fold_float(self, node: fx.Node) -> tuple[str, ...]:
         """Fold the batch norm behind a float layer into it."""
@@ -240,6 +247,11 @@ class Rewriter:
         name = self.prefix + str(norm.target)
         _remove(norm)
         return (name,)
+
+
+def distance_name(layer: str) -> str:
+    """Where the `Distance` behind a layer is."""
+    return f"{layer}_distance"
 
 
 def _remove(node: fx.Node) -> None:

@@ -143,7 +143,7 @@ class QuantizedLayer(nn.Module):
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
         if self.training and not self.input_quantizer.calibrated:
-            if torch.compiler.is_compiling():  # the first step breaks the graph here, the second compiles whole
+            if torch.compiler.is_compiling():  # the graph breaks here; a network's then stays in pieces
                 torch._dynamo.graph_break(
                     msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
                 )

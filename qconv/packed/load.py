@@ -78,7 +78,7 @@ def _load(path: str | os.PathLike[str], model: nn.Module | None) -> tuple[nn.Mod
     blank = None if model is None else _without_values(model)
     try:
         content = Content(*_read(Path(path)))
-        if blank is None:
+        if model is None or blank is None:
             content.of_network()
             with torch.random.fork_rng(devices=[]):
                 model = build_network(content.header.network or {})
@@ -86,7 +86,6 @@ def _load(path: str | os.PathLike[str], model: nn.Module | None) -> tuple[nn.Mod
             with torch.device("meta"):
                 content.restore(blank)
             content.check(blank)
-        assert model is not None
         content.fill(model)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
         raise PackedFileError(f"packed model {path}: {error}") from error

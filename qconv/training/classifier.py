@@ -1,6 +1,7 @@
 """The LightningModule: cross-entropy over a network, with the optimizer and schedule it is given."""
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -115,8 +116,8 @@ class Classifier(LightningModule):
         del batch_idx
         # A layer that calibrates itself breaks a compiled graph, which would then stay in pieces for good.
         layers = (module for module in self.model.modules() if isinstance(module, QuantizedLayer))
-        stance = "default" if all(layer.input_quantizer.calibrated for layer in layers) else "force_eager"
-        with torch.compiler.set_stance(stance):
+        waits = not all(layer.input_quantizer.calibrated for layer in layers)
+        with torch.compiler.set_stance("force_eager") if waits else nullcontext():
             loss, accuracy = self._step(batch, self.loss)
         lr = self.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]  # pyright: ignore
         figures = {"lr": lr, "train_loss": loss.detach(), "train_accuracy": accuracy}

@@ -26,7 +26,7 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
     try:
         path.unlink(missing_ok=True)
         save_packed(model, path, **described, classes=list(getattr(data, "classes", ())) or None)
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         show_note(f"no packed model is written: {error}")
         return
     about["packed_bytes"] = path.stat().st_size

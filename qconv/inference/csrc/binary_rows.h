@@ -1,5 +1,5 @@
 /* The kernels over one instruction set: included once for each, with NAME, TARGET, Sum, WEIGHT, FLUSH_AFTER and
- * clear, load, add, flush, store, below, sixteen and stream. */
+ * clear, load, add, flush, store, store2, below, sixteen and stream. */
 
 /* A tile of pixels × blocks of 8 channels. Its size is known when it is inlined, and for the most common kernel the
  * number of its rows, and of words that follow each other in a row of the input. */
