@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .layers import DeformConv2dPack as DeformConv2dPack
     from .layers import QDeformConv2d as QDeformConv2d
     from .layers import QDeformConv2dPack as QDeformConv2dPack
+    from .onnx import export_onnx as export_onnx
     from .packed import PackedFileError as PackedFileError
     from .packed import load_packed as load_packed
     from .packed import save_packed as save_packed
@@ -63,4 +64,8 @@ def __getattr__(name: str) -> Any:
         from . import inference
 
         return getattr(inference, name)
+    if name == "export_onnx":
+        from . import onnx
+
+        return onnx.export_onnx
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

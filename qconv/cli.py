@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from . import __version__, schemes
 
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_predict(commands)
     _add_summary(commands)
     _add_verify(commands)
+    _add_export(commands)
     _add_bench(commands)
     options = parser.parse_args(arguments)
     try:
@@ -112,6 +114,11 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     verify.add_argument("model", metavar="MODEL", help="packed model, model.safetensors in the folder of a run")
     verify.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files")
+    verify.add_argument(
+        "--onnx",
+        metavar="FILE",
+        help="compare what ONNX Runtime makes of this file instead; status 1 if a class differs",
+    )
     verify.set_defaults(run=_verify)
 
 
@@ -123,9 +130,70 @@ def _verify(options: argparse.Namespace) -> int:
 
     predictor = Predictor(options.model)
     pictures = torch.stack([predictor.read(path) for path in options.pictures])
-    found = verify(predictor.model, freeze(predictor.model), pictures.split(32))
+    if options.onnx is not None:
+        from .onnx import compare_onnx
+
+        found = compare_onnx(predictor.model, options.onnx, pictures)
+    else:
+        found = verify(predictor.model, freeze(predictor.model), pictures.split(32))
     print(found)
     return 0 if found.equal else 1
+
+
+def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    export = commands.add_parser(
+        "export",
+        help="write a trained model as a packed or ONNX file",
+        description="Write the model of a run, or of a packed file, for use elsewhere. A run's packed file is made of "
+        "its best checkpoint. An ONNX file is made of the packed file, or of the checkpoint if there is none; it needs "
+        "pictures as in use: those named, else training pictures of the run.",
+        epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
+    )
+    export.add_argument("model", metavar="RUN_DIR", help="folder of a run, or a packed model")
+    export.add_argument("pictures", metavar="PICTURE", nargs="*", help="picture files, for --to onnx")
+    export.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
+    export.add_argument("--out", metavar="FILE", help="default: model.safetensors or model.onnx in the run's folder")
+    export.add_argument(
+        "--round-outputs", action="store_true", help="ONNX: round to 8 bits between layers, which is the fastest"
+    )
+    export.set_defaults(run=_export)
+
+
+def _export(options: argparse.Namespace) -> int:
+    source = Path(options.model)
+    folder = source if source.is_dir() else source.parent
+    out = Path(options.out or folder / ("model.onnx" if options.to == "onnx" else "model.safetensors"))
+    if options.to == "packed":
+        from .training.finished import FinishedRun
+
+        if not source.is_dir():
+            raise ValueError(f"{source} must be the folder of a run, which --to packed reads")
+        FinishedRun(source).pack(out)
+    else:
+        from .onnx import export_onnx
+
+        model, example = _model_and_example(source, options.pictures)
+        export_onnx(model, out, example, round_outputs=options.round_outputs)
+    print(f"{out}: {out.stat().st_size:,} bytes")
+    return 0
+
+
+def _model_and_example(source: Path, pictures: list[str]) -> tuple[Any, Any]:
+    """The model of a run or packed file, and inputs for it."""
+    import torch
+
+    packed = source / "model.safetensors" if source.is_dir() else source
+    if pictures or not source.is_dir():
+        from .predict import Predictor
+
+        if not pictures:
+            raise ValueError(f"PICTURE must be given with {source}, which is a file: only a run knows its pictures")
+        predictor = Predictor(packed)
+        return predictor.model, torch.stack([predictor.read(path) for path in pictures])
+    from .training.finished import FinishedRun
+
+    run = FinishedRun(source)
+    return run.model(), run.examples(256)
 
 
 def _needs_nothing(make: Callable[..., object]) -> bool:

@@ -108,10 +108,11 @@ def test_binary_convolution_by_neon(
 
             def convolve(call: bytes, *_: int | None, sizes: bytes = sizes) -> int:
                 sent = zip(struct.unpack_from("7q", call), struct.unpack("7q", sizes), strict=True)
-                *operands, (output, _) = sent
+                *operands, (output, size) = sent
                 stream = sizes + call + b"".join(ctypes.string_at(*each) for each in operands if each[0])
                 done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
-                ctypes.memmove(output, done.stdout, len(done.stdout))
+                assert len(done.stdout) == size
+                ctypes.memmove(output, done.stdout, size)
                 return 0
 
             library = native.Library(

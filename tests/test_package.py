@@ -32,6 +32,7 @@ LAYERS = {
     "packed": {"files", "layers", "quantizers", "schemes", "models"},
     "summary": {"layers", "quantizers", "summary_table", "packed"},
     "inference": {"layers", "quantizers", "packed", "integer", "convert"},
+    "onnx": {"inference", "files"},
     "images": set(),
     "data": {"files", "images"},
     "predict": {"packed", "images"},
@@ -54,7 +55,7 @@ LAYERS = {
         ),
         "files",
     },
-    "cli": {"bench", "schemes", "packed", "predict", "summary", "inference"},
+    "cli": {"bench", "schemes", "packed", "predict", "summary", "inference", "onnx", "training"},
 }
 
 

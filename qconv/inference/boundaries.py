@@ -44,7 +44,9 @@ def staircase(codes: Callable[[Tensor], Tensor], channels: int, bound: int, low:
     return Staircase(reached, falling, low, bound)
 
 
-def as_rounding(stairs: Staircase, values: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+def as_rounding(
+    stairs: Staircase, values: Callable[[Tensor], Tensor], tolerance: float = 0.0
+) -> tuple[Tensor, Tensor] | None:
     """Float32 ``scale_c, bias_c`` so that ``clamp(round(acc · scale_c + bias_c), low, high)`` are the same codes.
 
     The product and the sum may each be rounded, or only the sum: no sum lies so near to a half that it matters. None
@@ -54,6 +56,7 @@ def as_rounding(stairs: Staircase, values: Callable[[Tensor], Tensor]) -> tuple[
     Args:
         stairs: the steps.
         values: what is rounded, as a function of int64 sums; only its slope between the steps is used.
+        tolerance: by how much the line may miss the steps, in codes, of which it then may be off by one.
     """
     steps, falling, low, bound = stairs
     levels = torch.arange(low + 1, low + 1 + len(steps)).unsqueeze(1) - 0.5
@@ -74,6 +77,6 @@ def as_rounding(stairs: Staircase, values: Callable[[Tensor], Tensor]) -> tuple[
     highest = torch.where(steps > -bound, levels - slope * (steps - 1).clamp(-bound, bound) - margin, torch.inf).amin(0)
     bias = ((lowest + highest) / 2).float().double()
     bias = torch.where(lowest.isinf(), highest - 1, torch.where(highest.isinf(), lowest + 1, bias)).float().double()
-    if not bool(((lowest <= bias) & (bias <= highest)).all()):
+    if not bool(((lowest - tolerance / 2 <= bias) & (bias <= highest + tolerance / 2)).all()):
         return None
     return (slope * direction).float(), bias.float()

@@ -12,6 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..layers import QuantizedLayer
 from ..packed.layer import describe
+from ..quantizers import Quantizer
 from .layers import IntegerLayer
 from .rewrite import Frozen, Rewriter
 
@@ -45,7 +46,7 @@ class FrozenModel(nn.Module):
 
 
 @torch.no_grad()
-def freeze(model: nn.Module) -> FrozenModel:
+def freeze(model: nn.Module, *, tolerance: float = 0.0) -> FrozenModel:
     """An inference model of a trained one, which stays as it is: integers inside, batch norm folded; on the CPU.
 
     Quantized layers run on integer operators where their codes allow it: signs by exclusive or and counting bits, codes
@@ -57,19 +58,28 @@ def freeze(model: nn.Module) -> FrozenModel:
     The model takes one tensor. What can't be traced by `torch.fx` (a forward that branches on shapes) stays Python, and
     its parts are frozen alone.
 
+    Args:
+        model: the trained one.
+        tolerance: how far a rounding may be from the trained quantizer's steps, in steps. With 0 it is proved equal,
+            which float32 does not allow for codes of 8 bits: those go through floats. With 0.01 they are handed on, and
+            may be off by one.
+
     Raises:
         TypeError: `model` is no module, or can't be copied.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
-            than float32; hooks, which would be lost; a model that is frozen.
+            than float32; hooks, which would be lost; a model that is frozen; a tolerance outside 0 to 1.
     """
+    if not 0 <= tolerance <= 1:
+        raise ValueError(f"tolerance (={tolerance}) must be at least 0 and at most 1")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
     if any(isinstance(module, IntegerLayer | FrozenModel) for module in model.modules()):
         raise ValueError("model is frozen already")
+    exact = [name for name, module in model.named_modules() if isinstance(module, Quantizer)]  # scales may be float64
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if not tensor.is_floating_point():
             continue
-        if tensor.dtype != torch.float32:
+        if tensor.dtype != torch.float32 and name.rpartition(".")[0] not in exact:
             raise ValueError(f"'{name}' is {tensor.dtype}: call model.float() before it is frozen")
         if not tensor.isfinite().all():
             raise ValueError(f"'{name}' has NaN or inf: nothing can be frozen with it")
@@ -85,7 +95,7 @@ def freeze(model: nn.Module) -> FrozenModel:
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
     frozen: list[Frozen] = []
-    network = _freeze(network, "", frozen).requires_grad_(False)
+    network = _freeze(network, "", frozen, tolerance).requires_grad_(False)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -93,7 +103,7 @@ def freeze(model: nn.Module) -> FrozenModel:
     return FrozenModel(network, tuple(sorted(frozen, key=lambda each: order[each.name]))).eval()
 
 
-def _freeze(module: nn.Module, prefix: str, frozen: list[Frozen]) -> nn.Module:
+def _freeze(module: nn.Module, prefix: str, frozen: list[Frozen], tolerance: float) -> nn.Module:
     """The frozen form of a module, traced as a whole if it can be."""
     if not any(isinstance(each, QuantizedLayer | _ConvNd) for each in module.modules()):
         return module
@@ -104,9 +114,9 @@ def _freeze(module: nn.Module, prefix: str, frozen: list[Frozen]) -> nn.Module:
         graph = _Tracer().trace(whole)
     except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
         for name, child in module.named_children():
-            setattr(module, name, _freeze(child, f"{prefix}{name}.", frozen))
+            setattr(module, name, _freeze(child, f"{prefix}{name}.", frozen, tolerance))
         return module
-    rewriter = Rewriter(fx.GraphModule(whole, graph, type(module).__name__), prefix, whole is not module)
+    rewriter = Rewriter(fx.GraphModule(whole, graph, type(module).__name__), prefix, whole is not module, tolerance)
     rewriter.run()
     frozen += rewriter.frozen
     return rewriter.module

@@ -50,8 +50,8 @@ class _StaysFloat(Exception):  # noqa: N818  # no error: why a layer hands float
 class Rewriter:
     """Replaces the layers of a traced module, and what lies behind them."""
 
-    def __init__(self, module: fx.GraphModule, prefix: str, is_single: bool) -> None:
-        self.module, self.prefix, self.is_single = module, prefix, is_single
+    def __init__(self, module: fx.GraphModule, prefix: str, is_single: bool, tolerance: float) -> None:
+        self.module, self.prefix, self.is_single, self.tolerance = module, prefix, is_single, tolerance
         self.nodes = [node for node in module.graph.nodes if node.op == "call_module"]
         self.calls = Counter(node.target for node in self.nodes)
         self.arithmetic = {
@@ -228,7 +228,7 @@ class Rewriter:
         low, high = self.arithmetic[readers[0]].low, self.arithmetic[readers[0]].high
         stairs = staircase(codes, channels, found.bound, low, high)
         step = quantizer.codes(torch.zeros(1, channels, 1, 1), *quantizer.tensors()).scale.double()
-        line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape))
+        line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape), self.tolerance)
         if line is None or not isinstance(new, IntegerConv2d):
             raise _StaysFloat("the codes behind it are no rounded straight line of its sums")
         new.round_(*line, low, high)

@@ -11,12 +11,13 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from ..convert import convert
 from ..files import atomic_file
+from ..schemes import Scheme
 from ..steps import is_final
 from ..summary import summarize
 from .checkpoint_io import CheckpointError, load_checkpoint
@@ -177,14 +178,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     if HydraConfig.initialized():
         config["choices"] = dict(HydraConfig.get().runtime.choices)  # for what is said of a checkpoint that doesn't fit
     data = instantiate(cfg.data)
-    model = instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
-    scheme = instantiate(cfg.scheme)
-    overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
-    first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else instantiate(cfg.first_last)
-    grad = instantiate(cfg.grad_quantizer) or None
-    if grad is not None:
-        scheme = scheme.with_grad(grad)
-    convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides, first_last=first_last, grad_quantizer=grad)
+    model, scheme = quantized_model(cfg, data)
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
         load_weights(model, cfg.init_from)
     table = summarize(model, (data.in_channels, *data.image_size))
@@ -202,6 +196,24 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         compile=cfg.compile,
     )
     return data, classifier, about
+
+
+def float_model(cfg: DictConfig, data: Any) -> nn.Module:
+    """The network for these pictures and classes, before it is quantized."""
+    return instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+
+
+def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
+    """The quantized network, and its scheme."""
+    model = float_model(cfg, data)
+    scheme = instantiate(cfg.scheme)
+    overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
+    first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else instantiate(cfg.first_last)
+    grad = instantiate(cfg.grad_quantizer) or None
+    if grad is not None:
+        scheme = scheme.with_grad(grad)
+    convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides, first_last=first_last, grad_quantizer=grad)
+    return model, scheme
 
 
 def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:

@@ -1,0 +1,179 @@
+"""Export of a trained model to an ONNX file."""
+
+import copy
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ..files import atomic_file
+from ..inference import FrozenModel, freeze
+from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
+from .layers import OPSET, FloatConv2d, QuantizedConv2d
+
+TOLERANCE = 0.01  # of a step: what a rounding that hands codes on may be off by, beside a runtime's own rounding
+
+
+@torch.no_grad()
+def export_onnx(
+    model: nn.Module, path: str | os.PathLike[str], example: Tensor, *, round_outputs: bool = False
+) -> None:
+    """Write a trained model as an ONNX file of standard operators, with a batch of any size.
+
+    The model is frozen (`qconv.freeze`): batch norm is folded, codes go from layer to layer. A layer that hands codes
+    on becomes Conv between QuantizeLinear and DequantizeLinear, with uint8 inputs and int8 weights, which runtimes
+    compute in integers; a runtime rounds a little otherwise, so that a code may be off by one. Runtimes have no fast
+    integer convolution with float outputs. A layer with such an output, and one of signs, is a Conv of whole float
+    numbers: equal to the frozen layer, and as fast as a float one. With `round_outputs` those with codes of 2 to 8 bits
+    are computed in integers, too: their outputs are rounded to 256 numbers over the range that each channel has with
+    `example`. That is the fastest, and can change decisions: `qconv.onnx.compare_onnx` counts them.
+
+    Weights lie in the file as integers of 4 or 8 bits, and as floats only where they are.
+
+    Args:
+        model: the trained one.
+        path: of the file; it appears when it is complete.
+        example: inputs as in use (N, C, H, W); a few hundred with `round_outputs`.
+        round_outputs: compute in integers, and round to 8 bits, what others read as floats.
+
+    Raises:
+        ImportError: onnx and onnxscript are missing: ``pip install "qconv[onnx]"``.
+        TypeError: `model` is no module, `example` no float tensor.
+        ValueError: what `qconv.freeze` refuses; a layer that ONNX has no operator for; an empty example.
+        OSError: the file can't be written.
+    """
+    try:
+        import onnx
+        import onnx_ir
+        import onnxscript  # noqa: F401  # torch.onnx needs it
+    except ImportError as error:
+        raise ImportError(f'export to ONNX needs {error.name}: pip install "qconv[onnx]"') from error
+    from .store import store_integers
+
+    if not isinstance(example, Tensor) or not example.is_floating_point():
+        kind = example.dtype if isinstance(example, Tensor) else type(example).__name__
+        raise TypeError(f"example ({kind}) must be a float tensor (N, C, H, W)")
+    if not example.numel():
+        raise ValueError(f"example (of shape {tuple(example.shape)}) must hold at least one sample")
+    if not example.isfinite().all():
+        raise ValueError("example has NaN or inf: give inputs as in use")
+    path = Path(path)
+    if path.is_dir():
+        raise IsADirectoryError(f"path (={path}) is a folder: name a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")
+    example = example.detach().float().cpu()
+    frozen = freeze(model, tolerance=TOLERANCE)
+    for told in frozen.layers:
+        if "Deform" in type(model.get_submodule(told.name)).__name__:
+            raise ValueError(f"'{told.name}' is deformable, which ONNX Runtime does not compute: it can't be exported")
+    try:
+        frozen(example[:1])
+    except RuntimeError as error:
+        raise ValueError(
+            f"example (of shape {tuple(example.shape)}) does not suit the model: {str(error).splitlines()[0]}"
+        ) from error
+    network = _in_onnx(frozen, example, round_outputs)
+    one = example[:1].repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would be taken for a constant
+    with warnings.catch_warnings(), _Quiet():
+        warnings.simplefilter("ignore")
+        try:
+            program: Any = torch.onnx.export(
+                *(network, (one,)),
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=["input"],
+                output_names=["output"],
+                dynamic_shapes=({0: torch.export.Dim("batch")},),
+            )
+        except (torch.onnx.OnnxExporterError, RuntimeError) as error:
+            raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {_reason(error)}") from error
+    for node in program.model.graph:  # where in Python it was made
+        node.metadata_props.clear()
+    store_integers(program.model)
+    program.model.producer_name = "qconv"
+    program.model.metadata_props["qconv.round_outputs"] = str(round_outputs).lower()
+    content = onnx_ir.to_proto(program.model)
+    onnx.checker.check_model(content, full_check=True)
+    with atomic_file(path) as file:
+        file.write(content.SerializeToString())
+
+
+def _in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
+    """The frozen network with its integer layers in ONNX's operators."""
+    network = copy.deepcopy(frozen.network)
+    layers = {name: module for name, module in network.named_modules() if isinstance(module, IntegerLayer)}
+    seen = _watch(frozen, example, {name: each for name, each in layers.items() if isinstance(each, IntegerConv2d)})
+    for name, layer in layers.items():
+        if name not in seen:  # of signs or shifts, or never called
+            network.set_submodule(name, FloatConv2d(layer))
+            continue
+        ends, (low, high) = seen[name]
+        quantized: Any = layer
+        if round_outputs or quantized.low is not None:
+            network.set_submodule(name, QuantizedConv2d(quantized, ends, low, high))
+        else:
+            network.set_submodule(name, FloatConv2d(layer, 128 if low < 0 else 0))
+    return network.eval()
+
+
+def _watch(
+    frozen: FrozenModel, example: Tensor, layers: dict[str, IntegerConv2d]
+) -> dict[str, tuple[Tensor, tuple[int, int]]]:
+    """Of each layer the ends of its output's channels with `example`, and those of its input's codes."""
+    found: dict[str, tuple[Tensor, tuple[int, int]]] = {}
+
+    def watch(name: str, layer: IntegerConv2d) -> RemovableHandle:
+        def see(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+            low, high = (0, 255) if args[0].dtype == torch.uint8 else (-128, 127)
+            if layer.encoder is not None:
+                low, high = _codes(layer.encoder)
+            ends = torch.stack([output.amin((0, 2, 3)), output.amax((0, 2, 3))])
+            if name in found:
+                before = found[name][0]
+                ends = torch.stack([torch.minimum(ends[0], before[0]), torch.maximum(ends[1], before[1])])
+            found[name] = ends, (low, high)
+
+        return frozen.network.get_submodule(name).register_forward_hook(see)
+
+    handles = [watch(name, layer) for name, layer in layers.items()]
+    try:
+        for batch in example.split(64):
+            frozen(batch)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def _codes(encode: Encode) -> tuple[int, int]:
+    ends = encode(torch.tensor([-1e30, 1e30]).view(2, 1, 1, 1))
+    return int(ends.min()), int(ends.max())
+
+
+def _reason(error: BaseException) -> str:
+    """The innermost cause, in a line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__
+
+
+class _Quiet:
+    """Context manager: the exporter's log of its progress is not for a user."""
+
+    def __enter__(self) -> None:
+        self.loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+        self.levels = [logger.level for logger in self.loggers]
+        for logger in self.loggers:
+            logger.setLevel(logging.ERROR)
+
+    def __exit__(self, *_: object) -> None:
+        for logger, level in zip(self.loggers, self.levels, strict=True):
+            logger.setLevel(level)

@@ -1,0 +1,221 @@
+"""Layers of a frozen model in ONNX's standard operators.
+
+They are traced by `torch.export`, and do not run in torch where they hold ONNX's own operators.
+"""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
+from ..inference.operators import unpack_weight
+from .rounding import whole_bias
+
+OPSET = 21  # the first one with integers of 4 bits
+_MOST_BIAS = 2**30
+
+
+def _operator(name: str, inputs: tuple[Tensor, ...], like: Tensor, dtype: torch.dtype, **attributes: Any) -> Tensor:
+    """ONNX's operator of this name; its output has the shape of `like`."""
+    return torch.onnx.ops.symbolic(name, inputs, attributes, dtype=dtype, shape=like.shape, version=OPSET)
+
+
+class FloatConv2d(nn.Module):
+    """A frozen layer whose integers are whole float32 numbers: equal to it, at the speed of a float layer.
+
+    Args:
+        layer: the frozen layer.
+        offset: of the uint8 codes that a layer before it hands on.
+    """
+
+    weight: Tensor
+    scale: Tensor
+    bias: Tensor
+
+    def __init__(self, layer: IntegerLayer, offset: int = 0) -> None:
+        super().__init__()
+        self.offset, self.window, self.groups = offset, layer.window, layer.groups
+        self.encoder: Encode | None = getattr(layer, "encoder", None)
+        self.is_binary = isinstance(layer, BinaryConv2d)
+        self.register_buffer("weight", whole_weight(layer).float())
+        self.register_buffer("scale", layer.scale.float().view(-1, 1, 1).clone())
+        self.register_buffer("bias", layer.bias.float().view(-1, 1, 1).clone())
+        self.register_buffer("threshold", None)
+        if isinstance(layer, BinaryConv2d) and layer.threshold is not None:
+            outputs = layer.channels[1]
+            self.threshold = layer.threshold[:, : outputs // layer.groups].reshape(-1, 1, 1).float()
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats, signs, or uint8 codes to floats or signs."""
+        codes = (input if self.encoder is None else self.encoder(input)).float()
+        if self.is_binary:
+            codes = torch.where(codes < 0, -1.0, 1.0)
+        elif self.encoder is None:
+            codes = codes - self.offset
+        padded = F.pad(codes, self.window.padding, value=self.window.padding_value)
+        sums = F.conv2d(padded, self.weight, None, self.window.stride, 0, self.window.dilation, self.groups)
+        if self.threshold is not None:
+            return torch.where(sums < self.threshold, -1.0, 1.0)
+        return sums * self.scale + self.bias
+
+
+class QuantizedConv2d(nn.Module):
+    """A frozen layer of codes between QuantizeLinear and DequantizeLinear, as runtimes look for it.
+
+    Codes are uint8 with a zero point of 128 where they can be negative. An output that others read as floats is rounded
+    to 256 numbers over the range of its channel, which is what lets a runtime multiply integers.
+
+    Args:
+        layer: the frozen layer.
+        ends: of each channel of the output, (2, C); of no use to a layer that hands codes on.
+        low: the smallest code of the input.
+        high: its largest code.
+    """
+
+    weight: Tensor
+    weight_zero: Tensor
+    scale: Tensor
+    bias: Tensor
+    bias_zero: Tensor
+    one: Tensor
+    zero: Tensor
+    out_zero: Tensor
+    step: Tensor
+    shift: Tensor
+
+    def __init__(self, layer: IntegerConv2d, ends: Tensor, low: int, high: int) -> None:
+        super().__init__()
+        self.window, self.groups = layer.window, layer.groups
+        self.encoder = None if layer.encoder is None else encoder(layer.encoder, low, high)
+        self.offset = 128 if low < 0 else 0
+        scale, bias = layer.scale.double(), layer.bias.double()
+        # The bias is a whole number of the sums' units, which a few bits make coarse: the weights are multiplied.
+        finer = 127 // max(int(layer.weight.abs().max()), 1) if layer.weight.numel() else 1
+        bound = int(layer.weight.long().abs().flatten(1).sum(1).max()) * max(high, -low) if layer.weight.numel() else 0
+        if layer.low is not None and layer.high is not None:
+            self.clip: Clip | None = Clip(layer.low, layer.high)
+            out_zero = 128 if layer.low < 0 else 0
+            scale, bias = whole_bias(layer, bound, finer)
+            bias = bias * scale
+            step, shift = torch.ones(()), torch.tensor(0, dtype=torch.uint8)
+        else:
+            self.clip, out_zero = None, 0
+            first, last = ends.double().clamp(max=0)[0], ends.double().clamp(min=0)[1]  # 0 stays 0
+            step = ((last - first) / 255).clamp(min=1e-30)
+            shift = (-first / step).round()
+            scale, bias = scale / step, bias / step + shift  # so that the output has one step and zero point for all
+        # ONNX's scales are positive: the sign of a folded batch norm goes into the weight.
+        weight = layer.weight * torch.where(scale < 0, -1, 1).to(torch.int8).view(-1, 1, 1, 1)
+        weight, scale = weight * finer, scale / finer
+        # Sums that a scale of 0 or nearly 0 makes vanish beside the bias: the scale grows, the weight goes.
+        least = (bias.abs() / _MOST_BIAS).clamp(min=2.0**-100)
+        vanishes = scale.abs() < least
+        weight[vanishes] = 0
+        scale = torch.where(vanishes, least, scale.abs()).float()
+        tensors = {
+            "weight": weight,
+            "weight_zero": torch.zeros(len(scale), dtype=torch.int8),
+            "scale": scale,
+            "bias": (bias / scale.double()).round().to(torch.int32),
+            "bias_zero": torch.zeros(len(scale), dtype=torch.int32),
+            "one": torch.tensor(1.0),
+            "zero": torch.tensor(self.offset, dtype=torch.uint8),
+            "out_zero": torch.tensor(out_zero, dtype=torch.uint8),
+            "step": step.float(),
+            "shift": shift.to(torch.uint8),
+        }
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats or uint8 codes to floats or uint8 codes."""
+        codes = input if self.encoder is None else self.encoder(input)
+        left, right, top, bottom = self.window.padding
+        sides, value = (top, left), self.window.padding_value
+        if value or (left, top) != (right, bottom):
+            codes, sides = F.pad(codes, self.window.padding, value=value + self.offset), (0, 0)
+        input = _operator("DequantizeLinear", (codes, self.one, self.zero), codes, torch.float32)
+        weight, bias = (
+            _operator("DequantizeLinear", (values, self.scale, zero), values, torch.float32, axis=0)
+            for values, zero in ((self.weight, self.weight_zero), (self.bias, self.bias_zero))
+        )
+        output = F.conv2d(input, weight, bias, self.window.stride, sides, self.window.dilation, self.groups)
+        codes = _operator("QuantizeLinear", (output, self.one, self.out_zero), output, torch.uint8)
+        if self.clip is not None:
+            return self.clip(codes)
+        return _operator("DequantizeLinear", (codes, self.step, self.shift), codes, torch.float32, axis=1)
+
+
+class Clip(nn.Module):
+    """Keeps uint8 codes between two, where they could be others."""
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__()
+        offset = 128 if low < 0 else 0
+        self.register_buffer("low", torch.tensor(low + offset, dtype=torch.uint8) if low + offset > 0 else None)
+        self.register_buffer("high", torch.tensor(high + offset, dtype=torch.uint8) if high + offset < 255 else None)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """(*) to (*)."""
+        codes = codes if self.low is None else torch.maximum(codes, self.low)
+        return codes if self.high is None else torch.minimum(codes, self.high)
+
+
+class LinearEncode(nn.Module):
+    """Codes at even steps, by QuantizeLinear."""
+
+    step: Tensor
+    zero: Tensor
+
+    def __init__(self, step: Tensor, low: int, high: int) -> None:
+        super().__init__()
+        self.register_buffer("step", step)
+        self.register_buffer("zero", torch.tensor(128 if low < 0 else 0, dtype=torch.uint8))
+        self.clip = Clip(low, high)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats to uint8."""
+        return self.clip(_operator("QuantizeLinear", (input, self.step, self.zero), input, torch.uint8))
+
+
+class OtherEncode(nn.Module):
+    """Codes as the quantizer makes them, by torch's operators."""
+
+    def __init__(self, encode: Encode, low: int) -> None:
+        super().__init__()
+        self.quantizer, self.offset = encode.quantizer, 128 if low < 0 else 0
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats to uint8."""
+        codes = self.quantizer.codes(input, *self.quantizer.tensors()).values
+        return (codes.to(torch.int32) + self.offset).to(torch.uint8)
+
+
+def encoder(encode: Encode, low: int, high: int) -> nn.Module:
+    """What makes the codes in ONNX: QuantizeLinear where the steps are even."""
+    step = encode.quantizer.codes(torch.zeros(1, 1, 1, 1), *encode.quantizer.tensors()).scale
+    if step.numel() != 1 or not step.item() > 0:
+        return OtherEncode(encode, low)
+    step = step.detach().float().reshape(())
+    levels = torch.arange(low, high)
+    below, above = ((levels + 0.5 + side).float() * step for side in (-1e-3, 1e-3))
+    ends = torch.tensor([-1e30, 1e30])
+    points = torch.cat([below, above, ends]).view(1, 1, 1, -1)
+    codes = encode(points).flatten().long()
+    wanted = torch.cat([levels, levels + 1, torch.tensor([low, high])])
+    return LinearEncode(step, low, high) if torch.equal(codes, wanted) else OtherEncode(encode, low)
+
+
+def whole_weight(layer: IntegerLayer) -> Tensor:
+    """The integers of a frozen layer's weight."""
+    if isinstance(layer, BinaryConv2d):
+        return unpack_weight(layer.weight, *layer.channels)
+    if isinstance(layer, ShiftConv2d):
+        return layer.sign.long() << layer.shift.long()
+    weight: Any = layer.weight
+    return weight

@@ -1,0 +1,106 @@
+"""ONNX files in ONNX Runtime."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..inference import freeze
+
+CLOSE = 1e-5  # of the largest output
+
+
+class OnnxModel:
+    """A file of `qconv.export_onnx`, run by ONNX Runtime on the CPU.
+
+    Args:
+        path: of the file.
+        threads: as many as torch uses when None.
+
+    Raises:
+        ImportError: ONNX Runtime is missing: ``pip install "qconv[onnx]"``.
+        ValueError: no such file, or ONNX Runtime can't load it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int | None = None) -> None:
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise ImportError('running ONNX files needs onnxruntime: pip install "qconv[onnx]"') from error
+        if not Path(path).is_file():
+            raise ValueError(f"ONNX file {path}: there is no such file")
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.force_spinning_stop", "1")  # leaves the cores to others between runs
+        try:
+            self.session: Any = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its own kinds, which it does not export
+            raise ValueError(f"ONNX file {path}: {str(error).splitlines()[0]}") from error
+        self.input = self.session.get_inputs()[0].name
+        self.is_rounded = self.session.get_modelmeta().custom_metadata_map.get("qconv.round_outputs") == "true"
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """The output for a batch."""
+        (output,) = self.session.run(None, {self.input: input.detach().cpu().contiguous().numpy()})
+        return torch.from_numpy(output)
+
+
+@dataclass(frozen=True)
+class OnnxComparison:
+    """What `compare_onnx` found.
+
+    Attributes:
+        is_rounded: the file was written with `round_outputs`.
+        close: how many inputs give the same outputs within what the order of float sums explains; in the others some
+            code fell to the other side of an edge.
+        difference: the largest one of an output.
+        largest: the largest output.
+        decisions: how many inputs get another class.
+        samples: how many inputs there were.
+    """
+
+    is_rounded: bool
+    close: int
+    difference: float
+    largest: float
+    decisions: int
+    samples: int
+
+    @property
+    def equal(self) -> bool:
+        """Whether all decisions are the same."""
+        return self.decisions == 0
+
+    def __str__(self) -> str:
+        rounded = ", outputs rounded to 8 bits" if self.is_rounded else ""
+        return (
+            f"{self.decisions} of {self.samples} decisions differ{rounded}; {self.close} outputs are equal within "
+            f"rounding, the others differ by up to {self.difference:.1e} of {self.largest:.3g}"
+        )
+
+
+@torch.no_grad()
+def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor) -> OnnxComparison:
+    """Compare what ONNX Runtime makes of a file with the frozen model of `model`.
+
+    Raises:
+        ImportError: ONNX Runtime is missing.
+        ValueError: the file can't be loaded, or gives outputs of another shape; no input.
+    """
+    if not len(inputs):
+        raise ValueError("inputs must hold at least one sample")
+    frozen, runtime = freeze(model), OnnxModel(path)
+    wanted = torch.cat([frozen(batch) for batch in inputs.split(64)])
+    got = torch.cat([runtime(batch) for batch in inputs.split(64)])
+    if got.shape != wanted.shape:
+        raise ValueError(f"ONNX file {path}: gives {tuple(got.shape)}, the model {tuple(wanted.shape)}")
+    error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).flatten(1).amax(1)
+    close = int((error <= CLOSE * (wanted.abs().max() + 0.1)).sum())
+    decisions = int((got.flatten(1).argmax(1) != wanted.flatten(1).argmax(1)).sum())
+    return OnnxComparison(
+        runtime.is_rounded, close, float(error.max()), float(wanted.abs().max()), decisions, len(inputs)
+    )

@@ -1,0 +1,212 @@
+"""ONNX files: what ONNX Runtime computes of them, against the frozen and the trained model."""
+
+import copy
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.inference import freeze
+from qconv.inference.layers import Encode, IntegerConv2d
+from qconv.inference.native import Window
+from qconv.models import resnet20
+from qconv.onnx import OnnxModel, compare_onnx
+from qconv.onnx.layers import LinearEncode, OtherEncode, encoder
+from qconv.onnx.rounding import whole_bias
+from tests.test_freeze import chain, trained
+
+SCHEMES = {
+    "bnn": schemes.bnn(),
+    "plus": schemes.bnn(padding_value=1),
+    "minus": schemes.bnn(padding_value=-1),
+    "xnor": schemes.xnor(),
+    "reactnet": schemes.reactnet(),
+    "lsq2": schemes.lsq(2, 2),
+    "lsq4": schemes.lsq(4, 4),
+    "lsq8": schemes.lsq(8, 8),
+    "signed": schemes.lsq(4, 4, signed_input=True),
+    "dorefa": schemes.dorefa(2, 4),
+    "apot": schemes.apot(),
+    "lsq_plus": schemes.lsq_plus(),
+    "bwn": schemes.bwn(),
+    "twn": schemes.twn(),
+    "shift": schemes.shift_q(),
+    "shift16": schemes.shift_q(fixed_point=(16, 16)),
+}
+
+
+def kinds(path: Path) -> list[str]:
+    """The operators that ONNX Runtime makes of a file."""
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    options.optimized_model_filepath = str(path.with_suffix(".optimized"))
+    onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    return [node.op_type for node in onnx.load(options.optimized_model_filepath).graph.node]
+
+
+def agree(model: nn.Module, path: Path, input: Tensor) -> None:
+    """Equal within the rounding of floats, but for a sample in which a code fell to the other side of an edge."""
+    wanted = freeze(model)(input)
+    error = (OnnxModel(path)(input) - wanted).abs().flatten(1).amax(1)
+    assert int((error > 1e-5 * (wanted.abs().max() + 0.1)).sum()) <= 1, error
+    found = compare_onnx(model, path, input)
+    assert found.close >= len(input) - 1
+    assert found.samples == len(input)
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_every_kind_of_scheme(name: str, tmp_path: Path) -> None:
+    input = torch.randn(12, 3, 9, 8)
+    model = trained(chain(activation=nn.ReLU), SCHEMES[name], input)
+    before = copy.deepcopy(model.state_dict())
+    path = tmp_path / "model.onnx"
+    qconv.export_onnx(model, path, input)
+    if name == "lsq8":  # of 255 steps, for which there is no line with a whole bias, some are off by one
+        torch.testing.assert_close(OnnxModel(path)(input), freeze(model)(input), rtol=0, atol=1e-3)
+    else:
+        agree(model, path, input)
+        agree(model, path, input[:1])
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+    stored = {each.name: each.data_type for each in onnx.load(path).graph.initializer if np.prod(each.dims) > 2000}
+    floats = [each for each, kind in stored.items() if kind == onnx.TensorProto.FLOAT]
+    assert len(stored) >= 3
+    assert bool(floats) == (name in ("lsq_plus",)), stored
+    if name in ("bnn", "lsq2", "lsq4", "bwn", "twn"):
+        assert sum(kind == onnx.TensorProto.INT4 for kind in stored.values()) == 3
+
+
+@pytest.mark.parametrize("name", ["lsq2", "lsq4", "lsq8", "signed"])
+def test_integers_at_run_time(name: str, tmp_path: Path) -> None:
+    input = torch.randn(64, 3, 9, 8)
+    model = trained(chain(activation=nn.Identity if name == "signed" else nn.ReLU), SCHEMES[name], input)
+    qconv.export_onnx(model, tmp_path / "some", input)
+    assert kinds(tmp_path / "some").count("QLinearConv") == 2
+    qconv.export_onnx(model, tmp_path / "all", input, round_outputs=True)
+    assert kinds(tmp_path / "all").count("QLinearConv") == 3
+    found = compare_onnx(model, tmp_path / "all", input)
+    assert found.is_rounded
+    # 256 numbers over the range of a channel, of which the last layer takes the mean.
+    assert found.difference < 0.02 * found.largest
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "bound", "slope"), [(0, 15, 900, 0.05), (0, 3, 60, 0.1), (-8, 7, 700, 0.02), (0, 1, 9, 1.0)]
+)
+def test_whole_biases_have_the_same_steps(low: int, high: int, bound: int, slope: float) -> None:
+    torch.manual_seed(0)
+    scale, bias = torch.randn(64) * slope, torch.randn(64) * high / 2
+    scale[0] = 0
+    encode = Encode(qconv.quantizers.Identity(), torch.uint8)
+    layer = IntegerConv2d(torch.ones(64, 1, 1, 1), Window((1, 1), (0,) * 4, (1, 1), 0), 1, scale, bias, encode)
+    layer.round_(scale, bias, low, high)
+    found = whole_bias(layer, bound, 15)
+    sums = torch.arange(-bound, bound + 1).unsqueeze(1).double()
+    wanted = (sums * scale.double() + bias.double()).round().clamp(low, high)
+    whole = (found.bias * 15).round()
+    torch.testing.assert_close(whole, found.bias * 15, rtol=0, atol=1e-6)
+    got = ((sums * 15 + whole).float() * (found.scale / 15).float()).round().clamp(low, high)
+    assert torch.equal(got[:, 1:].double(), wanted[:, 1:])
+
+
+def test_encoders() -> None:
+    for scheme, kind in ((schemes.lsq(4, 4), LinearEncode), (schemes.apot(), OtherEncode)):
+        model = trained(chain(), scheme, torch.randn(4, 3, 8, 8))
+        encode = next(each for each in freeze(model).modules() if isinstance(each, Encode))
+        ends = encode(torch.tensor([-1e30, 1e30]).view(2, 1, 1, 1))
+        assert type(encoder(encode, int(ends.min()), int(ends.max()))) is kind
+
+
+def test_a_residual_network_with_batches_of_any_size(tmp_path: Path) -> None:
+    input = torch.randn(16, 3, 16, 16)
+    model = trained(resnet20(num_classes=10), schemes.lsq(4, 4), input)
+    qconv.export_onnx(model, tmp_path / "model.onnx", input[:1])
+    agree(model, tmp_path / "model.onnx", input)
+    assert OnnxModel(tmp_path / "model.onnx")(input[:0]).shape == (0, 10)
+    weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, qconv.QConv2d))
+    assert (tmp_path / "model.onnx").stat().st_size < 0.5 * weights + 80_000
+
+
+def other(layer: nn.Module, channels: int) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), layer, nn.Flatten(), nn.LazyLinear(channels))
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        lambda: nn.Conv2d(24, 24, 3, groups=4, stride=2, padding=1),
+        lambda: nn.Conv2d(24, 24, (3, 2), dilation=2, padding="same", padding_mode="reflect"),
+        lambda: nn.ConvTranspose2d(24, 8, 3, stride=2, groups=2, output_padding=1),
+        lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(24, 8, 1, bias=False)),
+    ],
+)
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4), schemes.shift_q()], ids=str)
+def test_other_layers(layer: Any, scheme: schemes.Scheme, tmp_path: Path) -> None:
+    input = torch.randn(6, 3, 10, 10)
+    net = other(layer(), 5)
+    net(input)
+    model = trained(net, scheme, input)
+    qconv.export_onnx(model, tmp_path / "model.onnx", input)
+    agree(model, tmp_path / "model.onnx", input)
+
+
+def test_a_deformable_layer_is_refused_with_the_reason(tmp_path: Path) -> None:
+    class Deformed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = qconv.QDeformConv2dPack(3, 8, 3, scheme=schemes.bwn())
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.conv(input).mean((2, 3))
+
+    model = Deformed().eval()
+    with pytest.raises(ValueError, match="'conv' .*deformable"):
+        qconv.export_onnx(model, tmp_path / "model.onnx", torch.randn(2, 3, 8, 8))
+    assert not list(tmp_path.iterdir())
+
+
+def test_mistakes(tmp_path: Path) -> None:
+    input = torch.randn(4, 3, 8, 8)
+    model = trained(chain(), schemes.bnn(), input)
+    path = tmp_path / "model.onnx"
+    for example, kind, words in (
+        (3, TypeError, "example (int) must be a float tensor (N, C, H, W)"),
+        (input.int(), TypeError, "example (torch.int32) must be a float tensor"),
+        (input[:0], ValueError, "example (of shape (0, 3, 8, 8)) must hold at least one sample"),
+        (input * torch.nan, ValueError, "example has NaN or inf"),
+        (input[:, :2], ValueError, "example (of shape (4, 2, 8, 8)) does not suit the model"),
+    ):
+        with pytest.raises(kind, match=re.escape(words)):
+            qconv.export_onnx(model, path, example)
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        qconv.export_onnx(model, tmp_path / "none" / "model.onnx", input)
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        qconv.export_onnx(model, tmp_path, input)
+    with pytest.raises(TypeError, match=r"model \(int\) must be"):
+        qconv.export_onnx(3, path, input)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="there is no such file"):
+        OnnxModel(path)
+    path.write_bytes(b"no model")
+    with pytest.raises(ValueError, match=f"ONNX file {path}"):
+        OnnxModel(path)
+    path.unlink()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    input = torch.randn(4, 3, 8, 8)
+    model = trained(chain(), schemes.bnn(), input)
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        qconv.export_onnx(model, tmp_path / "model.onnx", input)
+    assert not list(tmp_path.iterdir())
