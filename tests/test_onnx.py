@@ -105,7 +105,7 @@ def test_whole_biases_have_the_same_steps(low: int, high: int, bound: int, slope
     scale, bias = torch.randn(64) * slope, torch.randn(64) * high / 2
     scale[0] = 0
     encode = Encode(qconv.quantizers.Identity(), torch.uint8)
-    layer = IntegerConv2d(torch.ones(64, 1, 1, 1), Window((1, 1), (0,) * 4, (1, 1), 0), 1, scale, bias, encode)
+    layer = IntegerConv2d(torch.ones(64, 1, 1, 1), Window((1, 1), (0, 0, 0, 0), (1, 1), 0), 1, scale, bias, encode)
     layer.round_(scale, bias, low, high)
     found = whole_bias(layer, bound, 15)
     sums = torch.arange(-bound, bound + 1).unsqueeze(1).double()
@@ -184,7 +184,7 @@ def test_mistakes(tmp_path: Path) -> None:
         (input[:, :2], ValueError, "example (of shape (4, 2, 8, 8)) does not suit the model"),
     ):
         with pytest.raises(kind, match=re.escape(words)):
-            qconv.export_onnx(model, path, example)
+            qconv.export_onnx(model, path, example)  # pyright: ignore[reportArgumentType]
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         qconv.export_onnx(model, tmp_path / "none" / "model.onnx", input)
     with pytest.raises(IsADirectoryError, match="is a folder"):

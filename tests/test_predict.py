@@ -178,3 +178,40 @@ def test_output_that_nobody_reads(picture: Path, tmp_path: Path) -> None:
     assert started.stderr is not None
     assert (started.wait(timeout=120), started.stderr.read()) == (1, b"")
     started.stderr.close()
+
+
+def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed(tmp_path / "model")
+    out = tmp_path / "model.onnx"
+    assert main(["export", str(tmp_path / "model"), str(picture), "--to", "onnx"]) == 0
+    assert capsys.readouterr().out == f"{out}: {out.stat().st_size:,} bytes\n"
+    assert main(["verify", str(tmp_path / "model"), str(picture), "--onnx", str(out)]) == 0
+    assert capsys.readouterr().out.startswith("0 of 1 decisions differ; 1 outputs are equal within rounding")
+    other = packed(tmp_path / "other")
+    with torch.no_grad():
+        other.fc.weight.neg_()  # pyright: ignore
+    described: dict[str, Any] = {
+        "network": {"_target_": "qconv.models.small_cnn", "in_channels": 3, "num_classes": 3, "width": 8},
+        "pictures": {"size": [3, 8, 8], "mean": MEAN, "std": STD},
+    }
+    qconv.save_packed(other, tmp_path / "other", **described)
+    assert main(["verify", str(tmp_path / "other"), str(picture), "--onnx", str(out)]) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["{model}", "--to", "onnx"], "PICTURE must be given with {model}, which is a file"),
+        (["{model}", "--to", "packed"], "{model} must be the folder of a run"),
+        (["{folder}", "--to", "packed"], "{folder} is no folder of a run: there is no config.yaml"),
+        (["{folder}", "--to", "onnx"], "{folder} is no folder of a run"),
+        (["{model}", "{picture}", "--to", "onnx", "--out", "{folder}/none/a.onnx"], "there is no folder {folder}/none"),
+    ],
+)
+def test_mistakes_of_an_export(
+    arguments: list[str], words: str, picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed(tmp_path / "model")
+    names = {"model": tmp_path / "model", "folder": tmp_path, "picture": picture}
+    assert main(["export", *(each.format(**names) for each in arguments)]) == 1
+    assert words.format(**names) in capsys.readouterr().err

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,9 +22,11 @@ from torch._dynamo.utils import counters
 
 import qconv
 import train as program
+from qconv.cli import main as cli
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
 from qconv.models import small_cnn
+from qconv.onnx import compare_onnx
 from qconv.packed import read_header
 from qconv.training import load_checkpoint
 from qconv.training.result import check_objective, objective
@@ -135,6 +138,24 @@ def test_what_a_run_leaves_behind(whole: tuple[Path, Any]) -> None:
         stored["best_epoch"] == scores.index(max(scores)) == load_checkpoint(folder / "checkpoints/best.ckpt")["epoch"]
     )
     assert "_target_: qconv.schemes.bnn" in (folder / "config.yaml").read_text()
+
+
+def test_what_a_run_exports(whole: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = whole
+    packed, written = folder / "model.safetensors", tmp_path / "model"
+    assert cli(["export", str(folder), "--to", "packed", "--out", str(written)]) == 0
+    assert capsys.readouterr().out == f"{written}: {written.stat().st_size:,} bytes\n"
+    assert written.read_bytes() == packed.read_bytes()
+    unpacked = tmp_path / "run"
+    shutil.copytree(folder, unpacked, ignore=shutil.ignore_patterns("*.safetensors"))
+    data = DigitsDataModule()
+    data.setup("test")
+    pictures, _ = data.splits["test"]
+    for run in (folder, unpacked):
+        file = tmp_path / "model.onnx"
+        assert cli(["export", str(run), "--to", "onnx", "--out", str(file)]) == 0
+        found = compare_onnx(qconv.load_packed(packed), file, pictures)
+        assert (found.decisions, found.close) == (0, len(pictures))
 
 
 def test_the_packed_model_is_the_one_that_was_tested(whole: tuple[Path, Any]) -> None:

@@ -38,7 +38,7 @@ METHODS: dict[str, tuple[Any, str]] = {
 }
 NETWORKS: dict[str, Callable[..., nn.Module]] = {"ResNet-20": resnet20, "ResNet-18": resnet18}
 BATCHES = 1, 64
-SECONDS = 4.0  # of measuring, for each network, method and batch
+SECONDS = 3.0  # of measuring, for each network, method and batch
 COLUMNS = [
     "network",
     "method",
@@ -127,6 +127,7 @@ def measured(model: nn.Module, twin: nn.Module, train: Tensor, test: Tensor) -> 
         qconv.save_packed(model, packed)
         size["qconv.freeze"] = size["packed"] = packed.stat().st_size
     ways["qconv.freeze"] = qconv.freeze(model)
+    torch._dynamo.reset()  # it compiles a class a few times only, and then leaves it eager
     ways["compile"] = torch.compile(model, dynamic=False)
     size["compile"] = size["eager"]
     decisions = {
