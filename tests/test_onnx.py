@@ -167,7 +167,7 @@ def test_a_deformable_layer_is_refused_with_the_reason(tmp_path: Path) -> None:
             return self.conv(input).mean((2, 3))
 
     model = Deformed().eval()
-    with pytest.raises(ValueError, match="'conv' .*deformable"):
+    with pytest.raises(ValueError, match="'conv' is deformable"):
         qconv.export_onnx(model, tmp_path / "model.onnx", torch.randn(2, 3, 8, 8))
     assert not list(tmp_path.iterdir())
 

@@ -1,6 +1,6 @@
 """What a shipped ResNet-20 and ResNet-18 cost: bytes, latency, and agreement with the trained model.
 
-    uv run experiments/deployment/run.py TREE RUNS
+    uv run experiments/deployment/run.py TREE RUNS [METHOD…]
 
 TREE holds CIFAR-10's pictures, ``test/<class>/*``; RUNS the folders of experiments/cifar10_methods. A ResNet-20 has the
 weights of its run where there is one. All others are initialized, and see training pictures for their batch norms.
@@ -55,7 +55,7 @@ COLUMNS = [
 ]
 
 
-def main(tree: str, runs: str) -> None:
+def main(tree: str, runs: str, *methods: str) -> None:
     """Measure what is missing in latency.csv, and draw it."""
     data = ImageFolderDataModule(root=tree, val_size=0.1, seed=1, batch_size=128)
     data.prepare_data()
@@ -67,7 +67,7 @@ def main(tree: str, runs: str) -> None:
     done = {(row["network"], row["method"]) for row in rows}
     about = {**machine(), "commit": commit()}
     for network in NETWORKS:
-        for method in METHODS:
+        for method in methods or METHODS:
             if (network, method) in done:
                 continue
             model, trained = built(network, method, Path(runs), train)
@@ -190,6 +190,6 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) < 3:
         raise SystemExit(__doc__)
     main(*sys.argv[1:])

@@ -94,7 +94,9 @@ class _Builder:
 
     def constant(self, array: NDArray[np.generic] | np.generic, what: str) -> ir.Value:
         tensor = ir.tensor(array, name=f"{self.name}.{what}")
-        value = ir.Value(name=tensor.name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+        value = ir.Value(
+            name=tensor.name, shape=cast(Any, tensor.shape), type=ir.TensorType(tensor.dtype), const_value=tensor
+        )
         self.graph.initializers.add(value)
         return value
 
