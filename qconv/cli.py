@@ -133,9 +133,10 @@ def _verify(options: argparse.Namespace) -> int:
     if options.onnx is not None:
         from .onnx import compare_onnx
 
-        found = compare_onnx(predictor.model, options.onnx, pictures)
-    else:
-        found = verify(predictor.model, freeze(predictor.model), pictures.split(32))
+        compared = compare_onnx(predictor.model, options.onnx, pictures)
+        print(compared)
+        return 0 if compared.agrees else 1
+    found = verify(predictor.model, freeze(predictor.model), pictures.split(32))
     print(found)
     return 0 if found.equal else 1
 
@@ -146,7 +147,7 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         help="write a trained model as a packed or ONNX file",
         description="Write the model of a run, or of a packed file, for use elsewhere. A run's packed file is made of "
         "its best checkpoint. An ONNX file is made of the packed file, or of the checkpoint if there is none; it needs "
-        "pictures as in use: those named, else training pictures of the run.",
+        "pictures as in use: those named (then the packed file must be there), else training pictures of the run.",
         epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
     )
     export.add_argument("model", metavar="RUN_DIR", help="folder of a run, or a packed model")
@@ -154,7 +155,7 @@ def _add_export(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     export.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
     export.add_argument("--out", metavar="FILE", help="default: model.safetensors or model.onnx in the run's folder")
     export.add_argument(
-        "--round-outputs", action="store_true", help="ONNX: round to 8 bits between layers, which is the fastest"
+        "--round-outputs", action="store_true", help="ONNX: round to 8 bits between layers; faster with many channels"
     )
     export.set_defaults(run=_export)
 
@@ -166,6 +167,8 @@ def _export(options: argparse.Namespace) -> int:
     if options.to == "packed":
         from .training.finished import FinishedRun
 
+        if options.pictures or options.round_outputs:
+            raise ValueError("PICTURE and --round-outputs are for --to onnx")
         if not source.is_dir():
             raise ValueError(f"{source} must be the folder of a run, which --to packed reads")
         FinishedRun(source).pack(out)
@@ -188,6 +191,8 @@ def _model_and_example(source: Path, pictures: list[str]) -> tuple[Any, Any]:
 
         if not pictures:
             raise ValueError(f"PICTURE must be given with {source}, which is a file: only a run knows its pictures")
+        if source.is_dir() and not packed.is_file():
+            raise ValueError(f"{source} has no {packed.name}: qconv export {source} --to packed writes it")
         predictor = Predictor(packed)
         return predictor.model, torch.stack([predictor.read(path) for path in pictures])
     from .training.finished import FinishedRun

@@ -1,6 +1,7 @@
 """The proof that a frozen model is the one that was trained."""
 
 import copy
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -47,7 +48,8 @@ class Verification:
     @property
     def equal(self) -> bool:
         """Whether all integers are equal, and all floats, the outputs too, within what rounding explains."""
-        return self.first_difference is None and self.undrifted <= CLOSE * (self.largest + 0.1)
+        is_close = self.undrifted <= CLOSE * (self.largest + 0.1) and self.difference < math.inf
+        return self.first_difference is None and is_close
 
     def __str__(self) -> str:
         header = ("layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift")

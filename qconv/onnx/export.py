@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from ..files import atomic_file
 from ..inference import FrozenModel, freeze
 from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
-from .layers import OPSET, FloatConv2d, QuantizedConv2d
+from .layers import OPSET, FloatConv2d, QuantizedConv2d, zero_point
 
 TOLERANCE = 0.01  # of a step: what a rounding that hands codes on may be off by, beside a runtime's own rounding
 
@@ -27,13 +27,15 @@ def export_onnx(
 
     The model is frozen (`qconv.freeze`): batch norm is folded, codes go from layer to layer. A layer that hands codes
     on becomes Conv between QuantizeLinear and DequantizeLinear, with uint8 inputs and int8 weights, which runtimes
-    compute in integers; a runtime rounds a little otherwise, so that a code may be off by one. Runtimes have no fast
-    integer convolution with float outputs. A layer with such an output, and one of signs, is a Conv of whole float
-    numbers: equal to the frozen layer, and as fast as a float one. With `round_outputs` those with codes of 2 to 8 bits
-    are computed in integers, too: their outputs are rounded to 256 numbers over the range that each channel has with
-    `example`. That is the fastest, and can change decisions: `qconv.onnx.compare_onnx` counts them.
+    compute in integers; where no whole bias gives the trained steps, as for many of 8 bits, a code may be off by one.
+    Runtimes have no fast integer convolution with float outputs. A layer with such an output, and one of signs or
+    shifts, is a Conv of whole float numbers: equal to the frozen layer within the rounding of floats, and not faster
+    than a float one. With `round_outputs` layers of 2 to 8 bits are computed in integers there, too: their outputs are
+    rounded to 256 numbers over the range that each channel has with `example`. With many channels that is faster, and
+    it can change decisions: `qconv.onnx.compare_onnx` counts them. On x86 processors without VNNI, ONNX Runtime's sums
+    of 8-bit codes can saturate; those of fewer bits can't.
 
-    Weights lie in the file as integers of 4 or 8 bits, and as floats only where they are.
+    Weights lie in the file as integers of 4 or 8 bits wherever the same numbers come back, otherwise as floats.
 
     Args:
         model: the trained one.
@@ -43,7 +45,7 @@ def export_onnx(
 
     Raises:
         ImportError: onnx and onnxscript are missing: ``pip install "qconv[onnx]"``.
-        TypeError: `model` is no module, `example` no float tensor.
+        TypeError: `model` is no module, or gives no tensor; `example` is no float tensor.
         ValueError: what `qconv.freeze` refuses; a layer that ONNX has no operator for; an empty example.
         OSError: the file can't be written.
     """
@@ -58,8 +60,8 @@ def export_onnx(
     if not isinstance(example, Tensor) or not example.is_floating_point():
         kind = example.dtype if isinstance(example, Tensor) else type(example).__name__
         raise TypeError(f"example ({kind}) must be a float tensor (N, C, H, W)")
-    if not example.numel():
-        raise ValueError(f"example (of shape {tuple(example.shape)}) must hold at least one sample")
+    if example.ndim < 2 or not example.numel():
+        raise ValueError(f"example (of shape {tuple(example.shape)}) must be (N, C, H, W) and hold at least one sample")
     if not example.isfinite().all():
         raise ValueError("example has NaN or inf: give inputs as in use")
     path = Path(path)
@@ -73,11 +75,13 @@ def export_onnx(
         if "Deform" in type(model.get_submodule(told.name)).__name__:
             raise ValueError(f"'{told.name}' is deformable, which ONNX Runtime does not compute: it can't be exported")
     try:
-        frozen(example[:1])
-    except RuntimeError as error:
+        output: Any = frozen(example[:1])
+    except (RuntimeError, IndexError) as error:
         raise ValueError(
             f"example (of shape {tuple(example.shape)}) does not suit the model: {str(error).splitlines()[0]}"
         ) from error
+    if not isinstance(output, Tensor):
+        raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
     network = _in_onnx(frozen, example, round_outputs)
     one = example[:1].repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would be taken for a constant
     with warnings.catch_warnings(), _Quiet():
@@ -119,7 +123,7 @@ def _in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mo
         if round_outputs or quantized.low is not None:
             network.set_submodule(name, QuantizedConv2d(quantized, ends, low, high))
         else:
-            network.set_submodule(name, FloatConv2d(layer, 128 if low < 0 else 0))
+            network.set_submodule(name, FloatConv2d(layer, zero_point(low)))
     return network.eval()
 
 
@@ -128,12 +132,16 @@ def _watch(
 ) -> dict[str, tuple[Tensor, tuple[int, int]]]:
     """Of each layer the ends of its output's channels with `example`, and those of its input's codes."""
     found: dict[str, tuple[Tensor, tuple[int, int]]] = {}
+    handed: dict[str, tuple[int, int]] = {}
+    for told in frozen.layers:
+        if told.gives == "codes":
+            inner = frozen.network.get_submodule(told.name).modules()
+            giver: Any = next(each for each in inner if isinstance(each, IntegerConv2d))
+            handed[told.reader] = giver.low, giver.high
 
     def watch(name: str, layer: IntegerConv2d) -> RemovableHandle:
         def see(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-            low, high = (0, 255) if args[0].dtype == torch.uint8 else (-128, 127)
-            if layer.encoder is not None:
-                low, high = _codes(layer.encoder)
+            low, high = handed[name] if layer.encoder is None else _codes(layer.encoder)
             ends = torch.stack([output.amin((0, 2, 3)), output.amax((0, 2, 3))])
             if name in found:
                 before = found[name][0]

@@ -14,7 +14,12 @@ from ..inference.operators import unpack_weight
 from .rounding import whole_bias
 
 OPSET = 21  # the first one with integers of 4 bits
-_MOST_BIAS = 2**30
+_MOST = 2**30  # of a bias, and of sums: both together are integers of 32 bits
+
+
+def zero_point(low: int) -> int:
+    """What stands for 0 in uint8 codes from `low` on: small codes stay small, which some processors need."""
+    return max(-low, 0)
 
 
 def _operator(name: str, inputs: tuple[Tensor, ...], like: Tensor, dtype: torch.dtype, **attributes: Any) -> Tensor:
@@ -23,7 +28,7 @@ def _operator(name: str, inputs: tuple[Tensor, ...], like: Tensor, dtype: torch.
 
 
 class FloatConv2d(nn.Module):
-    """A frozen layer whose integers are whole float32 numbers: equal to it, at the speed of a float layer.
+    """A frozen layer whose integers are whole float32 numbers: equal to it within the rounding of floats.
 
     Args:
         layer: the frozen layer.
@@ -64,7 +69,7 @@ class FloatConv2d(nn.Module):
 class QuantizedConv2d(nn.Module):
     """A frozen layer of codes between QuantizeLinear and DequantizeLinear, as runtimes look for it.
 
-    Codes are uint8 with a zero point of 128 where they can be negative. An output that others read as floats is rounded
+    Codes are uint8, with a zero point where they can be negative. An output that others read as floats is rounded
     to 256 numbers over the range of its channel, which is what lets a runtime multiply integers.
 
     Args:
@@ -89,14 +94,15 @@ class QuantizedConv2d(nn.Module):
         super().__init__()
         self.window, self.groups = layer.window, layer.groups
         self.encoder = None if layer.encoder is None else encoder(layer.encoder, low, high)
-        self.offset = 128 if low < 0 else 0
+        self.offset = zero_point(low)
         scale, bias = layer.scale.double(), layer.bias.double()
         # The bias is a whole number of the sums' units, which a few bits make coarse: the weights are multiplied.
-        finer = 127 // max(int(layer.weight.abs().max()), 1) if layer.weight.numel() else 1
         bound = int(layer.weight.long().abs().flatten(1).sum(1).max()) * max(high, -low) if layer.weight.numel() else 0
+        finer = 127 // max(int(layer.weight.abs().max()), 1) if layer.weight.numel() else 1
+        finer = max(min(finer, _MOST // max(bound, 1)), 1)
         if layer.low is not None and layer.high is not None:
             self.clip: Clip | None = Clip(layer.low, layer.high)
-            out_zero = 128 if layer.low < 0 else 0
+            out_zero = zero_point(layer.low)
             scale, bias = whole_bias(layer, bound, finer)
             bias = bias * scale
             step, shift = torch.ones(()), torch.tensor(0, dtype=torch.uint8)
@@ -110,7 +116,7 @@ class QuantizedConv2d(nn.Module):
         weight = layer.weight * torch.where(scale < 0, -1, 1).to(torch.int8).view(-1, 1, 1, 1)
         weight, scale = weight * finer, scale / finer
         # Sums that a scale of 0 or nearly 0 makes vanish beside the bias: the scale grows, the weight goes.
-        least = (bias.abs() / _MOST_BIAS).clamp(min=2.0**-100)
+        least = (bias.abs() / _MOST).clamp(min=2.0**-100)
         vanishes = scale.abs() < least
         weight[vanishes] = 0
         scale = torch.where(vanishes, least, scale.abs()).float()
@@ -156,7 +162,7 @@ class Clip(nn.Module):
 
     def __init__(self, low: int, high: int) -> None:
         super().__init__()
-        offset = 128 if low < 0 else 0
+        offset = zero_point(low)
         self.register_buffer("low", torch.tensor(low + offset, dtype=torch.uint8) if low + offset > 0 else None)
         self.register_buffer("high", torch.tensor(high + offset, dtype=torch.uint8) if high + offset < 255 else None)
 
@@ -175,7 +181,7 @@ class LinearEncode(nn.Module):
     def __init__(self, step: Tensor, low: int, high: int) -> None:
         super().__init__()
         self.register_buffer("step", step)
-        self.register_buffer("zero", torch.tensor(128 if low < 0 else 0, dtype=torch.uint8))
+        self.register_buffer("zero", torch.tensor(zero_point(low), dtype=torch.uint8))
         self.clip = Clip(low, high)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -188,7 +194,7 @@ class OtherEncode(nn.Module):
 
     def __init__(self, encode: Encode, low: int) -> None:
         super().__init__()
-        self.quantizer, self.offset = encode.quantizer, 128 if low < 0 else 0
+        self.quantizer, self.offset = encode.quantizer, zero_point(low)
 
     def forward(self, input: Tensor) -> Tensor:
         """Floats to uint8."""

@@ -44,9 +44,10 @@ def whole_bias(layer: IntegerConv2d, bound: int, finer: int) -> WholeBias:
         return (sums.double() * scale + bias).round().clamp(low, high).long()
 
     stairs = staircase(codes, len(scale), bound, low, high)
-    slope = scale.abs().clamp(min=1e-300)
+    # A slope of 0 or nearly 0 grows to one that does not matter, so that its whole bias can be said.
+    slope = torch.maximum(scale.abs(), (bias.abs() * 1e-12).clamp(min=1e-30))
     direction = torch.where(stairs.falling, -1, 1)
-    middle = (bias / slope * finer).clamp(-1e15, 1e15).round()
+    middle = (bias / slope * finer).round()
     best_width, best_slope, best = torch.full_like(slope, 0.0), slope.clone(), middle.clone()
     for offset in range(-_AROUND * finer, _AROUND * finer + 1):
         first, last = _slopes(stairs, (middle + offset) / finer)

@@ -44,8 +44,11 @@ class OnnxModel:
         self.is_rounded = self.session.get_modelmeta().custom_metadata_map.get("qconv.round_outputs") == "true"
 
     def __call__(self, input: Tensor) -> Tensor:
-        """The output for a batch."""
-        (output,) = self.session.run(None, {self.input: input.detach().cpu().contiguous().numpy()})
+        """The output for a batch; a ValueError where the file takes another kind of input."""
+        try:
+            (output,) = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
+        except Exception as error:
+            raise ValueError(f"input (of shape {tuple(input.shape)}): {str(error).splitlines()[0]}") from error
         return torch.from_numpy(output)
 
 
@@ -59,7 +62,7 @@ class OnnxComparison:
             code fell to the other side of an edge.
         difference: the largest one of an output.
         largest: the largest output.
-        decisions: how many inputs get another class.
+        decisions: how many inputs get another class (with one output: another sign), or NaN or inf.
         samples: how many inputs there were.
     """
 
@@ -71,7 +74,7 @@ class OnnxComparison:
     samples: int
 
     @property
-    def equal(self) -> bool:
+    def agrees(self) -> bool:
         """Whether all decisions are the same."""
         return self.decisions == 0
 
@@ -94,13 +97,20 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     if not len(inputs):
         raise ValueError("inputs must hold at least one sample")
     frozen, runtime = freeze(model), OnnxModel(path)
+    inputs = inputs.detach().float().cpu()
     wanted = torch.cat([frozen(batch) for batch in inputs.split(64)])
     got = torch.cat([runtime(batch) for batch in inputs.split(64)])
     if got.shape != wanted.shape:
         raise ValueError(f"ONNX file {path}: gives {tuple(got.shape)}, the model {tuple(wanted.shape)}")
     error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).flatten(1).amax(1)
     close = int((error <= CLOSE * (wanted.abs().max() + 0.1)).sum())
-    decisions = int((got.flatten(1).argmax(1) != wanted.flatten(1).argmax(1)).sum())
+    decisions = int(((_decisions(got) != _decisions(wanted)) | error.isinf()).sum())
     return OnnxComparison(
         runtime.is_rounded, close, float(error.max()), float(wanted.abs().max()), decisions, len(inputs)
     )
+
+
+def _decisions(output: Tensor) -> Tensor:
+    """The class of each sample; with one output its sign."""
+    output = output.flatten(1)
+    return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
