@@ -21,6 +21,7 @@ from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
 from qconv.onnx.layers import LinearEncode, OtherEncode, encoder
 from qconv.onnx.rounding import whole_bias
+from qconv.onnx.sums import steps_of_a_sum
 from tests.test_freeze import chain, trained
 
 SCHEMES = {
@@ -79,9 +80,9 @@ def test_every_kind_of_scheme(name: str, tmp_path: Path) -> None:
     stored = {each.name: each.data_type for each in onnx.load(path).graph.initializer if np.prod(each.dims) > 2000}
     floats = [each for each, kind in stored.items() if kind == onnx.TensorProto.FLOAT]
     assert len(stored) >= 3
-    assert bool(floats) == (name in ("lsq_plus",)), stored
+    assert not floats, stored
     if name in ("bnn", "lsq2", "lsq4", "bwn", "twn"):
-        assert sum(kind == onnx.TensorProto.INT4 for kind in stored.values()) == 3
+        assert all(kind in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) for kind in stored.values())
 
 
 @pytest.mark.parametrize("name", ["lsq2", "lsq4", "lsq8", "signed"])
@@ -94,8 +95,62 @@ def test_integers_at_run_time(name: str, tmp_path: Path) -> None:
     assert kinds(tmp_path / "all").count("QLinearConv") == 3
     found = compare_onnx(model, tmp_path / "all", input)
     assert found.is_rounded
-    # 256 numbers over the range of a channel, of which the last layer takes the mean.
+    # 256 numbers over the range of an output, of which the last layer takes the mean.
     assert found.difference < 0.02 * found.largest
+
+
+class Residual(nn.Module):
+    """Two blocks, the second one of which has a layer in its shortcut."""
+
+    def __init__(self, activation: type[nn.Module]) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 16, 3, padding=1)
+        self.first = self.block(16, 16, activation)
+        self.second = self.block(16, 24, activation)
+        self.beside = nn.Sequential(nn.Conv2d(16, 24, 1), nn.BatchNorm2d(24))
+        self.same, self.activation, self.head = nn.Identity(), activation(), nn.Linear(24, 4)
+
+    @staticmethod
+    def block(inputs: int, outputs: int, activation: type[nn.Module]) -> nn.Sequential:
+        first, second = nn.Conv2d(inputs, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        return nn.Sequential(first, nn.BatchNorm2d(outputs), activation(), second, nn.BatchNorm2d(outputs))
+
+    def forward(self, input: Tensor) -> Tensor:
+        input = self.activation(self.stem(input))
+        input = self.activation(self.first(input) + self.same(input))
+        input = self.activation(self.second(input).add_(self.beside(input)))
+        return self.head((input + input).mean((2, 3)))
+
+
+@pytest.mark.parametrize("name", ["lsq2", "lsq8", "signed"])
+def test_sums_in_integers(name: str, tmp_path: Path) -> None:
+    input = torch.randn(64, 3, 9, 8)
+    model = trained(Residual(nn.Identity if name == "signed" else nn.ReLU), SCHEMES[name], input)
+    path = tmp_path / "model.onnx"
+    qconv.export_onnx(model, path, input, round_outputs=True)
+    found = kinds(path)
+    wanted = {"Conv": 1, "QLinearConv": 5, "QLinearAdd": 3, "QuantizeLinear": 1, "DequantizeLinear": 1, "Relu": 0}
+    assert {kind: found.count(kind) for kind in wanted} == wanted
+    compared = compare_onnx(model, path, input)
+    assert compared.difference < (0.02 if name == "lsq8" else 0.1) * compared.largest
+
+
+@pytest.mark.parametrize("ends", [(0.0, 9.0), (-3.0, 9.0), (0.5, 2.0), (0.0, 0.0)])
+@pytest.mark.parametrize("reader", [2.0, 0.7, 0.037, 0.001])
+def test_rounding_a_sum_keeps_the_codes_of_its_reader(reader: float, ends: tuple[float, float]) -> None:
+    step, zero = steps_of_a_sum(*ends, reader)
+    low, high = min(ends[0], 0), max(ends[1], 0)
+    assert 0 <= zero <= 255
+    assert -zero * step <= low + step / 2
+    assert (255 - zero) * step >= high - step / 2
+    if reader * 255 >= high - low > 0:
+        input = torch.rand(100_000, dtype=torch.float64) * (high - low) + low
+        codes = ((input / step).round() + zero).clamp(0, 255) - zero
+        wanted, got = (input / reader).round(), (codes * step / reader).round()
+        assert torch.equal(wanted, got)
+        assert step >= (high - low) / 255 / 1.0001
+    else:
+        assert step == max((high - low) / 255, 1e-30)
 
 
 @pytest.mark.parametrize(

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
+from torch import Tensor, fx, nn
 
 from ..files import atomic_file
 from ..inference import FrozenModel, freeze
 from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
+from ..layers import QDeformConv2d
 from .layers import OPSET, FloatConv2d, QuantizedConv2d, zero_point
+from .ranges import ranges
+from .sums import round_sums
 
 TOLERANCE = 0.01  # of a step: what a rounding that hands codes on may be off by, beside a runtime's own rounding
 
@@ -30,10 +32,10 @@ def export_onnx(
     compute in integers; where no whole bias gives the trained steps, as for many of 8 bits, a code may be off by one.
     Runtimes have no fast integer convolution with float outputs. A layer with such an output, and one of signs or
     shifts, is a Conv of whole float numbers: equal to the frozen layer within the rounding of floats, and not faster
-    than a float one. With `round_outputs` layers of 2 to 8 bits are computed in integers there, too: their outputs are
-    rounded to 256 numbers over the range that each channel has with `example`. With many channels that is faster, and
-    it can change decisions: `qconv.onnx.compare_onnx` counts them. On x86 processors without VNNI, ONNX Runtime's sums
-    of 8-bit codes can saturate; those of fewer bits can't.
+    than a float one. With `round_outputs` layers of 2 to 8 bits and their sums are computed in integers there, too:
+    they are rounded to 256 numbers over the range that they have with `example`. With many channels that is much
+    faster, and it can change decisions: `qconv.onnx.compare_onnx` counts them. On x86 processors without VNNI, ONNX
+    Runtime's sums of 8-bit codes can saturate; those of fewer bits can't.
 
     Weights lie in the file as integers of 4 or 8 bits wherever the same numbers come back, otherwise as floats.
 
@@ -72,7 +74,7 @@ def export_onnx(
     example = example.detach().float().cpu()
     frozen = freeze(model, tolerance=TOLERANCE)
     for told in frozen.layers:
-        if "Deform" in type(model.get_submodule(told.name)).__name__:
+        if isinstance(model.get_submodule(told.name), QDeformConv2d):
             raise ValueError(f"'{told.name}' is deformable, which ONNX Runtime does not compute: it can't be exported")
     try:
         output: Any = frozen(example[:1])
@@ -112,55 +114,34 @@ def export_onnx(
 def _in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
     """The frozen network with its integer layers in ONNX's operators."""
     network = copy.deepcopy(frozen.network)
-    layers = {name: module for name, module in network.named_modules() if isinstance(module, IntegerLayer)}
-    seen = _watch(frozen, example, {name: each for name, each in layers.items() if isinstance(each, IntegerConv2d)})
-    for name, layer in layers.items():
-        if name not in seen:  # of signs or shifts, or never called
+    reached = ranges(network, example)
+    handed = {
+        told.reader: _handed_on(network.get_submodule(told.name)) for told in frozen.layers if told.gives == "codes"
+    }
+    for name, layer in list(network.named_modules()):
+        if not isinstance(layer, IntegerLayer):
+            continue
+        if not isinstance(layer, IntegerConv2d) or name not in reached.layers:  # of signs or shifts, or never called
             network.set_submodule(name, FloatConv2d(layer))
             continue
-        ends, (low, high) = seen[name]
-        quantized: Any = layer
-        if round_outputs or quantized.low is not None:
-            network.set_submodule(name, QuantizedConv2d(quantized, ends, low, high))
+        low, high = handed[name] if layer.encoder is None else _made_by(layer.encoder)
+        if round_outputs or layer.low is not None:
+            network.set_submodule(name, QuantizedConv2d(layer, reached.layers[name], low, high))
         else:
             network.set_submodule(name, FloatConv2d(layer, zero_point(low)))
+    if round_outputs and isinstance(network, fx.GraphModule):
+        round_sums(network, reached.nodes)
     return network.eval()
 
 
-def _watch(
-    frozen: FrozenModel, example: Tensor, layers: dict[str, IntegerConv2d]
-) -> dict[str, tuple[Tensor, tuple[int, int]]]:
-    """Of each layer the ends of its output's channels with `example`, and those of its input's codes."""
-    found: dict[str, tuple[Tensor, tuple[int, int]]] = {}
-    handed: dict[str, tuple[int, int]] = {}
-    for told in frozen.layers:
-        if told.gives == "codes":
-            inner = frozen.network.get_submodule(told.name).modules()
-            giver: Any = next(each for each in inner if isinstance(each, IntegerConv2d))
-            handed[told.reader] = giver.low, giver.high
-
-    def watch(name: str, layer: IntegerConv2d) -> RemovableHandle:
-        def see(module: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-            low, high = handed[name] if layer.encoder is None else _codes(layer.encoder)
-            ends = torch.stack([output.amin((0, 2, 3)), output.amax((0, 2, 3))])
-            if name in found:
-                before = found[name][0]
-                ends = torch.stack([torch.minimum(ends[0], before[0]), torch.maximum(ends[1], before[1])])
-            found[name] = ends, (low, high)
-
-        return frozen.network.get_submodule(name).register_forward_hook(see)
-
-    handles = [watch(name, layer) for name, layer in layers.items()]
-    try:
-        for batch in example.split(64):
-            frozen(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found
+def _handed_on(giver: nn.Module) -> tuple[int, int]:
+    """The smallest and the largest code that a layer hands on."""
+    layer: Any = next(each for each in giver.modules() if isinstance(each, IntegerConv2d))
+    return layer.low, layer.high
 
 
-def _codes(encode: Encode) -> tuple[int, int]:
+def _made_by(encode: Encode) -> tuple[int, int]:
+    """The smallest and the largest code of a quantizer."""
     ends = encode(torch.tensor([-1e30, 1e30]).view(2, 1, 1, 1))
     return int(ends.min()), int(ends.max())
 

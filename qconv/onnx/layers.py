@@ -14,6 +14,7 @@ from ..inference.operators import unpack_weight
 from .rounding import whole_bias
 
 OPSET = 21  # the first one with integers of 4 bits
+LEAST = 1e-30  # of a step
 _MOST = 2**30  # of a bias, and of sums: both together are integers of 32 bits
 
 
@@ -70,11 +71,11 @@ class QuantizedConv2d(nn.Module):
     """A frozen layer of codes between QuantizeLinear and DequantizeLinear, as runtimes look for it.
 
     Codes are uint8, with a zero point where they can be negative. An output that others read as floats is rounded
-    to 256 numbers over the range of its channel, which is what lets a runtime multiply integers.
+    to 256 numbers over its range, which is what lets a runtime multiply integers.
 
     Args:
         layer: the frozen layer.
-        ends: of each channel of the output, (2, C); of no use to a layer that hands codes on.
+        ends: the smallest and the largest output; of no use to a layer that hands codes on.
         low: the smallest code of the input.
         high: its largest code.
     """
@@ -87,10 +88,8 @@ class QuantizedConv2d(nn.Module):
     one: Tensor
     zero: Tensor
     out_zero: Tensor
-    step: Tensor
-    shift: Tensor
 
-    def __init__(self, layer: IntegerConv2d, ends: Tensor, low: int, high: int) -> None:
+    def __init__(self, layer: IntegerConv2d, ends: tuple[float, float], low: int, high: int) -> None:
         super().__init__()
         self.window, self.groups = layer.window, layer.groups
         self.encoder = None if layer.encoder is None else encoder(layer.encoder, low, high)
@@ -101,17 +100,14 @@ class QuantizedConv2d(nn.Module):
         finer = 127 // max(int(layer.weight.abs().max()), 1) if layer.weight.numel() else 1
         finer = max(min(finer, _MOST // max(bound, 1)), 1)
         if layer.low is not None and layer.high is not None:
-            self.clip: Clip | None = Clip(layer.low, layer.high)
+            self.after: nn.Module = Clip(layer.low, layer.high)
             out_zero = zero_point(layer.low)
             scale, bias = whole_bias(layer, bound, finer)
             bias = bias * scale
-            step, shift = torch.ones(()), torch.tensor(0, dtype=torch.uint8)
         else:
-            self.clip, out_zero = None, 0
-            first, last = ends.double().clamp(max=0)[0], ends.double().clamp(min=0)[1]  # 0 stays 0
-            step = ((last - first) / 255).clamp(min=1e-30)
-            shift = (-first / step).round()
-            scale, bias = scale / step, bias / step + shift  # so that the output has one step and zero point for all
+            step, out_zero = even_steps(*ends)
+            self.after = Dequantize(step, out_zero)
+            scale, bias = scale / step, bias / step
         # ONNX's scales are positive: the sign of a folded batch norm goes into the weight.
         weight = layer.weight * torch.where(scale < 0, -1, 1).to(torch.int8).view(-1, 1, 1, 1)
         weight, scale = weight * finer, scale / finer
@@ -129,8 +125,6 @@ class QuantizedConv2d(nn.Module):
             "one": torch.tensor(1.0),
             "zero": torch.tensor(self.offset, dtype=torch.uint8),
             "out_zero": torch.tensor(out_zero, dtype=torch.uint8),
-            "step": step.float(),
-            "shift": shift.to(torch.uint8),
         }
         for name, tensor in tensors.items():
             self.register_buffer(name, tensor)
@@ -148,10 +142,7 @@ class QuantizedConv2d(nn.Module):
             for values, zero in ((self.weight, self.weight_zero), (self.bias, self.bias_zero))
         )
         output = F.conv2d(input, weight, bias, self.window.stride, sides, self.window.dilation, self.groups)
-        codes = _operator("QuantizeLinear", (output, self.one, self.out_zero), output, torch.uint8)
-        if self.clip is not None:
-            return self.clip(codes)
-        return _operator("DequantizeLinear", (codes, self.step, self.shift), codes, torch.float32, axis=1)
+        return self.after(_operator("QuantizeLinear", (output, self.one, self.out_zero), output, torch.uint8))
 
 
 class Clip(nn.Module):
@@ -172,21 +163,56 @@ class Clip(nn.Module):
         return codes if self.high is None else torch.minimum(codes, self.high)
 
 
-class LinearEncode(nn.Module):
-    """Codes at even steps, by QuantizeLinear."""
+def even_steps(low: float, high: float) -> tuple[float, int]:
+    """``step, zero point`` of the 256 codes that reach from `low` to `high`, and hold 0."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    step = max((high - low) / 255, LEAST)
+    return step, round(-low / step)
+
+
+class Dequantize(nn.Module):
+    """The floats that uint8 codes at even steps stand for."""
 
     step: Tensor
     zero: Tensor
 
-    def __init__(self, step: Tensor, low: int, high: int) -> None:
+    def __init__(self, step: float, zero: int) -> None:
         super().__init__()
-        self.register_buffer("step", step)
-        self.register_buffer("zero", torch.tensor(zero_point(low), dtype=torch.uint8))
-        self.clip = Clip(low, high)
+        self.register_buffer("step", torch.tensor(step))
+        self.register_buffer("zero", torch.tensor(zero, dtype=torch.uint8))
+
+    def forward(self, input: Tensor) -> Tensor:
+        """uint8 to floats."""
+        return _operator("DequantizeLinear", (input, self.step, self.zero), input, torch.float32)
+
+
+class Quantize(Dequantize):
+    """uint8 codes at even steps."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Floats to uint8."""
-        return self.clip(_operator("QuantizeLinear", (input, self.step, self.zero), input, torch.uint8))
+        return _operator("QuantizeLinear", (input, self.step, self.zero), input, torch.uint8)
+
+
+class LinearEncode(nn.Module):
+    """Codes at even steps.
+
+    Attributes:
+        of_codes: the input is what codes of other even steps stand for. Runtimes have a table of 256 numbers for an
+            activation between them; this one does nothing.
+    """
+
+    def __init__(self, step: float, low: int, high: int) -> None:
+        super().__init__()
+        self.step, self.low, self.high = step, low, high
+        self.quantize, self.clip = Quantize(step, zero_point(low)), Clip(low, high)
+        self.of_codes = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats to uint8."""
+        if self.of_codes:
+            input = _operator("LeakyRelu", (input,), input, torch.float32, alpha=1.0)
+        return self.clip(self.quantize(input))
 
 
 class OtherEncode(nn.Module):
@@ -207,7 +233,7 @@ def encoder(encode: Encode, low: int, high: int) -> nn.Module:
     step = encode.quantizer.codes(torch.zeros(1, 1, 1, 1), *encode.quantizer.tensors()).scale
     if step.numel() != 1 or not step.item() > 0:
         return OtherEncode(encode, low)
-    step = step.detach().float().reshape(())
+    step = step.detach().float().item()
     levels = torch.arange(low, high)
     below, above = ((levels + 0.5 + side).float() * step for side in (-1e-3, 1e-3))
     ends = torch.tensor([-1e30, 1e30])

@@ -4,7 +4,7 @@ from typing import Any, cast
 
 import numpy as np
 import onnx_ir as ir
-from ml_dtypes import int4
+from ml_dtypes import int4, uint4
 from numpy.typing import NDArray
 
 _SMALL = 256  # bytes: smaller tensors are not worth the nodes
@@ -13,8 +13,7 @@ _SMALL = 256  # bytes: smaller tensors are not worth the nodes
 def store_integers(model: ir.Model) -> None:
     """Replace the initializers of a model by integers of 4 or 8 bits wherever the same numbers come back.
 
-    These are integers; numbers of one magnitude, or 0, for each output channel; and powers of two times a scale for
-    each, as signs and exponents.
+    These are whole numbers; else places in a list of at most 256 levels, times a scale for each output channel.
     """
     graph = model.graph
     for value in list(graph.initializers.values()):
@@ -43,34 +42,25 @@ def _store_int8(graph: ir.Graph, value: ir.Value, array: NDArray[np.int8]) -> No
 
 def _store_float(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -> None:
     build = _Builder(graph, value)
-    if (
-        (np.abs(array) <= 127).all()
-        and (np.trunc(array) == array).all()
-        and not (np.signbit(array) & (array == 0)).any()
-    ):
-        _replace(graph, value, build.cast(build.integers(array.astype(np.int8), "codes"), ir.DataType.FLOAT))
+    if (np.abs(array) <= 127).all() and (np.trunc(array) == array).all():
+        codes = array.astype(np.int8)
+        integers = build.constant(codes.astype(int4) if _fits_4_bits(codes) else codes, "codes")
+        _replace(graph, value, build.cast(integers, ir.DataType.FLOAT))
         return
-    rows = array.reshape(len(array), -1)
-    scale = np.abs(rows).max(1, initial=0).astype(np.float32)
-    scale[scale == 0] = 1
-    shape = (-1, *[1] * (array.ndim - 1))
-    signs = np.sign(array)
-    if np.array_equal(signs * scale.reshape(shape), array):
-        floats = build.cast(build.integers(signs.astype(np.int8), "codes"), ir.DataType.FLOAT)
-        _replace(graph, value, build.node("Mul", floats, build.constant(scale.reshape(shape), "scale")))
+    largest = np.abs(array).reshape(len(array), -1).max(1, initial=0)
+    scale = np.where(largest == 0, 1, largest).astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
+    for divisor in sorted((np.float32(1), scale), key=lambda each: len(np.unique(array / each))):
+        levels, places = np.unique(array / divisor, return_inverse=True)
+        restored = levels[places].reshape(array.shape) * divisor
+        if len(levels) > 256 or not np.array_equal(restored, array):
+            continue
+        indices = places.reshape(array.shape).astype(uint4 if len(levels) <= 16 else np.uint8)
+        whole = build.cast(build.constant(indices, "places"), ir.DataType.INT32)
+        floats = build.node("Gather", build.constant(levels, "levels"), whole)
+        if divisor is scale:
+            floats = build.node("Mul", floats, build.constant(scale, "scale"))
+        _replace(graph, value, floats)
         return
-    with np.errstate(divide="ignore", invalid="ignore"):
-        exponents = np.log2(scale.reshape(shape) / np.abs(array))
-    exponents = np.where(array == 0, 0, np.round(exponents))
-    if not np.isfinite(exponents).all() or exponents.max(initial=0) > 127:
-        return
-    if np.array_equal((signs * np.exp2(-exponents).astype(np.float32)) * scale.reshape(shape), array):
-        exponents = -exponents.astype(np.int8)
-        two = build.constant(np.float32(2), "two")
-        powers = build.node("Pow", two, build.cast(build.integers(exponents, "exponents"), ir.DataType.FLOAT))
-        floats = build.cast(build.integers(signs.astype(np.int8), "signs"), ir.DataType.FLOAT)
-        scaled = build.node("Mul", build.node("Mul", floats, powers), build.constant(scale.reshape(shape), "scale"))
-        _replace(graph, value, scaled)
 
 
 def _fits_4_bits(array: NDArray[np.int8]) -> bool:
@@ -90,7 +80,7 @@ class _Builder:
     def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
         self.graph, self.shape = graph, cast(Any, value.shape)
         self.name = value.name or "weight"
-        self.first = graph[0]
+        self.first, self.nodes = graph[0], 0
 
     def constant(self, array: NDArray[np.generic] | np.generic, what: str) -> ir.Value:
         tensor = ir.tensor(array, name=f"{self.name}.{what}")
@@ -100,21 +90,16 @@ class _Builder:
         self.graph.initializers.add(value)
         return value
 
-    def integers(self, array: NDArray[np.int8], what: str) -> ir.Value:
-        """As int8, in 4 bits where they fit."""
-        if not _fits_4_bits(array):
-            return self.constant(array, what)
-        return self.cast(self.constant(array.astype(int4), what), ir.DataType.INT8)
-
     def cast(self, value: ir.Value, dtype: ir.DataType) -> ir.Value:
         return self.node("Cast", value, dtype=dtype, to=int(dtype))
 
     def node(
         self, operator: str, *inputs: ir.Value, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: int
     ) -> ir.Value:
-        node = ir.node(operator, inputs, attributes, name=f"{self.name}.{operator}.{len(self.graph)}")
+        """A node whose output has the shape of the value that is replaced."""
+        self.nodes += 1
+        node = ir.node(operator, inputs, attributes, name=f"{self.name}.{self.nodes}")
         output = node.outputs[0]
-        output.name, output.type = f"{node.name}.output", ir.TensorType(dtype)
-        output.shape = self.shape if len(inputs) != 2 or inputs[0].shape else inputs[1].shape
+        output.name, output.shape, output.type = f"{node.name}.output", self.shape, ir.TensorType(dtype)
         self.graph.insert_before(self.first, node)
         return output

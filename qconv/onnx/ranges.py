@@ -1,0 +1,61 @@
+"""What the values of a network reach."""
+
+import math
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+
+from ..inference.layers import IntegerConv2d
+
+Ends = tuple[float, float]  # the smallest and the largest number
+
+
+class Ranges(NamedTuple):
+    """The ends of outputs.
+
+    Attributes:
+        layers: by the names of integer layers; those that were never called are not there.
+        nodes: by the nodes of a traced network.
+    """
+
+    layers: dict[str, Ends]
+    nodes: dict[fx.Node, Ends]
+
+
+def ranges(network: nn.Module, example: Tensor) -> Ranges:
+    """The ends of what a frozen network computes of `example`."""
+    found = Ranges({}, {})
+
+    def see(name: str) -> Any:
+        return lambda module, args, output: _widen(found.layers, name, output)
+
+    run: Any = _Interpreter(network, found.nodes).run if isinstance(network, fx.GraphModule) else network
+    with ExitStack() as stack:
+        for name, module in network.named_modules():
+            if isinstance(module, IntegerConv2d):
+                stack.callback(module.register_forward_hook(see(name)).remove)
+        for batch in example.split(64):
+            run(batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch)
+    return found
+
+
+class _Interpreter(fx.Interpreter):
+    """Sees every value of a traced network."""
+
+    def __init__(self, network: fx.GraphModule, found: dict[fx.Node, Ends]) -> None:
+        super().__init__(network)
+        self.found = found
+
+    def run_node(self, n: fx.Node) -> Any:
+        value = super().run_node(n)
+        if isinstance(value, Tensor) and value.is_floating_point():
+            _widen(self.found, n, value)
+        return value
+
+
+def _widen(found: dict[Any, Ends], key: Any, value: Tensor) -> None:
+    if value.numel():
+        low, high = found.get(key, (math.inf, -math.inf))
+        found[key] = min(low, float(value.min())), max(high, float(value.max()))
