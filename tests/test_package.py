@@ -32,7 +32,7 @@ LAYERS = {
     "packed": {"files", "layers", "quantizers", "schemes", "models"},
     "summary": {"layers", "quantizers", "summary_table", "packed"},
     "inference": {"layers", "quantizers", "packed", "integer", "convert"},
-    "onnx": {"inference", "files"},
+    "onnx": {"inference", "files", "layers"},
     "images": set(),
     "data": {"files", "images"},
     "predict": {"packed", "images"},

@@ -15,6 +15,7 @@ import qconv
 from qconv import schemes
 from qconv.cli import main
 from qconv.images import centre_crop
+from qconv.inference import FrozenModel, freeze
 from qconv.inference.layers import BinaryConv2d
 from qconv.models import small_cnn
 from qconv.predict import Predictor
@@ -104,6 +105,8 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
         (["predict", "{folder}/bare", "a.png"], "it does not say what it takes"),
         (["predict", "{folder}/names", "{folder}/picture.png"], "the model has 3 classes, and its file names 1"),
         (["predict", "{folder}/model", "a.png", "--top", "0"], "--top (=0) must be at least 1"),
+        (["verify", "{folder}/model"], "PICTURE must be given with {folder}/model, which is a file"),
+        (["verify", "{folder}"], "{folder} has no model.safetensors: qconv export {folder} --to packed writes"),
         (["summary", "none"], "packed model none: there is no such file"),
         (["summary", "{folder}/bare"], "it does not say what it takes"),
     ],
@@ -117,7 +120,7 @@ def test_mistakes(
     assert main([word.format(folder=tmp_path) for word in arguments]) == 1
     told = capsys.readouterr().err
     assert told.startswith("qconv: error: ")
-    assert message in told
+    assert message.format(folder=tmp_path) in told
 
 
 def test_summary_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +135,7 @@ def test_summary_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(table.rows)
 
 
-@pytest.mark.parametrize("command", ["predict", "summary"])
+@pytest.mark.parametrize("command", ["predict", "summary", "verify", "export"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main([command, "--help"])
@@ -154,15 +157,12 @@ def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.Captu
 def test_a_model_that_differs(
     picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qconv import inference
-
-    def wrong(model: torch.nn.Module) -> inference.FrozenModel:
+    def wrong(model: torch.nn.Module) -> FrozenModel:
         frozen = freeze(model)
         next(each for each in frozen.modules() if isinstance(each, BinaryConv2d)).tap_sums.add_(1)
         return frozen
 
-    freeze = inference.freeze
-    monkeypatch.setattr(inference, "freeze", wrong)
+    monkeypatch.setattr(sys.modules["qconv.inference.verify"], "freeze", wrong)
     packed(tmp_path / "model")
     assert main(["verify", str(tmp_path / "model"), str(picture)]) == 1
     assert "not equal: 'blocks.1.conv' is the first layer that differs" in capsys.readouterr().out

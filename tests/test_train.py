@@ -158,6 +158,28 @@ def test_what_a_run_exports(whole: tuple[Path, Any], tmp_path: Path, capsys: pyt
         assert (found.decisions, found.close) == (0, len(pictures))
 
 
+def test_what_a_run_ships_is_verified(
+    whole: tuple[Path, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, _ = whole
+    assert cli(["verify", str(folder)]) == 0
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1].startswith("equal; outputs differ by up to ")
+    assert told[-1].endswith("and 0 of 64 decisions")
+    assert cli(["summary", str(folder)]) == 0
+    other = tmp_path / "run"
+    shutil.copytree(folder, other)
+    checkpoint = load_checkpoint(other / "checkpoints/best.ckpt")
+    checkpoint["state_dict"]["model.fc.bias"][0] += 1
+    torch.save(checkpoint, other / "checkpoints/best.ckpt")
+    assert cli(["verify", str(other)]) == 1
+    assert "not equal: outputs differ behind equal layers" in capsys.readouterr().out
+    config = other / "config.yaml"
+    config.write_text(config.read_text().replace("reestimate_bn: false", "reestimate_bn: true"))
+    assert cli(["verify", str(other)]) == 1
+    assert "its batch norms were taken anew behind the checkpoint" in capsys.readouterr().err
+
+
 def test_the_packed_model_is_the_one_that_was_tested(whole: tuple[Path, Any]) -> None:
     folder, result = whole
     path = folder / "model.safetensors"

@@ -1,5 +1,6 @@
 """Packed files: what was trained is what ships."""
 
+from .header import FILE as FILE
 from .load import PackedFileError as PackedFileError
 from .load import load_for_pictures as load_for_pictures
 from .load import load_packed as load_packed

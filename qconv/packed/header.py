@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 FORMAT, VERSION = "qconv-packed", 1
+FILE = "model.safetensors"  # in the folder of a run
 
 Size = Annotated[int, Field(ge=0, le=2**40)]
 LARGEST_CODE = 2**40

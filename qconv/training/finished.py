@@ -1,7 +1,9 @@
 """What a run of `train.py` has left in its folder."""
 
 import os
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.utils import instantiate
@@ -10,10 +12,12 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
 
 from ..files import DamagedFileError
-from ..packed import load_packed, save_packed
+from ..packed import FILE, load_packed, save_packed
 from .checkpoint_io import load_checkpoint
 from .run import float_model, quantized_model
-from .shipping import FILE, network_call, pictures_of
+from .shipping import description
+
+_NETWORK = "model."  # before its tensors in the state dict of a `Classifier`
 
 
 class FinishedRun:
@@ -23,7 +27,7 @@ class FinishedRun:
         folder: in which `train.py` has written ``config.yaml`` and ``checkpoints/best.ckpt``.
 
     Raises:
-        DamagedFileError: the folder has none of these.
+        DamagedFileError: the folder has no ``config.yaml``.
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
@@ -35,8 +39,14 @@ class FinishedRun:
         if not isinstance(loaded, DictConfig):
             raise DamagedFileError(f"{config} is no configuration of a run")
         self.cfg = loaded
-        self.data: LightningDataModule = instantiate(self.cfg.data)
-        self.is_set_up = False
+
+    @cached_property
+    def data(self) -> LightningDataModule:
+        """Its pictures."""
+        data: LightningDataModule = instantiate(self.cfg.data)
+        data.prepare_data()
+        data.setup("fit")
+        return data
 
     def model(self) -> nn.Module:
         """The network as it was shipped; of the best checkpoint where no packed file is beside it."""
@@ -45,34 +55,34 @@ class FinishedRun:
         return load_packed(self.folder / FILE, float_model(self.cfg, self.data))
 
     def trained(self) -> nn.Module:
-        """The quantized network with the weights of the best checkpoint."""
-        path = self.folder / "checkpoints/best.ckpt"
+        """The quantized network with the weights of the best checkpoint.
+
+        Raises:
+            CheckpointError: the checkpoint is missing or damaged.
+            ValueError: what was tested had other batch norms than the checkpoint.
+        """
+        if self.cfg.reestimate_bn:
+            raise ValueError(
+                f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true): only "
+                f"{FILE} has them"
+            )
+        state: dict[str, Any] = load_checkpoint(self.folder / "checkpoints/best.ckpt")["state_dict"]
         model, _ = quantized_model(self.cfg, self.data)
-        state: dict[str, Tensor] = load_checkpoint(path)["state_dict"]
-        prefix = "model."
-        model.load_state_dict({name.removeprefix(prefix): value for name, value in state.items()})
+        model.load_state_dict(
+            {name.removeprefix(_NETWORK): value for name, value in state.items() if name.startswith(_NETWORK)}
+        )
         return model.eval()
 
     def examples(self, count: int) -> Tensor:
         """As many training pictures as the network takes them."""
-        self._set_up()
+        data: Any = self.data
         taken: list[Tensor] = []
-        for batch in self.data.train_dataloader():
-            taken.append(self.data.on_after_batch_transfer(batch, 0)[0])
+        for batch in data.train_dataloader():
+            taken.append(data.on_after_batch_transfer(batch, 0)[0])
             if sum(map(len, taken)) >= count:
                 break
         return torch.cat(taken)[:count]
 
     def pack(self, path: Path) -> None:
         """Write the packed file of the best checkpoint."""
-        model = self.trained()
-        self._set_up()
-        classes = list(getattr(self.data, "classes", ())) or None
-        call = network_call(self.cfg.model, self.data)
-        save_packed(model, path, network=call, pictures=pictures_of(self.data), classes=classes)
-
-    def _set_up(self) -> None:
-        if not self.is_set_up:
-            self.data.prepare_data()
-            self.data.setup("fit")
-            self.is_set_up = True
+        save_packed(self.trained(), path, **description(self.cfg.model, self.data))

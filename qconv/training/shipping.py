@@ -7,11 +7,9 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule
 from torch import nn
 
-from ..packed import save_packed
+from ..packed import FILE, save_packed
 from ..packed.calls import build_network
 from .screen import show_note
-
-FILE = "model.safetensors"
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
@@ -20,12 +18,12 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
     Where there can be none, a note tells why, and none of an earlier run stays: what was trained is not lost by it.
     """
     path = Path(cfg.run_dir) / FILE
-    described: dict[str, Any] = {"network": network_call(cfg.model, data), "pictures": pictures_of(data)}
+    described = description(cfg.model, data)
     if described["network"] is None:
         show_note(f"{FILE} does not say its network, which is none of qconv.models: load_packed(path, model=…)")
     try:
         path.unlink(missing_ok=True)
-        save_packed(model, path, **described, classes=list(getattr(data, "classes", ())) or None)
+        save_packed(model, path, **described)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         show_note(f"no packed model is written: {error}")
         return
@@ -33,7 +31,13 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
     about["compression"] = about["float_bytes"] / about["packed_bytes"]
 
 
-def network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
+def description(node: DictConfig, data: Any) -> dict[str, Any]:
+    """What `save_packed` is told of a network for these pictures."""
+    classes = list(getattr(data, "classes", ())) or None
+    return {"network": _network_call(node, data), "pictures": _pictures_of(data), "classes": classes}
+
+
+def _network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
     """The call of the network for these pictures and classes; None if it is none of `qconv.models`."""
     call: Any = OmegaConf.to_container(node, resolve=True)
     call = {**call, "in_channels": data.in_channels, "num_classes": data.num_classes}
@@ -44,7 +48,7 @@ def network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
     return call
 
 
-def pictures_of(data: Any) -> dict[str, Any] | None:
+def _pictures_of(data: Any) -> dict[str, Any] | None:
     """What the network takes, as `qconv.packed.header.Pictures`; None if the data module does not say it."""
     if not hasattr(data, "normalize"):
         return None

@@ -1,0 +1,33 @@
+"""The command-line program ``qconv``: one subcommand a job, one file each."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from .. import __version__
+from . import bench, export, predict, summary, verify
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``qconv`` with the given arguments (by default the command line's); return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="qconv",
+        description="Quantized convolutional networks: use what was trained, and measure.",
+        epilog="Training is a program of its own: train.py in the repository.",
+    )
+    parser.add_argument("--version", action="version", version=f"qconv {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in (predict, summary, verify, export, bench):
+        command.add(commands)
+    options = parser.parse_args(arguments)
+    try:
+        status = options.run(options)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:  # what read the output, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        return 1
+    except (ValueError, OSError, RuntimeError, ImportError) as error:
+        print(f"qconv: error: {error}", file=sys.stderr)
+        return 1

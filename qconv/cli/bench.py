@@ -1,0 +1,146 @@
+"""``qconv bench``: measurements against others in the same run."""
+
+import argparse
+import inspect
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Protocol
+
+from .. import schemes
+
+
+def add(commands: Any) -> None:
+    """The command, its benchmarks, and their arguments."""
+    parser = commands.add_parser("bench", help="measure against torch.nn in the same run")
+    kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
+    for each in (_add_train_step, _add_data, _add_binary_conv):
+        each(kinds)
+
+
+def _add_train_step(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "train-step",
+        help="one training step of a quantized layer or network against its float twin",
+        description="Check a quantized layer or network for correctness, then time its training step against the float "
+        "twin's, in turn in one process. Prints medians and the median of the ratios within a round.",
+        epilog="example: qconv bench train-step --scheme bnn --case 128@16 64@32 resnet18 --csv results.csv",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    methods = [name for name in schemes.__all__ if name != "Scheme" and _needs_nothing(getattr(schemes, name))]
+    parser.add_argument("--scheme", nargs="+", choices=methods, default=["bnn"], help="schemes to measure")
+    parser.add_argument(
+        "--case",
+        nargs="+",
+        default=["128@16", "64@32", "resnet18"],
+        help="CHANNELS@SIZE, a 3×3 layer on square pictures of that size, or resnet18 (3×32×32 pictures)",
+    )
+    parser.add_argument("--batch-size", type=int, default=64, help="pictures a step")
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds; each times both sides once")
+    parser.add_argument("--warmup", type=int, default=3, help="rounds before the timed ones")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, …")
+    parser.add_argument("--autocast", action="store_true", help="run under bfloat16 autocast")
+    parser.add_argument("--channels-last", action="store_true", help="channels_last memory format")
+    parser.add_argument("--compile", action="store_true", help="torch.compile(fullgraph=True) both sides")
+    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+    parser.set_defaults(run=_train_step)
+
+
+def _add_data(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "data",
+        help="pictures a second against torchvision's data sets with PIL transforms",
+        description="Time qconv's loaders and torchvision's, in turn in one process: small pictures that lie in "
+        "memory, and large ones that one worker process decodes. Prints medians and the median of the ratios within a "
+        "round.",
+        epilog="example: qconv bench data --small cifar10-tree --large imagenet",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--small", metavar="DIR", help="tree of small pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("--large", metavar="DIR", help="tree of large pictures, train/<class>/* and val/<class>/*")
+    parser.add_argument("--batch-size", type=int, default=64, help="pictures a batch")
+    parser.add_argument("--rounds", type=int, default=9, help="timed rounds; each times both sides once")
+    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+    parser.set_defaults(run=_data)
+
+
+def _add_binary_conv(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "binary-conv",
+        help="binary 3×3 convolutions against torch's float ones",
+        description="Check binary convolutions against torch's, then time both in turn: a float input whose signs are "
+        "packed, convolved and scaled to floats, against float32 conv2d in the faster of its two memory formats.",
+        epilog="example: qconv bench binary-conv --case 64@32 512@4 --batch-size 1 64 --csv results.csv",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    layers = ["64@32", "128@16", "256@8", "512@4", "64@56", "128@28", "256@14", "512@7"]
+    parser.add_argument("--case", nargs="+", default=layers, help="CHANNELS@SIZE of the layers")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="pictures")
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds; each times all sides once")
+    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+    parser.set_defaults(run=_binary_conv)
+
+
+def _needs_nothing(make: Callable[..., object]) -> bool:
+    """Whether a scheme can be made without arguments: those that hold other schemes cannot."""
+    parameters = inspect.signature(make).parameters.values()
+    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
+
+
+class Measured(Protocol):
+    """A row of a benchmark."""
+
+    def line(self) -> str: ...
+    def append_to(self, path: str) -> None: ...
+
+
+def _report(header: str, csv: str | None, results: Iterable[Measured]) -> int:
+    """Print a row as soon as it is measured, and append it to the CSV file."""
+    if csv:  # a file that can't be written shall not cost the time of the first row
+        with Path(csv).open("a"):
+            pass
+    print(header)
+    for result in results:
+        print(result.line(), flush=True)
+        if csv:
+            result.append_to(csv)
+    return 0
+
+
+def _train_step(options: argparse.Namespace) -> int:
+    from ..bench import train_step  # torch._dynamo and the models, not needed for --help
+
+    settings = train_step.Settings(
+        batch_size=options.batch_size,
+        rounds=options.rounds,
+        warmup=options.warmup,
+        device=options.device,
+        autocast=options.autocast,
+        channels_last=options.channels_last,
+        compile=options.compile,
+    )
+    cases = [train_step.Case.named(text) for text in options.case]  # a mistake in the last one shows at once
+    results = (
+        train_step.measure(case, getattr(schemes, name)(), settings) for case in cases for name in options.scheme
+    )
+    return _report(train_step.HEADER, options.csv, results)
+
+
+def _data(options: argparse.Namespace) -> int:
+    from ..bench import data
+
+    if not options.small and not options.large:
+        raise ValueError("give --small, --large or both: folders of pictures")
+    sides = (options.small, data.measure_small), (options.large, data.measure_large)
+    results = (measure(root, options.batch_size, options.rounds) for root, measure in sides if root)
+    return _report(data.HEADER, options.csv, results)
+
+
+def _binary_conv(options: argparse.Namespace) -> int:
+    from ..bench import binary_conv
+
+    results = (
+        binary_conv.measure(case, batch_size, options.rounds)
+        for batch_size in options.batch_size
+        for case in options.case
+    )
+    return _report(binary_conv.HEADER, options.csv, results)

@@ -1,0 +1,47 @@
+"""``qconv predict``: the classes of pictures."""
+
+import argparse
+import json
+import sys
+from typing import Any
+
+from .source import add_model, packed_file
+
+
+def add(commands: Any) -> None:
+    """The command and its arguments."""
+    parser = commands.add_parser(
+        "predict",
+        help="name the classes of pictures",
+        description="Name the most probable classes of pictures, by the packed model that a run of train.py has left.",
+        epilog="example: qconv predict outputs/2026-01-31/12-00-00 cat.jpg *.png",
+    )
+    add_model(parser)
+    parser.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files")
+    parser.add_argument("--top", type=int, default=3, help="how many classes of each picture (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each picture")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print a line for each picture; 1 where one can't be read."""
+    from ..predict import DecodingError, Predictor
+
+    if options.top < 1:
+        raise ValueError(f"--top (={options.top}) must be at least 1")
+    predictor = Predictor(packed_file(options.model))
+    width = max(map(len, options.pictures))
+    status = 0
+    for path in options.pictures:
+        try:
+            found = predictor(path, options.top)
+        except DecodingError as error:  # the others are named all the same
+            print(f"qconv: error: {error}", file=sys.stderr)
+            status = 1
+            continue
+        if options.json:
+            print(json.dumps({"picture": path, "classes": [guess._asdict() for guess in found]}), flush=True)
+        else:
+            shares = "   ".join(f"{guess.label} {100 * guess.probability:.1f} %" for guess in found)
+            print(f"{path:{width}}  {shares}", flush=True)
+    return status

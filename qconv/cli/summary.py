@@ -1,0 +1,35 @@
+"""``qconv summary``: what a model consists of."""
+
+import argparse
+from typing import Any
+
+from .source import add_model, packed_file
+
+
+def add(commands: Any) -> None:
+    """The command and its arguments."""
+    parser = commands.add_parser(
+        "summary",
+        help="show what a packed model consists of",
+        description="Show the layers of a packed model: bits, parameters, multiply-accumulates, bytes.",
+        epilog="example: qconv summary outputs/2026-01-31/12-00-00",
+    )
+    add_model(parser)
+    parser.add_argument("--csv", metavar="FILE", help="also write the rows to a CSV file")
+    parser.add_argument("--json", metavar="FILE", help="also write rows and totals to a JSON file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    from ..packed import load_for_pictures
+    from ..summary import summarize
+
+    model, _, pictures = load_for_pictures(packed_file(options.model))
+    table = summarize(model, pictures.size)
+    if options.csv:
+        table.to_csv(options.csv)
+    if options.json:
+        table.to_json(options.json)
+    print(table)
+    return 0
