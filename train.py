@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +43,6 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
 
     from qconv.training.result import objective
 
-    start = time.time()
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     if cfg.evaluate is not None and cfg.ckpt_path is not None:
@@ -57,16 +55,9 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
         return objective(train(cfg), cfg.objective)
     except MisconfigurationException as error:  # such as a GPU that is not there
         raise ValueError(str(error)) from error
-    except SIGTERMException:  # a SystemExit of code 0: the scheduler would think that the run is over
-        sys.stderr.write(f"stopped by SIGTERM; {how_to_go_on(Path(cfg.run_dir), start)}\n")
+    except SIGTERMException as error:  # a SystemExit of code 0: the scheduler would think that the run is over
+        sys.stderr.write(f"{error}\n")
         raise SystemExit(128 + signal.SIGTERM) from None
-
-
-def how_to_go_on(folder: Path, start: float) -> str:
-    """What to tell about the run in `folder` that has begun at `start` and was interrupted."""
-    last = folder / "checkpoints/last.ckpt"
-    written = last.is_file() and last.stat().st_mtime >= start  # else it is that of an earlier run
-    return f"go on with ckpt_path={last}" if written else "it has written no checkpoint yet"
 
 
 def run_main() -> None:

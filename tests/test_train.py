@@ -327,7 +327,7 @@ LATE = "+callbacks.late={_target_:test_train.Late,number:15,epoch:-1,batch:0}"
 def test_sigterm_saves_and_ends_with_a_code_that_is_requeued(whole: tuple[Path, Any], tmp_path: Path) -> None:
     told = run_until(signal.SIGTERM, 2, 7, tmp_path / "run")
     last = tmp_path / "run/checkpoints/last.ckpt"
-    assert f"stopped by SIGTERM; go on with ckpt_path={last}" in told
+    assert f"stopped by SIGTERM; ckpt_path={last} goes on" in told
     assert place(last) == (2, 8)
     program.train(config(*QUICK, f"run_dir={tmp_path / 'run'}", "ckpt_path=last"))
     assert same_files(whole[0], tmp_path / "run")

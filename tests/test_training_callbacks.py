@@ -99,7 +99,7 @@ def test_a_nan_that_a_sign_would_swallow_is_found_in_the_layer_it_enters(tmp_pat
         trainer(FiniteGuard(), checkpoints, Break(19, poison)).fit(classifier(), datamodule=DigitsDataModule())
     assert str(error.value) == (
         "epoch 1, step 19: NaN or inf in the input of layer 'blocks.1.conv' (QConv2d, bnn()); "
-        f"the last checkpoint is {checkpoints.last}"
+        f"ckpt_path={checkpoints.last} goes on from the last checkpoint"
     )
     kept = load_checkpoint(checkpoints.last)
     assert kept["epoch"] == 0

@@ -1,6 +1,7 @@
 """The callback that keeps `best.ckpt` and `last.ckpt`."""
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,12 @@ class Checkpoints(Checkpoint):
         """The inverse of `state_dict`."""
         self.best_score, self.best_epoch = state_dict["best_score"], state_dict["best_epoch"]
         self.best_is_final = state_dict["best_is_final"]
+
+
+def where_to_go_on(trainer: Trainer) -> str:
+    """How an interrupted run can be resumed."""
+    callbacks: Iterable[Any] = trainer.checkpoint_callbacks
+    for callback in callbacks:
+        if isinstance(callback, Checkpoints) and callback.is_own and callback.last.is_file():
+            return f"ckpt_path={callback.last} goes on from the last checkpoint"
+    return "there is no checkpoint yet"

@@ -1,6 +1,6 @@
 """The callback that stops a run at the first NaN or inf, before it reaches a weight."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
 from ..layers import QuantizedLayer
-from .checkpoints import Checkpoints
+from .checkpoints import where_to_go_on
 
 WATCHED = (QuantizedLayer, _ConvNd, nn.Linear)
 
@@ -136,12 +136,3 @@ def explain(bad: list[str]) -> str:
     layer = next((place for place in bad if place.startswith("the input of layer")), None)
     through = f", read by {layer}" if layer is not None and layer != bad[0] else ""
     return f"NaN or inf in {bad[0]}{through}"
-
-
-def where_to_go_on(trainer: Trainer) -> str:
-    """Where the last checkpoint of this run lies."""
-    callbacks: Iterable[Any] = trainer.checkpoint_callbacks
-    for callback in callbacks:
-        if isinstance(callback, Checkpoints) and callback.is_own and callback.last.is_file():
-            return f"the last checkpoint is {callback.last}"
-    return "there is no checkpoint yet"

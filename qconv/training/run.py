@@ -11,6 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
+from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
@@ -21,10 +22,9 @@ from ..schemes import Scheme
 from ..steps import is_final
 from ..summary import summarize
 from .checkpoint_io import CheckpointError, load_checkpoint
-from .checkpoints import Checkpoints
+from .checkpoints import Checkpoints, where_to_go_on
 from .classifier import Classifier
 from .compare import call, check_config, check_tensors
-from .finite_guard import where_to_go_on
 from .history import History
 from .initial_weights import load_weights
 from .result import Evaluation, Result, about_run, check_objective, write_json
@@ -52,13 +52,13 @@ def train(cfg: DictConfig) -> Result:
         check_average(cfg.ckpt_path, read_checkpoint(cfg.ckpt_path, classifier, RUN), classifier.config or {})
     trainer, callbacks = start_run(cfg)
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
-    with lost_processes_named(trainer):
+    with interruptions_named(trainer):
         trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
     if not checkpoints.best.is_file():
         raise ValueError("trainer: no epoch was validated, so there is no best checkpoint to test")
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
-    with lost_processes_named(trainer):
+    with interruptions_named(trainer):
         if cfg.reestimate_bn:
             reestimate_batch_norm(classifier, data, trainer)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
@@ -122,7 +122,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     checkpoint = read_checkpoint(cfg.evaluate, classifier, NETWORK)
     classifier.load_state_dict(checkpoint["state_dict"])
     trainer, _ = start_run(cfg)
-    with lost_processes_named(trainer):
+    with interruptions_named(trainer):
         (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     figures = {**val, **test, "quantized": is_final(classifier)}
@@ -136,10 +136,12 @@ class LostProcessError(OSError):
 
 
 @contextmanager
-def lost_processes_named(trainer: Trainer) -> Iterator[None]:
-    """Say what has happened if another process is lost."""
+def interruptions_named(trainer: Trainer) -> Iterator[None]:
+    """Say what has happened if the run is stopped or another process is lost, and how to go on."""
     try:
         yield
+    except SIGTERMException as error:
+        raise SIGTERMException(f"stopped by SIGTERM; {where_to_go_on(trainer)}") from error
     except RuntimeError as error:
         words = str(error)
         if trainer.world_size == 1 or not any(sign in words.lower() for sign in LOST):
