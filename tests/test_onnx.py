@@ -19,7 +19,8 @@ from qconv.inference.layers import Encode, IntegerConv2d
 from qconv.inference.native import Window
 from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
-from qconv.onnx.layers import LinearEncode, OtherEncode, encoder
+from qconv.onnx.codes import LinearEncode, OtherEncode, Quantize, encoder
+from qconv.onnx.export import in_onnx
 from qconv.onnx.rounding import whole_bias
 from qconv.onnx.sums import steps_of_a_sum
 from tests.test_freeze import chain, trained
@@ -133,6 +134,93 @@ def test_sums_in_integers(name: str, tmp_path: Path) -> None:
     assert {kind: found.count(kind) for kind in wanted} == wanted
     compared = compare_onnx(model, path, input)
     assert compared.difference < (0.02 if name == "lsq8" else 0.1) * compared.largest
+
+
+def by_torch(name: str, input: Tensor, *others: Tensor, dtype: torch.dtype, **attributes: Any) -> Tensor:
+    """ONNX's operators, as its text defines them."""
+    if name == "LeakyRelu":
+        return torch.where(input < 0, attributes["alpha"] * input, input)
+    scale, zero = (each.double() for each in others)
+    if "axis" in attributes:
+        scale, zero = (each.view(-1, *[1] * (input.ndim - 1)) for each in (scale, zero))
+    if name == "QuantizeLinear":
+        return ((input / scale).round() + zero).clamp(0, 255).to(dtype)
+    return ((input.double() - zero) * scale).to(dtype)
+
+
+class Sums(nn.Module):
+    """Layers whose outputs are added in one way or another."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind, mode = kind, "reflect" if kind == "padded" else "zeros"
+        self.stem, self.head = nn.Conv2d(3, 3 if kind == "input" else 8, 3, padding=1), nn.Conv2d(8, 4, 1)
+        width = self.stem.out_channels
+        self.one, self.two, self.three = (
+            nn.Conv2d(width, 8 if name == "three" else width, 3, padding=1, padding_mode=mode)
+            for name in ("one", "two", "three")
+        )
+        self.other = nn.Conv2d(width, 8, 1)
+        self.shift = nn.Parameter(torch.randn(1, width, 1, 1))
+        self.relu, self.relu6, self.leaving = nn.ReLU(), nn.ReLU6(), nn.ReLU(inplace=True)
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = self.stem(input) if self.kind == "input" else self.relu(self.stem(input))
+        one = self.one(x)
+        match self.kind:
+            case "plain" | "padded":
+                x = self.relu(one + self.two(x))
+            case "in_place":
+                x.add_(one)
+            case "in_place_relu":
+                x = one + self.two(x)
+                self.leaving(x)
+            case "relu6":
+                x = self.relu6(one + x)
+            case "also_read":
+                x = one + x
+                x = self.relu(x) - x
+            case "parameter":
+                x = one + self.shift
+            case "number":
+                x = one + x.shape[1]
+            case "twice":
+                x = self.one(self.relu(one + x)) + x
+            case "input":
+                x = input + one
+            case "relus":
+                x = self.relu(one) + self.relu(self.two(x))
+            case _:
+                x = one
+        return self.head(self.three(x) + self.other(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "rounded"),
+    [
+        *(("plain", 2), ("padded", 2), ("in_place", 0), ("in_place_relu", 0), ("relu6", 3), ("also_read", 3)),
+        *(("parameter", 3), ("number", 1), ("twice", 4), ("input", 3), ("relus", 1), ("no sum before", 1)),
+    ],
+)
+def test_sums_of_every_kind(kind: str, rounded: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("codes", "layers"):
+        monkeypatch.setattr(f"qconv.onnx.{module}.operator", by_torch)
+    input = torch.randn(16, 3, 8, 8)
+    skip = "stem", "head", *(() if kind in ("plain", "padded", "in_place_relu", "relus") else ("two",))
+    model: Any = trained(Sums(kind), schemes.lsq(8, 8), input, skip=skip)
+    with torch.no_grad():
+        for layer in (model.one, model.two):
+            layer.bias.fill_(3)  # sums without negative numbers, whose codes can be those of what reads them
+        reached: list[float] = []
+        model.three.register_forward_pre_hook(lambda _, args: reached.append(float(args[0].max())))
+        model(input)
+        model.three._forward_pre_hooks.clear()
+        for layer in (model.three, model.other):
+            layer.input_quantizer.step.fill_(1.2 * reached[0] / 255)
+    network = in_onnx(freeze(model), input, round_outputs=True)
+    wanted, got = freeze(model)(input), network(input)
+    assert float((got - wanted).abs().mean()) < 0.05 * float(wanted.abs().mean())
+    assert sum(type(module) is Quantize for module in network.children()) == rounded
 
 
 @pytest.mark.parametrize("ends", [(0.0, 9.0), (-3.0, 9.0), (0.5, 2.0), (0.0, 0.0)])

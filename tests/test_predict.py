@@ -135,6 +135,13 @@ def test_summary_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     assert len((tmp_path / "rows.csv").read_text().splitlines()) == 1 + len(table.rows)
 
 
+@pytest.mark.parametrize("words", [["verify", "model", "--other"], ["summary", "model", "picture.png"]])
+def test_words_that_no_command_knows(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(words)
+    assert f"qconv: error: unrecognized arguments: {words[-1]}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["predict", "summary", "verify", "export"])
 def test_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
@@ -183,9 +190,9 @@ def test_output_that_nobody_reads(picture: Path, tmp_path: Path) -> None:
 def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     packed(tmp_path / "model")
     out = tmp_path / "model.onnx"
-    assert main(["export", str(tmp_path / "model"), str(picture), "--to", "onnx"]) == 0
+    assert main(["export", str(tmp_path / "model"), "--to", "onnx", str(picture)]) == 0
     assert capsys.readouterr().out == f"{out}: {out.stat().st_size:,} bytes\n"
-    assert main(["verify", str(tmp_path / "model"), str(picture), "--onnx", str(out)]) == 0
+    assert main(["verify", str(tmp_path / "model"), "--onnx", str(out), str(picture)]) == 0
     assert capsys.readouterr().out.startswith("0 of 1 decisions differ; 1 outputs are equal within rounding")
     other = packed(tmp_path / "other")
     with torch.no_grad():

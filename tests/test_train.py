@@ -178,6 +178,16 @@ def test_what_a_run_ships_is_verified(
     config.write_text(config.read_text().replace("reestimate_bn: false", "reestimate_bn: true"))
     assert cli(["verify", str(other)]) == 1
     assert "its batch norms were taken anew behind the checkpoint" in capsys.readouterr().err
+    for text, words in (
+        (config.read_text().replace("qconv.data.Digits", "qconv.data.No"), "NoDataModule"),
+        ("model: [", "is damaged"),
+        ("model: 3", "is no configuration of a run"),
+    ):
+        config.write_text(text)
+        assert cli(["verify", str(other)]) == 1
+        told_of_it = capsys.readouterr().err
+        assert told_of_it.startswith(f"qconv: error: {config}")
+        assert words in told_of_it
 
 
 def test_the_packed_model_is_the_one_that_was_tested(whole: tuple[Path, Any]) -> None:

@@ -49,6 +49,7 @@ COLUMNS = [
     "ms",
     "ratio",
     "decisions",
+    "right",
     "pictures",
     "commit",
     "cpu",
@@ -60,7 +61,7 @@ def main(tree: str, runs: str, *methods: str) -> None:
     data = ImageFolderDataModule(root=tree, val_size=0.1, seed=1, batch_size=128)
     data.prepare_data()
     data.setup("fit")
-    test = torch.cat([images for images, _ in data.test_dataloader()])[::20]
+    test, labels = (torch.cat(each)[::20] for each in zip(*data.test_dataloader(), strict=True))
     train = torch.cat([images for _, (images, _) in zip(range(4), data.train_dataloader(), strict=False)])
     path = HERE / "latency.csv"
     rows = list(csv.DictReader(path.open())) if path.is_file() else []
@@ -72,7 +73,7 @@ def main(tree: str, runs: str, *methods: str) -> None:
                 continue
             model, trained = built(network, method, Path(runs), train)
             twin = float_twin(network, train)
-            for row in measured(model, twin, train, test):
+            for row in measured(model, twin, train, test, labels):
                 rows.append({"network": network, "method": method, "trained": trained, **row, **about})
             with path.open("w", newline="") as file:
                 writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
@@ -109,7 +110,7 @@ def float_twin(network: str, train: Tensor) -> nn.Module:
 
 
 @torch.no_grad()
-def measured(model: nn.Module, twin: nn.Module, train: Tensor, test: Tensor) -> list[dict[str, Any]]:
+def measured(model: nn.Module, twin: nn.Module, train: Tensor, test: Tensor, labels: Tensor) -> list[dict[str, Any]]:
     """A row for each way to run it and each batch, all in turn."""
     wanted = torch.cat([model(batch) for batch in test.split(64)]).argmax(1)
     ways: dict[str, Callable[[Tensor], Tensor]] = {"eager": model.to(memory_format=torch.channels_last)}  # pyright: ignore
@@ -130,11 +131,13 @@ def measured(model: nn.Module, twin: nn.Module, train: Tensor, test: Tensor) -> 
     torch._dynamo.reset()  # it compiles a class a few times only, and then leaves it eager
     ways["compile"] = torch.compile(model, dynamic=False)
     size["compile"] = size["eager"]
-    decisions = {
-        name: int((torch.cat([way(batch) for batch in test.split(64)]).argmax(1) != wanted).sum())
+    classes = {
+        name: torch.cat([way(batch) for batch in test.split(64)]).argmax(1)
         for name, way in ways.items()
         if name != "ONNX Runtime, float"
     }
+    decisions = {name: int((found != wanted).sum()) for name, found in classes.items()}
+    right = {name: int((found == labels).sum()) for name, found in classes.items()}
     rows: list[dict[str, Any]] = []
     for batch in BATCHES:
         input = test[:batch].contiguous(memory_format=torch.channels_last)
@@ -158,6 +161,7 @@ def measured(model: nn.Module, twin: nn.Module, train: Tensor, test: Tensor) -> 
                     "ms": round(median, 3),
                     "ratio": round(medians["ONNX Runtime, float"] / median, 2),
                     "decisions": decisions.get(name, ""),
+                    "right": right.get(name, ""),
                     "pictures": len(test),
                 }
             )

@@ -20,7 +20,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for command in (predict, summary, verify, export, bench):
         command.add(commands)
-    options = parser.parse_args(arguments)
+    # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE PICTURE
+    options, more = parser.parse_known_args(arguments)
+    if more and (not hasattr(options, "pictures") or any(word.startswith("-") for word in more)):
+        parser.error(f"unrecognized arguments: {' '.join(more)}")
+    if more:
+        options.pictures += more
     try:
         status = options.run(options)
         sys.stdout.flush()
@@ -28,6 +33,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # what read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
         return 1
-    except (ValueError, OSError, RuntimeError, ImportError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1

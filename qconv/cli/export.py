@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from ..packed import FILE
-from .source import add_model, inputs, packed_file
+from .source import Source, add_model
+
+PICTURES = 256  # of a run, where none are named
 
 
 def add(commands: Any) -> None:
@@ -19,48 +21,37 @@ def add(commands: Any) -> None:
         epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
     )
     add_model(parser, "; --to packed takes a run")
-    parser.add_argument("pictures", metavar="PICTURE", nargs="*", help="picture files, for --to onnx")
-    parser.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"default: {FILE} or model.onnx in the run's folder")
     parser.add_argument(
-        "--round-outputs", action="store_true", help="ONNX: round to 8 bits between layers; faster with many channels"
+        "pictures", metavar="PICTURE", nargs="*", help=f"picture files, for --to onnx (default: {PICTURES} of the run)"
+    )
+    parser.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
+    parser.add_argument("--out", metavar="FILE", type=Path, help=f"default: {FILE} or model.onnx beside what is read")
+    parser.add_argument(
+        "--round-outputs",
+        action="store_true",
+        help="ONNX: round to 8 bits between layers, over the range that some hundred pictures show; much faster with "
+        "many channels, and decisions can change",
     )
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the file, and print its size."""
-    source: Path = options.model
-    folder = source if source.is_dir() else source.parent
+    source: Source = options.model
+    folder = source.path if source.is_run else source.path.parent
     if options.to == "packed":
-        from ..training.finished import FinishedRun
-
         if options.pictures or options.round_outputs:
             raise ValueError("PICTURE and --round-outputs are for --to onnx")
-        if not source.is_dir():
-            raise ValueError(f"{source} must be the folder of a run, which --to packed reads")
+        if not source.is_run:
+            raise ValueError(f"{source.path} must be the folder of a run, which --to packed reads")
         out = options.out or folder / FILE
-        FinishedRun(source).pack(out)
+        source.run.pack(out)
     else:
         from ..onnx import export_onnx
 
         out = options.out or folder / "model.onnx"
-        model, example = model_and_example(source, options.pictures)
+        example = source.inputs(options.pictures, PICTURES, "train")
+        model = source.predictor.model if options.pictures else source.shipped()
         export_onnx(model, out, example, round_outputs=options.round_outputs)
     print(f"{out}: {out.stat().st_size:,} bytes")
     return 0
-
-
-def model_and_example(source: Path, pictures: list[str]) -> tuple[Any, Any]:
-    """The model of a run or packed file, and inputs for it."""
-    if pictures:
-        from ..predict import Predictor
-
-        predictor = Predictor(packed_file(source))
-        return predictor.model, inputs(predictor, pictures)
-    if not source.is_dir():
-        raise ValueError(f"PICTURE must be given with {source}, which is a file: only a run knows its pictures")
-    from ..training.finished import FinishedRun
-
-    finished = FinishedRun(source)
-    return finished.model(), finished.examples(256)

@@ -5,7 +5,7 @@ import json
 import sys
 from typing import Any
 
-from .source import add_model, packed_file
+from .source import add_model
 
 
 def add(commands: Any) -> None:
@@ -25,11 +25,11 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each picture; 1 where one can't be read."""
-    from ..predict import DecodingError, Predictor
+    from ..predict import DecodingError
 
     if options.top < 1:
         raise ValueError(f"--top (={options.top}) must be at least 1")
-    predictor = Predictor(packed_file(options.model))
+    predictor = options.model.predictor
     width = max(map(len, options.pictures))
     status = 0
     for path in options.pictures:

@@ -1,34 +1,68 @@
 """The model that a command is about: the folder of a run, or a packed file."""
 
 import argparse
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..packed import FILE
 
 if TYPE_CHECKING:
     from ..predict import Predictor
+    from ..training.finished import FinishedRun
 
 
-def add_model(parser: argparse.ArgumentParser, what: str = "") -> None:
+def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
     """The argument MODEL."""
-    parser.add_argument(
-        "model", metavar="MODEL", type=Path, help=f"folder of a run of train.py, or a packed model{what}"
-    )
+    what = f"folder of a run of train.py, which must be trusted, or a packed model{more}"
+    parser.add_argument("model", metavar="MODEL", type=Source, help=what)
 
 
-def packed_file(model: Path) -> Path:
-    """The packed file that MODEL is, or has."""
-    if not model.is_dir():
-        return model
-    if not (model / FILE).is_file():
-        raise ValueError(f"{model} has no {FILE}: qconv export {model} --to packed writes the one of a run")
-    return model / FILE
+class Source:
+    """What MODEL names; nothing is read before it is asked for."""
 
+    def __init__(self, path: str) -> None:
+        self.path = Path(path)
+        self.is_run = self.path.is_dir()
 
-def inputs(predictor: "Predictor", pictures: list[str]) -> Tensor:
-    """What a model takes for picture files."""
-    return torch.stack([predictor.read(path) for path in pictures])
+    @property
+    def packed_file(self) -> Path:
+        """The packed file that it is, or has."""
+        if not self.is_run:
+            return self.path
+        if not (self.path / FILE).is_file():
+            raise ValueError(f"{self.path} has no {FILE}: qconv export {self.path} --to packed writes the one of a run")
+        return self.path / FILE
+
+    @cached_property
+    def predictor(self) -> "Predictor":
+        """The packed file's."""
+        from ..predict import Predictor
+
+        return Predictor(self.packed_file)
+
+    @cached_property
+    def run(self) -> "FinishedRun":
+        """The run whose folder it is."""
+        from ..training.finished import FinishedRun
+
+        return FinishedRun(self.path)
+
+    def trained(self) -> nn.Module:
+        """The network of a run's checkpoint, or that of the file."""
+        return self.run.trained() if self.is_run else self.predictor.model
+
+    def shipped(self) -> nn.Module:
+        """The network of the packed file; of a run that has none, that of its checkpoint."""
+        return self.run.model() if self.is_run else self.predictor.model
+
+    def inputs(self, pictures: list[str], count: int, split: Literal["train", "val"]) -> Tensor:
+        """What the network takes for these pictures; without any, for as many of the run as `count`."""
+        if pictures:
+            return torch.stack([self.predictor.read(path) for path in pictures])
+        if not self.is_run:
+            raise ValueError(f"PICTURE must be given with {self.path}, which is a file: only a run knows its pictures")
+        return self.run.examples(count, split)

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .source import add_model, packed_file
+from .source import add_model
 
 
 def add(commands: Any) -> None:
@@ -25,7 +25,7 @@ def run(options: argparse.Namespace) -> int:
     from ..packed import load_for_pictures
     from ..summary import summarize
 
-    model, _, pictures = load_for_pictures(packed_file(options.model))
+    model, _, pictures = load_for_pictures(options.model.packed_file)
     table = summarize(model, pictures.size)
     if options.csv:
         table.to_csv(options.csv)

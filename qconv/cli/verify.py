@@ -3,7 +3,9 @@
 import argparse
 from typing import Any
 
-from .source import add_model, inputs, packed_file
+from .source import Source, add_model
+
+PICTURES = 64  # of a run, where none are named
 
 
 def add(commands: Any) -> None:
@@ -18,7 +20,10 @@ def add(commands: Any) -> None:
     )
     add_model(parser)
     parser.add_argument(
-        "pictures", metavar="PICTURE", nargs="*", help="picture files (default: 64 training pictures of the run)"
+        "pictures",
+        metavar="PICTURE",
+        nargs="*",
+        help=f"picture files (default: {PICTURES} validation pictures of the run)",
     )
     parser.add_argument(
         "--onnx",
@@ -32,32 +37,15 @@ def run(options: argparse.Namespace) -> int:
     """Print what was found; 1 where something differs."""
     from ..inference import verify
 
-    file = packed_file(options.model)
-    model, pictures = trained_and_pictures(options)
+    source: Source = options.model
     if options.onnx is not None:
         from ..onnx import compare_onnx
 
-        compared = compare_onnx(model, options.onnx, pictures)
+        pictures = source.inputs(options.pictures, PICTURES, "val")
+        compared = compare_onnx(source.shipped(), options.onnx, pictures)
         print(compared)
         return 0 if compared.agrees else 1
-    found = verify(model, file, pictures.split(32))
+    file, pictures = source.packed_file, source.inputs(options.pictures, PICTURES, "val")
+    found = verify(source.trained(), file, pictures.split(32))
     print(found)
     return 0 if found.equal else 1
-
-
-def trained_and_pictures(options: argparse.Namespace) -> tuple[Any, Any]:
-    """The network that the packed file is compared with, and what it is shown."""
-    from ..predict import Predictor
-
-    if options.model.is_dir():
-        from ..training.finished import FinishedRun
-
-        finished = FinishedRun(options.model)
-        model = finished.trained()
-        if not options.pictures:
-            return model, finished.examples(64)
-        return model, inputs(Predictor(packed_file(options.model)), options.pictures)
-    if not options.pictures:
-        raise ValueError(f"PICTURE must be given with {options.model}, which is a file: only a run knows its pictures")
-    predictor = Predictor(options.model)
-    return predictor.model, inputs(predictor, options.pictures)

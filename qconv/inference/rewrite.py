@@ -18,7 +18,7 @@ from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .operators import WORD
 
 _POOLS = (nn.MaxPool2d,)
-_UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
+UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus)
 
@@ -283,4 +283,4 @@ def _is_monotone(module: nn.Module | None) -> bool:
         return module.negative_slope >= 0
     if type(module) is nn.PReLU:
         return bool((module.weight >= 0).all())
-    return type(module) in _RISING + _UNCHANGED  # a subclass may compute something else
+    return type(module) in _RISING + UNCHANGED  # a subclass may compute something else

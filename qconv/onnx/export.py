@@ -14,7 +14,8 @@ from ..files import atomic_file
 from ..inference import FrozenModel, freeze
 from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
 from ..layers import QDeformConv2d
-from .layers import OPSET, FloatConv2d, QuantizedConv2d, zero_point
+from .codes import OPSET, zero_point
+from .layers import FloatConv2d, QuantizedConv2d
 from .ranges import ranges
 from .sums import round_sums
 
@@ -31,11 +32,12 @@ def export_onnx(
     on becomes Conv between QuantizeLinear and DequantizeLinear, with uint8 inputs and int8 weights, which runtimes
     compute in integers; where no whole bias gives the trained steps, as for many of 8 bits, a code may be off by one.
     Runtimes have no fast integer convolution with float outputs. A layer with such an output, and one of signs or
-    shifts, is a Conv of whole float numbers: equal to the frozen layer within the rounding of floats, and not faster
-    than a float one. With `round_outputs` layers of 2 to 8 bits and their sums are computed in integers there, too:
-    they are rounded to 256 numbers over the range that they have with `example`. With many channels that is much
-    faster, and it can change decisions: `qconv.onnx.compare_onnx` counts them. On x86 processors without VNNI, ONNX
-    Runtime's sums of 8-bit codes can saturate; those of fewer bits can't.
+    shifts, is a Conv of whole float numbers: equal to the frozen layer within the rounding of floats, and not
+    faster than a float one. With `round_outputs` layers of 2 to 8 bits are computed in integers there, too, and
+    what is added to their outputs: they are rounded to 256 numbers over the range that they have with `example`.
+    With many channels that is much faster, and it can change decisions: `qconv.onnx.compare_onnx` counts them. Sums
+    are found where `torch.fx` can trace the model. On x86 processors without VNNI, ONNX Runtime's sums of 8-bit
+    codes can saturate; those of fewer bits can't.
 
     Weights lie in the file as integers of 4 or 8 bits wherever the same numbers come back, otherwise as floats.
 
@@ -84,7 +86,7 @@ def export_onnx(
         ) from error
     if not isinstance(output, Tensor):
         raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
-    network = _in_onnx(frozen, example, round_outputs)
+    network = in_onnx(frozen, example, round_outputs)
     one = example[:1].repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would be taken for a constant
     with warnings.catch_warnings(), _Quiet():
         warnings.simplefilter("ignore")
@@ -111,7 +113,7 @@ def export_onnx(
         file.write(content.SerializeToString())
 
 
-def _in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
+def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
     """The frozen network with its integer layers in ONNX's operators."""
     network = copy.deepcopy(frozen.network)
     reached = ranges(network, example)

@@ -11,21 +11,10 @@ from torch import Tensor, nn
 
 from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
 from ..inference.operators import unpack_weight
+from .codes import Clip, Dequantize, encoder, even_steps, operator, zero_point
 from .rounding import whole_bias
 
-OPSET = 21  # the first one with integers of 4 bits
-LEAST = 1e-30  # of a step
 _MOST = 2**30  # of a bias, and of sums: both together are integers of 32 bits
-
-
-def zero_point(low: int) -> int:
-    """What stands for 0 in uint8 codes from `low` on: small codes stay small, which some processors need."""
-    return max(-low, 0)
-
-
-def _operator(name: str, inputs: tuple[Tensor, ...], like: Tensor, dtype: torch.dtype, **attributes: Any) -> Tensor:
-    """ONNX's operator of this name; its output has the shape of `like`."""
-    return torch.onnx.ops.symbolic(name, inputs, attributes, dtype=dtype, shape=like.shape, version=OPSET)
 
 
 class FloatConv2d(nn.Module):
@@ -136,111 +125,13 @@ class QuantizedConv2d(nn.Module):
         sides, value = (top, left), self.window.padding_value
         if value or (left, top) != (right, bottom):
             codes, sides = F.pad(codes, self.window.padding, value=value + self.offset), (0, 0)
-        input = _operator("DequantizeLinear", (codes, self.one, self.zero), codes, torch.float32)
+        input = operator("DequantizeLinear", codes, self.one, self.zero, dtype=torch.float32)
         weight, bias = (
-            _operator("DequantizeLinear", (values, self.scale, zero), values, torch.float32, axis=0)
+            operator("DequantizeLinear", values, self.scale, zero, dtype=torch.float32, axis=0)
             for values, zero in ((self.weight, self.weight_zero), (self.bias, self.bias_zero))
         )
         output = F.conv2d(input, weight, bias, self.window.stride, sides, self.window.dilation, self.groups)
-        return self.after(_operator("QuantizeLinear", (output, self.one, self.out_zero), output, torch.uint8))
-
-
-class Clip(nn.Module):
-    """Keeps uint8 codes between two, where they could be others."""
-
-    low: Tensor | None
-    high: Tensor | None
-
-    def __init__(self, low: int, high: int) -> None:
-        super().__init__()
-        offset = zero_point(low)
-        self.register_buffer("low", torch.tensor(low + offset, dtype=torch.uint8) if low + offset > 0 else None)
-        self.register_buffer("high", torch.tensor(high + offset, dtype=torch.uint8) if high + offset < 255 else None)
-
-    def forward(self, codes: Tensor) -> Tensor:
-        """(*) to (*)."""
-        codes = codes if self.low is None else torch.maximum(codes, self.low)
-        return codes if self.high is None else torch.minimum(codes, self.high)
-
-
-def even_steps(low: float, high: float) -> tuple[float, int]:
-    """``step, zero point`` of the 256 codes that reach from `low` to `high`, and hold 0."""
-    low, high = min(low, 0.0), max(high, 0.0)
-    step = max((high - low) / 255, LEAST)
-    return step, round(-low / step)
-
-
-class Dequantize(nn.Module):
-    """The floats that uint8 codes at even steps stand for."""
-
-    step: Tensor
-    zero: Tensor
-
-    def __init__(self, step: float, zero: int) -> None:
-        super().__init__()
-        self.register_buffer("step", torch.tensor(step))
-        self.register_buffer("zero", torch.tensor(zero, dtype=torch.uint8))
-
-    def forward(self, input: Tensor) -> Tensor:
-        """uint8 to floats."""
-        return _operator("DequantizeLinear", (input, self.step, self.zero), input, torch.float32)
-
-
-class Quantize(Dequantize):
-    """uint8 codes at even steps."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Floats to uint8."""
-        return _operator("QuantizeLinear", (input, self.step, self.zero), input, torch.uint8)
-
-
-class LinearEncode(nn.Module):
-    """Codes at even steps.
-
-    Attributes:
-        of_codes: the input is what codes of other even steps stand for. Runtimes have a table of 256 numbers for an
-            activation between them; this one does nothing.
-    """
-
-    def __init__(self, step: float, low: int, high: int) -> None:
-        super().__init__()
-        self.step, self.low, self.high = step, low, high
-        self.quantize, self.clip = Quantize(step, zero_point(low)), Clip(low, high)
-        self.of_codes = False
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Floats to uint8."""
-        if self.of_codes:
-            input = _operator("LeakyRelu", (input,), input, torch.float32, alpha=1.0)
-        return self.clip(self.quantize(input))
-
-
-class OtherEncode(nn.Module):
-    """Codes as the quantizer makes them, by torch's operators."""
-
-    def __init__(self, encode: Encode, low: int) -> None:
-        super().__init__()
-        self.quantizer, self.offset = encode.quantizer, zero_point(low)
-
-    def forward(self, input: Tensor) -> Tensor:
-        """Floats to uint8."""
-        codes = self.quantizer.codes(input, *self.quantizer.tensors()).values
-        return (codes.to(torch.int32) + self.offset).to(torch.uint8)
-
-
-def encoder(encode: Encode, low: int, high: int) -> nn.Module:
-    """What makes the codes in ONNX: QuantizeLinear where the steps are even."""
-    step = encode.quantizer.codes(torch.zeros(1, 1, 1, 1), *encode.quantizer.tensors()).scale
-    if step.numel() != 1 or not step.item() > 0:
-        return OtherEncode(encode, low)
-    step = step.detach().float().item()
-    levels = torch.arange(low, high)
-    below, above = ((levels + 0.5 + side).float() * step for side in (-1e-3, 1e-3))
-    ends = torch.tensor([-1e30, 1e30])
-    points = torch.cat([below, above, ends]).view(1, 1, 1, -1)
-    codes = encode(points).flatten().long()
-    wanted = torch.cat([levels, levels + 1, torch.tensor([low, high])])
-    return LinearEncode(step, low, high) if torch.equal(codes, wanted) else OtherEncode(encode, low)
+        return self.after(operator("QuantizeLinear", output, self.one, self.out_zero, dtype=torch.uint8))
 
 
 def whole_weight(layer: IntegerLayer) -> Tensor:

@@ -33,7 +33,7 @@ class OnnxModel:
         if not Path(path).is_file():
             raise ValueError(f"ONNX file {path}: there is no such file")
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads or torch.get_num_threads()
+        options.intra_op_num_threads = torch.get_num_threads() if threads is None else threads
         options.log_severity_level = 3
         options.add_session_config_entry("session.force_spinning_stop", "1")  # leaves the cores to others between runs
         try:
@@ -47,7 +47,7 @@ class OnnxModel:
         """The output for a batch; a ValueError where the file takes another kind of input."""
         try:
             (output,) = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
-        except Exception as error:
+        except Exception as error:  # its own kinds
             raise ValueError(f"input (of shape {tuple(input.shape)}): {str(error).splitlines()[0]}") from error
         return torch.from_numpy(output)
 

@@ -3,44 +3,54 @@
 import math
 import operator
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import fx, nn
 
-from .layers import LEAST, Clip, Dequantize, LinearEncode, Quantize, QuantizedConv2d, even_steps, zero_point
+from ..inference.around import Padded
+from ..inference.rewrite import UNCHANGED
+from .codes import LEAST, Clip, Dequantize, LinearEncode, Quantize, even_steps, zero_point
+from .layers import QuantizedConv2d
 from .ranges import Ends
 
 _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
-_UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
+_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def round_sums(network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
     """Round the sums of a network to 256 numbers over their range, and what is added where it is not rounded yet.
 
-    Where a quantized layer of step ``s`` reads a sum, its numbers are ``s / k`` apart with an odd ``k``: an edge
-    between two of the layer's codes is then an edge between two of the sum's, so that rounding twice gives the trained
-    code.
+    Where a quantized layer of step ``s`` reads a sum (the first one, if several do), its numbers are ``s / k``
+    apart with an odd ``k``: an edge between two of the layer's codes is then an edge between two of the sum's, so
+    that rounding twice gives the code of the sum. Sums stay as they are in a network that changes a value in place
+    and reads it again.
 
     Args:
         network: its integer layers are `QuantizedConv2d` already; it is changed.
         ends: what its values reached.
     """
     rounder = _Rounder(network, ends)
-    for node in list(network.graph.nodes):
-        if type(rounder.of(node)) in _UNCHANGED:
-            node.replace_all_uses_with(node.args[0])
-            network.graph.erase_node(node)
-    for node in [each for each in network.graph.nodes if _is_add(each)]:
-        if any(rounder.is_rounded(each) for each in node.args):
-            for each in dict.fromkeys(node.args):
+    rounder.drop_unchanged()
+    if any(rounder.changes_what_is_read(node) for node in network.graph.nodes):
+        return
+    sums = [node for node in network.graph.nodes if rounder.is_sum(node)]
+    for node in sums:
+        if any(rounder.is_rounded(each) for each in node.all_input_nodes):
+            for each in node.all_input_nodes:
                 if not rounder.is_rounded(each):
-                    rounder.round(each, each)
+                    rounder.round(each, each, [user for user in each.users if user in sums or rounder.encoder(user)])
             relu = next(iter(node.users)) if len(node.users) == 1 else None
             # Codes without negative numbers make the ReLU's zeros themselves.
-            rounder.round(node, relu if relu is not None and rounder.is_relu(relu) else node)
+            value = relu if relu is not None and rounder.is_relu(relu) else node
+            rounder.round(node, value, list(value.users))
+    for node in network.graph.nodes:
+        encoder = rounder.encoder(node)
+        if encoder is not None and rounder.is_rounded(node.args[0]):
+            encoder.of_codes = True
     network.delete_all_unused_submodules()
     network.graph.lint()
     network.recompile()
@@ -57,59 +67,79 @@ def steps_of_a_sum(low: float, high: float, reader: float | None) -> tuple[float
 
 
 class _Rounder:
-    """Puts a rounding behind a value."""
+    """Looks at the nodes of a network, and puts roundings behind them."""
 
     def __init__(self, network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
         self.network, self.ends = network, ends
         self.calls = Counter(node.target for node in network.graph.nodes if node.op == "call_module")
+        self.order = {node: place for place, node in enumerate(network.graph.nodes)}
 
     def of(self, node: Any) -> nn.Module | None:
+        """The module that a node calls."""
         return self.network.get_submodule(str(node.target)) if node.op == "call_module" else None
 
-    def is_rounded(self, node: fx.Node) -> bool:
+    def drop_unchanged(self) -> None:
+        """Take modules out that hand on what they get."""
+        for node in list(self.network.graph.nodes):
+            if type(self.of(node)) in UNCHANGED:
+                node.replace_all_uses_with(node.all_input_nodes[0])
+                self.network.graph.erase_node(node)
+
+    def changes_what_is_read(self, node: fx.Node) -> bool:
+        """Whether a node changes its input in place, which another reads after it."""
+        name = getattr(node.target, "__name__", str(node.target))
+        in_place = getattr(self.of(node), "inplace", False) or node.kwargs.get("inplace", False)
+        if node.op in ("call_method", "call_function"):
+            in_place = in_place or node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+        if not in_place or not node.all_input_nodes:
+            return False
+        return any(self.order[user] > self.order[node] for user in node.all_input_nodes[0].users)
+
+    def is_sum(self, node: fx.Node) -> bool:
+        """Whether it adds two float tensors of the network."""
+        return (
+            node.op in ("call_function", "call_method")
+            and node.target in _ADDS
+            and len(node.args) == 2
+            and not node.kwargs
+            and all(isinstance(each, fx.Node) and each in self.ends for each in (node, *node.args))
+        )
+
+    def is_rounded(self, node: Any) -> bool:
+        """Whether it gives what codes stand for."""
         module = self.of(node)
+        module = module.layer if isinstance(module, Padded) else module
         return isinstance(module.after if isinstance(module, QuantizedConv2d) else module, Dequantize)
 
     def is_relu(self, node: fx.Node) -> bool:
         return type(self.of(node)) is nn.ReLU or (node.op != "call_module" and node.target in _RELUS)
 
-    def round(self, source: fx.Node, value: fx.Node) -> None:
-        """Have codes of `source` stand for `value`, which is `source` or its ReLU."""
-        readers = [node for node in value.users if self._encoder(node) is not None]
-        encoders: list[Any] = [self._encoder(node) for node in readers]
-        step, zero = steps_of_a_sum(*self.ends[value], encoders[0].step if encoders else None)
-        name = f"{value.name}_codes"
-        self.network.add_submodule(name, Quantize(step, zero))
-        self.network.add_submodule(f"{name}_floats", Dequantize(step, zero))
-        with self.network.graph.inserting_after(value):
-            codes = self.network.graph.call_module(name, (source,))
-        with self.network.graph.inserting_after(codes):
-            floats = self.network.graph.call_module(f"{name}_floats", (codes,))
-        value.replace_all_uses_with(floats, delete_user_cb=lambda user: user is not codes)
-        if value is not source:
-            self.network.graph.erase_node(value)
-        for reader, encode in zip(readers, encoders, strict=True):
-            layer: Any = self.of(reader)
-            if encode.step == step and zero_point(encode.low) == zero:
-                layer.encoder = Clip(encode.low, encode.high)
-                reader.replace_input_with(floats, codes)
-            else:
-                encode.of_codes = True
-
-    def _encoder(self, node: fx.Node) -> LinearEncode | None:
-        """What makes the codes of a layer, if all that it reads is this one value."""
+    def encoder(self, node: fx.Node) -> LinearEncode | None:
+        """What makes the codes of a layer that is called once, at even steps."""
         layer = self.of(node)
         if not isinstance(layer, QuantizedConv2d) or self.calls[node.target] != 1:
             return None
         return layer.encoder if isinstance(layer.encoder, LinearEncode) else None
 
-
-def _is_add(node: fx.Node) -> bool:
-    """Whether it adds two values of the network."""
-    return (
-        node.op in ("call_function", "call_method")
-        and node.target in _ADDS
-        and len(node.args) == 2
-        and all(isinstance(each, fx.Node) for each in node.args)
-        and not node.kwargs
-    )
+    def round(self, source: fx.Node, value: fx.Node, users: Iterable[fx.Node]) -> None:
+        """Have codes of `source` stand for `value`, which is `source` or its ReLU, where `users` read it."""
+        readers = {node: encoder for node in users if (encoder := self.encoder(node)) is not None}
+        first = next(iter(readers.values()), None)
+        step, zero = steps_of_a_sum(*self.ends[value], None if first is None else first.step)
+        name, graph = f"{value.name}_codes", self.network.graph
+        self.network.add_submodule(name, Quantize(step, zero))
+        self.network.add_submodule(f"{name}_floats", Dequantize(step, zero))
+        with graph.inserting_after(value):
+            codes = graph.call_module(name, (source,))
+        with graph.inserting_after(codes):
+            floats = graph.call_module(f"{name}_floats", (codes,))
+        for user in users:
+            encoder = readers.get(user)
+            if encoder is not None and (encoder.step, zero_point(encoder.low)) == (step, zero):
+                layer: Any = self.of(user)
+                layer.encoder = Clip(encoder.low, encoder.high)
+                user.replace_input_with(value, codes)
+            else:
+                user.replace_input_with(value, floats)
+        if value is not source:
+            graph.erase_node(value)

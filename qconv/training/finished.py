@@ -1,15 +1,20 @@
 """What a run of `train.py` has left in its folder."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
+from yaml import YAMLError
 
 from ..files import DamagedFileError
 from ..packed import FILE, load_packed, save_packed
@@ -17,6 +22,7 @@ from .checkpoint_io import load_checkpoint
 from .run import float_model, quantized_model
 from .shipping import description
 
+CONFIG = "config.yaml"
 _NETWORK = "model."  # before its tensors in the state dict of a `Classifier`
 
 
@@ -32,27 +38,33 @@ class FinishedRun:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        config = self.folder / "config.yaml"
+        config = self.folder / CONFIG
         if not config.is_file():
             raise DamagedFileError(f"{self.folder} is no folder of a run: there is no {config.name}")
-        loaded = OmegaConf.load(config)
-        if not isinstance(loaded, DictConfig):
+        try:
+            loaded = OmegaConf.load(config)
+        except (YAMLError, UnicodeDecodeError) as error:
+            raise DamagedFileError(f"{config} is damaged: {str(error).splitlines()[0]}") from error
+        if not isinstance(loaded, DictConfig) or not {"data", "model", "scheme", "reestimate_bn"} <= set(loaded):
             raise DamagedFileError(f"{config} is no configuration of a run")
         self.cfg = loaded
 
     @cached_property
     def data(self) -> LightningDataModule:
         """Its pictures."""
-        data: LightningDataModule = instantiate(self.cfg.data)
-        data.prepare_data()
-        data.setup("fit")
+        with self._config_named():
+            data: LightningDataModule = instantiate(self.cfg.data)
+            data.prepare_data()
+            data.setup("fit")
         return data
 
     def model(self) -> nn.Module:
         """The network as it was shipped; of the best checkpoint where no packed file is beside it."""
         if not (self.folder / FILE).is_file():
             return self.trained()
-        return load_packed(self.folder / FILE, float_model(self.cfg, self.data))
+        with self._config_named():
+            network = float_model(self.cfg, self.data)
+        return load_packed(self.folder / FILE, network)
 
     def trained(self) -> nn.Module:
         """The quantized network with the weights of the best checkpoint.
@@ -63,21 +75,22 @@ class FinishedRun:
         """
         if self.cfg.reestimate_bn:
             raise ValueError(
-                f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true): only "
-                f"{FILE} has them"
+                f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true), only the "
+                f"packed model has them: give {self.folder / FILE}"
             )
         state: dict[str, Any] = load_checkpoint(self.folder / "checkpoints/best.ckpt")["state_dict"]
-        model, _ = quantized_model(self.cfg, self.data)
+        with self._config_named():
+            model, _ = quantized_model(self.cfg, self.data)
         model.load_state_dict(
             {name.removeprefix(_NETWORK): value for name, value in state.items() if name.startswith(_NETWORK)}
         )
         return model.eval()
 
-    def examples(self, count: int) -> Tensor:
-        """As many training pictures as the network takes them."""
+    def examples(self, count: int, split: Literal["train", "val"] = "train") -> Tensor:
+        """As many pictures of a split as the network takes them; all if there are fewer."""
         data: Any = self.data
         taken: list[Tensor] = []
-        for batch in data.train_dataloader():
+        for batch in data.train_dataloader() if split == "train" else data.val_dataloader():
             taken.append(data.on_after_batch_transfer(batch, 0)[0])
             if sum(map(len, taken)) >= count:
                 break
@@ -86,3 +99,12 @@ class FinishedRun:
     def pack(self, path: Path) -> None:
         """Write the packed file of the best checkpoint."""
         save_packed(self.trained(), path, **description(self.cfg.model, self.data))
+
+    @contextmanager
+    def _config_named(self) -> Iterator[None]:
+        """Say which file an error is about that Hydra found in it."""
+        try:
+            yield
+        except (HydraException, OmegaConfBaseException, OSError) as error:
+            reason = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
+            raise ValueError(f"{self.folder / CONFIG}: {reason}") from error

@@ -1,0 +1,128 @@
+"""Codes of 8 bits in ONNX's operators: from floats, and back."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..inference.layers import Encode
+
+OPSET = 21  # the first one with integers of 4 bits
+LEAST = 1e-30  # of a step
+
+
+def operator(name: str, input: Tensor, *others: Tensor, dtype: torch.dtype, **attributes: Any) -> Tensor:
+    """ONNX's operator of this name; its output has the shape of `input`."""
+    return torch.onnx.ops.symbolic(name, (input, *others), attributes, dtype=dtype, shape=input.shape, version=OPSET)
+
+
+def zero_point(low: int) -> int:
+    """What stands for 0 in uint8 codes from `low` on: small codes stay small, which some processors need."""
+    return max(-low, 0)
+
+
+def even_steps(low: float, high: float) -> tuple[float, int]:
+    """``step, zero point`` of the 256 codes that reach from `low` to `high`, and hold 0."""
+    low, high = min(low, 0.0), max(high, 0.0)
+    step = max((high - low) / 255, LEAST)
+    return step, round(-low / step)
+
+
+class _EvenSteps(nn.Module):
+    """What codes at even steps have in common.
+
+    Args:
+        step: between the numbers of two codes.
+        zero: the code of 0.
+    """
+
+    step: Tensor
+    zero: Tensor
+
+    def __init__(self, step: float, zero: int) -> None:
+        super().__init__()
+        self.register_buffer("step", torch.tensor(step))
+        self.register_buffer("zero", torch.tensor(zero, dtype=torch.uint8))
+
+
+class Quantize(_EvenSteps):
+    """uint8 codes of floats."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(*) to (*)."""
+        return operator("QuantizeLinear", input, self.step, self.zero, dtype=torch.uint8)
+
+
+class Dequantize(_EvenSteps):
+    """The floats that uint8 codes stand for."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(*) to (*)."""
+        return operator("DequantizeLinear", input, self.step, self.zero, dtype=torch.float32)
+
+
+class Clip(nn.Module):
+    """Keeps uint8 codes between two, where they could be others."""
+
+    low: Tensor | None
+    high: Tensor | None
+
+    def __init__(self, low: int, high: int) -> None:
+        super().__init__()
+        offset = zero_point(low)
+        self.register_buffer("low", torch.tensor(low + offset, dtype=torch.uint8) if low + offset > 0 else None)
+        self.register_buffer("high", torch.tensor(high + offset, dtype=torch.uint8) if high + offset < 255 else None)
+
+    def forward(self, codes: Tensor) -> Tensor:
+        """(*) to (*)."""
+        codes = codes if self.low is None else torch.maximum(codes, self.low)
+        return codes if self.high is None else torch.minimum(codes, self.high)
+
+
+class LinearEncode(nn.Module):
+    """Codes at even steps.
+
+    Attributes:
+        of_codes: the input is what codes of other even steps stand for. Runtimes have a table of 256 numbers for an
+            activation between them; this one does nothing.
+    """
+
+    def __init__(self, step: float, low: int, high: int) -> None:
+        super().__init__()
+        self.step, self.low, self.high = step, low, high
+        self.quantize, self.clip = Quantize(step, zero_point(low)), Clip(low, high)
+        self.of_codes = False
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats to uint8."""
+        if self.of_codes:
+            input = operator("LeakyRelu", input, dtype=torch.float32, alpha=1.0)
+        return self.clip(self.quantize(input))
+
+
+class OtherEncode(nn.Module):
+    """Codes as the quantizer makes them, by torch's operators."""
+
+    def __init__(self, encode: Encode, low: int) -> None:
+        super().__init__()
+        self.quantizer, self.offset = encode.quantizer, zero_point(low)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats to uint8."""
+        codes = self.quantizer.codes(input, *self.quantizer.tensors()).values
+        return (codes.to(torch.int32) + self.offset).to(torch.uint8)
+
+
+def encoder(encode: Encode, low: int, high: int) -> nn.Module:
+    """What makes the codes in ONNX: QuantizeLinear where the steps are even."""
+    step = encode.quantizer.codes(torch.zeros(1, 1, 1, 1), *encode.quantizer.tensors()).scale
+    if step.numel() != 1 or not step.item() > 0:
+        return OtherEncode(encode, low)
+    step = step.detach().float().item()
+    levels = torch.arange(low, high)
+    below, above = ((levels + 0.5 + side).float() * step for side in (-1e-3, 1e-3))
+    ends = torch.tensor([-1e30, 1e30])
+    points = torch.cat([below, above, ends]).view(1, 1, 1, -1)
+    codes = encode(points).flatten().long()
+    wanted = torch.cat([levels, levels + 1, torch.tensor([low, high])])
+    return LinearEncode(step, low, high) if torch.equal(codes, wanted) else OtherEncode(encode, low)
