@@ -1,6 +1,6 @@
 """APoT: levels that are sums of powers of two, on a learned range (Li, Dong and Wang, arXiv:1909.13144)."""
 
-from itertools import product
+from itertools import pairwise, product
 from typing import Literal
 
 import torch
@@ -38,12 +38,19 @@ def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The nearest of ``±grid``, the smaller one half way between two; NaN gives NaN.
 
     Half way lie multiples of ½, so that ``ceil(2 |x|)`` tells the level: a table look-up is a sixth of a search's time.
+    Compiled code makes one pass of comparisons, which vectors of numbers can do and a look-up can't.
     """
-    levels = torch.tensor(grid, dtype=x.dtype, device=x.device)
-    bounds = levels[1:] + levels[:-1]  # twice as far
-    table = levels[torch.bucketize(torch.arange(2 * grid[-1] + 1, dtype=x.dtype, device=x.device), bounds)]
-    doubled = (x.abs() * 2).ceil_().nan_to_num_(0.0).clamp_(max=2 * grid[-1])
-    return torch.where(x.isnan(), x, table.take(doubled.long()) * x.sign())
+    doubled = x.abs() * 2
+    if torch.compiler.is_compiling() and len(grid) <= 16:
+        nearest = torch.zeros_like(x)
+        for below, level in pairwise(grid):
+            nearest = torch.where(doubled > below + level, float(level), nearest)
+    else:
+        levels = torch.tensor(grid, dtype=x.dtype, device=x.device)
+        bounds = levels[1:] + levels[:-1]  # twice as far
+        table = levels[torch.bucketize(torch.arange(2 * grid[-1] + 1, dtype=x.dtype, device=x.device), bounds)]
+        nearest = table.take(doubled.ceil_().nan_to_num_(0.0).clamp_(max=2 * grid[-1]).long())
+    return torch.where(x.isnan(), x, nearest * x.sign())
 
 
 def _check_variant(variant: str) -> None:
