@@ -193,7 +193,7 @@ def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pyte
     assert main(["export", str(tmp_path / "model"), "--to", "onnx", str(picture)]) == 0
     assert capsys.readouterr().out == f"{out}: {out.stat().st_size:,} bytes\n"
     assert main(["verify", str(tmp_path / "model"), "--onnx", str(out), str(picture)]) == 0
-    assert capsys.readouterr().out.startswith("0 of 1 decisions differ; 1 outputs are equal within rounding")
+    assert capsys.readouterr().out.startswith("0 of 1 decisions differ; 1 of 1 outputs are equal within rounding")
     other = packed(tmp_path / "other")
     with torch.no_grad():
         normal = (pixels(picture).float() - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
