@@ -427,6 +427,18 @@ def test_differences_anywhere_are_found(plant: Any) -> None:
     assert "not equal" in str(found)
 
 
+def test_the_decision_of_a_single_output_is_its_sign() -> None:
+    input = torch.randn(8, 3, 8, 8)
+    model = trained(resnet20(num_classes=1), schemes.bwn(), input)
+    frozen = freeze(model)
+    assert verify(model, frozen, input).decisions == 0
+    with torch.no_grad():
+        negative = int((model(input) <= 0).sum())
+        last: Any = next(each for each in frozen.modules() if type(each) is nn.Linear)
+        last.bias.add_(100)
+    assert verify(model, frozen, input).decisions == negative > 0
+
+
 def test_a_float_weight_that_is_a_little_off() -> None:
     model, input = sequence(conv(), nn.BatchNorm2d(24), scheme=schemes.bwn())
     frozen = freeze(model)

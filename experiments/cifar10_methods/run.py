@@ -22,6 +22,7 @@ from qconv.training.history import write_csv
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RUNS = ROOT / "outputs/cifar10_methods"
+RESULTS = HERE / "results.csv"
 SEED = 1
 BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtanh"]
 APOT_RULES = (
@@ -76,8 +77,15 @@ def run(method: str, data: str) -> None:
 
 
 def collect() -> list[dict[str, Any]]:
-    """A row for each method that is done; `float_gap` is the float network's test accuracy minus the method's."""
+    """A row for each method that is done; `float_gap` is the float network's test accuracy minus the method's.
+
+    The rows of runs whose folders are elsewhere stay as they are.
+    """
     rows: list[dict[str, Any]] = []
+    written: dict[str, dict[str, Any]] = {}
+    if RESULTS.is_file():
+        with RESULTS.open() as file:
+            written = {row["method"]: row for row in csv.DictReader(file)}
     for method, (width, _) in METHODS.items():
         path = folder(method) / "result.json"
         if path.is_file():
@@ -101,19 +109,22 @@ def collect() -> list[dict[str, Any]]:
                     "torch": result["versions"]["torch"],
                 }
             )
+        elif method in written:
+            rows.append(written[method])
+    reference = float(rows[0]["test_accuracy"]) if rows[0]["method"] == "float" else None
     for row in rows:
-        row["float_gap"] = rows[0]["test_accuracy"] - row["test_accuracy"] if rows[0]["method"] == "float" else None
+        row["float_gap"] = None if reference is None else reference - float(row["test_accuracy"])
     return rows
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
     """Write `accuracy.png`: a bar for each method, the most accurate first."""
-    rows = sorted(rows, key=lambda row: row["test_accuracy"])
+    rows = sorted(rows, key=lambda row: float(row["test_accuracy"]))
     figure = Figure(figsize=(7, 0.6 + 0.32 * len(rows)), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     names = [f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}" for row in rows]
-    bars = axes.barh(names, [100 * row["test_accuracy"] for row in rows], color="tab:blue")
+    bars = axes.barh(names, [100 * float(row["test_accuracy"]) for row in rows], color="tab:blue")
     axes.bar_label(bars, fmt="%.2f", padding=3)
     axes.set(xlabel="test accuracy, %", title="ResNet-20, 15 epochs; bits of weights/activations")
     axes.spines[["top", "right"]].set_visible(False)
@@ -133,5 +144,5 @@ if __name__ == "__main__":
         if not (folder(method) / "result.json").is_file():
             run(method, options.data)
         rows = collect()
-        write_csv(rows, HERE / "results.csv")
+        write_csv(rows, RESULTS)
         draw(rows)

@@ -29,7 +29,7 @@ class Verification:
         difference: the largest difference of an output.
         undrifted: the same among the samples in which no code drifts.
         largest: the largest output.
-        decisions: how many inputs get another class.
+        decisions: how many inputs get another class (with one output: another sign).
         samples: how many inputs there were.
     """
 
@@ -48,8 +48,8 @@ class Verification:
     @property
     def equal(self) -> bool:
         """Whether all integers are equal, and all floats, the outputs too, within what rounding explains."""
-        is_close = self.undrifted <= CLOSE * (self.largest + 0.1) and self.difference < math.inf
-        return self.first_difference is None and is_close
+        is_same = bool(is_close(self.undrifted, self.largest)) and self.difference < math.inf
+        return self.first_difference is None and is_same
 
     def __str__(self) -> str:
         header = ("layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift")
@@ -135,10 +135,21 @@ def verify(
             difference = max(difference, float(error.max()))
             undrifted = max(undrifted, 0.0 if bool(drifted.all()) else float(error[~drifted].max()))
             largest = max(largest, float(output.abs().max()))
-            decisions += int((output.flatten(1).argmax(1) != output_frozen.flatten(1).argmax(1)).sum())
+            decisions += int((classes(output) != classes(output_frozen)).sum())
     if not samples:
         raise ValueError("inputs must hold at least one sample")
     return Verification(tuple(found.values()), difference, undrifted, largest, decisions, samples)
+
+
+def classes(output: Tensor) -> Tensor:
+    """The class of each sample; with one output its sign."""
+    output = output.flatten(1)
+    return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
+
+
+def is_close(difference: Tensor | float, largest: Tensor | float) -> Tensor | bool:
+    """Whether a difference of outputs is one that the order of float sums explains."""
+    return difference <= CLOSE * (largest + 0.1)
 
 
 def _run(

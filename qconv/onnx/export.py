@@ -16,7 +16,7 @@ from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
 from ..layers import QDeformConv2d
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d
-from .ranges import ranges
+from .ranges import Ranges, ranges
 from .sums import round_sums
 
 TOLERANCE = 0.01  # of a step: what a rounding that hands codes on may be off by, beside a runtime's own rounding
@@ -116,21 +116,19 @@ def export_onnx(
 def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
     """The frozen network with its integer layers in ONNX's operators."""
     network = copy.deepcopy(frozen.network)
-    reached = ranges(network, example)
+    reached = ranges(network, example) if round_outputs else Ranges({}, {})
     handed = {
         told.reader: _handed_on(network.get_submodule(told.name)) for told in frozen.layers if told.gives == "codes"
     }
     for name, layer in list(network.named_modules()):
-        if not isinstance(layer, IntegerLayer):
-            continue
-        if not isinstance(layer, IntegerConv2d) or name not in reached.layers:  # of signs or shifts, or never called
+        if isinstance(layer, IntegerConv2d):
+            low, high = handed[name] if layer.encoder is None else _made_by(layer.encoder)
+            ends = reached.layers.get(name)
+            gives_codes = layer.low is not None or ends is not None
+            new = QuantizedConv2d(layer, low, high, ends) if gives_codes else FloatConv2d(layer, zero_point(low))
+            network.set_submodule(name, new)
+        elif isinstance(layer, IntegerLayer):
             network.set_submodule(name, FloatConv2d(layer))
-            continue
-        low, high = handed[name] if layer.encoder is None else _made_by(layer.encoder)
-        if round_outputs or layer.low is not None:
-            network.set_submodule(name, QuantizedConv2d(layer, reached.layers[name], low, high))
-        else:
-            network.set_submodule(name, FloatConv2d(layer, zero_point(low)))
     if round_outputs and isinstance(network, fx.GraphModule):
         round_sums(network, reached.nodes)
     return network.eval()

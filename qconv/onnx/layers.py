@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
 from ..inference.operators import unpack_weight
 from .codes import Clip, Dequantize, encoder, even_steps, operator, zero_point
+from .ranges import Ends
 from .rounding import whole_bias
 
 _MOST = 2**30  # of a bias, and of sums: both together are integers of 32 bits
@@ -64,9 +65,9 @@ class QuantizedConv2d(nn.Module):
 
     Args:
         layer: the frozen layer.
-        ends: the smallest and the largest output; of no use to a layer that hands codes on.
         low: the smallest code of the input.
         high: its largest code.
+        ends: the smallest and the largest output, of a layer that hands no codes on.
     """
 
     weight: Tensor
@@ -78,7 +79,7 @@ class QuantizedConv2d(nn.Module):
     zero: Tensor
     out_zero: Tensor
 
-    def __init__(self, layer: IntegerConv2d, ends: tuple[float, float], low: int, high: int) -> None:
+    def __init__(self, layer: IntegerConv2d, low: int, high: int, ends: Ends | None) -> None:
         super().__init__()
         self.window, self.groups = layer.window, layer.groups
         self.encoder = None if layer.encoder is None else encoder(layer.encoder, low, high)
@@ -93,6 +94,8 @@ class QuantizedConv2d(nn.Module):
             out_zero = zero_point(layer.low)
             scale, bias = whole_bias(layer, bound, finer)
             bias = bias * scale
+        elif ends is None:
+            raise ValueError("ends must be given of a layer that hands no codes on")
         else:
             step, out_zero = even_steps(*ends)
             self.after = Dequantize(step, out_zero)

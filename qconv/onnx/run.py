@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..inference import freeze
-
-CLOSE = 1e-5  # of the largest output
+from ..inference.verify import classes, is_close
 
 
 class OnnxModel:
@@ -103,14 +102,8 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     if got.shape != wanted.shape:
         raise ValueError(f"ONNX file {path}: gives {tuple(got.shape)}, the model {tuple(wanted.shape)}")
     error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).flatten(1).amax(1)
-    close = int((error <= CLOSE * (wanted.abs().max() + 0.1)).sum())
-    decisions = int(((_decisions(got) != _decisions(wanted)) | error.isinf()).sum())
+    close = int(torch.as_tensor(is_close(error, wanted.abs().max())).sum())
+    decisions = int(((classes(got) != classes(wanted)) | error.isinf()).sum())
     return OnnxComparison(
         runtime.is_rounded, close, float(error.max()), float(wanted.abs().max()), decisions, len(inputs)
     )
-
-
-def _decisions(output: Tensor) -> Tensor:
-    """The class of each sample; with one output its sign."""
-    output = output.flatten(1)
-    return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()

@@ -49,18 +49,27 @@ def _store_float(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -
         return
     largest = np.abs(array).reshape(len(array), -1).max(1, initial=0)
     scale = np.where(largest == 0, 1, largest).astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
-    for divisor in sorted((np.float32(1), scale), key=lambda each: len(np.unique(array / each))):
-        levels, places = np.unique(array / divisor, return_inverse=True)
-        restored = levels[places].reshape(array.shape) * divisor
-        if len(levels) > 256 or not np.array_equal(restored, array):
-            continue
-        indices = places.reshape(array.shape).astype(uint4 if len(levels) <= 16 else np.uint8)
-        whole = build.cast(build.constant(indices, "places"), ir.DataType.INT32)
-        floats = build.node("Gather", build.constant(levels, "levels"), whole)
-        if divisor is scale:
-            floats = build.node("Mul", floats, build.constant(scale, "scale"))
-        _replace(graph, value, floats)
+    alone, scaled = _levels(array), _levels(array / scale)
+    if scaled is not None and not np.array_equal(scaled[0][scaled[1]] * scale, array):
+        scaled = None
+    if alone is None and scaled is None:
         return
+    is_scaled = alone is None or (scaled is not None and len(scaled[0]) < len(alone[0]))
+    levels, places = cast(Any, scaled if is_scaled else alone)
+    indices = places.astype(uint4 if len(levels) <= 16 else np.uint8)
+    whole = build.cast(build.constant(indices, "places"), ir.DataType.INT32)
+    floats = build.node("Gather", build.constant(levels, "levels"), whole)
+    if is_scaled:
+        floats = build.node("Mul", floats, build.constant(scale, "scale"))
+    _replace(graph, value, floats)
+
+
+def _levels(array: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
+    """The different numbers of an array, and the place of each in them; None if they are more than 256."""
+    if len(np.unique(array.ravel()[:4096])) > 256:  # float weights are not worth the sorting
+        return None
+    levels, places = np.unique(array, return_inverse=True)
+    return (levels, places.reshape(array.shape)) if len(levels) <= 256 else None
 
 
 def _fits_4_bits(array: NDArray[np.int8]) -> bool:

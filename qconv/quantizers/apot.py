@@ -38,10 +38,11 @@ def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
     """The nearest of ``±grid``, the smaller one half way between two; NaN gives NaN.
 
     Half way lie multiples of ½, so that ``ceil(2 |x|)`` tells the level: a table look-up is a sixth of a search's time.
-    Compiled code makes one pass of comparisons, which vectors of numbers can do and a look-up can't.
+    Compiled code makes one pass of comparisons, which vectors of numbers can do and a look-up can't. Exported, each
+    would be a pass of its own.
     """
     doubled = x.abs() * 2
-    if torch.compiler.is_compiling() and len(grid) <= 16:
+    if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and len(grid) <= 16:
         nearest = torch.zeros_like(x)
         for below, level in pairwise(grid):
             nearest = torch.where(doubled > below + level, float(level), nearest)

@@ -18,12 +18,9 @@ from yaml import YAMLError
 
 from ..files import DamagedFileError
 from ..packed import FILE, load_packed, save_packed
-from .checkpoint_io import load_checkpoint
-from .run import float_model, quantized_model
+from .initial_weights import read_weights
+from .run import BEST, CONFIG, float_model, quantized_model
 from .shipping import description
-
-CONFIG = "config.yaml"
-_NETWORK = "model."  # before its tensors in the state dict of a `Classifier`
 
 
 class FinishedRun:
@@ -78,15 +75,13 @@ class FinishedRun:
                 f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true), only the "
                 f"packed model has them: give {self.folder / FILE}"
             )
-        state: dict[str, Any] = load_checkpoint(self.folder / "checkpoints/best.ckpt")["state_dict"]
+        weights, _ = read_weights(str(self.folder / BEST))
         with self._config_named():
             model, _ = quantized_model(self.cfg, self.data)
-        model.load_state_dict(
-            {name.removeprefix(_NETWORK): value for name, value in state.items() if name.startswith(_NETWORK)}
-        )
+        model.load_state_dict(weights)
         return model.eval()
 
-    def examples(self, count: int, split: Literal["train", "val"] = "train") -> Tensor:
+    def examples(self, count: int, split: Literal["train", "val"]) -> Tensor:
         """As many pictures of a split as the network takes them; all if there are fewer."""
         data: Any = self.data
         taken: list[Tensor] = []

@@ -36,7 +36,8 @@ NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides
 RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
 # What gloo and NCCL say.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
-LAST = Path("checkpoints/last.ckpt")
+CONFIG = "config.yaml"
+BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")  # all of them in the folder of a run
 C = TypeVar("C", bound=Callback)
 
 
@@ -86,7 +87,7 @@ def find_last(cfg: DictConfig) -> str | None:
     found = [folder / LAST for folder in (own, *others) if (folder / LAST).is_file()]
     if (own / LAST) not in found:
         asked = OmegaConf.to_container(cfg, resolve=True)
-        found = [path for path in found if same_run(path.parents[1] / "config.yaml", asked)]
+        found = [path for path in found if same_run(path.parents[1] / CONFIG, asked)]
         found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     rank_zero_only(show_note)(
         f"ckpt_path=last: going on with {found[0]}" if found else "ckpt_path=last: no such run so far, starting anew"
@@ -239,7 +240,7 @@ def start_run(cfg: DictConfig) -> tuple[Trainer, list[Callback]]:
     folder = Path(cfg.run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(folder / "config.yaml") as file:
+        with atomic_file(folder / CONFIG) as file:
             file.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
     except OSError as error:
         raise OSError(f"run_dir (={folder}) cannot be written: {error.strerror}") from error
