@@ -427,6 +427,21 @@ def test_differences_anywhere_are_found(plant: Any) -> None:
     assert "not equal" in str(found)
 
 
+@pytest.mark.parametrize("plant", [None, plant_first, plant_last])
+@pytest.mark.parametrize("scheme", [schemes.lsq(8, 8), schemes.shift_q(fixed_point=(16, 16))], ids=str)
+def test_outputs_are_judged_though_codes_of_all_samples_drift(scheme: Scheme, plant: Any) -> None:
+    input = torch.randn(2, 3, 48, 48)
+    model = trained(chain(activation=nn.ReLU), scheme, input)
+    frozen = freeze(model)
+    with torch.no_grad():
+        next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.mul_(1 + 3e-6)
+        if plant is not None:
+            plant(frozen)
+    found = verify(model, frozen, input)
+    assert found.layers[0].drift > 0 or "fixed_point" in str(scheme)  # which counts what more than rounding explains
+    assert found.equal == (plant is None), f"\n{found}"
+
+
 def test_the_decision_of_a_single_output_is_its_sign() -> None:
     input = torch.randn(8, 3, 8, 8)
     model = trained(resnet20(num_classes=1), schemes.bwn(), input)
@@ -470,6 +485,28 @@ def test_a_layer_that_is_not_called() -> None:
     checked = verify(model, freeze(model), input)
     assert checked.equal
     assert [each.name for each in checked.layers] == ["conv"]
+
+
+def test_a_layer_that_the_trained_model_alone_calls() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.times = conv(), 2
+
+        def forward(self, input: Tensor) -> Tensor:
+            for _ in range(len(input) * 0 + self.times):  # can't be traced
+                input = self.conv(input)
+            return input
+
+    input = torch.randn(2, 24, 6, 6)
+    model = trained(Twice(), schemes.bnn(), input, skip=())
+    frozen = freeze(model)
+    assert verify(model, frozen, input).equal
+    network: Any = frozen.network
+    for network.times in (1, 3):
+        checked = verify(model, frozen, input)
+        assert not checked.equal
+        assert (checked.layers[0].drift == 2 * 24 * 6 * 6) == (network.times == 1)
 
 
 def test_frozen_under_inference_mode() -> None:

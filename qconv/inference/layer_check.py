@@ -10,13 +10,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
+from ..quantizers.base import Codes
 from .freeze import FrozenModel
 from .layers import BinaryConv2d, IntegerLayer
 from .operators import code_dtype, unpack_signs
 from .rewrite import Frozen, distance_name
 
 EPS = 2.0**-24
-STRAYED = 1e-5  # of the codes of a layer, for each code there is: those that lie at an edge between two
+# For each code there is: how many of a layer's codes may lie at an edge between two. For each unit of a code that is as
+# fine as floats are rounded: what it may be off by.
+STRAYED = 1e-5
 FEW = 3
 
 
@@ -33,8 +36,9 @@ class LayerCheck:
         handed: how many codes that it hands on differ from those of the exact sums.
         error: the largest difference of a float that it hands on from the exact value.
         of_bound: the largest part of the allowed difference that was used, 1 at the limit.
-        drift: how many of its input's codes differ where both networks run as a whole, and so each on its own floats.
-        of_drift: the part of the allowed drift that was used, in batches in which no layer before it drifts.
+        drift: how many of its input's codes differ where the frozen network makes them itself, behind layers that have
+            the trained codes; of a shift layer, by more than the rounding of floats.
+        of_drift: the part of the allowed drift that was used.
         elements: how many codes there are.
     """
 
@@ -73,44 +77,49 @@ class LayerPair:
         self.whole = frozen.network.get_submodule(told.name)
         self.folded = [copy.deepcopy(model.get_submodule(name)).double() for name in told.folded]
         self.next = cast(Any, model.get_submodule(told.reader)).input_quantizer if told.reader else None
+        self.integer: Any = None
         if told.arithmetic != "float":
             self.integer = next(module for module in self.whole.modules() if isinstance(module, IntegerLayer))
         if told.gives == "distances":
             self.distance = frozen.network.get_submodule(distance_name(told.name))
 
-    def check(self, inputs: list[Tensor], own: list[Tensor] | None) -> tuple[LayerCheck, Tensor | None]:
-        """What is found, and which samples have a code that drifts; None for a float layer.
+    def given(self, input: Tensor) -> Tensor:
+        """What the frozen layer gets where the trained one gets `input`: floats, or codes of the layer before it."""
+        padded = self._padded(input)
+        if self.is_fed:
+            values = self._codes(padded).values
+            if isinstance(self.integer, BinaryConv2d):
+                return values.float()
+            return values.to(code_dtype(int(values.min()) if values.numel() else 0))
+        return padded if isinstance(self.layer, QConv2d) else padded.reshape(-1, padded.shape[-1], 1, 1)
+
+    def check(self, inputs: list[Tensor], own: list[Tensor]) -> LayerCheck:
+        """What is found.
 
         Args:
             inputs: of the trained layer at each call.
-            own: the codes on which the frozen one works at each call; None where it is never called.
+            own: the codes that the frozen network makes for the layer at each call; none for a float layer.
         """
         found = LayerCheck(self.told.name, self.told.arithmetic, self.told.gives)
-        strays: Tensor | None = None
+        is_fine = self.told.arithmetic == "shift"  # its codes are as fine as floats are rounded
         largest = 0.0
         for call, input in enumerate(inputs):
             if self.told.arithmetic == "float":
                 found = found.merged(self._check_float(input))
                 continue
             padded = self._padded(input)
-            codes = self.layer.input_quantizer.codes(padded, *self.layer.input_quantizer.tensors())
+            codes = self._codes(padded)
             values = codes.values.double()
-            found = found.merged(self._check_integer(padded, values, codes.scale.double()))
-            own_codes = values if own is None else self._like(padded, own[call])
-            differs = (own_codes != values).flatten(1)
-            found = replace(found, drift=found.drift + int(differs.sum()))
-            strays = differs.any(1) if strays is None or len(strays) != len(differs) else strays | differs.any(1)
+            found = found.merged(self._check_integer(self.given(input), padded, values, codes.scale.double()))
             largest = max(largest, float(values.abs().max()) if values.numel() else 0.0)
-        allowed = FEW + STRAYED * (1 + largest) * found.elements
-        return replace(found, of_drift=found.drift / allowed), strays
+            finest = 1 + STRAYED * largest if is_fine else 0.0
+            differs = (self._like(padded, own[call]) - values).abs() > finest if call < len(own) else values.isfinite()
+            found = replace(found, drift=found.drift + int(differs.sum()))
+        allowed = FEW if is_fine else FEW + STRAYED * (1 + largest) * found.elements
+        return replace(found, of_drift=found.drift / allowed)
 
-    def _check_integer(self, padded: Tensor, values: Tensor, scale: Tensor) -> LayerCheck:
+    def _check_integer(self, given: Tensor, padded: Tensor, values: Tensor, scale: Tensor) -> LayerCheck:
         """The layer on the codes `values` of an input."""
-        given = padded if isinstance(self.layer, QConv2d) else padded.reshape(-1, padded.shape[-1], 1, 1)
-        if self.is_fed and isinstance(self.integer, BinaryConv2d):  # the layer before it makes its codes
-            given = values.float()
-        elif self.is_fed:
-            given = values.to(code_dtype(int(values.min()) if values.numel() else 0))
         weight = self.layer.weight_codes()
         exact = self._apply(values, weight.values.double())
         found = LayerCheck(
@@ -163,6 +172,10 @@ class LayerPair:
                 mean = self._per_channel(module.running_mean, value)
                 magnitude = magnitude * slope + zero.abs() + (slope * mean).abs()
         return value, magnitude
+
+    def _codes(self, padded: Tensor) -> Codes:
+        """The trained codes of an input."""
+        return self.layer.input_quantizer.codes(padded, *self.layer.input_quantizer.tensors())
 
     def _padded(self, input: Tensor) -> Tensor:
         if isinstance(self.layer, QConv2d) and self.layer.padding_mode != "zeros":

@@ -3,13 +3,13 @@
 import copy
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from ..convert import to_float
 from ..layers import QuantizedLayer
@@ -26,16 +26,16 @@ class Verification:
 
     Attributes:
         layers: one for each quantized layer, in the order of the model.
-        difference: the largest difference of an output.
-        undrifted: the same among the samples in which no code drifts.
+        guided: the largest difference of an output where the frozen layers have the trained codes.
+        difference: the same where they have their own.
         largest: the largest output.
         decisions: how many inputs get another class (with one output: another sign).
         samples: how many inputs there were.
     """
 
     layers: tuple[LayerCheck, ...]
+    guided: float
     difference: float
-    undrifted: float
     largest: float
     decisions: int
     samples: int
@@ -48,7 +48,7 @@ class Verification:
     @property
     def equal(self) -> bool:
         """Whether all integers are equal, and all floats, the outputs too, within what rounding explains."""
-        is_same = bool(is_close(self.undrifted, self.largest)) and self.difference < math.inf
+        is_same = bool(is_close(self.guided, self.largest)) and self.difference < math.inf
         return self.first_difference is None and is_same
 
     def __str__(self) -> str:
@@ -84,9 +84,10 @@ def verify(
     Each frozen layer gets what the trained one sees. Its codes must equal those of the trained quantizer, its sums the
     exact sums of these codes, and the codes that it hands on those that the trained modules behind it give for the
     exact sums in float64. A float may differ from the exact value by 4 units of rounding of the terms that it is made
-    of. Both networks run as a whole, too: there a float that lies at the edge between two codes can fall to either side
-    (`LayerCheck.drift`), since float sums depend on their order. The first layer where that happens may do so for a few
-    codes in a hundred thousand, and outputs of samples without drift must agree.
+    of. The frozen network runs as a whole, too, where each layer makes its codes itself and computes with the trained
+    ones: a float that lies at the edge between two codes can fall to either side, since float sums depend on their
+    order, which may happen to a few codes in a hundred thousand (`LayerCheck.drift`), and the outputs must agree with
+    the trained ones. Where it runs on its own codes alone, outputs and decisions are compared, not judged.
 
     Args:
         model: the trained one.
@@ -110,35 +111,26 @@ def verify(
     model = copy.deepcopy(model).eval()
     fed = {told.reader for told in frozen.layers if told.reader}
     pairs = {told.name: LayerPair(model, frozen, told, told.name in fed) for told in frozen.layers}
-    trained = {name: pair.layer for name, pair in pairs.items()}
-    integer = {name: pair.integer for name, pair in pairs.items() if pair.told.arithmetic != "float"}
     found = {told.name: LayerCheck(told.name, told.arithmetic, told.gives) for told in frozen.layers}
-    difference = undrifted = largest = 0.0
+    guided = difference = largest = 0.0
     decisions = samples = 0
     for batch in (inputs,) if isinstance(inputs, Tensor) else inputs:
-        seen, output = _run(model, batch, trained, lambda _, given: given)
-        own, output_frozen = _run(frozen, batch, integer, lambda layer, given: layer.encode(given))
+        seen, output = _trained(model, batch, pairs)
         if not isinstance(output, Tensor):
             raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
-        drifted = torch.zeros(len(batch), dtype=torch.bool)
+        own, output_guided = _guided(frozen, batch, pairs, seen)
+        output_frozen = frozen(batch)
         for name, pair in pairs.items():
-            check, strays = pair.check(seen[name], own.get(name))
-            if strays is not None and len(strays) == len(batch):
-                # The codes of powers of two are as fine as floats are rounded.
-                may_drift = bool(drifted.any()) or pair.told.arithmetic == "shift"
-                check = replace(check, of_drift=0.0) if may_drift else check
-                drifted |= strays
-            found[name] = found[name].merged(check)
+            found[name] = found[name].merged(pair.check(seen[name], own[name]))
         samples += len(batch)
         if output.numel():
-            error = (output - output_frozen).abs().flatten(1).nan_to_num(torch.inf, torch.inf).amax(1)
-            difference = max(difference, float(error.max()))
-            undrifted = max(undrifted, 0.0 if bool(drifted.all()) else float(error[~drifted].max()))
+            guided = max(guided, _largest_difference(output, output_guided))
+            difference = max(difference, _largest_difference(output, output_frozen))
             largest = max(largest, float(output.abs().max()))
             decisions += int((classes(output) != classes(output_frozen)).sum())
     if not samples:
         raise ValueError("inputs must hold at least one sample")
-    return Verification(tuple(found.values()), difference, undrifted, largest, decisions, samples)
+    return Verification(tuple(found.values()), guided, difference, largest, decisions, samples)
 
 
 def classes(output: Tensor) -> Tensor:
@@ -152,18 +144,40 @@ def is_close(difference: Tensor | float, largest: Tensor | float) -> Tensor | bo
     return difference <= CLOSE * (largest + 0.1)
 
 
-def _run(
-    model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Module], look: Callable[[Any, Tensor], Tensor]
-) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """What `look` makes of the inputs of layers at each call, and the output."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in layers}
+def _largest_difference(output: Tensor, other: Tensor) -> float:
+    """Inf where one is NaN."""
+    return float((output - other).abs().nan_to_num(torch.inf, torch.inf).max())
 
-    def watch(layer: nn.Module, inputs: list[Tensor]) -> RemovableHandle:
-        return layer.register_forward_pre_hook(lambda layer, args: inputs.append(look(layer, args[0])))
 
-    handles = [watch(layer, seen[name]) for name, layer in layers.items()]
-    try:
+def _trained(model: nn.Module, batch: Tensor, pairs: Mapping[str, LayerPair]) -> tuple[dict[str, list[Tensor]], Tensor]:
+    """The inputs of the trained layers at each call, and the output."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in pairs}
+
+    def watch(inputs: list[Tensor]) -> Any:
+        return lambda layer, args: inputs.append(args[0])
+
+    with ExitStack() as hooks:
+        for name, pair in pairs.items():
+            hooks.callback(pair.layer.register_forward_pre_hook(watch(seen[name])).remove)
         return seen, model(batch)
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def _guided(
+    frozen: FrozenModel, batch: Tensor, pairs: Mapping[str, LayerPair], seen: Mapping[str, list[Tensor]]
+) -> tuple[dict[str, list[Tensor]], Tensor]:
+    """The codes that the frozen network makes for its layers, and its output where they get the trained ones."""
+    own: dict[str, list[Tensor]] = {name: [] for name in pairs}
+
+    def guide(pair: LayerPair, codes: list[Tensor], inputs: list[Tensor]) -> Any:
+        def hook(layer: Any, args: tuple[Tensor, ...]) -> Tensor:
+            codes.append(layer.encode(args[0]))
+            return pair.given(inputs[len(codes) - 1]) if len(codes) <= len(inputs) else args[0]
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, pair in pairs.items():
+            if pair.integer is not None:
+                hook = guide(pair, own[name], seen[name])
+                hooks.callback(pair.integer.register_forward_pre_hook(hook).remove)
+        return own, frozen(batch)
