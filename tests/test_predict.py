@@ -156,7 +156,7 @@ def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.Captu
     header, *rows, verdict = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["layer", "arithmetic", "gives"]
     assert all(row.split()[1] == "binary" for row in rows)
-    assert verdict.startswith("equal; outputs differ by up to ")
+    assert verdict.startswith("equal; on its own codes, outputs differ by up to ")
     assert verdict.endswith("and 0 of 2 decisions")
     assert main(["verify", str(tmp_path / "model"), str(tmp_path / "none.png")]) == 1
     assert "none.png cannot be read" in capsys.readouterr().err

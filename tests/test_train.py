@@ -164,7 +164,7 @@ def test_what_a_run_ships_is_verified(
     folder, _ = whole
     assert cli(["verify", str(folder)]) == 0
     told = capsys.readouterr().out.splitlines()
-    assert told[-1].startswith("equal; outputs differ by up to ")
+    assert told[-1].startswith("equal; on its own codes, outputs differ by up to ")
     assert told[-1].endswith("and 0 of 64 decisions")
     assert cli(["summary", str(folder)]) == 0
     other = tmp_path / "run"
@@ -173,7 +173,7 @@ def test_what_a_run_ships_is_verified(
     checkpoint["state_dict"]["model.fc.bias"][0] += 1
     torch.save(checkpoint, other / "checkpoints/best.ckpt")
     assert cli(["verify", str(other)]) == 1
-    assert "not equal: outputs differ behind equal layers" in capsys.readouterr().out
+    assert "not equal: behind equal layers outputs differ by " in capsys.readouterr().out
     config = other / "config.yaml"
     config.write_text(config.read_text().replace("reestimate_bn: false", "reestimate_bn: true"))
     assert cli(["verify", str(other)]) == 1

@@ -65,11 +65,11 @@ class Verification:
         widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         first = self.first_difference
-        verdict = "equal" if self.equal else "not equal: outputs differ behind equal layers"
+        verdict = "equal" if self.equal else f"not equal: behind equal layers outputs differ by {self.guided:.1e}"
         if first is not None:
             verdict = f"not equal: '{first.name}' is the first layer that differs"
         lines.append(
-            f"{verdict}; outputs differ by up to {self.difference:.1e} of {self.largest:.3g}, "
+            f"{verdict}; on its own codes, outputs differ by up to {self.difference:.1e} of {self.largest:.3g}, "
             f"and {self.decisions} of {self.samples} decisions"
         )
         return "\n".join(lines)
