@@ -61,18 +61,8 @@ def export_onnx(
         raise ImportError(f'export to ONNX needs {error.name}: pip install "qconv[onnx]"') from error
     from .store import store_integers
 
-    if not isinstance(example, Tensor) or not example.is_floating_point():
-        kind = example.dtype if isinstance(example, Tensor) else type(example).__name__
-        raise TypeError(f"example ({kind}) must be a float tensor (N, C, H, W)")
-    if example.ndim < 2 or not example.numel():
-        raise ValueError(f"example (of shape {tuple(example.shape)}) must be (N, C, H, W) and hold at least one sample")
-    if not example.isfinite().all():
-        raise ValueError("example has NaN or inf: give inputs as in use")
     path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"path (={path}) is a folder: name a file")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")
+    _check(path, example)
     example = example.detach().float().cpu()
     frozen = freeze(model, tolerance=TOLERANCE)
     for told in frozen.layers:
@@ -111,6 +101,21 @@ def export_onnx(
     onnx.checker.check_model(content, full_check=True)
     with atomic_file(path) as file:
         file.write(content.SerializeToString())
+
+
+def _check(path: Path, example: Tensor) -> None:
+    """Raise an error for arguments that can't be used."""
+    if not isinstance(example, Tensor) or not example.is_floating_point():
+        kind = example.dtype if isinstance(example, Tensor) else type(example).__name__
+        raise TypeError(f"example ({kind}) must be a float tensor (N, C, H, W)")
+    if example.ndim < 2 or not example.numel():
+        raise ValueError(f"example (of shape {tuple(example.shape)}) must be (N, C, H, W) and hold at least one sample")
+    if not example.isfinite().all():
+        raise ValueError("example has NaN or inf: give inputs as in use")
+    if path.is_dir():
+        raise IsADirectoryError(f"path (={path}) is a folder: name a file")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path (={path}): there is no folder {path.parent}")
 
 
 def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
