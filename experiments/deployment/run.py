@@ -1,10 +1,9 @@
-"""What a shipped ResNet-20 and ResNet-18 cost: bytes, latency, and agreement with the trained model.
+"""What a shipped ResNet-20 and ResNet-18 cost, and whether they decide as trained: `latency.csv`, `agreement.csv`.
 
     uv run experiments/deployment/run.py TREE RUNS [METHOD…]
 
-TREE holds CIFAR-10's pictures, ``test/<class>/*``; RUNS the folders of experiments/cifar10_methods. A ResNet-20 has the
-weights of its run where there is one. All others are initialized, and see training pictures for their batch norms.
-Rows that latency.csv has already are kept.
+TREE holds CIFAR-10's pictures, ``test/<class>/*``; RUNS the folders of runs (README.md has the commands). A network
+without one is initialized, and sees training pictures for its batch norms. Rows that the files have already are kept.
 """
 
 import csv
@@ -26,149 +25,171 @@ from qconv.environment import commit, machine
 from qconv.models import resnet18, resnet20
 from qconv.onnx import OnnxModel
 from qconv.training.finished import FinishedRun
+from qconv.training.history import write_csv
 
 HERE = Path(__file__).parent
-METHODS: dict[str, tuple[Any, str]] = {
-    "float": (None, "float"),
-    "LSQ 8/8": (schemes.lsq(8, 8), ""),
-    "LSQ 4/4": (schemes.lsq(4, 4), "LSQ_4-4"),
-    "DeepShift-Q": (schemes.shift_q(), "DeepShift-Q"),
-    "BWN": (schemes.bwn(), "BWN"),
-    "Bi-Real": (schemes.bireal(), "Bi-Real"),
+LATENCY, AGREEMENT = HERE / "latency.csv", HERE / "agreement.csv"
+METHODS = {
+    "float": None,
+    "LSQ 8/8": schemes.lsq(8, 8),
+    "LSQ 4/4": schemes.lsq(4, 4),
+    "DeepShift-Q": schemes.shift_q(),
+    "BWN": schemes.bwn(),
+    "Bi-Real": schemes.bireal(),
 }
-NETWORKS: dict[str, Callable[..., nn.Module]] = {"ResNet-20": resnet20, "ResNet-18": resnet18}
+BINARY: dict[str, Any] = {"shortcut": "per_conv", "activation": nn.Hardtanh}  # as the study's
+# How it is built, and the folder of its run.
+NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
+    "ResNet-20": (resnet20, "{}-seed1"),
+    "ResNet-18": (resnet18, "ResNet-18_{}-seed1"),
+}
+FLOAT = "ONNX Runtime, float"  # the others are compared with it
 BATCHES = 1, 64
-SECONDS = 3.0  # of measuring, for each network, method and batch
-COLUMNS = [
-    "network",
-    "method",
-    "trained",
-    "batch",
-    "way",
-    "bytes",
-    "ms",
-    "ratio",
-    "decisions",
-    "right",
-    "pictures",
-    "commit",
-    "cpu",
-]
+SECONDS = 6.0  # of measuring, for each network, method and batch
+TURN = 0.1  # seconds of each way
+Ways = dict[str, Callable[[Tensor], Tensor]]
+Rows = list[dict[str, Any]]
 
 
 def main(tree: str, runs: str, *methods: str) -> None:
-    """Measure what is missing in latency.csv, and draw it."""
+    """Measure what is missing in the files, and draw it."""
     data = ImageFolderDataModule(root=tree, val_size=0.1, seed=1, batch_size=128)
     data.prepare_data()
     data.setup("fit")
     test, labels = (torch.cat(each)[::20] for each in zip(*data.test_dataloader(), strict=True))
     train = torch.cat([images for _, (images, _) in zip(range(4), data.train_dataloader(), strict=False)])
-    path = HERE / "latency.csv"
-    rows = list(csv.DictReader(path.open())) if path.is_file() else []
-    done = {(row["network"], row["method"]) for row in rows}
-    about = {**machine(), "commit": commit()}
-    for network in NETWORKS:
+    for network, (build, folder) in NETWORKS.items():
         for method in methods or METHODS:
-            if (network, method) in done:
+            run = Path(runs) / folder.format(method.replace("/", "-").replace(" ", "_"))
+            about = {"network": network, "method": method}
+            if has_row(LATENCY, about) and has_row(AGREEMENT, about):
                 continue
-            model, trained = built(network, method, Path(runs), train)
-            twin = float_twin(network, train)
-            for row in measured(model, twin, train, test, labels):
-                rows.append({"network": network, "method": method, "trained": trained, **row, **about})
-            with path.open("w", newline="") as file:
-                writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore")
-                writer.writeheader()
-                writer.writerows(rows)
+            model, epochs = built(build, method, run, train)
+            ways, sizes = shipped(model, initialized(build, None, train), train)
+            if not has_row(LATENCY, about):
+                append(LATENCY, about, latency(ways, sizes, test))
+            if not has_row(AGREEMENT, about):
+                append(AGREEMENT, {**about, "epochs": epochs}, agreement(ways, test, labels))
             print(f"{network} {method} done", flush=True)
-    draw(rows, HERE / "latency.png")
+    draw(read(LATENCY), HERE / "latency.png")
 
 
-def built(network: str, method: str, runs: Path, train: Tensor) -> tuple[nn.Module, str]:
-    """The network of a method, and what is said of its weights."""
-    scheme, name = METHODS[method]
-    folder = runs / f"{name}-seed1"
-    if network == "ResNet-20" and name and (folder / "checkpoints/best.ckpt").is_file():
-        return FinishedRun(folder).trained(), "yes"
+def built(build: Callable[..., nn.Module], method: str, run: Path, train: Tensor) -> tuple[nn.Module, int]:
+    """The network of a method, and for how many epochs it was trained."""
+    if (run / "checkpoints/best.ckpt").is_file():
+        finished = FinishedRun(run)
+        return finished.trained(), finished.cfg.trainer.max_epochs
+    return initialized(build, METHODS[method], train, **(BINARY if method == "Bi-Real" else {})), 0
+
+
+def initialized(
+    build: Callable[..., nn.Module], scheme: schemes.Scheme | None, train: Tensor, **options: Any
+) -> nn.Module:
+    """A network that has seen pictures, and was not trained."""
     torch.manual_seed(0)
-    model = NETWORKS[network](num_classes=10)
+    model = build(num_classes=10, **options)
     if scheme is not None:
         qconv.convert(model, scheme)
         qconv.calibrate(model, [train[:128]])
     with torch.no_grad():
         for batch in train.split(128):
             model.train()(batch)
-    return model.eval(), "no"
-
-
-def float_twin(network: str, train: Tensor) -> nn.Module:
-    """The float network of the same kind, whose ONNX file is what others are compared with."""
-    torch.manual_seed(0)
-    model = NETWORKS[network](num_classes=10)
-    with torch.no_grad():
-        model.train()(train[:128])
     return model.eval()
 
 
 @torch.no_grad()
-def measured(model: nn.Module, twin: nn.Module, train: Tensor, test: Tensor, labels: Tensor) -> list[dict[str, Any]]:
-    """A row for each way to run it and each batch, all in turn."""
-    wanted = torch.cat([model(batch) for batch in test.split(64)]).argmax(1)
-    ways: dict[str, Callable[[Tensor], Tensor]] = {"eager": model.to(memory_format=torch.channels_last)}  # pyright: ignore
-    size: dict[str, int] = {"eager": sum(each.numel() * 4 for each in model.parameters())}
+def shipped(model: nn.Module, twin: nn.Module, train: Tensor) -> tuple[Ways, dict[str, int]]:
+    """The ways to run a network, and the bytes of each; the float one is its `twin`."""
+    ways: Ways = {"eager": model.to(memory_format=torch.channels_last)}  # pyright: ignore[reportCallIssue]
+    sizes = {"eager": sum(each.numel() * 4 for each in model.parameters())}
     with TemporaryDirectory() as folder:
         for name, source, options in (
-            ("ONNX Runtime, float", twin, {}),
+            (FLOAT, twin, {}),
             ("ONNX Runtime", model, {}),
             ("ONNX Runtime, rounded", model, {"round_outputs": True}),
         ):
             path = Path(folder) / f"{len(ways)}.onnx"
             qconv.export_onnx(source, path, train, **options)
-            ways[name], size[name] = OnnxModel(path), path.stat().st_size
+            ways[name], sizes[name] = OnnxModel(path), path.stat().st_size
         packed = Path(folder) / "model.safetensors"
         qconv.save_packed(model, packed)
-        size["qconv.freeze"] = size["packed"] = packed.stat().st_size
-    ways["qconv.freeze"] = qconv.freeze(model)
+        ways["qconv.freeze"], sizes["qconv.freeze"] = qconv.freeze(model), packed.stat().st_size
     torch._dynamo.reset()  # it compiles a class a few times only, and then leaves it eager
-    ways["compile"] = torch.compile(model, dynamic=False)
-    size["compile"] = size["eager"]
-    classes = {
-        name: torch.cat([way(batch) for batch in test.split(64)]).argmax(1)
-        for name, way in ways.items()
-        if name != "ONNX Runtime, float"
-    }
-    decisions = {name: int((found != wanted).sum()) for name, found in classes.items()}
-    right = {name: int((found == labels).sum()) for name, found in classes.items()}
-    rows: list[dict[str, Any]] = []
+    ways["compile"], sizes["compile"] = torch.compile(model, dynamic=False), sizes["eager"]
+    return ways, sizes
+
+
+@torch.no_grad()
+def latency(ways: Ways, sizes: dict[str, int], test: Tensor) -> Rows:
+    """A row for each batch and way, all ways in turn."""
+    rows: Rows = []
     for batch in BATCHES:
-        input = test[:batch].contiguous(memory_format=torch.channels_last)
-        times: dict[str, list[float]] = {name: [] for name in ways}
-        for way in ways.values():
-            way(input)
-            way(input)
-        stop = time.perf_counter() + SECONDS
-        while time.perf_counter() < stop or len(times["eager"]) < 5:
-            for name, way in ways.items():
-                start = time.perf_counter()
-                way(input)
-                times[name].append(time.perf_counter() - start)
-        medians = {name: statistics.median(values) * 1e3 for name, values in times.items()}
+        medians = in_turn(ways, test[:batch].contiguous(memory_format=torch.channels_last))
         for name, median in medians.items():
-            rows.append(
-                {
-                    "batch": batch,
-                    "way": name,
-                    "bytes": size[name],
-                    "ms": round(median, 3),
-                    "ratio": round(medians["ONNX Runtime, float"] / median, 2),
-                    "decisions": decisions.get(name, ""),
-                    "right": right.get(name, ""),
-                    "pictures": len(test),
-                }
-            )
+            ratio = round(medians[FLOAT] / median, 2)
+            rows.append({"batch": batch, "way": name, "bytes": sizes[name], "ms": round(median, 3), "ratio": ratio})
     return rows
 
 
-def draw(rows: list[dict[str, Any]], path: Path) -> None:
+def in_turn(ways: Ways, input: Tensor) -> dict[str, float]:
+    """The median time of a call of each way, in ms.
+
+    A turn is several calls, as in a program that does nothing else: the first one, which finds the caches full of
+    another way's numbers and its own threads asleep, does not count.
+    """
+    times: dict[str, list[float]] = {name: [] for name in ways}
+    for way in ways.values():
+        way(input)
+    stop = time.perf_counter() + SECONDS
+    while time.perf_counter() < stop or len(times[FLOAT]) < 5:
+        for name, way in ways.items():
+            way(input)
+            end = time.perf_counter() + TURN
+            while (start := time.perf_counter()) < end:
+                way(input)
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) * 1e3 for name, values in times.items()}
+
+
+@torch.no_grad()
+def agreement(ways: Ways, test: Tensor, labels: Tensor) -> Rows:
+    """How many test pictures get another class than the trained model gives, and how many the right one."""
+    classes = {
+        name: torch.cat([way(batch) for batch in test.split(64)]).argmax(1)
+        for name, way in ways.items()
+        if name != FLOAT
+    }
+    return [
+        {
+            "way": name,
+            "decisions": int((found != classes["eager"]).sum()),
+            "right": int((found == labels).sum()),
+            "pictures": len(test),
+        }
+        for name, found in classes.items()
+    ]
+
+
+def read(path: Path) -> Rows:
+    """The rows of a file; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def has_row(path: Path, about: dict[str, str]) -> bool:
+    """Whether the file has a row of this network and method."""
+    return any(about.items() <= row.items() for row in read(path))
+
+
+def append(path: Path, about: dict[str, Any], rows: Rows) -> None:
+    """Write rows behind those of the file."""
+    where = {"commit": commit(), "cpu": machine()["cpu"]}
+    write_csv([*read(path), *({**about, **row, **where} for row in rows)], path)
+
+
+def draw(rows: Rows, path: Path) -> None:
     """How many times as fast as the float network in ONNX Runtime."""
     import matplotlib.pyplot as plt
 
