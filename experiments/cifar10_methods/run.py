@@ -22,7 +22,7 @@ from qconv.training.history import write_csv
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 RUNS = ROOT / "outputs/cifar10_methods"
-RESULTS = HERE / "results.csv"
+RESULTS, STEP_TIMES = HERE / "results.csv", HERE / "step_times.csv"
 SEED = 1
 BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtanh"]
 APOT_RULES = (
@@ -77,21 +77,19 @@ def run(method: str, data: str) -> None:
 
 
 def collect() -> list[dict[str, Any]]:
-    """A row for each method that is done; `float_gap` is the float network's test accuracy minus the method's.
+    """A row for each method that is done.
 
-    The rows of runs whose folders are elsewhere stay as they are.
+    `float_gap` is the float network's test accuracy minus the method's, `step_ratio` the time of a training step over
+    that of the network with `nn.Conv2d`. The rows of runs whose folders are elsewhere stay as they are.
     """
     rows: list[dict[str, Any]] = []
-    written: dict[str, dict[str, Any]] = {}
-    if RESULTS.is_file():
-        with RESULTS.open() as file:
-            written = {row["method"]: row for row in csv.DictReader(file)}
+    written = {row["method"]: row for row in read(RESULTS)}
+    ratios = {(row["case"], row["compiled"]): row["ratio"] for row in read(STEP_TIMES)}
     for method, (width, _) in METHODS.items():
         path = folder(method) / "result.json"
         if path.is_file():
             result = json.loads(path.read_text())
-            with (folder(method) / "metrics.csv").open() as file:
-                epochs = list(csv.DictReader(file))
+            epochs = read(folder(method) / "metrics.csv")
             rows.append(
                 {
                     "method": method,
@@ -114,7 +112,17 @@ def collect() -> list[dict[str, Any]]:
     reference = float(rows[0]["test_accuracy"]) if rows[0]["method"] == "float" else None
     for row in rows:
         row["float_gap"] = None if reference is None else reference - float(row["test_accuracy"])
+        row["step_ratio"] = ratios.get((row["method"], "False"))
+        row["step_ratio_compiled"] = ratios.get((row["method"], "True"))
     return rows
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
