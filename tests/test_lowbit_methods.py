@@ -592,26 +592,6 @@ def test_float64_is_never_less(make: Callable[[], Quantizer]) -> None:
     assert all(grad is None or grad.dtype == torch.float64 for grad in grads)
 
 
-def test_compiled_equals_eager() -> None:
-    x, grad = torch.randn(6, 40), torch.randn(6, 40)
-    # these two differ from others in `initialize` alone
-    quantizers = [ready(make, x) for name, make in EACH.items() if name not in ("PercentileInput", "DSQInput")]
-    tensors = [hand_over(q) for q in quantizers]
-
-    def all_of_them(x: Tensor, grad: Tensor, tensors: list[tuple[Tensor, ...]]) -> list[tuple[Tensor | None, ...]]:
-        return [(q.quantize(x, *t), *q.backward(grad.clone(), x, *t)) for q, t in zip(quantizers, tensors, strict=True)]
-
-    torch._dynamo.reset()
-    eager, compiled = all_of_them(x, grad, tensors), torch.compile(all_of_them, fullgraph=True)(x, grad, tensors)
-    for q, ones, others in zip(quantizers, eager, compiled, strict=True):
-        if not isinstance(q, N2UQWeight):  # a mean, which may be summed in another order
-            assert ones[0] is not None
-            assert others[0] is not None
-            assert ones[0].equal(others[0])
-        for one, another in zip(ones, others, strict=True):
-            torch.testing.assert_close(one, another, rtol=1e-5, atol=1e-5)
-
-
 BAD_CHECKPOINTS = {
     "width": (N2UQInput, {"widths": torch.tensor([0.5, 0.0, 0.5])}, r"widths \(=0.0\) in the checkpoint must"),
     "scale": (

@@ -296,23 +296,31 @@ ROUNDED = (AdaBinWeight, APoTWeight, BiRealWeight, DoReFaWeight, DSQInput, DSQWe
 ROUNDED += (N2UQInput, N2UQWeight, ReCUInput, ReCUWeight, ReSTEWeight, ScaledSign, TTQ, TWN)
 
 
-@pytest.mark.parametrize("name", COMPILED)
-def test_compiled_equals_eager(name: str) -> None:
-    make, _ = QUANTIZERS[name]
-    rounded = isinstance(make(), ROUNDED)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_compiled_equals_eager(rounded: bool) -> None:
+    """All in one graph: one for each takes three times as long."""
     above = torch.nextafter(torch.tensor(1.0), torch.tensor(2.0)).item()
     x = torch.cat([torch.randn(4, 58), torch.tensor([0.0, -0.0, 1.0, -1.0, above, -above]).expand(4, 6)], 1)
     x = x.double() if rounded else x
     grad = torch.randn_like(x)
-    quantizer, tensors = ready(make, x)
+    made = {name: ready(QUANTIZERS[name][0], x) for name in COMPILED}
+    made = {name: each for name, each in made.items() if isinstance(each[0], ROUNDED) == rounded}
 
-    def both(x: Tensor, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
-        return quantizer.quantize(x, *tensors), quantizer.backward(grad.clone(), x, *tensors)
+    def all_of_them(
+        x: Tensor, grad: Tensor, tensors: dict[str, tuple[Tensor, ...]]
+    ) -> dict[str, tuple[Tensor, tuple[Tensor | None, ...]]]:
+        return {
+            name: (quantizer.quantize(x, *tensors[name]), quantizer.backward(grad.clone(), x, *tensors[name]))
+            for name, (quantizer, _) in made.items()
+        }
 
     torch._dynamo.reset()
-    x_q, grads = both(x, grad, *tensors)
-    compiled_x_q, compiled_grads = torch.compile(both, fullgraph=True)(x, grad, *tensors)
-    torch.testing.assert_close(compiled_x_q, x_q, rtol=1e-13 if rounded else 0, atol=1e-14 if rounded else 0)
-    # Gradients of learned tensors are sums of 256 numbers in any case.
-    for compiled, eager in zip(compiled_grads, grads, strict=True):
-        torch.testing.assert_close(compiled, eager, rtol=1e-12 if rounded else 1e-5, atol=1e-13 if rounded else 1e-6)
+    tensors = {name: each for name, (_, each) in made.items()}
+    eager = all_of_them(x, grad, tensors)
+    compiled = torch.compile(all_of_them, fullgraph=True)(x, grad, tensors)
+    for name, (x_q, grads) in eager.items():
+        near = partial(torch.testing.assert_close, msg=partial("{}: {}".format, name))
+        near(compiled[name][0], x_q, rtol=1e-13 if rounded else 0, atol=1e-14 if rounded else 0)
+        # Gradients of learned tensors are sums of 256 numbers in any case.
+        for one, other in zip(compiled[name][1], grads, strict=True):
+            near(one, other, rtol=1e-12 if rounded else 1e-5, atol=1e-13 if rounded else 1e-6)
