@@ -6,7 +6,6 @@ A run that was interrupted goes on from its last checkpoint; one that is done is
 """
 
 import argparse
-import csv
 import json
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from qconv.training.history import write_csv
+from qconv.training.history import read_csv, write_csv
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -83,13 +82,13 @@ def collect() -> list[dict[str, Any]]:
     that of the network with `nn.Conv2d`. The rows of runs whose folders are elsewhere stay as they are.
     """
     rows: list[dict[str, Any]] = []
-    written = {row["method"]: row for row in read(RESULTS)}
-    ratios = {(row["case"], row["compiled"]): row["ratio"] for row in read(STEP_TIMES)}
+    written = {row["method"]: row for row in read_csv(RESULTS)}
+    ratios = {(row["case"], row["compiled"]): row["ratio"] for row in read_csv(STEP_TIMES)}
     for method, (width, _) in METHODS.items():
         path = folder(method) / "result.json"
         if path.is_file():
             result = json.loads(path.read_text())
-            epochs = read(folder(method) / "metrics.csv")
+            epochs = read_csv(folder(method) / "metrics.csv")
             rows.append(
                 {
                     "method": method,
@@ -115,14 +114,6 @@ def collect() -> list[dict[str, Any]]:
         row["step_ratio"] = ratios.get((row["method"], "False"))
         row["step_ratio_compiled"] = ratios.get((row["method"], "True"))
     return rows
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; none where there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def draw(rows: list[dict[str, Any]]) -> None:

@@ -6,7 +6,6 @@ TREE holds CIFAR-10's pictures, ``test/<class>/*``; RUNS the folders of runs (RE
 without one is initialized, and sees training pictures for its batch norms. Rows that the files have already are kept.
 """
 
-import csv
 import statistics
 import sys
 import time
@@ -25,11 +24,11 @@ from qconv.environment import commit, machine
 from qconv.models import resnet18, resnet20
 from qconv.onnx import OnnxModel
 from qconv.training.finished import FinishedRun
-from qconv.training.history import write_csv
+from qconv.training.history import read_csv, write_csv
 
 HERE = Path(__file__).parent
 LATENCY, AGREEMENT = HERE / "latency.csv", HERE / "agreement.csv"
-METHODS = {
+METHODS: dict[str, schemes.Scheme | None] = {
     "float": None,
     "LSQ 8/8": schemes.lsq(8, 8),
     "LSQ 4/4": schemes.lsq(4, 4),
@@ -71,7 +70,7 @@ def main(tree: str, runs: str, *methods: str) -> None:
             if not has_row(AGREEMENT, about):
                 append(AGREEMENT, {**about, "epochs": epochs}, agreement(ways, test, labels))
             print(f"{network} {method} done", flush=True)
-    draw(read(LATENCY), HERE / "latency.png")
+    draw(read_csv(LATENCY), HERE / "latency.png")
 
 
 def built(build: Callable[..., nn.Module], method: str, run: Path, train: Tensor) -> tuple[nn.Module, int]:
@@ -170,23 +169,15 @@ def agreement(ways: Ways, test: Tensor, labels: Tensor) -> Rows:
     ]
 
 
-def read(path: Path) -> Rows:
-    """The rows of a file; none where there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def has_row(path: Path, about: dict[str, str]) -> bool:
     """Whether the file has a row of this network and method."""
-    return any(about.items() <= row.items() for row in read(path))
+    return any(about.items() <= row.items() for row in read_csv(path))
 
 
 def append(path: Path, about: dict[str, Any], rows: Rows) -> None:
     """Write rows behind those of the file."""
     where = {"commit": commit(), "cpu": machine()["cpu"]}
-    write_csv([*read(path), *({**about, **row, **where} for row in rows)], path)
+    write_csv([*read_csv(path), *({**about, **row, **where} for row in rows)], path)
 
 
 def draw(rows: Rows, path: Path) -> None:

@@ -113,8 +113,8 @@ class LayerPair:
             found = found.merged(self._check_integer(self.given(input), padded, values, codes.scale.double()))
             largest = max(largest, float(values.abs().max()) if values.numel() else 0.0)
             finest = 1 + STRAYED * largest if is_fine else 0.0
-            differs = (self._like(padded, own[call]) - values).abs() > finest if call < len(own) else values.isfinite()
-            found = replace(found, drift=found.drift + int(differs.sum()))
+            near = (self._like(padded, own[call]) - values).abs() <= finest if call < len(own) else values.new_zeros(1)
+            found = replace(found, drift=found.drift + values.numel() - int(near.sum()))  # NaN is near nothing
         allowed = FEW if is_fine else FEW + STRAYED * (1 + largest) * found.elements
         return replace(found, of_drift=found.drift / allowed)
 

@@ -48,8 +48,8 @@ class Verification:
     @property
     def equal(self) -> bool:
         """Whether all integers are equal, and all floats, the outputs too, within what rounding explains."""
-        is_same = bool(is_close(self.guided, self.largest)) and self.difference < math.inf
-        return self.first_difference is None and is_same
+        is_close = self.guided <= tolerance(self.largest) and self.difference < math.inf
+        return self.first_difference is None and is_close
 
     def __str__(self) -> str:
         header = ("layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift")
@@ -139,9 +139,9 @@ def classes(output: Tensor) -> Tensor:
     return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
 
 
-def is_close(difference: Tensor | float, largest: Tensor | float) -> Tensor | bool:
-    """Whether a difference of outputs is one that the order of float sums explains."""
-    return difference <= CLOSE * (largest + 0.1)
+def tolerance(largest: float) -> float:
+    """What the order of float sums explains of a difference of outputs, of which this is the largest."""
+    return CLOSE * (largest + 0.1)
 
 
 def _largest_difference(output: Tensor, other: Tensor) -> float:

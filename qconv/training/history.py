@@ -67,6 +67,14 @@ class History(Callback):
         self.rows, self.earlier_seconds = list(state_dict["rows"]), state_dict["seconds"]
 
 
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
 def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
     """Write rows of equal or different columns; what a row lacks stays empty."""
     columns = list(dict.fromkeys(column for row in rows for column in row))
