@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from .layers import QuantizedLayer
-from .quantizers import Identity, Quantizer
+from .quantizers import Identity
 from .quantizers.numbers import check_whole
 from .quantizers.processes import sum_over_processes
 
@@ -44,7 +44,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     layers = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, QuantizedLayer) and _needs_data(module.input_quantizer)
+        if isinstance(module, QuantizedLayer) and module.input_quantizer.needs_data
     }
     seen: dict[str, list[Tensor]] = {name: [] for name in layers}
     quantizers = {name: layer.input_quantizer for name, layer in layers.items()}
@@ -85,10 +85,6 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     for name in reached:  # by all processes, also those whose own batches did not reach the layer
         layers[name].calibrate_(torch.cat(seen[name]) if seen[name] else layers[name].weight.new_empty(0))
     return reached
-
-
-def _needs_data(quantizer: Quantizer) -> bool:
-    return any("calibrated" in module.__dict__ for module in quantizer.modules())
 
 
 def _record(layer: QuantizedLayer, inputs: list[Tensor], empty: list[Tensor], max_samples: int) -> RemovableHandle:

@@ -175,9 +175,8 @@ class QuantizedLayer(nn.Module):
         quantizer.to(self.weight.device, self.weight.dtype)
         if not count or not (dist.is_available() and dist.is_initialized()):
             return
-        for part in quantizer.modules():
-            if "calibrated" in part.__dict__:  # by the data of others, if not by its own
-                cast(Quantizer, part).calibrated = True
+        if quantizer.needs_data:  # it has them by the others, if not by its own
+            quantizer.calibrated = True
         for tensor in quantizer.tensors():
             if tensor.is_floating_point():
                 dist.all_reduce(tensor if input.numel() else tensor.zero_())

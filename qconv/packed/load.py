@@ -199,10 +199,15 @@ class Content:
         training = tuple(
             f"{name}." for name, part in parts.items() if isinstance(part, Surrogate | Stream | FixedCodes)
         )
+        flags = {
+            joined(name, "calibrated")
+            for name, part in parts.items()
+            if isinstance(part, Quantizer) and part.needs_data
+        }
         given = {id(targets[name]) for name in self.state}
         given |= {id(targets[joined(name, "weight")]) for name, each in self.header.layers.items() if each.weight}
         for name, target in targets.items():
-            if id(target) not in given and name not in counts and not name.startswith(training):
+            if id(target) not in given and name not in counts | flags and not name.startswith(training):
                 raise ValueError(f"tensor '{name}' is missing")
         for name, part in parts.items():
             part.check_state(self.state, joined(name, ""))
@@ -228,5 +233,5 @@ class Content:
                 layer.weight_quantizer.to(layer.weight.device)
                 layer.weight.copy_(layer.quantized_weight())
         for part in model.modules():
-            if isinstance(part, Quantizer) and "calibrated" in part.__dict__:
+            if isinstance(part, Quantizer) and part.needs_data:
                 part.calibrated = True

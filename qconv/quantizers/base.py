@@ -1,11 +1,12 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
+from .flags import flag_of, is_flag, is_set
 from .part import Part
 
 
@@ -60,8 +61,9 @@ class Quantizer(Part):
             starts; what rounds gradients at random does so in evaluation too, and is for gradients alone.
         final_from: the progress from which it quantizes as in the end: above 0 where stages or portions come first.
         kept: the learned tensors that a quantizer of the same class with other bits goes on with: ranges, not steps.
-        calibrated: False while the learned tensors wait for `initialize` with data; it is saved with them. A quantizer
-            that needs data sets it to False in its constructor.
+    A quantizer that needs data sets ``self.calibrated = False`` in its constructor. That makes a float buffer of this
+    name, 0 while it waits, above 0 once it is set: an average of models, a broadcast and a state dict carry it like any
+    tensor. As an attribute it reads as a bool, and never from the device again once it was True.
     """
 
     bits: float = 32
@@ -70,7 +72,39 @@ class Quantizer(Part):
     roles: tuple[str, ...] = ("input", "weight", "grad")
     final_from: float = 0.0
     kept: tuple[str, ...] = ()
-    calibrated: bool = True
+    _was_calibrated: bool = True  # what was last known of the buffer
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether its learned tensors start from data, whether or not it has had them (`calibrated`)."""
+        return "calibrated" in self._buffers
+
+    @property
+    def calibrated(self) -> bool:
+        """False while the learned tensors wait for `initialize` with data."""
+        if not self._was_calibrated and not torch.compiler.is_compiling():  # a compiled graph can't look
+            self._was_calibrated = is_set(cast(Tensor, self._buffers["calibrated"]))
+        return self._was_calibrated
+
+    @calibrated.setter
+    def calibrated(self, value: bool) -> None:
+        flag = self._buffers.get("calibrated")
+        if flag is None:
+            self._buffers["calibrated"] = flag_of(value)
+        else:
+            flag.fill_(float(value))
+        self._was_calibrated = value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "calibrated" and isinstance(value, bool):  # torch.nn.Module would refuse a bool in a buffer's place
+            type(self).calibrated.__set__(self, value)
+        else:
+            super().__setattr__(name, value)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if (value := self.__dict__.pop("calibrated", None)) is not None:  # a whole model pickled by an earlier version
+            self.calibrated = value
 
     @property
     def is_final(self) -> bool:
@@ -117,7 +151,7 @@ class Quantizer(Part):
         """
         if x is not None:
             self.initialize(x)
-        elif "calibrated" in self.__dict__:
+        elif self.needs_data:
             self.calibrated = False
         for name in self.kept:
             mine, theirs = getattr(self, name), getattr(other, name)
@@ -140,19 +174,16 @@ class Quantizer(Part):
         """Quantize as an autograd node of its own."""
         return _Quantize.apply(x, self, *self.tensors())
 
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        if "calibrated" in self.__dict__:  # not for quantizers that need no data
-            destination[f"{prefix}calibrated"] = torch.tensor(self.calibrated)
-
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        super().check_state(state_dict, prefix)
-        value = state_dict.get(f"{prefix}calibrated", False)
-        flag = isinstance(value, bool) or (
-            isinstance(value, Tensor) and (value.dtype, value.numel()) == (torch.bool, 1)
-        )
-        if "calibrated" in self.__dict__ and not flag:
-            raise ValueError(f"{prefix}calibrated (={value}) in the checkpoint must be True or False")
+        key = f"{prefix}calibrated"
+        if not self.needs_data:
+            super().check_state(state_dict, prefix)
+            return
+        others = {name: value for name, value in state_dict.items() if name != key and name.startswith(prefix)}
+        super().check_state(others, prefix)  # an earlier version saved a bool
+        value = state_dict.get(key, False)
+        if not is_flag(value):
+            raise ValueError(f"{key} (={value}) in the checkpoint must be True or False")
 
     def _load_from_state_dict(
         self,
@@ -165,22 +196,37 @@ class Quantizer(Part):
         error_msgs: list[str],
     ) -> None:
         # Where a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight instead.
+        flag = self._buffers.pop("calibrated", None)  # which depends on what becomes of the others
         before = len(missing_keys) + len(error_msgs)
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
+        try:
+            super()._load_from_state_dict(
+                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+            )
+        finally:
+            if flag is not None:
+                self._buffers["calibrated"] = flag
         key = f"{prefix}calibrated"
-        if "calibrated" not in self.__dict__ or not any(other.startswith(prefix) for other in state_dict):
+        if flag is None or not any(other.startswith(prefix) for other in state_dict):
             return
         if key not in state_dict:
             missing_keys.append(key)
             return
         if key in unexpected_keys:
-            unexpected_keys.remove(key)  # it is neither parameter nor buffer
-        value = state_dict[key]
+            unexpected_keys.remove(key)
         # A step of another shape or none was not loaded, and the one that is here still waits for data.
-        if len(missing_keys) + len(error_msgs) == before and not (isinstance(value, Tensor) and value.is_meta):
-            self.calibrated = bool(value)
+        if len(missing_keys) + len(error_msgs) == before:
+            self._load_flag(state_dict[key], local_metadata.get("assign_to_params_buffers", False))
+
+    def _load_flag(self, value: bool | Tensor, assign: bool) -> None:
+        if isinstance(value, Tensor) and value.is_meta:
+            return
+        own = cast(Tensor, self._buffers["calibrated"])
+        found = torch.as_tensor(value, dtype=own.dtype).reshape(())
+        if assign:
+            self._buffers["calibrated"] = found
+        else:
+            own.copy_(found)
+        self._was_calibrated = is_set(found)
 
 
 def is_plain_cpu(x: Tensor) -> bool:

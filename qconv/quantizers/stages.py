@@ -85,9 +85,20 @@ class Stages(Quantizer):
         return self.current.signs
 
     @property
-    def calibrated(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of the stage."""
+    def needs_data(self) -> bool:
+        """Whether a stage does."""
+        return any(quantizer.needs_data for quantizer in self._all())
+
+    @property
+    def calibrated(self) -> bool:
+        """Of the stage; it is set for all stages that need data."""
         return self.current.calibrated
+
+    @calibrated.setter
+    def calibrated(self, value: bool) -> None:
+        for quantizer in self._all():
+            if quantizer.needs_data:
+                quantizer.calibrated = value
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for quantizer in self._all() for tensor in quantizer.tensors())

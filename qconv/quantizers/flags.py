@@ -1,0 +1,32 @@
+"""Flags of quantizers as float tensors: 0 is unset, above 0 set.
+
+A Python bool would be left behind by whatever copies a model tensor by tensor: moving averages, broadcasts between
+processes, a copy of the state dict. Averaged, a bool or an integer is cut off to 0 or refused; of a float that was set
+at some time something above 0 is left.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def flag_of(value: bool) -> Tensor:
+    """A flag that is set or not."""
+    return torch.tensor(float(value))
+
+
+def is_set(flag: Tensor) -> bool:
+    """Whether the flag is set; on the meta device, where there is nothing to read, it is not."""
+    return not flag.is_meta and bool(flag > 0)
+
+
+def is_flag(value: Any) -> bool:
+    """Whether a checkpoint may hold ``value`` for a flag: a number from 0 to 1, or a bool, as earlier ones do."""
+    if isinstance(value, bool):
+        return True
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        return False
+    if value.is_meta or value.dtype == torch.bool:
+        return True
+    return value.is_floating_point() and 0 <= value.item() <= 1

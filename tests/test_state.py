@@ -1,0 +1,113 @@
+"""The state of quantizers is tensors: averages, copies and broadcasts of a model carry all of it."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
+
+import qconv
+from qconv import Scheme, schemes
+
+STARTS_FROM_DATA = [schemes.lsq(), schemes.lsq_plus(), schemes.minmax(4, 4), schemes.dsq(), schemes.percentile(4, 4)]
+
+
+class StateDictAverage(nn.Module):
+    """What timm's ModelEmaV2 does: every tensor of the state dict moves, whole numbers are cut off."""
+
+    def __init__(self, model: nn.Module, decay: float = 0.9) -> None:
+        super().__init__()
+        self.module = copy.deepcopy(model)
+        self.decay = decay
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.module(input)
+
+    @torch.no_grad()
+    def update_parameters(self, model: nn.Module) -> None:
+        for average, value in zip(self.module.state_dict().values(), model.state_dict().values(), strict=True):
+            average.copy_(self.decay * average + (1 - self.decay) * value)
+
+
+AVERAGES: dict[str, Callable[[nn.Module], Any]] = {
+    "swa": lambda model: AveragedModel(model),
+    "swa with buffers": lambda model: AveragedModel(model, multi_avg_fn=get_swa_multi_avg_fn(), use_buffers=True),
+    "ema with buffers": lambda model: AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
+    "single ema with buffers": lambda model: AveragedModel(model, avg_fn=get_ema_avg_fn(0.9), use_buffers=True),
+    "state dict": StateDictAverage,
+}
+EACH_AVERAGE = pytest.mark.parametrize("average", AVERAGES.values(), ids=AVERAGES)
+
+
+def network(scheme: Scheme) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(qconv.QConv2d(2, 4, 3, scheme=scheme), nn.Hardtanh(), qconv.QConv2d(4, 3, 3, scheme=scheme))
+
+
+def train(model: nn.Module, average: Any, steps: int = 3) -> None:
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    optimizer = torch.optim.SGD(parameters, lr=0.05)
+    qconv.after_every_step(optimizer, model)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.rand(4, 2, 7, 7)).square().mean().backward()
+        optimizer.step()
+        average.update_parameters(model)
+
+
+@EACH_AVERAGE
+@pytest.mark.parametrize("scheme", STARTS_FROM_DATA, ids=str)
+def test_an_average_is_calibrated(scheme: Scheme, average: Callable[[nn.Module], Any]) -> None:
+    model = network(scheme)
+    averaged = average(model)
+    model[0](torch.rand(4, 2, 7, 7))  # one of the two has had its data before the first update
+    train(model, averaged)
+    before = {name: tensor.clone() for name, tensor in averaged.state_dict().items()}
+    assert all(layer.input_quantizer.calibrated for layer in (averaged.module[0], averaged.module[2]))
+    update_bn([torch.rand(4, 2, 7, 7) * 9], nn.Sequential(averaged, nn.BatchNorm2d(3)))  # runs it in training mode
+    assert all(tensor.equal(before[name]) for name, tensor in averaged.state_dict().items())
+
+
+@pytest.mark.parametrize("scheme", STARTS_FROM_DATA, ids=str)
+def test_the_flag_is_a_tensor_of_the_state(scheme: Scheme) -> None:
+    layer = qconv.QConv2d(2, 3, 3, scheme=scheme)
+    quantizer = layer.input_quantizer
+    flag = layer.state_dict()["input_quantizer.calibrated"]
+    assert (quantizer.needs_data, quantizer.calibrated, flag.item()) == (True, False, 0.0)
+    with torch.no_grad():
+        flag.fill_(1e-6)  # as a broadcast or the start of an average does it
+    assert quantizer.calibrated is True
+    quantizer.calibrated = False
+    assert (quantizer.calibrated, flag.item()) == (False, 0.0)
+    layer(torch.rand(2, 2, 5, 5))
+    assert (quantizer.calibrated, flag.item()) == (True, 1.0)
+    assert copy.deepcopy(layer).input_quantizer.calibrated
+    assert pickle.loads(pickle.dumps(quantizer)).calibrated
+
+
+def test_a_flag_that_was_set_is_not_read_again() -> None:
+    quantizer = qconv.QConv2d(2, 3, 3, scheme=schemes.lsq()).input_quantizer
+    quantizer.calibrated = True
+    quantizer.to("meta")  # where reading it would raise
+    assert quantizer.calibrated
+
+
+def test_what_earlier_versions_saved_as_a_bool() -> None:
+    layer, other = (qconv.QConv2d(2, 3, 3, scheme=schemes.lsq()) for _ in range(2))
+    layer(torch.rand(2, 2, 5, 5))
+    state = {**layer.state_dict(), "input_quantizer.calibrated": torch.tensor(True)}
+    for assign in (False, True):
+        other.input_quantizer.calibrated = False
+        other.load_state_dict(state, assign=assign)
+        assert other.input_quantizer.calibrated
+        assert other.state_dict()["input_quantizer.calibrated"].is_floating_point()
+    whole = layer.input_quantizer.__dict__ | {"calibrated": True}
+    whole["_buffers"] = {}
+    whole.pop("_was_calibrated")
+    again = qconv.quantizers.LSQInput.__new__(qconv.quantizers.LSQInput)
+    again.__setstate__(whole)
+    assert (again.needs_data, again.calibrated) == (True, True)
