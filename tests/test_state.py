@@ -111,3 +111,13 @@ def test_what_earlier_versions_saved_as_a_bool() -> None:
     again = qconv.quantizers.LSQInput.__new__(qconv.quantizers.LSQInput)
     again.__setstate__(whole)
     assert (again.needs_data, again.calibrated) == (True, True)
+
+
+def test_a_compiled_average_is_not_calibrated_anew() -> None:
+    layer, input = qconv.QConv2d(2, 3, 3, scheme=schemes.lsq()), torch.rand(2, 2, 5, 5)
+    with torch.no_grad():
+        layer.state_dict()["input_quantizer.calibrated"].fill_(0.1)  # as an average does it
+    torch._dynamo.reset()
+    output = torch.compile(layer, backend="aot_eager")(input)
+    assert output.equal(layer(input))
+    assert layer.input_quantizer.step == 1

@@ -147,7 +147,8 @@ class QuantizedLayer(nn.Module):
                 torch._dynamo.graph_break(
                     msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
                 )
-            self.calibrate_(input)
+            if not self.input_quantizer.had_data():
+                self.calibrate_(input)
         device = input.device.type
         dtype = _autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # which autocast leaves alone

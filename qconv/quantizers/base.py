@@ -81,10 +81,8 @@ class Quantizer(Part):
 
     @property
     def calibrated(self) -> bool:
-        """False while the learned tensors wait for `initialize` with data."""
-        if not self._was_calibrated and not torch.compiler.is_compiling():  # a compiled graph can't look
-            self._was_calibrated = is_set(cast(Tensor, self._buffers["calibrated"]))
-        return self._was_calibrated
+        """False while the learned tensors wait for `initialize` with data; in a compiled graph what was last known."""
+        return self._was_calibrated if torch.compiler.is_compiling() else self.had_data()
 
     @calibrated.setter
     def calibrated(self, value: bool) -> None:
@@ -94,6 +92,12 @@ class Quantizer(Part):
         else:
             flag.fill_(float(value))
         self._was_calibrated = value
+
+    def had_data(self) -> bool:
+        """`calibrated`, looked up in the buffer unless it is known to be set: a graph that is compiled breaks there."""
+        if not self._was_calibrated:
+            self._was_calibrated = is_set(cast(Tensor, self._buffers["calibrated"]))
+        return self._was_calibrated
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "calibrated" and isinstance(value, bool):  # torch.nn.Module would refuse a bool in a buffer's place

@@ -18,7 +18,11 @@ def flag_of(value: bool) -> Tensor:
 
 def is_set(flag: Tensor) -> bool:
     """Whether the flag is set; on the meta device, where there is nothing to read, it is not."""
-    return not flag.is_meta and bool(flag > 0)
+    if flag.is_meta:
+        return False
+    if flag > 0:  # noqa: SIM103  # torch.compile breaks its graph at a branch in silence, at `bool` with a warning
+        return True
+    return False
 
 
 def is_flag(value: Any) -> bool:

@@ -100,6 +100,10 @@ class Stages(Quantizer):
             if quantizer.needs_data:
                 quantizer.calibrated = value
 
+    def had_data(self) -> bool:
+        """Of the stage."""
+        return self.current.had_data()
+
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for quantizer in self._all() for tensor in quantizer.tensors())
 
