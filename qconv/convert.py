@@ -4,7 +4,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
@@ -18,6 +18,7 @@ from .layers import (
     QLinear,
     QuantizedLayer,
 )
+from .layers.computed import computed_by
 from .schemes import Factory, Scheme, lsq, minmax
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -133,24 +134,44 @@ def convert(
     Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and
     hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters. Linear and
     (transposed, deformable) convolution layers are converted; subclasses of them, and layers that are quantized
-    already, stay as they are. A plain convolution that makes the offsets of a deformable one is like any other: name it
-    in ``skip``.
+    already, stay as they are, and so do layers whose weight is computed: parametrized and pruned ones. If a layer
+    fails, the model is as it was. A plain convolution that makes the offsets of a deformable one is like any other:
+    name it in ``skip``.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
         >>> convert(model, qconv.schemes.bnn())[1]
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
-    for step in _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer).steps:
-        if step.scheme is not None:
-            _quantized()[step.kind].adopt(step.layer, step.scheme)
+    _adopt(_make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer).steps)
     return model
+
+
+def _adopt(steps: Sequence[Step]) -> None:
+    """Change all layers that are to change, or none: where one fails, it is named and those before it change back."""
+    done: list[tuple[QuantizedLayer, type[nn.Module], list[bool]]] = []
+    for step in steps:
+        if step.scheme is None:
+            continue
+        trained = [each.requires_grad for each in step.layer.parameters()]
+        try:
+            _quantized()[step.kind].adopt(step.layer, step.scheme)
+        except BaseException as error:
+            for layer, kind, required in reversed(done):
+                layer.without_quantizers_(kind)
+                for parameter, each in zip(layer.parameters(), required, strict=True):
+                    parameter.requires_grad_(each)
+            if type(error) in (ValueError, TypeError, RuntimeError):
+                raise type(error)(f"layer {step.names[0]!r} ({step.kind.__name__}): {error}") from error
+            raise
+        done.append((cast(QuantizedLayer, step.layer), step.kind, trained))
 
 
 def to_float(model: Model) -> Model:
     """Undo `convert`: make every quantized layer its float twin, in place, and return the model.
 
-    The float layers get the latent weights, or the learned ones where a scheme learns them in other tensors.
+    The float layers get the latent weights, or the learned ones where a scheme learns them in other tensors. Layers
+    that were parametrized or pruned after `convert` stay so.
 
     Raises:
         ValueError: the model has no quantized layer.
@@ -217,11 +238,11 @@ def _make_plan(
         kind = type(layer)
         if isinstance(layer, QuantizedLayer):
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
+        if maker := computed_by(layer):
+            return Step(at, layer, kind, None, str(maker))
         if kind not in quantized:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             return Step(at, layer, kind, None, f"a subclass of {twin.__name__}")
-        if not isinstance(layer._parameters.get("weight"), nn.Parameter):
-            return Step(at, layer, kind, None, "its weight is computed, not a parameter")
         chosen, reason, grad = scheme, "", grad_quantizer
         if pattern := _first_match(override_patterns, at):
             chosen = overrides[pattern]

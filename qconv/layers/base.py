@@ -12,6 +12,7 @@ from ..quantizers import Codes, Quantizer
 from ..quantizers.part import Part
 from ..quantizers.processes import sum_over_processes
 from ..schemes import Factory, Scheme
+from .computed import check_computed, computed_by, with_base
 
 
 class QuantizedLayer(nn.Module):
@@ -41,6 +42,8 @@ class QuantizedLayer(nn.Module):
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight."""
         scheme = _checked(scheme)
         self.check_scheme(scheme)
+        if "weight" not in self._parameters and (maker := computed_by(self)):
+            raise ValueError(f"{type(self).__name__}: {maker}")
         trained = self.is_trained
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             with torch.no_grad():
@@ -139,6 +142,8 @@ class QuantizedLayer(nn.Module):
 
     def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
         """Run ``op`` with this layer's quantizers, under autocast in autocast's dtype as a float layer would."""
+        if "weight" not in self._parameters and not torch.compiler.is_compiling():
+            self._check_computed_weight()
         quantizers = Quantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
@@ -211,6 +216,17 @@ class QuantizedLayer(nn.Module):
         if "scheme" in self.__dict__:  # the twin's constructor comes here before there are quantizers
             self.weight_quantizer.initialize(self.filters().detach())
 
+    def _check_computed_weight(self) -> None:
+        """Raise a ValueError, at the first call, if the scheme can't do with a weight that is computed."""
+        maker = computed_by(self)
+        if maker is None or self.__dict__.get("_checked_maker") == maker:
+            return
+        try:
+            check_computed(self.weight_quantizer, self.filters().detach(), maker)
+        except ValueError as error:
+            raise ValueError(f"{type(self).__name__} ({self.scheme.name}): {error}") from error
+        self.__dict__["_checked_maker"] = maker
+
     @classmethod
     def adopt(cls, layer: nn.Module, scheme: Scheme | None) -> None:
         """Make ``layer``, of type ``cls.float_type``, a quantized layer in place.
@@ -219,19 +235,32 @@ class QuantizedLayer(nn.Module):
         """
         scheme = _checked(scheme)
         cls.check_scheme(scheme)
+        before, trained = type(layer), {name: each.requires_grad for name, each in layer.named_parameters()}
         layer.__class__ = cls
-        cast(QuantizedLayer, layer).set_scheme(scheme)
+        try:
+            cast(QuantizedLayer, layer).set_scheme(scheme)
+        except BaseException:
+            cast(QuantizedLayer, layer).without_quantizers_(before)
+            for name, parameter in layer.named_parameters():
+                parameter.requires_grad_(trained[name])
+            raise
 
     def release(self) -> None:
         """Undo `adopt`: make this layer its ``torch.nn`` twin again, with `float_weight` as weight."""
-        trained = self.is_trained
-        with torch.no_grad():
-            self.weight.copy_(self.float_weight())
-        self.weight.requires_grad_(trained)
+        if not computed_by(self):  # else it stays what it is
+            trained = self.is_trained
+            with torch.no_grad():
+                self.weight.copy_(self.float_weight())
+            self.weight.requires_grad_(trained)
+        self.without_quantizers_(with_base(self, self.float_type))
+
+    def without_quantizers_(self, kind: type[nn.Module]) -> None:
+        """Take away all that a quantized layer has and a float one has not, and make it one of the class ``kind``."""
         for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
             if hasattr(self, name):
                 delattr(self, name)
-        cast(nn.Module, self).__class__ = self.float_type
+        self.__dict__.pop("_checked_maker", None)
+        cast(nn.Module, self).__class__ = kind
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name, part in self.named_modules():  # before the weight: a step that is refused leaves all as it was

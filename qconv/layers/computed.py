@@ -1,0 +1,82 @@
+"""Weights that are no parameters but are computed before each forward: parametrized, normalized and pruned ones."""
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
+
+from ..quantizers import Quantizer
+
+PRUNING = "pruning"
+
+
+class Maker(NamedTuple):
+    """What computes a weight, and how the weight becomes a parameter again."""
+
+    name: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"its weight is computed ({self.name}): {self.remedy}"
+
+
+def computed_by(layer: nn.Module) -> Maker | None:
+    """What computes the layer's weight; None where it is a parameter, or where a wrapper holds it elsewhere."""
+    if isinstance(layer._parameters.get("weight"), nn.Parameter):
+        return None
+    if parametrize.is_parametrized(layer, "weight"):
+        parametrizations: Any = layer.parametrizations
+        names = ", ".join(type(step).__name__.removeprefix("_") for step in parametrizations["weight"])
+        return Maker(names, "call torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') first")
+    for hook in layer._forward_pre_hooks.values():
+        if getattr(hook, "_tensor_name", None) == "weight":  # of `torch.nn.utils.prune`, which is slow to import
+            return Maker(PRUNING, "call torch.nn.utils.prune.remove(layer, 'weight') first")
+        if isinstance(hook, WeightNorm | SpectralNorm) and hook.name == "weight":
+            removes = "remove_weight_norm" if isinstance(hook, WeightNorm) else "remove_spectral_norm"
+            return Maker(type(hook).__name__, f"call torch.nn.utils.{removes}(layer) first")
+    return None
+
+
+@torch.no_grad()
+def check_computed(quantizer: Quantizer, filters: Tensor, maker: Maker) -> None:
+    """Raise a ValueError unless ``quantizer`` does all that it has to do on ``filters``, which ``maker`` computes."""
+    why = ""
+    if quantizer.replaces_weight:
+        why = "learns other tensors in its place"
+    elif _writes(quantizer, filters):
+        why = "clamps or freezes it after every step, which has no effect on a computed weight"
+    elif maker.name == PRUNING and bool(_in_the_end(quantizer, filters)[filters == 0].any()):
+        why = "gives weights that are pruned a value other than 0"
+    if why:
+        raise ValueError(f"{maker}; {quantizer} {why}")
+
+
+def _final(quantizer: Quantizer, filters: Tensor) -> Quantizer:
+    final = copy.deepcopy(quantizer).eval()
+    final.set_progress_(1.0, filters.clone())
+    return final
+
+
+def _writes(quantizer: Quantizer, filters: Tensor) -> bool:
+    """Whether the weight, here one that is very large and no power of two, is another one after a step."""
+    probe = torch.full_like(filters, 3000.0)
+    _final(quantizer, probe).after_step_(changed := probe.clone())
+    return not changed.equal(probe)
+
+
+def _in_the_end(quantizer: Quantizer, filters: Tensor) -> Tensor:
+    final = _final(quantizer, filters)
+    return final.quantize(filters, *final.tensors())
+
+
+def with_base(layer: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
+    """``base``, or where `parametrize` has given the layer a class of its own, such a class over ``base``."""
+    own = type(layer)
+    if not parametrize.is_parametrized(layer):
+        return base
+    attributes = {name: value for name, value in vars(own).items() if name not in ("__dict__", "__weakref__")}
+    return type(f"Parametrized{base.__name__}", (base,), attributes)

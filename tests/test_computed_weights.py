@@ -1,0 +1,162 @@
+"""Weights that are computed: parametrized and pruned layers are right, or refused before anything changes."""
+
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
+
+import qconv
+from qconv import schemes
+from qconv.quantizers import Identity, Quantizer
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*weight_norm.* is deprecated", "ignore:.*spectral_norm.* is deprecated"
+)
+
+
+def pruned(layer: nn.Module) -> nn.Module:
+    return prune.l1_unstructured(layer, "weight", amount=0.5)
+
+
+MAKERS: dict[str, tuple[Callable[[nn.Module], nn.Module], str]] = {
+    # what computes the weight, and how the message names it
+    "weight_norm": (parametrizations.weight_norm, r"\(WeightNorm\): call torch.nn.utils.parametrize.remove_param"),
+    "spectral_norm": (
+        parametrizations.spectral_norm,
+        r"\(SpectralNorm\): call torch.nn.utils.parametrize.remove_param",
+    ),
+    "old weight_norm": (nn.utils.weight_norm, r"\(WeightNorm\): call torch.nn.utils.remove_weight_norm"),
+    "old spectral_norm": (nn.utils.spectral_norm, r"\(SpectralNorm\): call torch.nn.utils.remove_spectral_norm"),
+    "pruned": (pruned, r"\(pruning\): call torch.nn.utils.prune.remove"),
+}
+makers = pytest.mark.parametrize(("make", "message"), MAKERS.values(), ids=MAKERS.keys())
+
+
+def small() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1))
+
+
+@makers
+def test_convert_leaves_computed_weights_and_says_why(
+    make: Callable[[nn.Module], nn.Module], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = small()
+    kind = type(make(model[1]))
+    assert "stays: its weight is computed" in str(qconv.plan(model, schemes.lsq(), skip=()))
+    assert re.search(message, capsys.readouterr().out)
+    qconv.convert(model, schemes.lsq(), skip=())
+    assert [type(layer) for layer in model] == [qconv.QConv2d, kind, qconv.QConv2d]
+
+
+@makers
+def test_schemes_that_write_the_weight_are_refused(make: Callable[[nn.Module], nn.Module], message: str) -> None:
+    for scheme in (schemes.bnn(), schemes.shift_q(), schemes.shift_ps(), schemes.inq(), schemes.xnor(center=True)):
+        model = qconv.convert(small(), scheme, skip=())
+        make(model[1])
+        with pytest.raises(ValueError, match=r"QConv2d \(.*\): its weight is computed " + message):
+            model(torch.randn(2, 3, 8, 8))
+
+
+@makers
+def test_others_train_on_the_computed_weight(make: Callable[[nn.Module], nn.Module], message: str) -> None:
+    model = qconv.convert(small(), schemes.lsq(4, None), skip=())
+    make(model[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    qconv.after_every_step(optimizer, model)
+    input = torch.randn(2, 3, 8, 8)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(input).square().mean().backward()
+        optimizer.step()
+    model.eval()
+    output = model(input)
+    layer: Any = model[1]
+    quantizer = layer.weight_quantizer
+    weight_q = quantizer.quantize(layer.weight, *quantizer.tensors())
+    expected = nn.functional.conv2d(model[0](input), weight_q, layer.bias)
+    torch.testing.assert_close(output, model[2](expected))
+    if make is pruned:
+        assert not weight_q[layer.weight_mask == 0].any()
+
+
+@makers
+def test_to_float_keeps_what_computes_the_weight(make: Callable[[nn.Module], nn.Module], message: str) -> None:
+    torch.manual_seed(1)
+    expected = small()
+    torch.manual_seed(1)
+    model = qconv.convert(small(), schemes.lsq(), skip=())
+    for network in (expected, model):
+        torch.manual_seed(2)
+        make(network[1])
+    qconv.to_float(model)
+    kind = type(expected[1])
+    assert type(model[1]).__name__ == kind.__name__
+    assert isinstance(model[1], nn.Conv2d)
+    assert not isinstance(model[1], qconv.QuantizedLayer)
+    assert model.state_dict().keys() == expected.state_dict().keys()
+    input = torch.randn(2, 3, 8, 8)
+    assert model.eval()(input).equal(expected.eval()(input))
+    if parametrize.is_parametrized(model[1]):
+        parametrize.remove_parametrizations(model[1], "weight")
+        assert type(model[1]) is nn.Conv2d
+        torch.testing.assert_close(model(input), expected(input))
+
+
+def test_a_bias_that_is_parametrized_comes_through() -> None:
+    model = qconv.convert(small(), schemes.bnn(), skip=())
+    parametrize.register_parametrization(model[1], "bias", nn.Tanh())
+    model(torch.randn(2, 3, 8, 8))
+    qconv.to_float(model)
+    assert model(torch.randn(2, 3, 8, 8)).isfinite().all()
+    layer: Any = model[1]
+    assert layer.bias.equal(layer.parametrizations.bias.original.tanh())
+
+
+@pytest.mark.parametrize(
+    "scheme", [schemes.adabin(), schemes.dorefa(4, 4), schemes.lsq(1, 1), schemes.xnorpp()], ids=str
+)
+def test_pruned_weights_that_would_come_back_are_refused(scheme: qconv.Scheme) -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=scheme)
+    pruned(layer)
+    with pytest.raises(ValueError, match=r"\(pruning\).* gives weights that are pruned a value other than 0"):
+        layer(torch.randn(1, 4, 8, 8))
+
+
+def test_set_scheme_refuses_a_computed_weight() -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=schemes.lsq())
+    parametrizations.weight_norm(layer)
+    with pytest.raises(ValueError, match=r"ParametrizedQConv2d: its weight is computed \(WeightNorm\)"):
+        layer.set_scheme(schemes.bwn())
+    assert layer.scheme.name.startswith("lsq")
+
+
+class Picky(Quantizer):
+    """A quantizer that some weights do not suit."""
+
+    def quantize(self, x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        return x
+
+    def initialize(self, x: torch.Tensor) -> None:
+        if x.shape[-1] == 1:
+            raise ValueError("kernel_size (=1) must be more")
+
+
+@pytest.mark.parametrize("first", [schemes.shift_ps(), schemes.bnn()], ids=str)
+def test_a_layer_that_fails_leaves_the_model_as_it_was(first: qconv.Scheme) -> None:
+    model = small()
+    model[1].weight.requires_grad_(False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    picky = qconv.Scheme("picky", Identity, partial(Picky))
+    with pytest.raises(ValueError, match=r"layer '2' \(Conv2d\): kernel_size \(=1\) must be more"):
+        qconv.convert(model, picky, skip=(), overrides={"[01]": first})
+    assert [type(layer) for layer in model] == [nn.Conv2d] * 3
+    assert [tensor.requires_grad for tensor in model.parameters()] == [True, True, False, True, True, True]
+    state = model.state_dict()
+    assert state.keys() == before.keys()
+    assert all(state[name].equal(tensor) for name, tensor in before.items())
+    assert vars(model[2]).keys() == vars(nn.Conv2d(4, 4, 1)).keys()
