@@ -8,6 +8,7 @@ as much as copying.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor
 from .grad import conv_backward
 from .integer import conv2d_signs, has_fast_integers, signs_pay
 from .quantizers import Quantizer
-from .quantizers.base import is_plain_cpu, once_differentiable
+from .quantizers.base import as_called, held, is_plain_cpu, once_differentiable
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool]
@@ -197,6 +198,11 @@ class Quantizers(NamedTuple):
     grad: Quantizer | None = None
     backward_weight: Literal["quantized", "float"] = "quantized"
 
+    def as_called(self) -> "Quantizers":
+        """The quantizers for a Function, which a later change of mode or stage must not reach."""
+        grad = None if self.grad is None else as_called(self.grad)
+        return Quantizers(as_called(self.input), as_called(self.weight), grad, self.backward_weight)
+
 
 def quantized_op(
     input: Tensor,
@@ -216,11 +222,14 @@ def quantized_op(
     get theirs. ``extra``, tensors of the operation that are not quantized, get ``op_extra(g, input_q, weight_q)``; with
     a float ``backward_weight``, they as well as the input are differentiated at the float weight.
 
+    Mode, stage and schedules are those of the moment of the forward, in the backward too.
+
     A second differentiation raises a RuntimeError: a pseudo-gradient has no derivative that means anything.
     """
-    input_tensors, weight_tensors = quantizers.input.tensors(), quantizers.weight.tensors()
-    counts = len(extra), len(input_tensors)
-    arguments = input, weight, bias, op, quantizers, counts, *extra, *input_tensors, *weight_tensors
+    of_input, of_weight = quantizers.input.tensors(), quantizers.weight.tensors()
+    of_grad = () if quantizers.grad is None else quantizers.grad.tensors()
+    counts = len(extra), len(of_input), len(of_weight)
+    arguments = input, weight, bias, op, quantizers.as_called(), counts, *extra, *of_input, *of_weight, *of_grad
     # Without gradients torch 2.11 compiles a Function wrongly: it hands forward a context, too.
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return _QuantizedOp.forward(*arguments)
@@ -235,10 +244,10 @@ class _QuantizedOp(torch.autograd.Function):
         bias: Tensor | None,
         op: Any,
         quantizers: Quantizers,
-        counts: tuple[int, int],
+        counts: tuple[int, int, int],
         *tensors: Tensor,
     ) -> Tensor:
-        extra, input_tensors, weight_tensors = _split(tensors, counts)
+        extra, input_tensors, weight_tensors, _ = _split(tensors, counts)
         if isinstance(op, Convolution) and bias is None and _signs_pay(input, weight, op, quantizers):
             input_codes = quantizers.input.codes(input, *input_tensors).values
             weight_codes = quantizers.weight.codes(weight, *weight_tensors).values
@@ -250,7 +259,9 @@ class _QuantizedOp(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         input, weight, _, ctx.op, ctx.quantizers, ctx.counts, *tensors = inputs
-        ctx.save_for_backward(input, weight, *tensors)
+        extra, *others = _split(tensors, ctx.counts)
+        kept = [held(q, own) for q, own in zip(ctx.quantizers[:3], others, strict=True) if q is not None]
+        ctx.save_for_backward(input, weight, *extra, *chain.from_iterable(kept))
 
     @staticmethod
     @once_differentiable
@@ -260,15 +271,15 @@ class _QuantizedOp(torch.autograd.Function):
         (grad_output,) = grad_outputs
         op, quantizers = ctx.op, ctx.quantizers
         input, weight, *tensors = ctx.saved_tensors
-        extra, input_tensors, weight_tensors = _split(tensors, ctx.counts)
-        needs_extra, needs_input_tensors, needs_weight_tensors = _split(ctx.needs_input_grad[6:], ctx.counts)
+        extra, input_tensors, weight_tensors, grad_tensors = _split(tensors, ctx.counts)
+        needs_extra, needs_input_tensors, needs_weight_tensors, _ = _split(ctx.needs_input_grad[6:], ctx.counts)
         needs_bias = ctx.needs_input_grad[2]
         needs_input = ctx.needs_input_grad[0] or any(needs_input_tensors)
         needs_weight = ctx.needs_input_grad[1] or any(needs_weight_tensors)
         needs_both = any(needs_extra)
 
         if quantizers.grad is not None:
-            grad_output = quantizers.grad.quantize(grad_output, *quantizers.grad.tensors())
+            grad_output = quantizers.grad.quantize(grad_output, *grad_tensors)
         # Each gradient reads the other operand, and those of extra tensors both: quantize again only what is read.
         operand_input = quantizers.input.quantize(input, *input_tensors) if needs_weight or needs_both else input
         if (needs_input or needs_both) and quantizers.backward_weight == "quantized":
@@ -287,10 +298,10 @@ class _QuantizedOp(torch.autograd.Function):
         if grad_weight is not None:
             weight_grads = quantizers.weight.backward(grad_weight.to(weight.dtype), weight, *weight_tensors)
         firsts = input_grads[0], weight_grads[0], grad_bias, None, None, None
-        return *firsts, *grad_extra, *input_grads[1:], *weight_grads[1:]
+        return *firsts, *grad_extra, *input_grads[1:], *weight_grads[1:], *(None for _ in grad_tensors)
 
 
-def _split(items: Sequence[T], counts: tuple[int, int]) -> tuple[Sequence[T], Sequence[T], Sequence[T]]:
-    """Those of the extra tensors, of the input's quantizer and of the weight's."""
-    first, second = counts[0], sum(counts)
-    return items[:first], items[first:second], items[second:]
+def _split(items: Sequence[T], counts: tuple[int, int, int]) -> tuple[Sequence[T], ...]:
+    """Those of the extra tensors, of the input's quantizer, of the weight's and of the gradient's."""
+    first, second, third = accumulate(counts)
+    return items[:first], items[first:second], items[second:third], items[third:]

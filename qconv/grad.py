@@ -18,7 +18,7 @@ checks and the kernel is written here, once.
 """
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -207,9 +207,12 @@ def weight_gradient(
     return cast(Tensor, gradients(kernel, grad_output, input, stub, *geometry, (False, True, False))[1])
 
 
-def _aten(grad_output: Tensor, *arguments: object) -> Gradients:
+def _aten(grad_output: Tensor, *arguments: Any) -> Gradients:
     if not grad_output.is_floating_point():
         raise TypeError(f"dtype (={grad_output.dtype}) must be floating point; qconv.grad_composed takes integers too")
+    needs_input, needs_weight, needs_bias = arguments[-1]
+    if not (needs_input or needs_weight):  # aten fails at this in 1d, and computes the other two as well in 2d and 3d
+        return None, None, grad_output.sum((0, *range(2, grad_output.ndim))) if needs_bias else None
     return torch.ops.aten.convolution_backward(grad_output, *arguments)
 
 
@@ -226,7 +229,7 @@ def conv_backward(
     output_padding: Ints = 0,
     output_mask: tuple[bool, bool, bool] = (True, True, True),
 ) -> Gradients:
-    """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, in one aten call.
+    """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, in at most one aten call.
 
     The formulas stand at the head of this module. Memory formats are those that aten gives: a channels_last input gets
     a channels_last gradient.

@@ -1,5 +1,6 @@
 """The fused Function against the composed form, an independent reference, and what it promises to spare."""
 
+import copy
 import math
 from functools import partial
 from typing import Any
@@ -216,7 +217,31 @@ def test_only_what_is_needed_is_computed(needs: tuple[int, int, int]) -> None:
     layer.bias.requires_grad_(bool(needs[2]))
     with Calls() as calls:
         layer(input).sum().backward()
-    assert calls.masks == [list(map(bool, needs))]
+    assert calls.masks == ([list(map(bool, needs))] if any(needs[:2]) else [])  # a bias's gradient is a sum
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        qconv.QConv1d(3, 4, 3),
+        qconv.QConv2d(3, 4, 3),
+        qconv.QConv3d(3, 4, 3),
+        qconv.QConvTranspose1d(3, 4, 3),
+        qconv.QConvTranspose2d(3, 4, 3),
+    ],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("scheme", [schemes.xnor(), schemes.identity()], ids=str)
+def test_a_trained_bias_beside_a_frozen_weight(layer: Any, scheme: Scheme) -> None:
+    layer = copy.deepcopy(layer)
+    layer.set_scheme(scheme)
+    layer.weight.requires_grad_(False)
+    output = layer(torch.randn(2, 3, *[5] * (layer.weight.ndim - 2)))
+    with Calls() as calls:
+        output.square().sum().backward()
+    assert calls.masks == []
+    expected = 2 * output.detach().sum((0, *range(2, output.ndim)))
+    torch.testing.assert_close(layer.bias.grad, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_learned_tensors_alone_are_reason_enough() -> None:

@@ -128,7 +128,9 @@ class QuantizedLayer(nn.Module):
             quantizer.set_progress_(progress, None)
 
     def _put_back(self, filters: Tensor) -> None:
-        if filters.data_ptr() != self.weight.data_ptr():  # a copy in another layout
+        is_copy = filters.data_ptr() != self.weight.data_ptr()  # in another layout
+        # What was not written to is not copied back: a backward that still needs the weight would find it changed.
+        if is_copy and (filters.is_inference() or filters._version):
             self.weight.copy_(self.from_filters(filters))
 
     def quantizers(self) -> dict[str, Quantizer]:

@@ -1,13 +1,13 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from .flags import flag_of, is_flag, is_set
-from .part import Part
+from .part import Part, as_it_is_now
 
 
 class Codes(NamedTuple):
@@ -130,6 +130,22 @@ class Quantizer(Part):
         """
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
+    def snapshot(self) -> Self:
+        """This quantizer as it computes now, whatever becomes of its mode, its stage and its other Python attributes.
+
+        A backward calls the snapshot that was taken when its forward ran: `backward` may then read ``self.training``,
+        and quantizing again gives what the forward had. Tensors are shared: those that count come by `hold`.
+        """
+        return as_it_is_now(self)
+
+    def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """``tensors`` as a backward may read them after `set_progress_` and `after_step_`, which write into buffers.
+
+        Buffers of one element are copied. What is learned stays the tensor itself: where that changed in between,
+        autograd raises, as it does for any weight.
+        """
+        return tuple(t if t.requires_grad or t.numel() != 1 else t.clone() for t in tensors)
+
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         """Integer codes of ``x``, with ``quantize(x, *tensors) == codes.dequantize().to(x.dtype)``, exactly.
 
@@ -176,7 +192,7 @@ class Quantizer(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize as an autograd node of its own."""
-        return _Quantize.apply(x, self, *self.tensors())
+        return _Quantize.apply(x, as_called(self), *self.tensors())
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         key = f"{prefix}calibrated"
@@ -238,6 +254,21 @@ def is_plain_cpu(x: Tensor) -> bool:
     return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
 
 
+def as_called(quantizer: Quantizer) -> Quantizer:
+    """What a Function is given: a snapshot, where a backward may follow that does not see the quantizer as it is now.
+
+    Compiled code has traced forward and backward together.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return quantizer
+    return quantizer.snapshot()
+
+
+def held(quantizer: Quantizer, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What a Function saves of the quantizer's tensors."""
+    return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
+
+
 Gradients = tuple[Tensor | None, ...]
 
 
@@ -291,7 +322,7 @@ class _Quantize(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, quantizer, *tensors = inputs
         ctx.quantizer = quantizer
-        ctx.save_for_backward(x, *tensors)
+        ctx.save_for_backward(x, *held(quantizer, tensors))
 
     @staticmethod
     @once_differentiable

@@ -3,11 +3,12 @@
 import contextlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+M = TypeVar("M", bound=nn.Module)
 Rule = tuple[Callable[[Tensor], Tensor], str]
 """Which elements of a loaded tensor are right, and how the message about a wrong one ends."""
 
@@ -69,3 +70,18 @@ class Part(nn.Module):
     def __repr__(self) -> str:
         parts = (repr(child) for child in self.children() if child.extra_repr.__func__ is not Part.extra_repr)
         return f"{type(self).__name__}({', '.join(filter(None, (self.extra_repr(), *parts)))})"
+
+
+def as_it_is_now(module: M) -> M:
+    """A light copy that keeps the mode and all Python attributes, its children's too, and shares the tensors.
+
+    Unlike `copy.copy` it calls no hook of the class and copies the children as well; it takes a few microseconds. What
+    an attribute points to (a list, another object) is shared.
+    """
+    now = object.__new__(type(module))
+    state = now.__dict__
+    state.update(module.__dict__)
+    state["_parameters"], state["_buffers"] = module._parameters.copy(), module._buffers.copy()
+    if module._modules:
+        state["_modules"] = {name: child and as_it_is_now(child) for name, child in module._modules.items()}
+    return now

@@ -117,6 +117,13 @@ class Stages(Quantizer):
         waiting[own] = grads
         return grad_x, *waiting
 
+    def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        # Of those that wait only the shape is read, and the stage that begins next writes into them.
+        own = self._own()
+        held = [tensor.new_empty(()).expand(tensor.shape) for tensor in tensors]
+        held[own] = self.current.hold(*tensors[own])
+        return tuple(held)
+
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return self.current.codes(x, *tensors[self._own()])
 
