@@ -18,6 +18,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -94,6 +96,26 @@ METHODS: dict[str, Scheme] = JOINED | {
     )
 }
 CALIBRATED = [name for name, scheme in METHODS.items() if not scheme.input().calibrated]
+
+
+SHARDED: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        schemes.xnor(center=True),
+        schemes.ttq(),
+        schemes.shift_ps(),
+        schemes.lsq(),
+        schemes.pact(),
+        schemes.apot(),
+        schemes.dsq(),
+        schemes.n2uq(),
+        schemes.lsq_plus(),
+        schemes.adabin(),
+        schemes.recu(),
+        schemes.minmax(),
+    )
+}
+"""Each with learned numbers of another kind."""
 
 
 def stages(*parts: tuple[float, Callable[[], Quantizer]]) -> partial[Stages]:
@@ -299,6 +321,31 @@ def begin_recu(rank: int) -> State:
     return state_of(model)
 
 
+def two_steps(scheme: Scheme, fully_sharded: bool) -> State:
+    """The state behind two optimizer steps of a calibrated network, each process with all pictures."""
+    model = network(scheme)
+    qconv.calibrate(model, [pictures()])
+    if fully_sharded:
+        for layer in layers(model):
+            fully_shard(layer)
+        fully_shard(model)
+    optimizer = optimizer_of(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(pictures()).square().mean().backward()
+        optimizer.step()
+    state = model.state_dict()
+    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in state.items()}
+
+
+def train_fully_sharded(rank: int) -> dict[str, Any]:
+    """Under ``fully_shard``: what becomes of each scheme, and what an uncalibrated layer says."""
+    model = network(schemes.lsq())
+    fully_shard(model)
+    refused = outcome(lambda: model(shard(rank)))
+    return {"states": {name: two_steps(scheme, True) for name, scheme in SHARDED.items()}, "uncalibrated": refused}
+
+
 def bad_batches(rank: int) -> dict[str, str]:
     """What `qconv.calibrate`, and at last the first training step, say to batches of which rank 1's are wrong."""
     model = network(METHODS[CALIBRATED[0]])
@@ -325,6 +372,7 @@ def worker(rank: int, port: int, folder: str) -> None:
         "empty by hand": one_rank_without(False, rank),
         "empty first": one_rank_without(True, rank),
         "recu": begin_recu(rank),
+        "sharded": train_fully_sharded(rank),
         "bad": bad_batches(rank),  # comes last: what one of them leaves waiting ends with the other process
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -372,6 +420,15 @@ def assert_close(found: State, expected: State) -> None:
             )
         else:
             assert_equal(found[name], tensor)
+
+
+@pytest.mark.parametrize("name", SHARDED)
+def test_fully_sharded_parameters_are_trained_as_whole_ones(name: str, ranks: list[dict[str, Any]]) -> None:
+    assert_close(ranks[0]["sharded"]["states"][name], two_steps(SHARDED[name], False))
+
+
+def test_a_first_batch_that_sharding_would_lose_is_refused(ranks: list[dict[str, Any]]) -> None:
+    assert "call qconv.calibrate(model, batches) before fully_shard" in ranks[0]["sharded"]["uncalibrated"]
 
 
 def mean(states: list[State]) -> State:

@@ -8,10 +8,13 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+import torchvision
 from torch import Tensor, nn
 from torch._dynamo.exc import Unsupported
 from torch.func import functional_call
+from torch.fx.proxy import TraceError
 from torch.utils.checkpoint import checkpoint
+from torchvision.models.feature_extraction import create_feature_extractor
 
 import qconv
 from qconv import QuantizedLayer, Scheme, schemes
@@ -53,6 +56,52 @@ def pair(twin: type[nn.Module], arguments: dict[str, Any], scheme: Scheme, **mor
     assert not result.missing_keys
     assert not result.unexpected_keys
     return theirs, ours
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["training", "evaluation"])
+def test_tracers_take_a_quantized_layer_for_a_whole(mode: bool) -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = qconv.QConv2d(4, 8, 3, scheme=schemes.bnn())
+            self.up = qconv.QConvTranspose2d(8, 4, 2, scheme=schemes.ttq())
+            self.deform = qconv.QDeformConv2dPack(4, 4, 3, padding=1, scheme=schemes.bwn())
+            self.last = qconv.QLinear(4, 2, scheme=schemes.xnor())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.deform(self.up(torch.tanh(self.conv(x)))).mean((2, 3)))
+
+    network, input = Network().train(mode), torch.randn(2, 4, 7, 6, requires_grad=True)
+    traced = torch.fx.symbolic_trace(network)
+    called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
+    assert called == ["conv", "up", "deform", "last"]
+    (expected,) = torch.autograd.grad(network(input).square().sum(), input)
+    assert torch.equal(torch.autograd.grad(traced(input).square().sum(), input)[0], expected)
+    with pytest.raises(TraceError, match=r"trace nn\.Sequential\(layer\)"):
+        torch.fx.symbolic_trace(network.conv)
+
+
+def test_features_of_a_converted_torchvision_network_are_extracted() -> None:
+    model: Any = qconv.convert(torchvision.models.resnet18(num_classes=3), schemes.bnn()).eval()
+    seen: dict[str, Tensor] = {}
+    model.layer2[1].conv1.register_forward_hook(lambda module, args, output: seen.update(x=output))
+    input = torch.randn(1, 3, 32, 32)
+    model(input)
+    extract = create_feature_extractor(model, {"layer2.1.conv1": "x"})
+    assert torch.equal(extract(input)["x"], seen["x"])
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")  # of shapes, as torch's own layers
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.xnor(scale_map=True)], ids=str)
+def test_a_traced_layer_is_the_layer(scheme: Scheme) -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=scheme)
+    input = torch.randn(2, 4, 6, 6, requires_grad=True)
+    traced: Any = torch.jit.trace(layer, input)
+    for other in (torch.randn(2, 4, 6, 6), torch.full((2, 4, 6, 6), -0.0)):  # the trace has seen no -0.0
+        assert torch.equal(traced(other), layer(other))
+    (expected,) = torch.autograd.grad(layer(input).square().sum(), input)
+    torch.testing.assert_close(torch.autograd.grad(traced(input).square().sum(), input)[0], expected)
 
 
 @EVERY

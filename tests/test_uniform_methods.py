@@ -709,7 +709,7 @@ def test_schemes_make_what_they_say() -> None:
     assert isinstance(weight, LSQ)
     assert isinstance(input, LSQInput)
     assert (weight.bits, weight.per_channel, weight.step.shape) == (3, True, (4,))
-    assert (input.bits, input.signed, input.step.shape) == (2, True, ())
+    assert (input.bits, input.signed, input.step.shape) == (2, True, (1,))
     assert isinstance(dorefa(2, None).input(), Identity)
     assert dorefa(2, None).name == "dorefa(weight_bits=2, input_bits=None)"
     assert pact(5, 3).input().bits == 3

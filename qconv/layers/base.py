@@ -4,13 +4,14 @@ from typing import Any, ClassVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
+from torch.fx.proxy import TraceError
 
 from .. import schemes
 from ..function import ExtendedOperation, Operation, Quantizers, quantized_op
 from ..quantizers import Codes, Quantizer
 from ..quantizers.part import Part
-from ..quantizers.processes import sum_over_processes
+from ..quantizers.processes import is_sharded, sum_over_processes
 from ..schemes import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
 
@@ -171,10 +172,16 @@ class QuantizedLayer(nn.Module):
         All processes must call it. They get the mean over those whose input is not empty; if all are, nothing is set.
 
         Raises:
-            ValueError: NaN or inf in the input, of this process or of another one.
+            ValueError: NaN or inf in the input, of this process or of another one; learned tensors that
+                ``fully_shard`` holds.
         """
         if input.is_meta:
             return
+        if next(self.input_quantizer.parameters(), None) is not None and is_sharded(self.input_quantizer):
+            raise ValueError(
+                f"{type(self).__name__} ({self.scheme.name}) can't take its range from a batch once fully_shard holds "
+                "it: call qconv.calibrate(model, batches) before fully_shard"
+            )
         count, wrong = sum_over_processes([input.numel() > 0, not input.isfinite().all()], self.weight.device)
         if wrong:
             raise ValueError(f"input of {type(self).__name__} has NaN or inf: nothing can be calibrated with it")
@@ -189,6 +196,16 @@ class QuantizedLayer(nn.Module):
             if tensor.is_floating_point():
                 dist.all_reduce(tensor if input.numel() else tensor.zero_())
                 tensor.div_(count)
+
+    def as_node(self, *arguments: Any) -> Any:
+        """This call as a node of the graph that `torch.fx` records: the layer as a whole, as torch's own are.
+
+        A tracer takes only the modules of ``torch.nn`` for wholes, and would look into this one.
+        """
+        tracer: Any = next(argument.tracer for argument in arguments if isinstance(argument, fx.Proxy))
+        if tracer.root is self:
+            raise TraceError(f"{type(self).__name__} can't be the root that is traced: trace nn.Sequential(layer)")
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, {})
 
     def check_input(self, input: Tensor) -> None:
         """Raise unless the input has a floating dtype and lives with the weight, in dtype and device.

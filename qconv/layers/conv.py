@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any, Literal, cast
 
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..function import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
@@ -84,6 +84,8 @@ class _QConv(QuantizedLayer):
         return Convolution(self.stride, tuple(reversed(left)), self.dilation, self.groups, border)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return self.as_node(input)
         self.check_input(input)
         if input.ndim == self.weight.ndim - 1:
             return self.forward(input.unsqueeze(0)).squeeze(0)
@@ -209,6 +211,8 @@ class _QConvTranspose(QuantizedLayer):
         return exchange_channels(filters, self.groups)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return self.as_node(input, output_size)
         self.check_input(input)
         if input.ndim == self.weight.ndim - 1:
             return self.forward(input.unsqueeze(0), output_size).squeeze(0)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..grad import _ints
 from ..grad_deform import NO_TORCHVISION, check_sizes, deform_conv2d_backward, wide
@@ -126,6 +126,8 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
         return DeformConvolution(self.stride, self.padding, self.dilation)
 
     def forward(self, input: Tensor, offset: Tensor, mask: Tensor | None = None) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return self.as_node(input, offset, mask)
         self.check_input(input)
         _check_shape(input, 4, self.in_channels)
         extra = (offset,) if mask is None else (offset, mask)
@@ -292,6 +294,8 @@ class QDeformConv2dPack(QDeformConv2d, DeformConv2dPack):
         self.set_scheme(chosen(scheme, grad_quantizer))
 
     def forward(self, input: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        if isinstance(input, fx.Proxy):
+            return self.as_node(input)
         self.check_input(input)
         _check_shape(input, 4, self.in_channels)
         return QDeformConv2d.forward(self, input, *self.offset_and_mask(input))

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..function import Linear
 from ..schemes import Factory, Scheme, check_padding_value
@@ -44,6 +44,8 @@ class QLinear(QuantizedLayer, nn.Linear):
         return self.in_features, -1
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return self.as_node(input)
         self.check_input(input)
         if input.ndim == 0 or input.shape[-1] != self.in_features:
             raise ValueError(

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..files import DamagedFileError
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
-from ..quantizers.part import Part
+from ..quantizers.part import Part, with_dimension
 from .calls import build_network
 from .fixed import FixedCodes
 from .header import VERSION, Header, Pictures, checksum, first_line
@@ -188,7 +188,7 @@ class Content:
             target = targets.get(name)
             if target is None or name in counts:
                 raise ValueError(f"tensor '{name}' of the file is not in the network")
-            if target.shape != tensor.shape:
+            if target.shape != with_dimension(tensor, target).shape:
                 raise ValueError(f"tensor '{name}' is {list(tensor.shape)} in the file, and {list(target.shape)} here")
             # Another dtype is that of the whole model, which was cast.
             cast = tensor.is_floating_point() and target.is_floating_point() and len(dtypes) == 1

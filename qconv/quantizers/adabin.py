@@ -4,13 +4,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
-from .numbers import SMALLEST, wide
+from .numbers import SMALLEST, learned, scalars, wide
 from .part import POSITIVE, Rule
 from .surrogates import EDE, ApproxSign, Surrogate
 from .xnor import Binary
@@ -91,11 +90,11 @@ class AdaBinInput(Binary):
         if offset not in ("paper", "code"):
             raise ValueError(f"offset (={offset!r}) must be 'paper' or 'code'")
         self.offset = offset
-        self.alpha = nn.Parameter(torch.tensor(1.0))
-        self.beta = nn.Parameter(torch.tensor(0.0))
+        self.alpha = learned(1.0)
+        self.beta = learned(0.0)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.alpha, self.beta, *super().tensors()
+        return *scalars(self.alpha, self.beta), *super().tensors()
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return self.codes(x, *tensors).dequantize().to(x.dtype)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_bits, set_parameter, wide
+from .numbers import SMALLEST, check_bits, learned, scalars, set_parameter, wide
 from .part import POSITIVE, Rule
 
 Variant = Literal["cifar", "imagenet"]
@@ -67,7 +67,7 @@ class _APoT(Quantizer):
     alpha: nn.Parameter
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.alpha,)
+        return scalars(self.alpha)
 
     def _multiples(self, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """``x / alpha`` in multiples of the grid's unit, exact at 1; and alpha in them, the size of a unit."""
@@ -125,10 +125,10 @@ class APoTWeight(_APoT):
         _check_variant(variant)
         self.grid = levels(weight_bits - 1)
         self.variant = variant
-        self.alpha = nn.Parameter(torch.tensor(3.0))
+        self.alpha = learned(3.0)
 
     def initialize(self, x: Tensor) -> None:
-        self.alpha = set_parameter(self.alpha, x.new_tensor(3.0))
+        self.alpha = set_parameter(self.alpha, x.new_tensor([3.0]))
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         multiples, step = self._multiples(_normalized(x)[0], *tensors)
@@ -201,7 +201,7 @@ class APoTInput(_APoT):
         _check_variant(variant)
         self.grid = levels(input_bits)
         self.variant = variant
-        self.alpha = nn.Parameter(torch.tensor(8.0 if variant == "cifar" else 6.0))
+        self.alpha = learned(8.0 if variant == "cifar" else 6.0)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         multiples, step = self._multiples(wide(x), *tensors)

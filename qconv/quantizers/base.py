@@ -250,8 +250,11 @@ class Quantizer(Part):
 
 
 def is_plain_cpu(x: Tensor) -> bool:
-    """Whether values can be looked at for nothing: no transfer from a device, no fake tensor."""
-    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter)
+    """Whether values can be looked at for nothing: no transfer from a device, no fake tensor, nothing that is traced.
+
+    `torch.jit.trace` would keep what these values decided, and go wrong on others.
+    """
+    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter) and not torch.jit.is_tracing()  # pyright: ignore
 
 
 def as_called(quantizer: Quantizer) -> Quantizer:

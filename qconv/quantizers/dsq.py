@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_bits, check_numbers, set_parameter, wide
+from .numbers import SMALLEST, check_bits, check_numbers, learned, scalars, set_parameter, wide
 from .part import Rule
 
 ALPHA_RANGE = 1e-3, 0.5
@@ -28,12 +28,12 @@ class _DSQ(Quantizer):
         if not ALPHA_RANGE[0] <= alpha <= ALPHA_RANGE[1]:
             raise ValueError(f"alpha (={alpha}) must be from {ALPHA_RANGE[0]} to {ALPHA_RANGE[1]}")
         self.first_alpha = alpha
-        self.lower = nn.Parameter(torch.tensor(-1.0))
-        self.upper = nn.Parameter(torch.tensor(1.0))
-        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+        self.lower = learned(-1.0)
+        self.upper = learned(1.0)
+        self.alpha = learned(float(alpha))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.lower, self.upper, self.alpha
+        return scalars(self.lower, self.upper, self.alpha)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         wide_x = wide(x)
@@ -84,7 +84,7 @@ class _DSQ(Quantizer):
         lower, upper = (state_dict.get(f"{prefix}{name}", getattr(self, name)) for name in ("lower", "upper"))
         both = isinstance(lower, Tensor) and isinstance(upper, Tensor)
         if both and not (lower.is_meta or upper.is_meta) and not (lower <= upper).all():
-            raise ValueError(f"{prefix}lower (={lower.tolist()}) must be at most upper (={upper.tolist()})")
+            raise ValueError(f"{prefix}lower (={lower.item()}) must be at most upper (={upper.item()})")
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
@@ -127,9 +127,9 @@ class DSQWeight(_DSQ):
 
     def initialize(self, x: Tensor) -> None:
         low, high = x.detach().aminmax() if x.numel() else (x.new_zeros(()), x.new_zeros(()))
-        self.lower = set_parameter(self.lower, low)
-        self.upper = set_parameter(self.upper, high)
-        self.alpha = set_parameter(self.alpha, x.new_tensor(self.first_alpha))
+        self.lower = set_parameter(self.lower, low.view(1))
+        self.upper = set_parameter(self.upper, high.view(1))
+        self.alpha = set_parameter(self.alpha, x.new_tensor([self.first_alpha]))
 
 
 class DSQInput(_DSQ):

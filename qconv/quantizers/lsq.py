@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer
 from .bnn import sign
-from .numbers import SMALLEST, check_bits, check_flags, check_numbers, wide
+from .numbers import SMALLEST, check_bits, check_flags, check_numbers, learned, scalars, wide
 from .part import POSITIVE, Rule
 from .xnor import filter_scale
 
@@ -93,7 +93,7 @@ class LSQ(Quantizer):
         self.register_parameter("step", None)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.step,)
+        return (self.step,) if self.per_channel else scalars(self.step)
 
     def sharing(self, x: Tensor) -> Tensor:
         """``x`` with a row for each step, of the elements that share it."""
@@ -107,7 +107,6 @@ class LSQ(Quantizer):
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:
         step = clamp_step(self.first_step(x), x.dtype).to(x.dtype)
-        step = step if self.per_channel else step.reshape(())
         old = self.step
         if old is None or (old.device, old.shape) != (step.device, step.shape):
             self.step = nn.Parameter(step, requires_grad=old is None or old.requires_grad)
@@ -200,12 +199,12 @@ class LSQInput(LSQ):
         self.dim = 1
         if not signed:
             self.low, self.high = 0, 2**self.bits - 1
-        self.step = nn.Parameter(torch.tensor(1.0 if step_init is None else float(step_init)))
+        self.step = learned(1.0 if step_init is None else float(step_init))
 
     def build(self, channels: int, dim: int) -> None:
         self.dim = dim
         if self.per_channel:
-            self.step = nn.Parameter(self.step.detach().flatten()[:1].repeat(channels))
+            self.step = nn.Parameter(self.step.detach()[:1].repeat(channels))
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:

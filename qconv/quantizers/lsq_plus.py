@@ -1,11 +1,11 @@
 """LSQ+: a learned step and a learned offset, for inputs with negative values (arXiv:2004.09576)."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import Codes, Quantizer
 from .lsq import LSQ, GradScale, check_grad_scale, clamp_step, features, round_levels
-from .numbers import SMALLEST, check_bits, wide
+from .numbers import SMALLEST, check_bits, learned, scalars, wide
 from .part import POSITIVE, Rule
 
 
@@ -60,11 +60,11 @@ class LSQPlusInput(Quantizer):
         self.grad_scale: GradScale = grad_scale
         self.high = 2**self.bits - 1
         self.calibrated = False
-        self.step = nn.Parameter(torch.tensor(1.0))
-        self.beta = nn.Parameter(torch.tensor(0.0))
+        self.step = learned(1.0)
+        self.beta = learned(0.0)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.step, self.beta
+        return scalars(self.step, self.beta)
 
     @torch.no_grad()
     def initialize(self, x: Tensor) -> None:

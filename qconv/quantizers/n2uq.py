@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_bits, check_flags, count_below, wide
+from .numbers import SMALLEST, check_bits, check_flags, count_below, learned, scalars, wide
 from .part import POSITIVE, Rule
 from .xnor import filter_scale
 
@@ -108,12 +108,12 @@ class N2UQInput(Quantizer):
         self.bits = self._bits = check_bits("bits", bits, 2, 8, "N2UQ")
         count = 2**bits - 1
         self.widths = nn.Parameter(torch.full((count,), 2 / count))
-        self.start = nn.Parameter(torch.tensor(0.0))
-        self.input_scale = nn.Parameter(torch.tensor(1.0))
-        self.output_scale = nn.Parameter(torch.tensor(1.0))
+        self.start = learned(0.0)
+        self.input_scale = learned(1.0)
+        self.output_scale = learned(1.0)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.widths, self.start, self.input_scale, self.output_scale
+        return self.widths, *scalars(self.start, self.input_scale, self.output_scale)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         values, step = self._codes(x, *tensors)

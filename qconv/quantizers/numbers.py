@@ -52,6 +52,16 @@ def within(x: Tensor, low: float, high: float) -> Tensor:
     return nearest == x
 
 
+def learned(value: float | Tensor) -> nn.Parameter:
+    """One learned number, as a tensor of one dimension: FSDP shards parameters along their first."""
+    return nn.Parameter(torch.as_tensor(value).detach().reshape(1).clone())
+
+
+def scalars(*numbers: Tensor) -> tuple[Tensor, ...]:
+    """What formulas take of `learned` numbers: views without a dimension."""
+    return tuple(number.reshape(()) for number in numbers)
+
+
 def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Parameter:
     """``parameter`` with ``values`` written into it, or a new one where it is None or differs in device, shape, dtype.
 

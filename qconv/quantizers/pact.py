@@ -1,10 +1,10 @@
 """PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_bits, check_numbers, wide
+from .numbers import SMALLEST, check_bits, check_numbers, learned, scalars, wide
 from .part import POSITIVE, Rule
 
 
@@ -40,10 +40,10 @@ class PACT(Quantizer):
         check_numbers(alpha=alpha)
         if not SMALLEST <= alpha < float("inf"):
             raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
-        self.alpha = nn.Parameter(torch.tensor(float(alpha)))
+        self.alpha = learned(float(alpha))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.alpha,)
+        return scalars(self.alpha)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         values, step = self._levels(x, *tensors)

@@ -16,6 +16,11 @@ FINITE: Rule = (torch.isfinite, "in the checkpoint must be finite")
 POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "in the checkpoint must be positive and finite")
 
 
+def with_dimension(value: Tensor, own: Tensor) -> Tensor:
+    """A stored number that has no dimension, of a version that learned such ones, as it would be stored now."""
+    return value.reshape(1) if value.ndim == 0 and own.shape == (1,) else value
+
+
 class Part(nn.Module):
     """A module whose state may be absent as a whole from what is loaded; it then stays as it is.
 
@@ -64,6 +69,10 @@ class Part(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if any(key.startswith(prefix) for key in state_dict):
+            for name, own in self._parameters.items():  # learned numbers had no dimension once
+                value = state_dict.get(f"{prefix}{name}")
+                if own is not None and isinstance(value, Tensor) and with_dimension(value, own) is not value:
+                    state_dict[f"{prefix}{name}"] = with_dimension(value, own)
             self.check_state(state_dict, prefix)
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 

@@ -1,7 +1,10 @@
 """What the processes of a distributed run tell each other beside gradients."""
 
+import sys
+
 import torch
 import torch.distributed as dist
+from torch import nn
 
 
 def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
@@ -14,3 +17,13 @@ def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
     sums = torch.tensor(numbers, dtype=torch.long, device=device)
     dist.all_reduce(sums)
     return sums.tolist()
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` holds the parameters of ``module``: what a forward writes to them is lost behind it."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    from torch.distributed._composable_state import _module_state_mapping  # a module doesn't know what it is part of
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(each, FSDPModule) and module in set(each.modules()) for each in list(_module_state_mapping))

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_numbers, set_parameter, wide
+from .numbers import SMALLEST, check_numbers, learned, scalars, set_parameter, wide
 from .part import POSITIVE, Rule
 from .twn import ternary
 
@@ -46,15 +46,15 @@ class TTQ(Quantizer):
         if not 0 <= threshold < 1:
             raise ValueError(f"threshold (={threshold}) must be from 0 to below 1")
         self.threshold = threshold
-        self.positive = nn.Parameter(torch.ones(()))
-        self.negative = nn.Parameter(torch.ones(()))
+        self.positive = learned(1.0)
+        self.negative = learned(1.0)
 
     def initialize(self, x: Tensor) -> None:
-        self.positive = set_parameter(self.positive, x.new_ones(()))
-        self.negative = set_parameter(self.negative, x.new_ones(()))
+        self.positive = set_parameter(self.positive, x.new_ones(1))
+        self.negative = set_parameter(self.negative, x.new_ones(1))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.positive, self.negative
+        return scalars(self.positive, self.negative)
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return self.codes(x, *tensors).dequantize().to(x.dtype)

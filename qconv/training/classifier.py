@@ -1,6 +1,6 @@
 """The LightningModule: cross-entropy over a network, with the optimizer and schedule it is given."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -166,12 +166,18 @@ class Classifier(LightningModule):
             checkpoint["config"] = self.config
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give each process its sums; if there were more or fewer of them, the first one all."""
+        """Give each process its sums; if there were more or fewer of them, the first one all.
+
+        What an optimizer keeps of a learned number gets the dimension that such numbers have had since.
+        """
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
         sums = checkpoint["sums"]
         mine = sums[rank] if len(sums) == world_size else sums.sum(0) * (rank == 0)
         for mean, values in zip(self.means.values(), mine, strict=True):
             mean.sums.copy_(values)
+        if all(parameter.ndim for parameter in self.parameters()):
+            for state in checkpoint.get("optimizer_states", ()):
+                give_dimension_(state["state"].values())
 
     def _step(self, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor]:
         images, labels = batch
@@ -183,3 +189,12 @@ class Classifier(LightningModule):
         options = {"on_step": False, "on_epoch": True, "batch_size": len(batch[1]), "sync_dist": True}
         self.log(f"{split}_loss", loss, **options)
         self.log(f"{split}_accuracy", accuracy, prog_bar=True, **options)
+
+
+def give_dimension_(states: Collection[dict[str, Any]]) -> None:
+    """Give what is kept for each element, such as momentum, a dimension where the parameter had none."""
+    tensors = [(kept, name, value) for kept in states for name, value in kept.items() if isinstance(value, Tensor)]
+    of_elements = {name for _, name, value in tensors if value.ndim}
+    for kept, name, value in tensors:
+        if name in of_elements and not value.ndim:
+            kept[name] = value.reshape(1)
