@@ -1,14 +1,25 @@
-"""Pictures from files, uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalized."""
+"""Pictures from files, uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalized.
 
+All are opened by PIL, which finds their format by their content: large and small pictures have the same formats, modes,
+errors, and limit of pixels (PIL's, against decompression bombs). Transparency is ignored, and so is the orientation in
+EXIF, but for TIFF, which PIL turns.
+"""
+
+import io
+import os
+import struct
 import warnings
-from collections.abc import Sequence
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
 
@@ -16,48 +27,112 @@ class DecodingError(ValueError):
     """A file that is no picture."""
 
 
-def decode(file: str | bytes) -> Tensor:
-    """The picture in RGB, `(3, H, W)`, uint8."""
-    from torchvision.io import ImageReadMode, decode_image
+UNREADABLE = (
+    # What PIL and torchvision raise for damaged files; a warning is one where Python makes errors of them.
+    *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
+    *(RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning),
+)
+MAX_RESIZED = 2**28
+"""Pixels of a picture after it was resized: of one that is long and narrow there could be any number."""
+
+
+@contextmanager
+def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
+    """The picture in a file or in its bytes; its pixels are decoded when they are asked for.
+
+    Raises:
+        DecodingError: in place of whatever the `with` block raises because of a damaged file.
+    """
+    try:
+        with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as picture:
+            yield picture
+    except DecodingError:
+        raise
+    except UNREADABLE as error:
+        raise DecodingError(_reason(error)) from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, UnidentifiedImageError):  # whose words are the address of an object
+        return "it is no picture of a known format"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    line = next(iter(str(error).splitlines()), "")
+    if isinstance(error, RuntimeError):  # torch's: without the place in its source
+        line = line.rpartition(", ")[2]
+    return line or type(error).__name__
+
+
+def decode(file: str | os.PathLike[str] | bytes) -> Tensor:
+    """The picture in RGB, `(3, H, W)`, uint8.
+
+    torchvision decodes JPEG, in two thirds of PIL's time or less. Its decoder of PNG must not be used: it has killed
+    the process at most damaged files.
+
+    Raises:
+        DecodingError: the file is missing or no whole picture.
+    """
+    with opened(file) as picture:
+        if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
+            return _decode_jpeg(file if isinstance(file, bytes) else Path(file).read_bytes())
+        return _pixels(picture, "RGB")
+
+
+def _decode_jpeg(data: bytes) -> Tensor:
+    from torchvision.io import ImageReadMode, decode_jpeg
 
     with warnings.catch_warnings():
         # torchvision 0.29 points to torchcodec, whose versions for the oldest torch we take have no such function.
         warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
-        source = file if isinstance(file, str) else torch.frombuffer(bytearray(file), dtype=torch.uint8)
-        return decode_image(source, ImageReadMode.RGB)
+        image: Any = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+    return image
 
 
 def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
-    """The picture with its shorter side at ``resize``, cut at the centre."""
+    """The picture with its shorter side at ``resize``, cut at the centre.
+
+    Raises:
+        DecodingError: it is so long and narrow that it would have more than `MAX_RESIZED` pixels.
+    """
     from torchvision.transforms.v2.functional import center_crop
     from torchvision.transforms.v2.functional import resize as resized
 
+    height, width = image.shape[1:]
+    if resize * resize * max(height, width) > MAX_RESIZED * min(height, width):
+        raise DecodingError(f"{height}×{width} pixels are too long and narrow for a shorter side of {resize}")
     return center_crop(resized(image, [resize], antialias=True), [size, size])
 
 
-def read_picture(path: Path, size: tuple[int, int], channels: int, resize: bool) -> Tensor:
-    """The picture at ``path`` as uint8, `(channels, *size)`; resized to cover ``size`` and cropped, if ``resize``.
+def read_picture(file: str | os.PathLike[str], size: tuple[int, int], channels: int, resize: bool) -> Tensor:
+    """The picture as uint8, `(channels, *size)`; resized to cover ``size`` and cropped, if ``resize``.
 
     Raises:
-        OSError, SyntaxError, ValueError: it is no whole picture, or has another size and ``resize`` is false.
+        DecodingError: it is no whole picture, or has another size and ``resize`` is false.
     """
-    with Image.open(path) as picture:
-        if resize:
-            picture.draft("RGB" if channels == 3 else "L", (size[1], size[0]))  # a large JPEG is decoded smaller
-        picture.load()
-        if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would cut off at 255
-            picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-        elif picture.mode == "F":
-            raise ValueError("its pixels are floating-point numbers")
-        picture = picture.convert("RGB" if channels == 3 else "L")
-        if resize:
-            picture = cover(picture, size)
-        elif (picture.height, picture.width) != size:
-            raise ValueError(
+    mode = "RGB" if channels == 3 else "L"
+    with opened(file) as picture:
+        if not resize and (picture.height, picture.width) != size:
+            raise DecodingError(
                 f"it has {picture.height}×{picture.width} pixels, not {size[0]}×{size[1]}: give image_size"
             )
-        pixels = np.asarray(picture)
-    return torch.from_numpy(pixels.copy()).view(*size, channels).permute(2, 0, 1)
+        if resize:
+            picture.draft(mode, (size[1], size[0]))  # a large JPEG is decoded smaller
+        return _pixels(picture, mode, size if resize else None)
+
+
+def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None) -> Tensor:
+    """The pixels in ``mode``, resized to cover ``size``."""
+    picture.load()
+    picture.info.pop("transparency", None)  # ignored; else PIL warns of that of palettes
+    if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would cut off at 255
+        picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
+    elif picture.mode == "F":
+        raise DecodingError("its pixels are floating-point numbers")
+    picture = picture.convert(mode)
+    if size is not None:
+        picture = cover(picture, size)
+    pixels = torch.from_numpy(np.array(picture))
+    return pixels.view(picture.height, picture.width, -1).permute(2, 0, 1)
 
 
 def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:

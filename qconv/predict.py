@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -59,10 +58,9 @@ class Predictor:
         channels, *size = self.pictures.size
         try:
             if self.pictures.resize is None:
-                image = read_picture(Path(path), (size[0], size[1]), channels, resize=True)
+                image = read_picture(path, (size[0], size[1]), channels, resize=True)
             else:
-                image = centre_crop(decode(str(path)), size[0], self.pictures.resize)
-        except (OSError, SyntaxError, ValueError, RuntimeError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error).splitlines()[0]
-            raise DecodingError(f"picture {path} cannot be read: {reason}") from error
+                image = centre_crop(decode(path), size[0], self.pictures.resize)
+        except DecodingError as error:
+            raise DecodingError(f"picture {path} cannot be read: {error}") from error
         return self.normalize(image)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
-from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 
 from ..files import DamagedFileError, atomic_file, load_tensors
-from ..images import read_picture
+from ..images import DecodingError, opened, read_picture
 from .pictures import Pictures, PicturesDataModule
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
@@ -100,9 +99,9 @@ class ImageFolderDataModule(PicturesDataModule):
     def _first_size(self) -> tuple[int, int]:
         for path, _ in self.tree.splits["train"]:
             try:
-                with Image.open(path) as picture:
+                with opened(path) as picture:
                     return picture.height, picture.width
-            except OSError:  # told, with all others, when they are decoded
+            except DecodingError:  # told, with all others, when they are decoded
                 continue
         raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is a picture")
 
@@ -114,7 +113,7 @@ class ImageFolderDataModule(PicturesDataModule):
         def decode(index: int) -> None:
             try:
                 images[index] = read_picture(files[index][0], self.image_size, self.in_channels, self.resized)
-            except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            except DecodingError as error:
                 problems[index] = str(error)
 
         workers = cores()

@@ -8,7 +8,7 @@ from pytorch_lightning import LightningDataModule
 from rich.console import Console
 from torch import Tensor
 
-from ..images import DecodingError, Normalize, centre_crop, decode
+from ..images import Normalize, centre_crop, decode
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader
 
@@ -22,8 +22,8 @@ class LargePicturesDataModule(LightningDataModule):
     Training pictures are cropped at random (8 to 100 % of the area, aspect ratio 3/4 to 4/3), resized and mirrored at
     random as of Inception; validation and test pictures resized and cropped at the centre. All that is done on uint8
     pixels; on the device they are normalized with ImageNet's mean and deviation. What happens to a picture is a
-    function of (seed, epoch, picture) alone. A JPEG file whose bytes are wrong but complete cannot be told from a
-    picture.
+    function of (seed, epoch, picture) alone. Formats and modes are those of `qconv.images`: grey, palette, CMYK and
+    16-bit pictures become RGB of 8 bits. A JPEG file whose bytes are wrong but complete cannot be told from a picture.
 
     Args:
         image_size: side of the pictures.
@@ -126,10 +126,7 @@ class Crop:
         Raises:
             DecodingError: it is none.
         """
-        try:
-            image = decode(file)
-        except (RuntimeError, OSError) as error:
-            raise DecodingError(str(error).splitlines()[0].rpartition(", ")[2]) from error
+        image = decode(file)
         if self.seed is None:
             return centre_crop(image, self.size, self.resize)
         mixed = (self.seed * 1_000_003 + epoch) * 1_000_003 + number
