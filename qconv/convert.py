@@ -8,6 +8,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
+from .activations import BeforeSign, check_choice, replaced, restore_
+from .before_sign import ActivationStep, find_steps, replace_all
 from .layers import (
     QConv1d,
     QConv2d,
@@ -67,14 +69,20 @@ class Step:
 
 @dataclass(frozen=True, repr=False)
 class Plan:
-    """The steps of a conversion, in the order of the model's modules. ``str(plan)`` is a table."""
+    """The steps of a conversion, in the order of the model's modules, and the activations. ``str(plan)`` is a table.
+
+    Attributes:
+        steps: of the layers.
+        activations: what becomes of the activations that let one sign through, before signs.
+    """
 
     steps: tuple[Step, ...]
+    activations: tuple[ActivationStep, ...] = ()
 
     def __str__(self) -> str:
-        names = [", ".join(step.names) or "(the model itself)" for step in self.steps]
-        width = max(map(len, names), default=0)
-        return "\n".join(f"{name:{width}}  {step}" for name, step in zip(names, self.steps, strict=True))
+        lines = [(", ".join(step.names) or "(the model itself)", step) for step in (*self.steps, *self.activations)]
+        width = max((len(name) for name, _ in lines), default=0)
+        return "\n".join(f"{name:{width}}  {step}" for name, step in lines)
 
     def __repr__(self) -> str:
         changed = sum(step.scheme is not None for step in self.steps)
@@ -89,6 +97,7 @@ def plan(
     overrides: Mapping[str, Scheme | None] | None = None,
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
+    before_sign: BeforeSign = "hardtanh",
 ) -> Plan:
     """Print for each layer what `convert` would make of it, or why it stays. The model is not changed.
 
@@ -106,16 +115,21 @@ def plan(
             treat them like the rest: ``skip=()``.
         grad_quantizer: makes a quantizer of the output's gradient for every converted layer, in place of that of its
             scheme, except where ``overrides`` has another: `qconv.quantizers.Int8Stochastic`, ``partial(FP8, "e5m2")``.
+        before_sign: what takes the place of a ReLU or ReLU6, module or function, before a layer that takes the sign of
+            its input (`Quantizer.splits_at_zero`), which would be +1 everywhere: ``"hardtanh"``; ``"prelu"``, with one
+            learned slope (modules only); ``"leaky"``, a slope of 2^-10: the sign is that of what the ReLU gets, and
+            all others see the ReLU's values; ``"identity"``, nothing; ``"keep"`` leaves it. All calls of a module that
+            is shared change. `to_float` undoes it.
 
     Returns:
         The steps, as data.
 
     Raises:
         ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, or ``first_last`` is
-            no such word, or not "float" where ``skip`` names neither.
+            no such word, or not "float" where ``skip`` names neither; ``before_sign`` is none of the five.
         TypeError: a scheme that is none, or ``grad_quantizer`` makes no quantizer.
     """
-    result = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer)
+    result = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign)
     print(result)  # noqa: T201  # the one function that is there to be read on the screen
     return result
 
@@ -128,6 +142,7 @@ def convert(
     overrides: Mapping[str, Scheme | None] | None = None,
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
+    before_sign: BeforeSign = "hardtanh",
 ) -> Model:
     """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.
 
@@ -136,14 +151,20 @@ def convert(
     (transposed, deformable) convolution layers are converted; subclasses of them, and layers that are quantized
     already, stay as they are, and so do layers whose weight is computed: parametrized and pruned ones. If a layer
     fails, the model is as it was. A plain convolution that makes the offsets of a deformable one is like any other:
-    name it in ``skip``.
+    name it in ``skip``. Activations before signs change with the layers, see ``before_sign``; a warning names the
+    layers whose signs stay constant, because of an activation that can't be replaced.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
         >>> convert(model, qconv.schemes.bnn())[1]
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
-    _adopt(_make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer).steps)
+    made = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign)
+    _adopt(made.steps)
+    for step in made.steps:
+        if step.scheme is not None:
+            step.layer.__dict__["name_in_model"] = step.names[0]
+    replace_all(made.activations)
     return model
 
 
@@ -171,7 +192,7 @@ def to_float(model: Model) -> Model:
     """Undo `convert`: make every quantized layer its float twin, in place, and return the model.
 
     The float layers get the latent weights, or the learned ones where a scheme learns them in other tensors. Layers
-    that were parametrized or pruned after `convert` stay so.
+    that were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back.
 
     Raises:
         ValueError: the model has no quantized layer.
@@ -181,23 +202,37 @@ def to_float(model: Model) -> Model:
         raise ValueError(f"model ({type(model).__name__}) has no quantized layer")
     for layer in layers:
         layer.release()
+    for module in model.modules():
+        restore_(module)
     return model
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict that the float twin of the model loads: without the learned tensors of quantizers."""
+    """The state dict that the float twin of the model loads: without learned tensors of quantizers and activations."""
     learned = quantizer_prefixes(model)
     return {key: value for key, value in model.state_dict().items() if not key.startswith(learned)}
 
 
 def quantizer_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """How the names of the tensors of quantizers begin, a prefix for each quantizer of each quantized layer."""
-    return tuple(
+    """How the names of tensors begin that the float model has not.
+
+    A prefix for each quantizer of each quantized layer, and the names of the learned slopes of activations that
+    `convert` has put before signs.
+    """
+    modules = list(model.named_modules(remove_duplicate=False))
+    slopes = (
+        f"{name}.{own}" if name else own
+        for name, module in modules
+        if (was := replaced(module)) is not None and not was.calls
+        for own in module._parameters
+    )
+    quantizers = (
         f"{name}.{child}." if name else f"{child}."
-        for name, module in model.named_modules(remove_duplicate=False)
+        for name, module in modules
         if isinstance(module, QuantizedLayer)
         for child in ("input_quantizer", "weight_quantizer", "grad_quantizer")
     )
+    return *quantizers, *slopes
 
 
 def _quantized() -> dict[type[nn.Module], type[QuantizedLayer]]:
@@ -216,7 +251,9 @@ def _make_plan(
     overrides: Mapping[str, Scheme | None],
     first_last: FirstLast,
     grad_quantizer: Factory | None,
+    before_sign: BeforeSign,
 ) -> Plan:
+    check_choice(before_sign)
     if isinstance(skip, str):
         raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, such as ({skip!r},)")
     for argument, value in (("scheme", scheme), *((f"overrides[{key!r}]", value) for key, value in overrides.items())):
@@ -262,7 +299,10 @@ def _make_plan(
     steps = tuple(step(layer, at) for layer, at in names.items())
     if all(each.scheme is None for each in steps):
         raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{Plan(steps)}")
-    return Plan(steps)
+    takes_sign = {
+        each.layer: each.names[0] for each in steps if each.scheme is not None and each.scheme.input().splits_at_zero
+    }
+    return Plan(steps, find_steps(model, takes_sign, before_sign))
 
 
 def _first_last_scheme(first_last: FirstLast, words: Sequence[str]) -> Scheme | None:

@@ -14,6 +14,7 @@ from ..quantizers.part import Part
 from ..quantizers.processes import is_sharded, sum_over_processes
 from ..schemes import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
+from .watch import watch
 
 
 class QuantizedLayer(nn.Module):
@@ -28,6 +29,8 @@ class QuantizedLayer(nn.Module):
         input_quantizer: quantizer of the input.
         weight_quantizer: quantizer of the weight.
         grad_quantizer: quantizer of the output's gradient, or None.
+        batches_watched: how many of the first training batches `watch` has looked at.
+        name_in_model: what `qconv.convert` found it under; in ``__dict__`` only then.
     """
 
     float_type: ClassVar[type[nn.Module]]
@@ -38,6 +41,8 @@ class QuantizedLayer(nn.Module):
     input_quantizer: Quantizer
     weight_quantizer: Quantizer
     grad_quantizer: Quantizer | None
+    batches_watched: int = 0
+    name_in_model: str
 
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight."""
@@ -53,6 +58,7 @@ class QuantizedLayer(nn.Module):
         self.weight_quantizer = scheme.weight()
         self.grad_quantizer = None if scheme.grad is None else scheme.grad()
         self.scheme = scheme
+        self.batches_watched = 0
         self.input_quantizer.build(*self.input_channels())
         for quantizer in self._other_quantizers():
             quantizer.to(self.weight.device, self.weight.dtype)
@@ -157,6 +163,8 @@ class QuantizedLayer(nn.Module):
                 )
             if not self.input_quantizer.had_data():
                 self.calibrate_(input)
+        if not torch.compiler.is_compiling() and self.training:
+            watch(self, input)
         device = input.device.type
         dtype = _autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # which autocast leaves alone
@@ -278,7 +286,8 @@ class QuantizedLayer(nn.Module):
         for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
             if hasattr(self, name):
                 delattr(self, name)
-        self.__dict__.pop("_checked_maker", None)
+        for name in ("_checked_maker", "batches_watched", "name_in_model"):
+            self.__dict__.pop(name, None)
         cast(nn.Module, self).__class__ = kind
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:

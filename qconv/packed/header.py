@@ -103,6 +103,7 @@ class Header(_Strict):
         sha256: checksum of this header with an empty one, and of every tensor: name, dtype, shape and bytes.
         network: the call that makes the float network, see `calls`; None where the reader must bring it along.
         layers: the quantized layers by their names in it.
+        activations: what `qconv.convert` has put in the place of activations before signs, by their names.
         shared: names of tensors that are another one.
         pictures: what the network takes.
         classes: the names of its outputs.
@@ -113,6 +114,7 @@ class Header(_Strict):
     sha256: str = ""
     network: dict[str, Any] | None = None
     layers: dict[str, Layer] = {}
+    activations: dict[str, Literal["hardtanh", "prelu", "leaky", "identity"]] = {}
     shared: dict[str, str] = {}
     pictures: Pictures | None = None
     classes: list[Text] | None = None

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import layers
+from ..activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
 from ..schemes import Scheme
@@ -167,6 +168,18 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
     if described.weight is not None and shape != described.weight.shape:
         raise ValueError(f"layer '{name}': its weight is {described.weight.shape} in the file, and {shape} here")
     return restored
+
+
+def restore_activation(module: nn.Module, choice: str) -> None:
+    """Replace an activation of the float network as `qconv.convert` did it before signs.
+
+    Raises:
+        ValueError: it is none, or is replaced already.
+    """
+    if is_one_signed(module):
+        replace_(module, choice)
+    else:
+        replace_calls_(module, choice)
 
 
 def weight_names(name: str, stored: header.Weight) -> list[str]:

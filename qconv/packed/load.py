@@ -19,7 +19,7 @@ from ..quantizers.part import Part, with_dimension
 from .calls import build_network
 from .fixed import FixedCodes
 from .header import VERSION, Header, Pictures, checksum, first_line
-from .layer import decode, restore, weight_names
+from .layer import decode, restore, restore_activation, weight_names
 from .tensors import check_values, counters, inner_model, joined, stored_tensors
 
 
@@ -178,6 +178,11 @@ class Content:
             except AttributeError as error:
                 raise ValueError(f"layer '{name}' of the file is not in the network") from error
             restore(layer, name, described)
+        for name, choice in self.header.activations.items():
+            try:
+                restore_activation(model.get_submodule(name), choice)
+            except (AttributeError, ValueError) as error:
+                raise ValueError(f"activation '{name}' ({choice}) of the file can't be restored: {error}") from error
 
     def check(self, model: nn.Module) -> None:
         """Raise unless names, shapes and dtypes of the tensors are those of `model`, and their values in range."""

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor, nn
 
+from ..activations import replaced
 from ..files import atomic_file
 from ..layers import QuantizedLayer
 from ..quantizers import Quantizer
@@ -141,7 +142,8 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
         else:
             known[place] = name
             entries.append(entry(name, tensor, name.rpartition(".")[0]))
-    return Header(layers=described, shared=shared), entries
+    activations: Any = {name: was.choice for name, each in model.named_modules() if (was := replaced(each))}
+    return Header(layers=described, activations=activations, shared=shared), entries
 
 
 def _place(tensor: Tensor) -> Any:

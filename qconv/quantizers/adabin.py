@@ -93,6 +93,10 @@ class AdaBinInput(Binary):
         self.alpha = learned(1.0)
         self.beta = learned(0.0)
 
+    @property
+    def splits_at_zero(self) -> bool:
+        return True
+
     def tensors(self) -> tuple[Tensor, ...]:
         return *scalars(self.alpha, self.beta), *super().tensors()
 

@@ -111,6 +111,14 @@ class Quantizer(Part):
             self.calibrated = value
 
     @property
+    def splits_at_zero(self) -> bool:
+        """Whether 0 is the edge between its only two levels (at first, where it is learned): signs are such.
+
+        Inputs of one sign, as behind a ReLU, are then all quantized to one value.
+        """
+        return self.signs
+
+    @property
     def is_final(self) -> bool:
         """Whether it quantizes as in the end; until then what was trained is not what ships."""
         return True

@@ -201,6 +201,10 @@ class LSQInput(LSQ):
             self.low, self.high = 0, 2**self.bits - 1
         self.step = learned(1.0 if step_init is None else float(step_init))
 
+    @property
+    def splits_at_zero(self) -> bool:
+        return self.signed and self.bits == 1
+
     def build(self, channels: int, dim: int) -> None:
         self.dim = dim
         if self.per_channel:

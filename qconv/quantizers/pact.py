@@ -16,16 +16,19 @@ class PACT(Quantizer):
     alpha to alpha alone. (Bitorch gives it to both there.) ±inf gives alpha or 0. NaN gives NaN, and 0 in both
     gradients.
 
-    alpha starts at 8, as in the paper; re-implementations start at 10. The paper needs weight decay on alpha, with the
-    coefficient of the weights: it pulls alpha down, for the gradient through the clipped values hardly does. So leave
-    alpha in the optimizer's group of the weights. After each step alpha is at least 2^-20.
+    With 4 bits and more alpha starts at 8, as in the paper (re-implementations start at 10); with fewer at
+    ``8 · n / 15``, where the step is that of 4 bits: 8 would make a step of 8/3 with 2 bits and of 8 with one, and all
+    that is below its half becomes 0, which is everything behind a Hardtanh; alpha gets no gradient then. A number
+    starts there with any bits. The paper needs weight decay on alpha, with the coefficient of the weights: it pulls
+    alpha down, for the gradient through the clipped values hardly does. So leave alpha in the optimizer's group of the
+    weights. After each step alpha is at least 2^-20.
 
     The paper's weights are DoReFa's, and its first and last layer stay float. (SAWB, the authors' later quantizer of
     weights, is not here.)
 
     Args:
         bits: 1 to 8.
-        alpha: the first bound.
+        alpha: the first bound; None is ``min(8, 8 · n / 15)``.
 
     Raises:
         ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
@@ -34,10 +37,12 @@ class PACT(Quantizer):
     kept = ("alpha",)
     roles = ("input",)
 
-    def __init__(self, bits: int = 4, alpha: float = 8.0) -> None:
+    def __init__(self, bits: int = 4, alpha: float | None = None) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
         check_numbers(alpha=alpha)
+        if alpha is None:
+            alpha = min(8.0, 8.0 * (2**self.bits - 1) / 15)
         if not SMALLEST <= alpha < float("inf"):
             raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
         self.alpha = learned(float(alpha))

@@ -85,6 +85,11 @@ class Stages(Quantizer):
         return self.current.signs
 
     @property
+    def splits_at_zero(self) -> bool:
+        """Of any stage: the model in front of it stays the same one."""
+        return any(quantizer.splits_at_zero for quantizer in self._all())
+
+    @property
     def needs_data(self) -> bool:
         """Whether a stage does."""
         return any(quantizer.needs_data for quantizer in self._all())

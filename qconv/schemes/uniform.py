@@ -34,14 +34,15 @@ def dorefa(
     return Scheme(name, input, partial(DoReFaWeight, weight_bits, detach_max), grad)
 
 
-def pact(weight_bits: int = 4, input_bits: int | None = 4, alpha: float = 8.0) -> Scheme:
+def pact(weight_bits: int = 4, input_bits: int | None = 4, alpha: float | None = None) -> Scheme:
     """PACT: inputs clipped at a learned bound that starts at ``alpha``, the weights of `dorefa` (arXiv:1805.06085).
 
-    ``input_bits=None`` leaves the input float. The bound needs weight decay; the paper leaves the first and the last
-    layer float.
+    ``input_bits=None`` leaves the input float. Without ``alpha`` the bound starts at 8 as in the paper, and lower with
+    less than 4 bits (`qconv.quantizers.PACT`). It needs weight decay; the paper leaves the first and the last layer
+    float.
     """
     check_bits("weight_bits", weight_bits)
-    name = written("pact", weight_bits=(weight_bits, ""), input_bits=(input_bits, ""), alpha=(alpha, 8.0))
+    name = written("pact", weight_bits=(weight_bits, ""), input_bits=(input_bits, ""), alpha=(alpha, None))
     return Scheme(name, _input(PACT, input_bits, alpha), partial(DoReFaWeight, weight_bits))
 
 

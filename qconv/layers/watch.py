@@ -1,0 +1,88 @@
+"""Watching the first batches: a quantizer that makes one value of all its inputs passes nothing on, and says so."""
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..quantizers import Quantizer
+
+BATCHES = 3
+"""How many training batches are looked at; all of them must be so before it is said."""
+SHARE = 0.999
+"""The share of a batch's elements in one level from which on it counts."""
+SAMPLES = 16
+"""How many samples of a batch are looked at."""
+
+
+@torch.no_grad()
+def watch(layer: Any, input: Tensor) -> None:
+    """Warn if nearly all of what the layer has seen in its first training batches lies in one level of its quantizer.
+
+    Later batches cost nothing. A batch of one number, of zeros say, is none: it tells nothing.
+    """
+    if layer.batches_watched >= BATCHES or not _can_be_read(input):
+        return
+    quantizer = layer.input_quantizer
+    if quantizer.bits >= 32 or "_former_parameters" in layer.__dict__:  # a replica of DataParallel is thrown away
+        layer.batches_watched = BATCHES
+        return
+    found = crowded_level(quantizer, input[:SAMPLES])
+    if found is None:
+        return
+    share, level = found
+    layer.batches_watched += 1
+    if share < SHARE:
+        layer.batches_watched = BATCHES
+    elif layer.batches_watched == BATCHES:
+        low, high = (each.item() for each in input.aminmax())
+        warnings.warn(_message(layer, quantizer, share, level, low, high), stacklevel=4)
+
+
+def crowded_level(quantizer: Quantizer, x: Tensor) -> tuple[float, float] | None:
+    """The share of ``x`` in the level that most of it lies in, and the value of that level; None for a constant."""
+    if not x.numel():
+        return None
+    low, high = x.aminmax()
+    if low == high:
+        return None
+    tensors = quantizer.tensors()
+    x_q = quantizer.quantize(x, *tensors)
+    try:
+        levels = quantizer.codes(x, *tensors).values
+    except TypeError:  # it has none
+        levels = x_q
+    levels = levels.flatten()
+    some = levels[:: max(levels.numel() // 1000, 1)]
+    middle = some.sort().values[some.numel() // 2]  # the level of most, if nearly all are in one
+    at = levels == middle
+    return at.float().mean().item(), x_q.flatten()[at.int().argmax()].item()
+
+
+def _can_be_read(input: Tensor) -> bool:
+    """Whether it is a plain tensor with values: no trace, no capture, no transformation by `torch.func`."""
+    if type(input) not in (Tensor, nn.Parameter) or input.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+        return False
+    if input.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(input)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def _message(layer: Any, quantizer: Quantizer, share: float, level: float, low: float, high: float) -> str:
+    place = layer.__dict__.get("name_in_model")
+    name = f"layer {place!r} ({type(layer).__name__})" if place else f"{layer!r}"
+    said = (
+        f"{name}: in each of its first {BATCHES} training batches {share:.1%} of the inputs, which lie from {low:.3g} "
+        f"to {high:.3g}, became {level:.3g} in {type(quantizer).__name__}: hardly anything goes through. "
+    )
+    if quantizer.splits_at_zero and (low >= 0 or high < 0):
+        return said + (
+            "A sign needs inputs of both signs: put nn.Hardtanh or nn.PReLU in the place of a ReLU before it, which "
+            "qconv.convert does by before_sign, or a batch norm"
+        )
+    if high <= 0:
+        return said + "Its levels begin at 0: take a scheme with signed inputs, or put a ReLU before it"
+    if level == 0:
+        return said + "Its range is too wide for them: give it a smaller start, or call qconv.calibrate(model, batches)"
+    return said + "Its range does not fit them: call qconv.calibrate(model, batches), or put a batch norm before it"

@@ -1,0 +1,173 @@
+"""Which activations make the input of a layer one-signed: found in the graph of `torch.fx`.
+
+Every value of the graph is either one that may be negative, or one that can't, because of certain activations. What
+follows these (pooling, dropout, sums of two such values, concatenation) carries them on to the layers that read it.
+"""
+
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
+
+from torch import fx, nn
+from torch.fx.proxy import TraceError
+
+from .activations import is_one_signed
+
+
+class Site(NamedTuple):
+    """Where values lose their sign.
+
+    Attributes:
+        name: of the activation in the model; of the module whose forward calls a function.
+        module: that module.
+        function: the function that is called; empty for an activation that is a module.
+    """
+
+    name: str
+    module: nn.Module
+    function: str = ""
+
+
+Sites = frozenset[Site]
+
+RELU_FUNCTIONS = ("relu", "relu_", "relu6")
+_PASSING_MODULES = (
+    *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.LPPool1d, nn.LPPool2d),
+    *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),
+    *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d, nn.MaxUnpool2d),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.Flatten, nn.Unflatten, nn.Identity),
+    *(nn.PixelShuffle, nn.PixelUnshuffle, nn.ChannelShuffle, nn.UpsamplingNearest2d, nn.UpsamplingBilinear2d),
+    *(nn.ZeroPad1d, nn.ZeroPad2d, nn.ZeroPad3d, nn.ReflectionPad1d, nn.ReflectionPad2d, nn.ReflectionPad3d),
+    *(nn.ReplicationPad1d, nn.ReplicationPad2d, nn.ReplicationPad3d, nn.CircularPad1d, nn.CircularPad2d),
+)
+# Names of functions and of methods.
+_PASSING = {
+    *("max_pool1d", "max_pool2d", "max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "mean", "sum", "amax", "max"),
+    *("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d", "adaptive_max_pool2d", "interpolate", "pad"),
+    *("dropout", "dropout1d", "dropout2d", "dropout3d", "stochastic_depth", "sqrt", "pixel_shuffle", "channel_shuffle"),
+    *("flatten", "unflatten", "reshape", "view", "squeeze", "unsqueeze", "permute", "transpose", "movedim"),
+    *("getitem", "chunk", "split", "unbind", "narrow", "select", "expand", "repeat", "repeat_interleave"),
+    *("contiguous", "clone", "float", "half", "to", "roll", "flip"),
+}
+_ALL = {"add", "add_", "iadd", "mul", "mul_", "imul", "truediv", "div"}
+_ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # a part of the channels would be one-signed
+
+
+def one_signed_inputs(model: nn.Module, layers: Collection[nn.Module]) -> dict[nn.Module, Sites]:
+    """The activations because of which a layer of ``layers`` sees no negative input, for each that sees none.
+
+    A model that `torch.fx` can't trace is looked at in parts, and by the order of its modules: an activation with
+    nothing but pooling or the like between it and the layer registered after it stands before that layer.
+    """
+    found: dict[nn.Module, Sites] = {}
+    names = {module: name for name, module in reversed(list(model.named_modules()))}
+    _look(model, set(layers), names, found)
+    return found
+
+
+def _look(
+    module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str], found: dict[nn.Module, Sites]
+) -> None:
+    if module in layers or not any(each in layers for each in module.modules()):
+        return
+    try:
+        graph = _Tracer(layers).trace(module)
+    except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, KeyError, IndexError):
+        for layer, sites in _by_order(module, layers, names):
+            found[layer] = found.get(layer, frozenset()) | sites
+        for child in module.children():
+            _look(child, layers, names, found)
+        return
+    walk = _Walk(module, names)
+    for node in graph.nodes:
+        walk.visit(node)
+        if node.op == "call_module" and (layer := module.get_submodule(str(node.target))) in layers:
+            sites = walk.sites_of(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
+            if sites:
+                found[layer] = found.get(layer, frozenset()) | sites
+
+
+class _Tracer(fx.Tracer):
+    """Calls what `torch.nn` has, and the layers in question; looks into all else."""
+
+    def __init__(self, layers: set[nn.Module]) -> None:
+        super().__init__()
+        self._layers = layers
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return m in self._layers or super().is_leaf_module(m, module_qualified_name)
+
+
+class _Walk:
+    """Says of each node of a graph which activations have taken its sign; None where it may be negative."""
+
+    def __init__(self, root: nn.Module, names: dict[nn.Module, str]) -> None:
+        self.root, self.names = root, names
+        self.known: dict[fx.Node, Sites | None] = {}
+
+    def sites_of(self, value: Any) -> Sites | None:
+        if isinstance(value, fx.Node):
+            return self.known.get(value)
+        if isinstance(value, int | float):
+            return frozenset() if value >= 0 else None
+        return None
+
+    def visit(self, node: fx.Node) -> None:
+        self.known[node] = self._sites(node)
+
+    def _sites(self, node: fx.Node) -> Sites | None:
+        first = node.args[0] if node.args else node.kwargs.get("input")
+        if node.op == "call_module":
+            module = self.root.get_submodule(str(node.target))
+            if is_one_signed(module):
+                return frozenset((Site(self.names[module], module),))
+            return self.sites_of(first) if passes(module) else None
+        if node.op not in ("call_function", "call_method"):
+            return None
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        if name in RELU_FUNCTIONS:
+            owner = self._owner(node)
+            return frozenset((Site(self.names[owner], owner, f".{name}()" if node.op == "call_method" else name),))
+        if name in _ALL:
+            return _joined([self.sites_of(value) for value in node.args[:2]])
+        if name in _ANY:
+            values = first if isinstance(first, list | tuple) else node.args[:2]
+            return frozenset().union(*(self.sites_of(value) or () for value in values)) or None
+        if name == "interpolate" and node.kwargs.get("mode") == "bicubic":  # it may overshoot
+            return None
+        return self.sites_of(first) if name in _PASSING else None
+
+    def _owner(self, node: fx.Node) -> nn.Module:
+        """The module whose forward makes the call."""
+        stack = node.meta.get("nn_module_stack") or {}
+        path = next(reversed(stack.values()))[0] if stack else ""
+        return self.root.get_submodule(path)
+
+
+def passes(module: nn.Module) -> bool:
+    """Whether what comes out is never negative if what goes in is not."""
+    if type(module) is nn.Upsample:
+        return module.mode != "bicubic"
+    return type(module) in _PASSING_MODULES
+
+
+def _joined(parts: list[Sites | None]) -> Sites | None:
+    """Of a sum or a product: None unless no operand may be negative."""
+    if any(part is None for part in parts):
+        return None
+    return frozenset().union(*(part for part in parts if part is not None))
+
+
+def _by_order(
+    module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str]
+) -> Iterable[tuple[nn.Module, Sites]]:
+    """Layers that are registered behind an activation, with nothing but what passes it on between them."""
+    last: nn.Module | None = None
+    for each in module.modules():
+        if next(each.children(), None) is not None and each not in layers:
+            continue
+        if each in layers and last is not None:
+            yield each, frozenset((Site(names[last], last),))
+        if is_one_signed(each):
+            last = each
+        elif not passes(each):
+            last = None

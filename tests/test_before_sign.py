@@ -1,0 +1,319 @@
+"""What stands before a sign: found, replaced, put back, and told where it can't be."""
+
+import copy
+import io
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.activations import CHOICES, BeforeSign
+from qconv.one_signed import one_signed_inputs
+
+SIGNS: dict[str, qconv.Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        *(schemes.bnn(), schemes.bnn(stochastic=True), schemes.xnor(), schemes.xnorpp(), schemes.bireal()),
+        *(schemes.reactnet(), schemes.irnet(), schemes.recu(), schemes.adabin(), schemes.reste()),
+        *(schemes.lsq(1, 1, signed_input=True), schemes.two_stage(schemes.bnn())),
+        schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(1, 1, signed_input=True))]),
+    )
+}
+UNSIGNED: dict[str, qconv.Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        *(schemes.identity(), schemes.bwn(), schemes.dorefa(1, 1), schemes.pact(2, 2), schemes.lsq(4, 4)),
+        *(schemes.lsq(1, 1), schemes.lsq(2, 2, signed_input=True), schemes.minmax(), schemes.fp8(), schemes.n2uq()),
+    )
+}
+
+
+def conv() -> nn.Conv2d:
+    return nn.Conv2d(8, 8, 3, padding=1)
+
+
+def chain(*between: nn.Module) -> nn.Sequential:
+    """A float convolution, what is given, a convolution to convert, and a float one."""
+    return nn.Sequential(nn.Conv2d(3, 8, 3), *between, conv(), nn.Conv2d(8, 2, 3))
+
+
+class Calls(nn.Module):
+    """Functions between the layers, one of them the same module called twice."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.second, self.third, self.last = nn.Conv2d(3, 8, 3), conv(), conv(), nn.Conv2d(8, 2, 3)
+        self.function = function
+
+
+class WithF(Calls):
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.dropout(F.relu(self.first(x), inplace=True), training=self.training)
+        return self.last(F.relu6(self.third(F.relu(self.second(x)))))
+
+
+class WithTorch(Calls):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.third(torch.relu(self.second(torch.nn.functional.relu(self.first(x))))))
+
+
+class WithMethod(Calls):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.third(F.relu(self.second(self.first(x).relu()))))
+
+
+class Branches(Calls):
+    """Its forward depends on values, so that `torch.fx` can't trace it."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.relu)
+        self.act = nn.ReLU()
+        self.second = nn.Sequential(nn.ReLU(), nn.MaxPool2d(2), conv())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second(self.first(x))
+        return self.last(self.third(x) if x.mean() > 0 else x)
+
+
+def signs(model: nn.Module) -> list[nn.Module]:
+    return [layer for layer in model.modules() if isinstance(layer, qconv.QuantizedLayer)]
+
+
+@pytest.mark.parametrize("scheme", SIGNS.values(), ids=list(SIGNS))
+def test_schemes_that_take_the_sign(scheme: qconv.Scheme) -> None:
+    model = qconv.convert(chain(nn.ReLU()), scheme)
+    assert type(model[1]) is nn.Hardtanh
+
+
+@pytest.mark.parametrize("scheme", UNSIGNED.values(), ids=list(UNSIGNED))
+def test_other_schemes_leave_the_activations(scheme: qconv.Scheme) -> None:
+    assert type(qconv.convert(chain(nn.ReLU()), scheme)[1]) is nn.ReLU
+
+
+@pytest.mark.parametrize(
+    ("between", "changed"),
+    [
+        ((nn.ReLU(inplace=True),), [0]),
+        ((nn.ReLU6(), nn.MaxPool2d(2), nn.Dropout(), nn.Identity()), [0]),
+        ((nn.Hardtanh(0, 1), nn.AvgPool2d(2), nn.Flatten(), nn.Unflatten(1, (8, 3, 3))), [0]),
+        ((nn.ReLU(), nn.Upsample(scale_factor=2, mode="bilinear"), nn.ReflectionPad2d(1)), [0]),
+        ((nn.ReLU(), nn.Upsample(scale_factor=2, mode="bicubic")), []),
+        ((nn.ReLU(), nn.BatchNorm2d(8)), []),
+        *(((each,), []) for each in (nn.GELU(), nn.SiLU(), nn.Hardswish(), nn.LeakyReLU(), nn.PReLU(), nn.Hardtanh())),
+    ],
+    ids=lambda value: "-".join(type(each).__name__ for each in value) if isinstance(value, tuple) else "",
+)
+def test_activations_before_a_sign(between: tuple[nn.Module, ...], changed: list[int]) -> None:
+    model = chain(*between)
+    kinds = [type(each) for each in model]
+    qconv.convert(model, schemes.bnn())
+    for index, each in enumerate(between):
+        assert type(each) is (nn.Hardtanh if index in changed else kinds[index + 1])
+        if index in changed:
+            assert (each.min_val, each.max_val) == (-1, 1)
+
+
+def test_a_shared_activation_changes_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
+    model = torchvision.models.resnet18(num_classes=10)
+    relus = {name: each for name, each in model.named_modules() if isinstance(each, nn.ReLU)}
+    qconv.plan(model, schemes.bnn())
+    lines = capsys.readouterr().out.splitlines()
+    assert "layer1.0.relu          ReLU → Hardtanh (before the sign of layer1.0.conv2, layer1.1.conv1)" in lines
+    assert all(type(each) is nn.ReLU for each in relus.values())
+    qconv.convert(model, schemes.bnn())
+    for name, each in relus.items():
+        assert model.get_submodule(name) is each
+        assert type(each) is nn.Hardtanh
+        assert each.inplace
+    assert not one_signed_inputs(model, signs(model))
+
+
+@pytest.mark.parametrize(("kind", "left"), [(WithF, 0), (WithTorch, 0), (WithMethod, 1)])
+@pytest.mark.parametrize("choice", ["hardtanh", "leaky", "identity"])
+def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSign) -> None:
+    model = kind(torch.relu)
+    expected = copy.deepcopy(model)
+    input = torch.randn(2, 3, 9, 9)
+    if left:
+        with pytest.warns(
+            UserWarning, match=r"convert can't replace \.relu\(\) here: use nn.ReLU; .* of second is one"
+        ):
+            qconv.convert(model, schemes.bnn(), before_sign=choice)
+    else:
+        qconv.convert(model, schemes.bnn(), before_sign=choice)
+    assert isinstance(model, kind)
+    assert type(model).__name__ == kind.__name__
+    assert len(one_signed_inputs(model, signs(model))) == left
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.manual_seed(1)
+        first = other(input)
+        torch.manual_seed(1)
+        assert first.equal(model(input))
+        qconv.to_float(other)
+        assert type(other) is kind
+        assert other.eval()(input).equal(expected.eval()(input))
+        assert vars(other).keys() == vars(expected).keys()
+        expected.train()
+
+
+def test_it_compiles_in_one_graph_and_freezes() -> None:
+    torch.compiler.reset()
+    model = qconv.convert(WithTorch(torch.relu), schemes.bnn())
+    input = torch.randn(2, 3, 9, 9)
+    compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
+    assert compiled(input).equal(model(input))
+    frozen = qconv.freeze(model.eval())
+    torch.testing.assert_close(frozen(input), model(input))
+
+
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "keep"])
+def test_to_float_puts_back_what_was_there(choice: BeforeSign) -> None:
+    model = torchvision.models.mobilenet_v2(num_classes=10).eval()
+    input, state = torch.randn(2, 3, 32, 32), list(model.state_dict())
+    expected = model(input).detach()
+    said = repr(model)
+    qconv.convert(model, schemes.bnn(), before_sign=choice)
+    assert list(qconv.float_state_dict(model)) == state
+    assert not one_signed_inputs(model, signs(model))
+    assert not model(input).equal(expected)
+    other = qconv.to_float(copy.deepcopy(model))
+    model = qconv.to_float(model)
+    for each in (other, model):
+        assert each(input).equal(expected)
+        assert list(each.state_dict()) == state
+        assert repr(each) == said
+
+
+def test_a_second_conversion_changes_no_more() -> None:
+    model = torchvision.models.resnet18(num_classes=10)
+    relus = [each for each in model.modules() if isinstance(each, nn.ReLU)]
+    qconv.convert(model, schemes.bnn(), skip=("first", "last", "layer[34].*"), before_sign="prelu")
+    slopes = [each.weight for each in relus if isinstance(each, nn.PReLU)]
+    assert len(slopes) == 5
+    qconv.convert(model, schemes.xnor())
+    assert [each.weight for each in relus if isinstance(each, nn.PReLU)] == slopes
+    assert sum(type(each) is nn.Hardtanh for each in relus) == 4
+    assert all(type(each) is nn.ReLU for each in qconv.to_float(model).modules() if each in relus)
+
+
+def test_a_model_that_cannot_be_traced_is_looked_at_in_parts() -> None:
+    model = qconv.convert(Branches(), schemes.bnn())
+    assert type(model.second[0]) is nn.Hardtanh  # in a part that can be traced
+    assert type(model.act) is nn.ReLU  # never called, and not registered before a layer
+
+
+def test_choices_that_cannot_be_made() -> None:
+    with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be one of 'hardtanh', 'prelu'"):
+        qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="tanh")  # pyright: ignore[reportArgumentType]
+    with pytest.warns(UserWarning, match="relu in WithF stays: a function has no parameter: use nn.ReLU"):
+        qconv.convert(WithF(torch.relu), schemes.bnn(), before_sign="prelu")
+    model = qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="keep")
+    assert type(model[1]) is nn.ReLU
+
+
+@pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "keep"])
+@pytest.mark.parametrize("make", [lambda: chain(nn.ReLU()), lambda: WithF(torch.relu)], ids=["module", "function"])
+def test_packed_files_hold_the_activations(make: Callable[[], nn.Module], choice: BeforeSign, tmp_path: Path) -> None:
+    model, blank = make(), make()
+    if isinstance(model, WithF) and choice == "prelu":
+        return
+    qconv.convert(model, schemes.bnn(), before_sign=choice)
+    for parameter in model.parameters():
+        parameter.data.mul_(1.25)
+    input = torch.randn(2, 3, 9, 9)
+    qconv.save_packed(model.eval(), tmp_path / "model.safetensors")
+    assert qconv.load_packed(tmp_path / "model.safetensors", blank)(input).equal(model(input))
+    if not isinstance(model, WithF):
+        with pytest.raises(
+            qconv.PackedFileError, match=rf"activation '1' \({choice}\) of the file can't be restored: Tanh"
+        ):
+            qconv.load_packed(tmp_path / "model.safetensors", chain(nn.Tanh()))
+
+
+WARN: dict[str, tuple[qconv.QuantizedLayer, Callable[[], Tensor], str]] = {
+    "sign behind ReLU": (
+        qconv.QConv2d(4, 4, 3, scheme=schemes.bnn()),
+        lambda: torch.rand(4, 4, 8, 8),
+        r"QConv2d\(4, 4.*100.0% of the inputs.* became 1 in Sign: .*nn.Hardtanh or nn.PReLU in the place of a ReLU",
+    ),
+    "signed lsq(1, 1) behind ReLU": (
+        qconv.QLinear(40, 4, scheme=schemes.lsq(1, 1, signed_input=True)),
+        lambda: torch.randn(16, 40).relu(),
+        r"QLinear\(in_features=40.*in LSQInput: .*put nn.Hardtanh or nn.PReLU",
+    ),
+    "pact with a wide range": (
+        qconv.QConv2d(4, 4, 3, scheme=schemes.pact(2, 2, alpha=8.0)),
+        lambda: torch.rand(4, 4, 8, 8),
+        "became 0 in PACT: .*range is too wide",
+    ),
+    "dorefa below 0": (
+        qconv.QConv2d(4, 4, 3, scheme=schemes.dorefa(2, 2)),
+        lambda: -torch.rand(4, 4, 8, 8),
+        "became 0 in DoReFaInput: .*levels begin at 0: take a scheme with signed inputs",
+    ),
+    "dorefa above 1": (
+        qconv.QConv2d(4, 4, 3, scheme=schemes.dorefa(2, 2)),
+        lambda: 5 + torch.rand(4, 4, 8, 8),
+        "became 1 in DoReFaInput: .*range does not fit",
+    ),
+}
+
+
+@pytest.mark.parametrize(("layer", "input", "message"), WARN.values(), ids=list(WARN))
+def test_inputs_in_one_level_are_told_once(
+    layer: Any, input: Callable[[], Tensor], message: str, recwarn: pytest.WarningsRecorder
+) -> None:
+    layer.eval()(input())
+    layer.train()(input())
+    layer(torch.zeros_like(input()))  # a blank batch says nothing
+    layer(input())
+    assert not recwarn
+    with pytest.warns(UserWarning, match=f"(?s){message}"):
+        layer(input())
+    layer(input())
+
+
+def test_the_warning_names_the_layer() -> None:
+    model = qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="keep")
+    input = torch.randn(4, 3, 9, 9)
+    model(input)
+    model(input)
+    with pytest.warns(UserWarning, match=r"layer '2' \(QConv2d\): in each of its first 3 training batches 100.0%"):
+        model(input)
+    assert "name_in_model" not in vars(qconv.to_float(model)[2])
+
+
+def test_inputs_that_are_spread_are_not_told(method: qconv.Scheme) -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=method)
+    bound = layer.input_quantizer
+    for _ in range(4):
+        x = torch.randn(4, 4, 8, 8)
+        layer(x if bound.splits_at_zero else x.relu())
+
+
+def test_the_watch_ends_with_the_first_batch_that_is_spread() -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=schemes.bnn())
+    layer(torch.randn(4, 4, 8, 8))
+    for _ in range(5):
+        layer(torch.rand(4, 4, 8, 8))
+
+
+def test_pact_starts_where_few_bits_have_levels() -> None:
+    starts = [qconv.quantizers.PACT(bits).alpha.item() for bits in range(1, 9)]
+    assert starts == pytest.approx([8 / 15, 1.6, 56 / 15, 8, 8, 8, 8, 8])
+    assert qconv.quantizers.PACT(2, 8.0).alpha.item() == 8
+    buffer = io.BytesIO()
+    torch.save(qconv.quantizers.PACT(2, 8.0).state_dict(), buffer)
+    quantizer = qconv.quantizers.PACT(2)
+    quantizer.load_state_dict(torch.load(io.BytesIO(buffer.getvalue())))
+    assert quantizer.alpha.item() == 8
+    assert quantizer(torch.linspace(0, 1, 5)).unique().numel() == 1  # what it was before
+    assert qconv.quantizers.PACT(2)(torch.linspace(0, 1, 5)).unique().numel() == 3
