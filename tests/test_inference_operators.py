@@ -5,7 +5,9 @@ import logging
 import shutil
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, cast
 
@@ -294,3 +296,25 @@ def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
     finally:
         monkeypatch.undo()
         native.library.cache_clear()
+
+
+def test_threads_that_share_a_weight_for_pictures_of_many_sizes() -> None:
+    if not onednn.has_fast_integers():
+        pytest.skip("the kernel needs VNNI")
+    weight = torch.randint(-8, 8, (8, 8, 3, 3), dtype=torch.int8)
+    pictures = [torch.randint(0, 15, (1, 8, size, size), dtype=torch.uint8) for size in range(3, 12)]
+    geometry = (1, 1), (1, 1, 1, 1), (1, 1), 1, 0
+    wanted = [operators.integer_conv2d(picture, weight, *geometry) for picture in pictures]
+
+    def work(start: int) -> bool:
+        order = [(call * 7 + start) % len(pictures) for call in range(500)]
+        sums = (cast(Any, onednn.integer_conv2d(pictures[i], weight, *geometry)) for i in order)
+        return all(torch.equal(one, wanted[i]) for one, i in zip(sums, order, strict=True))
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(6) as pool:
+            assert all(pool.map(work, range(6)))
+    finally:
+        sys.setswitchinterval(interval)

@@ -80,7 +80,7 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
 def frozen_layer(layer: QuantizedLayer, found: Arithmetic) -> IntegerLayer:
     """The integer layer of a quantized one, which gives what its convolution gives."""
     bias = torch.zeros(len(found.scale)) if layer.bias is None else layer.bias.detach().clone()
-    codes = found.weight
+    codes, of_rows = found.weight, isinstance(layer, QLinear)
     if isinstance(layer, QConv2d):
         sides = (0, 0, 0, 0) if layer.padding_mode != "zeros" else tuple(layer.padding_sides)
         window = Window(layer.stride, sides, layer.dilation, layer.padding_value)  # pyright: ignore
@@ -88,10 +88,10 @@ def frozen_layer(layer: QuantizedLayer, found: Arithmetic) -> IntegerLayer:
     else:
         codes, window, groups = codes[..., None, None], Window((1, 1), (0, 0, 0, 0), (1, 1), 0), 1
     if found.kind == "binary":
-        signs = None if found.is_plain else Encode(layer.input_quantizer, torch.float32)
+        signs = None if found.is_plain else Encode(layer.input_quantizer, torch.float32, of_rows)
         return BinaryConv2d(codes.to(torch.int8), window, groups, found.scale.float(), bias, signs)
     if found.kind == "shift":
-        encoder = Encode(layer.input_quantizer, torch.int64)
+        encoder = Encode(layer.input_quantizer, torch.int64, of_rows)
         return ShiftConv2d(codes, window, groups, found.scale, bias.double(), encoder)
-    encoder = Encode(layer.input_quantizer, code_dtype(found.low))
+    encoder = Encode(layer.input_quantizer, code_dtype(found.low), of_rows)
     return IntegerConv2d(codes, window, groups, found.scale.float(), bias, encoder)

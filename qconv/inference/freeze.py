@@ -6,32 +6,48 @@ from typing import Self
 
 import torch
 from torch import Tensor, fx, nn
-from torch.fx.proxy import TraceError
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
 
 from ..layers import QuantizedLayer
 from ..packed.layer import describe
+from ..packed.tensors import joined
 from ..quantizers import Quantizer
 from .layers import IntegerLayer
-from .rewrite import Frozen, Rewriter
+from .parts import Part
+from .proof import Parts, find_sample
+from .rewrite import Frozen, Rewriter, make_contiguous
+
+_COMPARED = 4  # samples of an example on which traces are compared
+_BATCH = 32
 
 
 class FrozenModel(nn.Module):
     """An inference model: `network` computes on integers where `layers` says so.
 
-    The input is brought into the channels_last memory format, in which the integer operators work.
+    Attributes:
+        layers: what became of each quantized layer.
+        untraced: names of the modules whose forward stays Python, and why; those inside of them may be frozen.
     """
 
-    def __init__(self, network: nn.Module, layers: tuple[Frozen, ...]) -> None:
+    def __init__(self, network: nn.Module, layers: tuple[Frozen, ...], untraced: dict[str, str] | None = None) -> None:
         super().__init__()
-        self.network, self.layers = network, layers
+        self.network, self.layers, self.untraced = network, layers, untraced or {}
 
     def forward(self, input: Tensor) -> Tensor:
         """What the trained model gives in evaluation."""
-        if input.ndim == 4:
+        if input.ndim == 4 and isinstance(self.network, fx.GraphModule):  # the format of the integer operators
             input = input.contiguous(memory_format=torch.channels_last)
         return self.network(input)
+
+    def find(self, name: str) -> nn.Module:
+        """What stands for the module that has this name in the trained model.
+
+        Raises:
+            AttributeError: nothing does: its work is done by another one.
+        """
+        module = self.network
+        for key in name.split(".") if name else ():
+            module = getattr(module.graph if isinstance(module, Part) else module, key)
+        return module.graph if isinstance(module, Part) else module
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if fn(torch.zeros(1)).dtype != torch.float32:
@@ -46,7 +62,7 @@ class FrozenModel(nn.Module):
 
 
 @torch.no_grad()
-def freeze(model: nn.Module, *, tolerance: float = 0.0) -> FrozenModel:
+def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None = None) -> FrozenModel:
     """An inference model of a trained one, which stays as it is: integers inside, batch norm folded; on the CPU.
 
     Quantized layers run on integer operators where their codes allow it: signs by exclusive or and counting bits, codes
@@ -55,19 +71,26 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0) -> FrozenModel:
     quantized layers, they become integers, too: a threshold per channel for signs, else a rounding that is proved to
     give the trained codes for every possible sum. `FrozenModel.layers` says what became of each layer, and why.
 
-    The model takes one tensor. What can't be traced by `torch.fx` (a forward that branches on shapes) stays Python, and
-    its parts are frozen alone.
+    The model takes one tensor; what else its forward takes has its default. What can't be traced faithfully by
+    `torch.fx` stays Python, and its parts are frozen alone: a forward that branches on shapes, that changes the module,
+    that draws random numbers or enters autocast; and one whose trace gives other outputs than the module, or calls
+    other layers, on samples of `example` (without one: on random inputs, if some of usual shapes suit the model). A
+    layer whose weight the model reads beside its call stays as it was trained. `FrozenModel.untraced` says which
+    modules stay Python, and why. Where such a module reaches into a part that is frozen as a whole, and no input has
+    shown it, a `ReadBeside` that names the part is raised when it happens.
 
     Args:
         model: the trained one.
         tolerance: how far a rounding may be from the trained quantizer's steps, in steps. With 0 it is proved equal,
             which float32 does not allow for codes of 8 bits: those go through floats. With 0.01 they are handed on, and
             may be off by one.
+        example: inputs as in use, with which the frozen model is compared with the trained one by `qconv.verify`.
 
     Raises:
         TypeError: `model` is no module, or can't be copied.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
-            than float32; hooks, which would be lost; a model that is frozen; a tolerance outside 0 to 1.
+            than float32; hooks, which would be lost; a model that is frozen; a tolerance outside 0 to 1; a frozen model
+            that differs from the trained one on `example`.
     """
     if not 0 <= tolerance <= 1:
         raise ValueError(f"tolerance (={tolerance}) must be at least 0 and at most 1")
@@ -94,39 +117,54 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0) -> FrozenModel:
         network = copy.deepcopy(model).eval().cpu()
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
-    frozen: list[Frozen] = []
-    network = _freeze(network, "", frozen, tolerance).requires_grad_(False)
+    sample = find_sample(network) if example is None else example[:_COMPARED].detach().cpu()
+    parts = Parts(network)
+    if sample is not None:
+        parts.prove(sample)
+    frozen = [_untouched(name, reason) for name, reason in parts.reasons.items() if _is_layer(model, name)]
+    shared = parts.shared()
+    for part in parts.graphs.values():
+        rewriter = Rewriter(part.graph, joined(part.name, ""), part.is_single, tolerance, shared)
+        rewriter.run()
+        frozen += rewriter.frozen
+    network = parts.place().requires_grad_(False)
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     order = {name: index for index, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
-    return FrozenModel(network, tuple(sorted(frozen, key=lambda each: order[each.name]))).eval()
+    layers = tuple(sorted(frozen, key=lambda each: order[each.name]))
+    made = FrozenModel(network, layers, parts.reasons).eval()
+    if sample is not None:
+        _run(made, sample)
+    if example is not None:
+        _check(model, made, example)
+    return made
 
 
-def _freeze(module: nn.Module, prefix: str, frozen: list[Frozen], tolerance: float) -> nn.Module:
-    """The frozen form of a module, traced as a whole if it can be."""
-    if not any(isinstance(each, QuantizedLayer | _ConvNd) for each in module.modules()):
-        return module
-    if isinstance(module, _ConvNd) and not isinstance(module, QuantizedLayer):
-        return module
-    whole = nn.Sequential(module) if isinstance(module, QuantizedLayer) else module
+def _is_layer(model: nn.Module, name: str) -> bool:
+    return isinstance(model.get_submodule(name), QuantizedLayer)
+
+
+def _untouched(name: str, reason: str) -> Frozen:
+    return Frozen(name, "float", reason=reason)
+
+
+def _run(frozen: FrozenModel, sample: Tensor) -> None:
+    """See that the frozen model takes what the trained one takes."""
     try:
-        graph = _Tracer().trace(whole)
-    except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError):
-        for name, child in module.named_children():
-            setattr(module, name, _freeze(child, f"{prefix}{name}.", frozen, tolerance))
-        return module
-    rewriter = Rewriter(fx.GraphModule(whole, graph, type(module).__name__), prefix, whole is not module, tolerance)
-    rewriter.run()
-    frozen += rewriter.frozen
-    return rewriter.module
+        frozen(sample)
+    except RuntimeError as error:
+        if not isinstance(frozen.network, fx.GraphModule) or not make_contiguous(frozen.network):
+            raise ValueError(f"the frozen model can't compute what the trained one does: {error}") from error
+        _run(frozen, sample)
 
 
-class _Tracer(fx.Tracer):
-    """Looks into what holds layers that can be frozen; calls all else."""
+def _check(model: nn.Module, frozen: FrozenModel, example: Tensor) -> None:
+    """Raise a ValueError unless the frozen model computes what the trained one does."""
+    from .verify import verify  # which freezes what it finds in files
 
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        inner = (each for each in m.modules() if each is not m)
-        kinds = QuantizedLayer, _ConvNd, _BatchNorm
-        is_torch = m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
-        return is_torch or isinstance(m, QuantizedLayer) or not any(isinstance(each, kinds) for each in inner)
+    model = copy.deepcopy(model).eval().cpu()
+    if isinstance(model(example[:1].cpu()), Tensor):
+        found = verify(model, frozen, example.detach().cpu().split(_BATCH))
+        if not found.equal:
+            raise ValueError(f"the frozen model does not compute what the trained one does:\n{found}")

@@ -74,14 +74,14 @@ class LayerPair:
     def __init__(self, model: nn.Module, frozen: FrozenModel, told: Frozen, is_fed: bool) -> None:
         self.told, self.is_fed = told, is_fed
         self.layer = cast(Any, model.get_submodule(told.name))
-        self.whole = frozen.network.get_submodule(told.name)
+        self.whole = frozen.find(told.name)
         self.folded = [copy.deepcopy(model.get_submodule(name)).double() for name in told.folded]
         self.next = cast(Any, model.get_submodule(told.reader)).input_quantizer if told.reader else None
         self.integer: Any = None
         if told.arithmetic != "float":
             self.integer = next(module for module in self.whole.modules() if isinstance(module, IntegerLayer))
         if told.gives == "distances":
-            self.distance = frozen.network.get_submodule(distance_name(told.name))
+            self.distance = frozen.find(distance_name(told.name))
 
     def given(self, input: Tensor) -> Tensor:
         """What the frozen layer gets where the trained one gets `input`: floats, or codes of the layer before it."""

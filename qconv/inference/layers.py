@@ -1,5 +1,6 @@
 """Layers of a frozen model: codes in, sums of integers inside, floats or the next layer's codes out."""
 
+import copy
 from typing import Any
 
 import torch
@@ -11,16 +12,23 @@ from .native import Window
 
 
 class Encode(nn.Module):
-    """Codes of a float input, by the quantizer that the layer was trained with: equal to it, code for code."""
+    """Codes of a float input, by the quantizer that the layer was trained with: equal to it, code for code.
 
-    def __init__(self, quantizer: Quantizer, dtype: torch.dtype) -> None:
+    Args:
+        quantizer: the trained one.
+        dtype: of the codes.
+        of_rows: inputs are (rows, features, 1, 1), and the quantizer is a linear layer's: of (rows, features).
+    """
+
+    def __init__(self, quantizer: Quantizer, dtype: torch.dtype, of_rows: bool = False) -> None:
         super().__init__()
-        self.quantizer = quantizer.eval().requires_grad_(False)
-        self.dtype = dtype
+        self.quantizer = copy.deepcopy(quantizer).eval().requires_grad_(False)
+        self.dtype, self.of_rows = dtype, of_rows
 
     def forward(self, input: Tensor) -> Tensor:
         """Whole numbers of the shape of `input`."""
-        return self.quantizer.codes(input, *self.quantizer.tensors()).values.to(self.dtype)
+        rows = input.flatten(1) if self.of_rows else input
+        return self.quantizer.codes(rows, *self.quantizer.tensors()).values.to(self.dtype).view(input.shape)
 
 
 class IntegerLayer(nn.Module):

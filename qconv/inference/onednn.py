@@ -74,12 +74,12 @@ def _prepacked(
     """The weight in oneDNN's layout, made once for each way in which it is used."""
     version = 0 if weight.is_inference() else weight._version
     key = zero, stride, padding, dilation, groups, shape, version
-    known = _packed.setdefault(weight, {})
-    if key not in known:
-        if len(known) >= _MOST:
-            known.clear()
-        geometry = list(stride), list(padding), list(dilation), groups, list(shape)
-        # Not with the scale of a call: one of 0 would spoil the layout for other calls.
-        ones = torch.ones(len(weight))
-        known[key] = torch.ops.onednn.qconv_prepack(weight, ones, 1.0, zero, *geometry)
-    return known[key]
+    known: dict[Any, Tensor] = _packed.get(weight, {})
+    if key in known:
+        return known[key]
+    geometry = list(stride), list(padding), list(dilation), groups, list(shape)
+    # Not with the scale of a call: one of 0 would spoil the layout for other calls.
+    packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)
+    # A new dictionary: other threads may be reading the one that is there. What two of them add at once is made again.
+    _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
+    return packed

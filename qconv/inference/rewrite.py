@@ -48,30 +48,73 @@ class _StaysFloat(Exception):  # noqa: N818  # no error: why a layer hands float
 
 
 class Rewriter:
-    """Replaces the layers of a traced module, and what lies behind them."""
+    """Replaces the layers of a traced module, and what lies behind them.
 
-    def __init__(self, module: fx.GraphModule, prefix: str, is_single: bool, tolerance: float) -> None:
+    Args:
+        module: the traced one.
+        prefix: of names in it.
+        is_single: it calls one layer, whose name is the prefix.
+        tolerance: as of `freeze`.
+        shared: modules that other traced modules call, too, and what they were replaced by there.
+    """
+
+    def __init__(
+        self,
+        module: fx.GraphModule,
+        prefix: str,
+        is_single: bool,
+        tolerance: float,
+        shared: dict[nn.Module, nn.Module | None],
+    ) -> None:
         self.module, self.prefix, self.is_single, self.tolerance = module, prefix, is_single, tolerance
+        self.shared = shared
         self.nodes = [node for node in module.graph.nodes if node.op == "call_module"]
         self.calls = Counter(node.target for node in self.nodes)
+        self.calls.update({node.target for node in self.nodes if self.of(node) in shared})
         self.arithmetic = {
             node: arithmetic(layer) for node in self.nodes if isinstance(layer := self.of(node), QuantizedLayer)
         }
         self.takes_codes: set[fx.Node] = set()
         self.frozen: list[Frozen] = []
+        self.beside = self._read_beside()
 
     def of(self, node: fx.Node) -> nn.Module | None:
         """The module that a node calls."""
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
+    def _read_beside(self) -> dict[nn.Module, str]:
+        """Layers that the network uses in another way than by calling them, and in which: they stay as they are."""
+        modules = dict(self.module.named_modules())
+        found: dict[nn.Module, str] = {}
+        for node in self.module.graph.nodes:
+            if node.op not in ("call_module", "get_attr") or not node.users:
+                continue
+            target = str(node.target)
+            for name, module in modules.items():
+                if isinstance(module, QuantizedLayer | _ConvNd) and name and target.startswith(f"{name}."):
+                    found[module] = f"the forward around it reads its {target.removeprefix(f'{name}.')}"
+            called = modules.get(target) if node.op == "call_module" else None
+            for module in () if called is None else called.modules():
+                if module is not called and isinstance(module, QuantizedLayer | _ConvNd):
+                    found[module] = f"it stands in '{target}' ({type(called).__name__}), whose forward stays Python"
+        return found
+
     def run(self) -> None:
         """Replace layer by layer."""
+        for name, module in self.module.named_modules():
+            if isinstance(module, QuantizedLayer) and module in self.beside:
+                self.frozen.append(Frozen(self.prefix + name, "float", reason=self.beside[module]))
         for node in self.nodes:
             module = self.of(node)
+            if module in self.beside:
+                continue
             if isinstance(module, QuantizedLayer):
                 self._freeze(node, module, self.arithmetic[node])
             elif isinstance(module, _ConvNd):
                 self._fold_float(node)
+        for node in self.module.graph.nodes:  # values in the channels_last format have other strides
+            if node.op == "call_method" and node.target == "view" and not isinstance(node.args[1], torch.dtype):
+                node.target = "reshape"
         self.module.delete_all_unused_submodules()
         self.module.graph.lint()
         self.module.recompile()
@@ -91,11 +134,16 @@ class Rewriter:
         target, name = str(node.target), self._name(node)
         if any(each.name == name for each in self.frozen):
             return  # called twice, and replaced the first time
+        if (replaced_before := self.shared.get(layer)) is not None:
+            self.module.set_submodule(target, replaced_before)
+            return
         if found.kind == "float":
             if isinstance(layer.input_quantizer, Identity):
+                layer = copy.deepcopy(layer)  # which other parts may call, too
                 weight_q = layer.quantized_weight()
                 layer.release()
                 layer.weight.copy_(weight_q)
+                self._put(node, layer)
                 folded = self._fold_float(node)
                 self.frozen.append(Frozen(name, "float", folded=folded, reason=found.reason))
             else:
@@ -119,8 +167,14 @@ class Rewriter:
             replaced = OfLastDimension(new, of_rows=bool(told.folded)) if isinstance(layer, QLinear) else new
         if isinstance(layer, QConv2d) and layer.padding_mode != "zeros":
             replaced = Padded(tuple(layer.padding_sides), layer.padding_mode, replaced)
-        self.module.set_submodule(target, replaced)
+        self._put(node, replaced)
         self.frozen.append(told)
+
+    def _put(self, node: fx.Node, replaced: nn.Module) -> None:
+        """Have the node call another module."""
+        if (before := self.of(node)) in self.shared and before is not None:
+            self.shared[before] = replaced
+        self.module.set_submodule(str(node.target), replaced)
 
     def _fold(self, node: fx.Node, new: IntegerLayer, found: Arithmetic, told: Frozen) -> Frozen:
         """Give the frozen layer the work of what follows it."""
@@ -247,6 +301,22 @@ class Rewriter:
         name = self.prefix + str(norm.target)
         _remove(norm)
         return (name,)
+
+
+def make_contiguous(network: fx.GraphModule) -> bool:
+    """Give modules of the user's own their inputs in torch's default memory format; whether there are any."""
+    kinds = "torch.", f"{__name__.split('.')[0]}."
+    found = False
+    for node in list(network.graph.nodes):
+        if node.op != "call_module" or type(network.get_submodule(node.target)).__module__.startswith(kinds):
+            continue
+        for value in node.all_input_nodes:
+            if value.target != "contiguous":
+                with network.graph.inserting_before(node):
+                    node.replace_input_with(value, network.graph.call_method("contiguous", (value,)))
+                found = True
+    network.recompile()
+    return found
 
 
 def distance_name(layer: str) -> str:

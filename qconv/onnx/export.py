@@ -13,6 +13,7 @@ from torch import Tensor, fx, nn
 from ..files import atomic_file
 from ..inference import FrozenModel, freeze
 from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
+from ..inference.parts import Part
 from ..layers import QDeformConv2d
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d
@@ -121,6 +122,9 @@ def _check(path: Path, example: Tensor) -> None:
 def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
     """The frozen network with its integer layers in ONNX's operators."""
     network = copy.deepcopy(frozen.network)
+    for name, part in list(network.named_modules()):
+        if isinstance(part, Part):
+            network.set_submodule(name, part.graph)
     reached = ranges(network, example) if round_outputs else Ranges({}, {})
     handed = {
         told.reader: _handed_on(network.get_submodule(told.name)) for told in frozen.layers if told.gives == "codes"

@@ -1,0 +1,100 @@
+"""What stands in a frozen network for a module whose parent stays Python."""
+
+from typing import Any
+
+from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
+
+from .tracing import arguments
+
+
+class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's, and named for what it tells
+    """A frozen part is used in another way than by a call with the arguments that it was traced with."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return ReadBeside, (self.name, str(self))
+
+
+class Part(nn.Module):
+    """A module as a graph, called by a parent whose forward is Python.
+
+    What the module holds is not what was trained any more: batch norm is folded, weights are integers. So the parent
+    may call it, and read numbers and names that stand in it; a `ReadBeside` is raised where it reaches for a layer or a
+    weight inside. Outputs have torch's default memory format, as those of the trained module have.
+
+    Args:
+        graph: the module's.
+        original: the module.
+        name: of the module in the model.
+        is_single: the module is a layer, which the graph calls.
+    """
+
+    def __init__(self, graph: fx.GraphModule, original: nn.Module, name: str, is_single: bool) -> None:
+        super().__init__()
+        taken = arguments(original.forward)
+        self.name, self.is_single, self.taken, self.defaults = name, is_single, taken.taken, taken.defaults
+        plain = bool, int, float, str, tuple, type(None)
+        self.plain = {key: value for key, value in vars(original).items() if isinstance(value, plain)}
+        self.known = frozenset(dir(original))
+        self.graph = graph
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the module gives."""
+        if kwargs or len(args) != len(self.taken):
+            args = self._bound(args, kwargs)
+        return tree_map(_contiguous, self.graph(*args))
+
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        names = (*self.taken, *self.defaults)
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        for name, value in given.items():
+            default = self.defaults.get(name)
+            if name in self.taken or value is default or (type(value) is type(default) and not _differ(value, default)):
+                continue
+            raise self._refusal(f"is called with {name}={value!r:.60}; it was traced with {name}={default!r:.60}")
+        if len(args) > len(names) or not all(name in given for name in self.taken):
+            raise self._refusal(f"is called with other arguments than {', '.join(self.taken)}")
+        return tuple(given[name] for name in self.taken)
+
+    def _refusal(self, what: str) -> ReadBeside:
+        return ReadBeside(
+            self.name, f"'{self.name}' of the frozen model {what}: freeze(model, example=inputs) leaves it as it is"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            held = self.__dict__
+            if name in held.get("plain", ()):
+                return held["plain"][name]
+            if name.startswith("__") or name not in held.get("known", ()):
+                raise
+        raise self._refusal(f"is frozen as a whole, and its {name} is read beside")
+
+    def __len__(self) -> int:
+        raise self._refusal("is frozen as a whole, and its length is read beside")
+
+    def __iter__(self) -> Any:
+        raise self._refusal("is frozen as a whole, and its modules are read beside")
+
+    def __getitem__(self, index: Any) -> Any:
+        raise self._refusal(f"is frozen as a whole, and its [{index}] is read beside")
+
+    def __bool__(self) -> bool:
+        return True  # whatever its length
+
+    def extra_repr(self) -> str:
+        return f"'{self.name}'"
+
+
+def _differ(value: Any, default: Any) -> bool:
+    return isinstance(value, Tensor) or value != default
+
+
+def _contiguous(output: Any) -> Any:
+    return output.contiguous() if isinstance(output, Tensor) else output

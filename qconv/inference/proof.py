@@ -1,0 +1,246 @@
+"""Which modules of a network can be graphs: those whose graphs compute the same, bit for bit, in the network itself."""
+
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, fx, nn
+from torch.nn.modules.conv import _ConvNd
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ..layers import QuantizedLayer
+from ..packed.tensors import joined
+from .parts import Part, ReadBeside
+from .state import State
+from .tracing import NotTraceable, trace
+
+_SIZES = 32, 64, 224, 28  # of pictures that are tried where no example is given
+_LOOKED_AT = "the forward around it looks at more than what it gives"
+
+
+class _Run(NamedTuple):
+    """What a network gave, and the parts whose graphs differ from their modules, with what is said of them."""
+
+    output: list[Any]
+    unequal: dict[str, str]
+
+
+class Parts:
+    """The parts of a network that are graphs; the largest ones that there can be.
+
+    Attributes:
+        graphs: by the name of the module; "" is the network itself.
+        reasons: why other modules stay as they are, by their names.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.graphs: dict[str, Part] = {}
+        self.reasons: dict[str, str] = {}
+        self._modules: dict[str, nn.Module] = {}
+        self._split("", network)
+
+    def _split(self, name: str, module: nn.Module) -> None:
+        """Make a graph of the module, or of what is inside of it."""
+        kinds = QuantizedLayer, _ConvNd
+        if not any(isinstance(each, kinds) for each in module.modules()) or module in self._modules.values():
+            return
+        is_layer = isinstance(module, QuantizedLayer)
+        if isinstance(module, _ConvNd) and not is_layer:
+            return
+        if name not in self.reasons:
+            try:
+                graph = trace(nn.Sequential(module) if is_layer else module)
+            except NotTraceable as error:
+                self.reasons[name] = str(error)
+            else:
+                self.graphs[name] = Part(graph, module, name, is_layer)
+                self._modules[name] = module
+                return
+        for key, child in () if is_layer else module.named_children():
+            self._split(joined(name, key), child)
+
+    def _leave(self, name: str, reason: str) -> None:
+        self.reasons[name] = reason
+        del self.graphs[name]
+        self._split(name, self._modules.pop(name))
+
+    @torch.no_grad()
+    def prove(self, sample: Tensor) -> None:
+        """Leave as they are all modules whose graphs give other outputs, or call other layers, or with other inputs."""
+        with _same_state(self.network):
+            while (run := self._compared(sample)).unequal:
+                for name, reason in run.unequal.items():
+                    self._leave(name, reason)
+        while self.graphs and "" not in self.graphs:
+            for name, reason in self._misused(sample, run.output).items():
+                self._leave(name, reason)
+                break
+            else:
+                return
+
+    def _compared(self, sample: Tensor) -> _Run:
+        """Run the network, and each graph on what its module gets."""
+        unequal: dict[str, str] = {}
+        with ExitStack() as hooks:
+            for name, part in self.graphs.items():
+                watch = _Watch(part, self._modules[name], unequal)
+                for handle in watch.hooks():
+                    hooks.callback(handle.remove)
+            output = tree_leaves(self.network(sample.clone()))
+            return _Run([each.clone() if isinstance(each, Tensor) else each for each in output], unequal)
+
+    def _misused(self, sample: Tensor, wanted: list[Any]) -> dict[str, str]:
+        """Parts that the network can't have in the place of its modules, the most certain one first."""
+        every = dict.fromkeys(sorted(self.graphs, key=lambda name: self.graphs[name].is_single), _LOOKED_AT)
+        self.place()
+        try:
+            with _same_state(self.network):
+                got = tree_leaves(self.network(sample.clone()))
+        except ReadBeside as error:
+            return {error.name: str(error).partition(":")[0]}
+        except Exception:  # noqa: BLE001  # of a forward that is not ours: what it does with modules is found by leaving them
+            return every
+        finally:
+            self._put({id(part): self._modules[name] for name, part in self.graphs.items()})
+        return {} if _equal(wanted, got) else every
+
+    def place(self) -> nn.Module:
+        """The network with its parts in it."""
+        if "" in self.graphs:
+            return self.graphs[""].graph
+        self._put({id(self._modules[name]): part for name, part in self.graphs.items()})
+        return self.network
+
+    def shared(self) -> dict[nn.Module, nn.Module | None]:
+        """The modules that several graphs call; nothing has replaced them."""
+        called = Counter(module for part in self.graphs.values() for module in called_modules(part.graph))
+        return {module: None for module, times in called.items() if times > 1}
+
+    def _put(self, new: dict[int, nn.Module]) -> None:
+        for module in list(self.network.modules()):
+            for key, child in module._modules.items():
+                if child is not None and id(child) in new:
+                    module._modules[key] = new[id(child)]
+
+
+class _Watch:
+    """Hooks that run the graph of a module where the module is called, and compare."""
+
+    def __init__(self, part: Part, module: nn.Module, unequal: dict[str, str]) -> None:
+        self.part, self.module, self.unequal = part, module, unequal
+        self.calls: list[tuple[Any, ...]] = []
+        self.given: list[Any] = []
+        self.leaves = called_modules(part.graph)
+
+    def hooks(self) -> Iterator[Any]:
+        """The handles of all of them."""
+        for leaf in self.leaves:
+            if leaf is not self.module:
+                yield leaf.register_forward_pre_hook(self._log, with_kwargs=True)
+        yield self.module.register_forward_pre_hook(self._begin, with_kwargs=True)
+        yield self.module.register_forward_hook(self._compare)
+
+    def _log(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.calls.append((id(module), *(_digest(each) for each in tree_leaves((args, kwargs)))))
+
+    def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if self.given and self.given[-1] is None:  # the graph of a single layer calls it
+            return
+        self.calls.clear()
+        self.given.append((_cloned((args, kwargs)), torch.get_rng_state()))
+
+    def _compare(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.given[-1] is None:
+            return
+        ((args, kwargs), drawn), called, after = self.given.pop(), self.calls.copy(), torch.get_rng_state()
+        wanted = [each.clone() if isinstance(each, Tensor) else each for each in tree_leaves(output)]
+        self.calls.clear()
+        self.given.append(None)
+        torch.set_rng_state(drawn)
+        try:
+            is_equal = _equal(wanted, tree_leaves(self.part(*args, **kwargs)))
+            if not is_equal or called != self.calls:
+                what = "calls other layers" if is_equal else "gives something else"
+                self.unequal[self.part.name] = f"its trace {what}"
+        except ReadBeside as error:
+            self.unequal[self.part.name] = str(error).partition(":")[0]
+        except Exception as error:  # noqa: BLE001  # whatever the trace does wrong, the module does right
+            self.unequal[self.part.name] = f"its trace fails: {str(error).partition(chr(10))[0]}"
+        finally:
+            self.given.pop()
+            torch.set_rng_state(after)
+
+
+class _same_state(ExitStack):  # noqa: N801  # used like a function
+    """Context manager: a module and the random numbers are behind it as they were before."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.state, self.drawn = State(module), torch.get_rng_state()
+        self.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # the user's own forward, which says them when it is used
+        self.callback(self.state.restore)
+        self.callback(torch.set_rng_state, self.drawn)
+
+
+def called_modules(graph: fx.GraphModule) -> set[nn.Module]:
+    """The modules that a graph calls."""
+    targets = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    return {graph.get_submodule(target) for target in targets}
+
+
+def find_sample(network: nn.Module) -> Tensor | None:
+    """Random inputs that the network takes, if some of usual shapes suit it."""
+    kinds = QuantizedLayer, _ConvNd, nn.Linear
+    first: Any = next((each for each in network.modules() if isinstance(each, kinds)), None)
+    if first is None:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    for shape in _shapes(first):
+        sample = torch.randn(2, *shape, generator=generator)
+        try:
+            with torch.no_grad(), _same_state(network):
+                network(sample.clone())
+        except Exception:  # noqa: BLE001  # it takes inputs of another shape
+            continue
+        return sample
+    return None
+
+
+def _shapes(first: Any) -> list[tuple[int, ...]]:
+    if isinstance(first, nn.Linear):
+        return [(first.in_features,), (16, first.in_features)]
+    dimensions = len(first.kernel_size)
+    sizes = _SIZES if dimensions == 2 else (64, 1024) if dimensions == 1 else (16, 32)
+    return [(first.in_channels, *[size] * dimensions) for size in sizes]
+
+
+def _equal(first: list[Any], second: list[Any]) -> bool:
+    """Whether tensors are equal, bit for bit but for the payload of NaN; other leaves of one type."""
+    if len(first) != len(second):
+        return False
+    for one, other in zip(first, second, strict=True):
+        if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+            if type(one) is not type(other):
+                return False
+        elif (one.shape, one.dtype) != (other.shape, other.dtype) or not bool(
+            ((one == other) | ((one != one) & (other != other))).all()
+        ):
+            return False
+    return True
+
+
+def _cloned(tree: Any) -> Any:
+    return tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, tree)
+
+
+def _digest(value: Any) -> Any:
+    if not isinstance(value, Tensor) or value.is_sparse or value.is_quantized:
+        return type(value).__name__
+    flat = value.detach().contiguous().reshape(-1)
+    return tuple(value.shape), value.dtype, zlib.crc32(flat.view(torch.uint8).numpy().data) if flat.numel() else 0

@@ -1,0 +1,365 @@
+"""Freezing where `torch.fx` would be silent: forwards that look at more than their tensors."""
+
+import importlib
+import random
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx._symbolic_trace import is_fx_symbolic_tracing
+
+import qconv
+from qconv import schemes
+from qconv.inference import ReadBeside, freeze, verify
+from qconv.schemes import Scheme
+from tests.test_freeze import trained as converted_and_trained
+
+LSQ = schemes.lsq(4, 4)
+
+
+def trained(model: nn.Module, scheme: Scheme, x: Tensor) -> nn.Module:
+    """A trained model, whose layers are quantized but for those that it does not call."""
+    called = set()
+    for name, module in model.named_modules():
+        module.register_forward_hook(lambda *_, name=name: called.add(name))
+    model.eval()(x)
+    for module in model.modules():
+        module._forward_hooks.clear()
+    skip = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d) and name not in called]
+    return converted_and_trained(model, scheme, x, skip=skip)
+
+
+def conv(**options: Any) -> nn.Conv2d:
+    return nn.Conv2d(8, 8, 3, padding=1, **options)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn = conv(), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.bn(self.conv(x)))
+
+
+class Base(nn.Module):
+    """A block and a layer behind it, in a forward of a test's own."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.tail = Block(), conv()
+        self.register_buffer("count", torch.zeros(()))
+
+
+class Optional(Base):
+    def forward(self, x: Tensor, temperature: float | None = None, *, gain: float = 2.0) -> Tensor:
+        x = self.tail(self.block(x)) * gain
+        return x if temperature is None else x / 3
+
+
+class Keywords(Base):
+    def forward(self, *inputs: Tensor, **options: Any) -> Tensor:
+        x = self.tail(self.block(inputs[0]))
+        return x if options.get("scale") is None else 3 * x
+
+
+class OfType(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tail(self.block(x))
+        return 2 * x if isinstance(x, Tensor) else x
+
+
+class OfWeightType(Base):
+    """As timm's EdgeNeXt does it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        return self.tail(x.to(self.tail.weight.dtype)) + x.to(self.tail.weight.dtype) / 4
+
+
+class OfWeight(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x)) + F.conv2d(x, self.tail.weight)[..., :1, :1]
+
+
+class OfQuantizer(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        layer: Any = self.tail
+        return layer(self.block(x)) + getattr(layer, "input_quantizer", layer)(x)
+
+
+class Flattened(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.tail(self.block(x))
+        return x.view(x.size(0), -1)
+
+
+class ViewModule(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.view(x.size(0), -1)
+
+
+class FlattenedByModule(Base):
+    def __init__(self) -> None:
+        super().__init__()
+        self.view = ViewModule()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.view(self.tail(self.block(x)))
+
+
+class Counting(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        self.count += 1
+        return self.tail(self.block(x)) * self.count.clamp(max=1)
+
+
+class Keeping(Base):
+    outputs: tuple[Tensor, ...] = ()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        self.outputs = (x,)
+        return self.tail(x)
+
+
+class InBfloat16(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            x = torch.matmul(x, torch.full((6, 6), 0.3))
+        return self.tail(self.block(x.float()))
+
+
+class AtRandom(Base):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x)) + 0 * torch.rand(1) + 0 * random.random()
+
+
+def test_a_decorated_forward_is_the_one_that_is_traced() -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model: Any = trained(Block(), LSQ, x)
+    forward = model.forward
+    model.forward = lambda x: 3 * forward(x)
+    assert verify(model, freeze(model), x).equal
+
+
+WHOLE = {Optional: 1, Keywords: 1, OfType: 1, OfWeightType: 1, OfWeight: 1, OfQuantizer: 1, Flattened: 1}
+IN_PARTS = {Counting: "changes the buffer 'count'", Keeping: "changes 'outputs'", InBfloat16: "enters torch.autocast"}
+IN_PARTS[AtRandom] = "draws random numbers"
+
+
+@pytest.mark.parametrize("kind", [*WHOLE, FlattenedByModule, *IN_PARTS], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("with_example", [False, True])
+def test_what_a_trace_does_not_show(kind: type[nn.Module], with_example: bool) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(kind(), LSQ, x)
+    frozen = freeze(model, example=x if with_example else None)
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+    assert ("" in frozen.untraced) == (kind in IN_PARTS)
+    assert IN_PARTS.get(kind, "") in frozen.untraced.get("", "")
+    stays = {each.name for each in frozen.layers if each.arithmetic == "float"}
+    assert stays == ({"tail"} if kind in (OfWeight, OfQuantizer) else set())
+    assert all("reads its" in each.reason for each in frozen.layers if each.name in stays)
+
+
+class Python(Base):
+    """Can't be traced, as it asks for a size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(conv(), nn.BatchNorm2d(8), nn.ReLU(), conv(), nn.BatchNorm2d(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.then(x) if x.shape[2] < 1000 else x
+
+    def then(self, x: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+class CallsOnly(Python):
+    def then(self, x: Tensor) -> Tensor:
+        return self.tail(self.parts(self.block(x))).view(len(x), -1)
+
+
+class CallsBeside(Python):
+    def then(self, x: Tensor) -> Tensor:
+        return self.block(x) + self.block.conv(x)
+
+
+class Indexes(Python):
+    def then(self, x: Tensor) -> Tensor:
+        middle = self.parts[1](self.parts[0](x))
+        return self.parts[len(self.parts) - 1](middle) + self.block(x)
+
+
+class Iterates(Python):
+    def then(self, x: Tensor) -> Tensor:
+        means = []
+        for module in self.parts:
+            x = module(x)
+            means.append(x.mean((2, 3)))
+        return torch.cat(means, 1)
+
+
+class ReadsWeight(Python):
+    def then(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x)) * self.tail.weight.mean() + self.tail.out_channels
+
+
+class LooksAtTypes(Python):
+    def then(self, x: Tensor) -> Tensor:
+        return self.block(x) if isinstance(self.block, Block) else x
+
+
+class LooksForAttributes(Python):
+    def then(self, x: Tensor) -> Tensor:
+        x = self.block.bn(x) if hasattr(self.block, "bn") and not hasattr(self.block, "norm") else self.block(x)
+        return self.tail(x)
+
+
+class CallsTwice(Python):
+    """One module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again = self.block
+
+    def then(self, x: Tensor) -> Tensor:
+        return self.tail(self.again(self.block(x)))
+
+
+PYTHON = {
+    CallsOnly: set(),
+    CallsBeside: {"block"},
+    Indexes: {"parts"},
+    Iterates: {"parts"},
+    ReadsWeight: {"tail"},
+    LooksAtTypes: None,
+    LooksForAttributes: {"block"},
+    CallsTwice: set(),
+}
+
+
+@pytest.mark.parametrize("kind", PYTHON, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("scheme", [LSQ, schemes.bwn()], ids=str)
+def test_parents_that_are_not_traced(kind: type[nn.Module], scheme: Scheme) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(kind(), scheme, x)
+    frozen = freeze(model, example=x)
+    assert "" in frozen.untraced
+    if (left := PYTHON[kind]) is not None:
+        assert frozen.untraced.keys() == {"", *left}
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(freeze(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("qconv.inference.freeze"), "find_sample", lambda network: None)
+
+
+@pytest.mark.parametrize("kind", [CallsBeside, Indexes, Iterates, ReadsWeight, LooksForAttributes])
+def test_what_no_input_has_shown_is_refused_by_name(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    without_samples(monkeypatch)
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(kind(), LSQ, x)
+    name = next(iter(PYTHON[kind] or ()))
+    with pytest.raises(ReadBeside, match=rf"'{name}' of .*: freeze\(model, example=inputs\) leaves it"):
+        freeze(model)(x)
+
+
+class WithOption(Block):
+    def forward(self, x: Tensor, scale: float | None = None) -> Tensor:
+        x = super().forward(x)
+        return x if scale is None else scale * x
+
+
+class GivesOption(Python):
+    scale: float | None = 3.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = WithOption()
+
+    def then(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x, scale=self.scale))
+
+
+def test_options_of_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model: Any = trained(GivesOption(), LSQ, x)
+    assert freeze(model, example=x).untraced.keys() == {"", "block"}
+    without_samples(monkeypatch)
+    with pytest.raises(ReadBeside, match=r"'block' .* is called with scale=3.0; it was traced with scale=None"):
+        freeze(model)(x)
+    model.scale = None
+    torch.testing.assert_close(freeze(model)(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+class Hidden(nn.Module):
+    """A child is changed behind the trace's back: only a run shows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block, self.sizes = Block(), iter(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block(x)
+        return x if is_fx_symbolic_tracing() else 2 * x
+
+
+def test_a_run_shows_what_nothing_else_does() -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(Hidden(), LSQ, x)
+    assert freeze(model).untraced == {"": "its trace gives something else"}
+    assert verify(model, freeze(model), x).equal
+
+
+@pytest.mark.parametrize("name", ["reactnet", "bnn", "lsq", "dorefa", "n2uq"])
+def test_hidden_linear_layers_with_trained_shifts(name: str) -> None:
+    x = torch.randn(6, 20)
+    model: Any = nn.Sequential(nn.Linear(20, 30), nn.BatchNorm1d(30), nn.Linear(30, 30), nn.Linear(30, 5))
+    qconv.convert(model, getattr(schemes, name)(), skip=())
+    for layer in (model[0], model[2], model[3]):
+        for parameter in layer.input_quantizer.parameters():
+            nn.init.uniform_(parameter, 0.2, 0.9)
+    qconv.calibrate(model, [x])
+    model.train()(x)
+    found = verify(model.eval(), freeze(model, example=x), x)
+    assert found.equal, f"\n{found}"
+
+
+def test_a_layer_in_two_parts() -> None:
+    class Two(Python):
+        def __init__(self) -> None:
+            super().__init__()
+            self.other = Block()
+            self.other.conv = self.block.conv
+
+        def then(self, x: Tensor) -> Tensor:
+            return self.other(self.block(x))
+
+    x = torch.randn(2, 8, 6, 6)
+    for scheme in (LSQ, schemes.bwn()):
+        model = trained(Two(), scheme, x)
+        frozen = freeze(model, example=x)
+        assert [each.name for each in frozen.layers] == ["block.conv"]
+        assert frozen.find("block.conv") is frozen.find("other.conv")
+
+
+def test_an_example_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(CallsOnly(), LSQ, x)
+
+    def planted(self: Any, *args: Any) -> Any:
+        return original(self, *args)._replace(scale=original(self, *args).scale * 1.01)
+
+    import qconv.inference.rewrite as rewrite
+
+    original = rewrite.arithmetic
+    monkeypatch.setattr(rewrite, "arithmetic", planted)
+    with pytest.raises(ValueError, match=r"does not compute what the trained one does:(?s:.*)is the first layer that"):
+        freeze(model, example=x)
