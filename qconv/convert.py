@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .activations import BeforeSign, check_choice, replaced, restore_
 from .before_sign import ActivationStep, find_steps, replace_all
+from .bypassed import forget, parent_of, run, watch_first_forwards
 from .layers import (
     QConv1d,
     QConv2d,
@@ -21,6 +22,7 @@ from .layers import (
     QuantizedLayer,
 )
 from .layers.computed import computed_by
+from .layers.parents import call_children_, read_by_parents, undo_
 from .schemes import Factory, Scheme, lsq, minmax
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -98,6 +100,7 @@ def plan(
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
     before_sign: BeforeSign = "hardtanh",
+    example: Any = None,
 ) -> Plan:
     """Print for each layer what `convert` would make of it, or why it stays. The model is not changed.
 
@@ -120,16 +123,20 @@ def plan(
             learned slope (modules only); ``"leaky"``, a slope of 2^-10: the sign is that of what the ReLU gets, and
             all others see the ReLU's values; ``"identity"``, nothing; ``"keep"`` leaves it. All calls of a module that
             is shared change. `to_float` undoes it.
+        example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
+            evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
+            there. Of `READERS` in `qconv.layers.parents` it is known without an example.
 
     Returns:
         The steps, as data.
 
     Raises:
-        ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, or ``first_last`` is
-            no such word, or not "float" where ``skip`` names neither; ``before_sign`` is none of the five.
+        ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, ``first_last`` is no
+            such word, or not "float" where ``skip`` names neither, ``overrides`` has a scheme for a layer that the
+            model never calls, or ``before_sign`` is none of the five.
         TypeError: a scheme that is none, or ``grad_quantizer`` makes no quantizer.
     """
-    result = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign)
+    result = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example)
     print(result)  # noqa: T201  # the one function that is there to be read on the screen
     return result
 
@@ -143,28 +150,35 @@ def convert(
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
     before_sign: BeforeSign = "hardtanh",
+    example: Any = None,
 ) -> Model:
     """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.
 
-    Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and
-    hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters. Linear and
-    (transposed, deformable) convolution layers are converted; subclasses of them, and layers that are quantized
-    already, stay as they are, and so do layers whose weight is computed: parametrized and pruned ones. If a layer
-    fails, the model is as it was. A plain convolution that makes the offsets of a deformable one is like any other:
-    name it in ``skip``. Activations before signs change with the layers, see ``before_sign``; a warning names the
-    layers whose signs stay constant, because of an activation that can't be replaced.
+    Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and hooks
+    and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters. Linear and (transposed,
+    deformable) convolution layers are converted; subclasses of them, and layers that are quantized already, stay as
+    they are, and so do layers whose weight is computed: parametrized and pruned ones. If a layer fails, the model is as
+    it was. A plain convolution that makes the offsets of a deformable one is like any other: name it in ``skip``.
+    Activations before signs change with the layers, see ``before_sign``; a warning names the layers whose signs stay
+    constant, because of an activation that can't be replaced.
+
+    The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
+    model never calls though it computes with their weights, and nothing is shipped with them. The fast paths of
+    `torch.nn.TransformerEncoderLayer` and others that would do so are switched off.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
         >>> convert(model, qconv.schemes.bnn())[1]
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
-    made = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign)
+    made = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example)
     _adopt(made.steps)
     for step in made.steps:
         if step.scheme is not None:
             step.layer.__dict__["name_in_model"] = step.names[0]
     replace_all(made.activations)
+    call_children_(model)
+    watch_first_forwards(model)
     return model
 
 
@@ -204,6 +218,8 @@ def to_float(model: Model) -> Model:
         layer.release()
     for module in model.modules():
         restore_(module)
+    undo_(model)
+    forget(model)
     return model
 
 
@@ -252,6 +268,7 @@ def _make_plan(
     first_last: FirstLast,
     grad_quantizer: Factory | None,
     before_sign: BeforeSign,
+    example: Any,
 ) -> Plan:
     check_choice(before_sign)
     if isinstance(skip, str):
@@ -271,10 +288,23 @@ def _make_plan(
     skip_patterns = {pattern: _compiled("skip", pattern, names) for pattern in skip if pattern not in FIRST_AND_LAST}
     override_patterns = {pattern: _compiled("overrides", pattern, names) for pattern in overrides}
 
+    bypassed = read_by_parents(model)
+    uncalled: set[nn.Module] = set()
+    if example is not None:
+        watch = run(model, names, example)
+        bypassed |= {layer: parent_of(model, names[layer][0]) for layer in watch.bypassed}
+        uncalled = names.keys() - watch.called
+
     def step(layer: nn.Module, at: tuple[str, ...]) -> Step:
         kind = type(layer)
         if isinstance(layer, QuantizedLayer):
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
+        if layer in bypassed:
+            pattern = _first_match(override_patterns, at)
+            reason = f"{bypassed[layer]} reads its weight and never calls it"
+            if pattern and overrides[pattern] is not None:
+                raise ValueError(f"overrides {pattern!r}: layer {at[0]!r} can't be quantized: {reason}")
+            return Step(at, layer, kind, None, reason)
         if maker := computed_by(layer):
             return Step(at, layer, kind, None, str(maker))
         if kind not in quantized:
@@ -294,6 +324,8 @@ def _make_plan(
             if grad is not None:
                 chosen = chosen.with_grad(grad)
             _check_fits(layer, chosen, at, tied)
+            if layer in uncalled:
+                reason = ", ".join(filter(None, (reason, "not called with the example")))
         return Step(at, layer, kind, chosen, reason)
 
     steps = tuple(step(layer, at) for layer, at in names.items())

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from .bypassed import Watch, forget
 from .layers import QuantizedLayer
 from .quantizers import Quantizer
 from .summary_table import FLOAT_BITS, Row, Summary
@@ -122,11 +123,13 @@ class _Trace:
         shapes: output shape of the last call.
         macs: multiply-accumulates of all calls.
         saved: bytes that were first saved for the backward in the module's own forward.
+        bypassed: quantized layers that were never called, though the forward computed with their weights.
     """
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     macs: Counter[str] = field(default_factory=Counter)
     saved: Counter[str] = field(default_factory=Counter)
+    bypassed: set[str] = field(default_factory=set)
 
 
 def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
@@ -154,6 +157,7 @@ def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
             trace.saved[running[-1]] += storage.nbytes()
         return tensor
 
+    forget(model)
     for name, module in _modules(model):
         module.register_forward_pre_hook(enter(name))
         module.register_forward_hook(leave(name), with_kwargs=True, always_call=True)
@@ -161,12 +165,15 @@ def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
             module.train()
     floats = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
     reference = next(floats, torch.zeros(()))
+    watch = Watch(model, [module for module in model.modules() if isinstance(module, QuantizedLayer)])
     sample = torch.zeros(1, *input_size, dtype=reference.dtype, device=reference.device)
     try:
-        with _random_state_kept(sample.device), torch.enable_grad(), saved_tensors_hooks(save, lambda tensor: tensor):
+        kept = saved_tensors_hooks(save, lambda tensor: tensor)
+        with _random_state_kept(sample.device), torch.enable_grad(), kept, watch:
             model(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ValueError(f"input_size (={input_size}) must be what the model takes: {error}") from error
+    trace.bypassed = {name for name, module in _modules(model) if module in watch.bypassed}
     return trace
 
 
@@ -202,7 +209,9 @@ def _is_deformable(module: nn.Module) -> bool:
 
 def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, packed_bytes: int) -> Row:
     scheme, weight_bits, input_bits, weights = "float", FLOAT_BITS, FLOAT_BITS, 0
-    if isinstance(module, QuantizedLayer):
+    if isinstance(module, QuantizedLayer) and name in trace.bypassed:
+        scheme = f"float: never called, not {module.scheme.name}"
+    elif isinstance(module, QuantizedLayer):
         scheme, weight_bits = module.scheme.name, module.weight_quantizer.bits
         input_bits = FLOAT_BITS if _is_deformable(module) else module.input_quantizer.bits
         if any(tensor is module.weight for tensor in own):  # not where another layer has counted it

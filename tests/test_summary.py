@@ -235,10 +235,11 @@ def test_the_model_stays_as_it_is() -> None:
     model.blocks[0].eval()
     modes = [module.training for module in model.modules()]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    hooks = [list(module._forward_hooks.items()) for module in model.modules()]
     summarize(model, (1, 8, 8))
     assert [module.training for module in model.modules()] == modes
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    assert not any(module._forward_hooks for module in model.modules())
+    assert [list(module._forward_hooks.items()) for module in model.modules()] == hooks
 
 
 def test_shared_weights_count_once_and_shared_calls_twice() -> None:

@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, fx, nn
 
+from ..bypassed import forget, is_own_hook
 from ..layers import QuantizedLayer
 from ..packed.layer import describe
 from ..packed.tensors import joined
@@ -107,7 +108,7 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None =
         if not tensor.isfinite().all():
             raise ValueError(f"'{name}' has NaN or inf: nothing can be frozen with it")
     for name, module in model.named_modules():
-        if module._forward_hooks or module._forward_pre_hooks:
+        if not all(map(is_own_hook, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
             raise ValueError(
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )
@@ -117,6 +118,7 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None =
         network = copy.deepcopy(model).eval().cpu()
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
+    forget(network)
     sample = find_sample(network) if example is None else example[:_COMPARED].detach().cpu()
     parts = Parts(network)
     if sample is not None:

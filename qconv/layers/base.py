@@ -31,6 +31,7 @@ class QuantizedLayer(nn.Module):
         grad_quantizer: quantizer of the output's gradient, or None.
         batches_watched: how many of the first training batches `watch` has looked at.
         name_in_model: what `qconv.convert` found it under; in ``__dict__`` only then.
+        is_bypassed: a forward was seen that computed with ``weight`` and never called the layer.
     """
 
     float_type: ClassVar[type[nn.Module]]
@@ -43,6 +44,7 @@ class QuantizedLayer(nn.Module):
     grad_quantizer: Quantizer | None
     batches_watched: int = 0
     name_in_model: str
+    is_bypassed: bool = False
 
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight."""
@@ -286,7 +288,7 @@ class QuantizedLayer(nn.Module):
         for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
             if hasattr(self, name):
                 delattr(self, name)
-        for name in ("_checked_maker", "batches_watched", "name_in_model"):
+        for name in ("_checked_maker", "batches_watched", "name_in_model", "is_bypassed"):
             self.__dict__.pop(name, None)
         cast(nn.Module, self).__class__ = kind
 

@@ -102,10 +102,16 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
 
     Raises:
         ValueError: a quantizer that still waits for data, that is not final, or that is none of qconv's; a layer of
-            another class than qconv's, or whose weight is computed; codes that do not give its quantized weight.
+            another class than qconv's, whose weight is computed, or that the model never calls; codes that do not give
+            its quantized weight.
     """
     input = current(layer.input_quantizer)
     if strict:
+        if layer.is_bypassed:
+            raise ValueError(
+                f"layer '{name}' is quantized, but the model reads its weight and never calls it: convert "
+                "the float model with it in skip"
+            )
         check_quantizers(f"layer '{name}' ({layer.scheme.name})", layer.quantizers())
         if parametrize.is_parametrized(layer) or "weight" not in layer._parameters:
             raise ValueError(f"layer '{name}': its weight is parametrized or pruned: make that permanent first")

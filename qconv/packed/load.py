@@ -14,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..files import DamagedFileError
+from ..layers.parents import call_children_
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
 from ..quantizers.part import Part, with_dimension
 from .calls import build_network
@@ -183,6 +184,7 @@ class Content:
                 restore_activation(model.get_submodule(name), choice)
             except (AttributeError, ValueError) as error:
                 raise ValueError(f"activation '{name}' ({choice}) of the file can't be restored: {error}") from error
+        call_children_(model)
 
     def check(self, model: nn.Module) -> None:
         """Raise unless names, shapes and dtypes of the tensors are those of `model`, and their values in range."""
