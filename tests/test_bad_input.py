@@ -189,8 +189,10 @@ def parts() -> Iterator[Part]:
 
 PARTS = list(parts())
 EACH_PART = pytest.mark.parametrize(("name", "key"), PARTS, ids=map("-".join, PARTS))
-SIGNED = ("bias", "gamma", "beta", "shift", "sign", "start", "lower", "upper")
+SIGNED = ("bias", "gamma", "beta", "shift", "sign", "start", "lower", "upper", "code", "top")
 """Those of which 0 and negative values are as good as others; ReCU's alpha, a factor of the output, is one, too."""
+ONCE_WHOLE = ("frozen", "code", "top")
+"""Those of INQ that earlier versions saved as bools and integers."""
 
 
 def may_be_zero(name: str, key: str) -> bool:
@@ -231,8 +233,8 @@ def test_values_in_a_checkpoint(name: str, key: str) -> None:
             wrong = tensor.clone()
             wrong.view(-1)[-1] = value
             refused(name, key, wrong, ValueError, rf"net\.{key} \(={value}.*\) .*must be ")
-    if key.endswith(("low", "high")):
-        return  # the range of zeros
+    if key.endswith(("low", "high", "frozen")):
+        return  # the range of zeros; no weight is frozen
     wrong = torch.zeros_like(tensor)
     if key.endswith("upper"):
         refused(name, key, wrong - 9, ValueError, r"lower \(=.*\) must be at most upper \(=-9.0\)")
@@ -246,9 +248,11 @@ def test_values_in_a_checkpoint(name: str, key: str) -> None:
 def test_dtypes_in_a_checkpoint(name: str, key: str) -> None:
     tensor = trained(name)[key]
     wrong = tensor.long() if tensor.is_floating_point() else tensor.float()
-    refused(
-        name, key, wrong, TypeError, rf"net\.{key} has dtype {wrong.dtype} in the .*; the module has {tensor.dtype}"
-    )
+    if key.endswith(ONCE_WHOLE):
+        layer_of(name).load_state_dict({**trained(name), key: wrong})
+    else:
+        message = rf"net\.{key} has dtype {wrong.dtype} in the .*; the module has {tensor.dtype}"
+        refused(name, key, wrong, TypeError, message)
     if tensor.is_floating_point():
         complex_one = tensor.to(torch.complex64)
         refused(name, key, complex_one, TypeError, rf"net\.{key} has dtype torch.complex64 in the checkpoint")

@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 import qconv
 from qconv import Scheme, schemes
+from qconv.steps import is_final
 
 STARTS_FROM_DATA = [schemes.lsq(), schemes.lsq_plus(), schemes.minmax(4, 4), schemes.dsq(), schemes.percentile(4, 4)]
 
@@ -43,7 +44,7 @@ AVERAGES: dict[str, Callable[[nn.Module], Any]] = {
 EACH_AVERAGE = pytest.mark.parametrize("average", AVERAGES.values(), ids=AVERAGES)
 
 
-def network(scheme: Scheme) -> nn.Sequential:
+def network(scheme: Scheme) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(qconv.QConv2d(2, 4, 3, scheme=scheme), nn.Hardtanh(), qconv.QConv2d(4, 3, 3, scheme=scheme))
 
@@ -121,3 +122,77 @@ def test_a_compiled_average_is_not_calibrated_anew() -> None:
     output = torch.compile(layer, backend="aot_eager")(input)
     assert output.equal(layer(input))
     assert layer.input_quantizer.step == 1
+
+
+STAGED = schemes.staged([(0, schemes.identity()), (0.3, schemes.lsq(4, 4)), (0.6, schemes.bnn())])
+
+
+@EACH_AVERAGE
+def test_an_average_is_in_the_last_stage_that_went_into_it(average: Callable[[nn.Module], Any]) -> None:
+    model = network(STAGED)
+    averaged = average(model)
+    for progress, stage in ((0.0, 0), (0.3, 1), (0.6, 2)):
+        qconv.set_progress(model, progress)
+        train(model, averaged, steps=1)
+        layer = averaged.module[0]
+        assert (layer.input_quantizer.stage, layer.weight_quantizer.stage) == (stage, stage)
+        assert is_final(averaged) == (stage == 2)
+    assert averaged.module[0].quantized_weight().unique().tolist() == [-1, 1]
+
+
+def test_the_stage_is_read_again_when_it_was_written_and_a_compiled_average_is_in_it() -> None:
+    layer, input = qconv.QConv2d(2, 3, 3, scheme=schemes.two_stage(schemes.bnn())), torch.randn(2, 2, 5, 5)
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert layer.weight_quantizer.stage == 0
+    compiled(input)
+    with torch.no_grad():
+        for name, tensor in layer.state_dict().items():
+            if name.endswith("begun"):
+                tensor[1].lerp_(torch.ones(()), 0.001)
+    layer.eval()
+    binary = qconv.QConv2d(2, 3, 3, scheme=schemes.bnn())
+    binary.load_state_dict(qconv.float_state_dict(layer))
+    assert compiled(input).equal(binary(input))
+    assert layer(input).equal(binary(input))
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_stage_that_an_earlier_version_saved(assign: bool) -> None:
+    layer, other = (qconv.QConv2d(2, 3, 3, scheme=STAGED) for _ in range(2))
+    qconv.set_progress(layer, 0.4)
+    state = {name: tensor for name, tensor in layer.state_dict().items() if not name.endswith("begun")}
+    state |= {f"{place}_quantizer._extra_state": torch.tensor(1) for place in ("input", "weight")}
+    other.load_state_dict(state, assign=assign)
+    assert (other.input_quantizer.stage, other.weight_quantizer.stage) == (1, 1)
+    assert other.quantized_weight().equal(layer.quantized_weight())
+    begun = "weight_quantizer.begun"
+    with pytest.raises(ValueError, match=r"weight_quantizer.begun \(=nan\) in the checkpoint must be from 0 to 1"):
+        other.load_state_dict(layer.state_dict() | {begun: torch.tensor([1, torch.nan, 0])})
+
+
+@EACH_AVERAGE
+def test_in_an_average_frozen_weights_have_their_level(average: Callable[[nn.Module], Any]) -> None:
+    model = network(schemes.inq())
+    averaged = average(model)
+    for progress in (0.0, 0.25, 0.5):
+        qconv.set_progress(model, progress)
+        train(model, averaged)
+    for layer, other in ((model[0], averaged.module[0]), (model[2], averaged.module[2])):
+        frozen = layer.weight_quantizer.frozen > 0
+        assert 0 < frozen.sum() < frozen.numel()
+        assert (other.weight_quantizer.frozen > 0).equal(frozen)
+        assert other.quantized_weight()[frozen].equal(layer.weight[frozen])
+        assert not other.quantized_weight()[~frozen].equal(layer.weight[~frozen])
+    qconv.set_progress(averaged, 1.0)  # goes on from there
+    assert averaged.module[0].weight_codes().dequantize().float().equal(averaged.module[0].quantized_weight())
+
+
+def test_frozen_weights_that_an_earlier_version_saved() -> None:
+    layer, other = (qconv.QConv2d(2, 3, 3, scheme=schemes.inq()) for _ in range(2))
+    qconv.set_progress(layer, 0.5)
+    dtypes = {"frozen": torch.bool, "code": torch.int8, "top": torch.long}
+    state = {name: tensor.to(dtypes.get(name.split(".")[-1])) for name, tensor in layer.state_dict().items()}
+    other.load_state_dict(state)
+    assert other.quantized_weight().equal(layer.quantized_weight())
+    assert other.state_dict()["weight_quantizer.frozen"].is_floating_point()

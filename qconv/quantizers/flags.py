@@ -8,7 +8,12 @@ at some time something above 0 is left.
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from .part import Rule
+
+SHARE: Rule = (lambda flag: (flag >= 0) & (flag <= 1), "in the checkpoint must be from 0 to 1")
+"""What flags in a checkpoint must fulfil: they may be averages."""
 
 
 def flag_of(value: bool) -> Tensor:
@@ -34,3 +39,13 @@ def is_flag(value: Any) -> bool:
     if value.is_meta or value.dtype == torch.bool:
         return True
     return value.is_floating_point() and 0 <= value.item() <= 1
+
+
+def flags_up_to(last: int, count: int) -> Tensor:
+    """``count`` flags of which those up to number ``last`` are set."""
+    return (torch.arange(count) <= last).float()
+
+
+def is_plain(tensor: Tensor) -> bool:
+    """Whether it holds values that can be looked at: no fake tensor, none on the meta device."""
+    return type(tensor) in (Tensor, nn.Buffer) and not tensor.is_meta and not tensor.is_inference()

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, check_numbers
+from .flags import SHARE
+from .numbers import check_bits, check_numbers, wide
+from .part import FINITE, Rule
 
 
 def power_exponent(x: Tensor) -> Tensor:
@@ -45,6 +47,9 @@ class INQ(Quantizer):
     for some epochs after each portion and starts the learning rate anew; 50, 75, 87.5 and 100 % are its portions
     (68.98 % of ResNet-18 on ImageNet with 5 bits), a well-known reimplementation has 82 % for the third.
 
+    What is frozen is kept in float buffers that are 0 before and constant from then on: which weights (1), their levels
+    and n1. In an average of models all of a weight's constants have the same share, so that it keeps its level exactly.
+
     In a layer of zeros all levels are 0 until a weight is not 0. NaN and inf pass while not frozen, and can't be
     frozen.
 
@@ -58,6 +63,7 @@ class INQ(Quantizer):
     """
 
     roles = ("weight",)
+    once_whole = ("frozen", "code", "top")
     frozen: Tensor
     code: Tensor
     top: Tensor
@@ -74,31 +80,35 @@ class INQ(Quantizer):
         self.final_from = (len(self.portions) - 1) / len(self.portions)
         self.powers = 2 ** (weight_bits - 1) // 2
         # A level is kept as 0 or ±(1 + exponent − n2), and n1 rather than s, since casts of the layer would move s.
-        self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
-        self.register_buffer("code", torch.zeros((), dtype=torch.int8))
-        self.register_buffer("top", torch.zeros((), dtype=torch.long))
+        self.register_buffer("frozen", torch.zeros(()))
+        self.register_buffer("code", torch.zeros(()))
+        self.register_buffer("top", torch.zeros(()))
 
     @property
     def is_final(self) -> bool:
         """Whether all weights are frozen."""
-        return bool(self.frozen.all())
+        return bool((self.frozen > 0).all())
 
     def initialize(self, x: Tensor) -> None:
         if (self.frozen.device, self.frozen.shape) != (x.device, x.shape):
-            self.frozen = torch.zeros(x.shape, dtype=torch.bool, device=x.device)
-            self.code = torch.zeros(x.shape, dtype=torch.int8, device=x.device)
-            self.top = torch.zeros((), dtype=torch.long, device=x.device)
+            self.frozen, self.code, self.top = torch.zeros_like(x), torch.zeros_like(x), x.new_zeros(())
         else:
-            self.frozen.fill_(False)
+            self.frozen.fill_(0)
             self.code.fill_(0)
             self.top.fill_(0)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"frozen": SHARE, "code": FINITE, "top": FINITE}
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         super().check_state(state_dict, prefix)
         code = state_dict.get(f"{prefix}code")
         if not isinstance(code, Tensor) or code.is_meta or not code.numel():
             return
-        largest = max(-int(code.min()), int(code.max()))
+        frozen = state_dict.get(f"{prefix}frozen")
+        if isinstance(frozen, Tensor) and frozen.shape == code.shape and frozen.device == code.device:
+            code = constant(code, frozen)
+        largest = int(code.abs().max())
         if largest not in (0, self.powers):  # the first weight to be frozen, the largest, takes the top level
             raise ValueError(
                 f"{prefix}code in the checkpoint reaches {largest}; with weight_bits (={self.bits}) it must be "
@@ -110,10 +120,10 @@ class INQ(Quantizer):
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         frozen, code, top = tensors
-        return torch.where(frozen, self._level(code, top, x.dtype), x)
+        return torch.where(frozen > 0, self._level(frozen, code, top, x.dtype), x)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return grad.masked_fill(tensors[0], 0.0), None, None, None
+        return grad.masked_fill(tensors[0] > 0, 0.0), None, None, None
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         """Integer codes, once all weights are frozen.
@@ -122,13 +132,14 @@ class INQ(Quantizer):
             TypeError: some are not.
         """
         frozen, code, top = tensors
-        if not frozen.all():
+        if not (frozen > 0).all():
             raise TypeError(
-                f"INQ has integer codes once all weights are frozen; {int(frozen.sum())} of {frozen.numel()} are: "
-                "call set_progress with 1"
+                f"INQ has integer codes once all weights are frozen; {int((frozen > 0).sum())} of {frozen.numel()} "
+                "are: call set_progress with 1"
             )
-        values = (code != 0).long().bitwise_left_shift((code.abs().long() - 1).clamp(min=0)) * code.sign()
-        return Codes(values, torch.exp2((top + 1 - self.powers).double()))
+        numbers = constant(code, frozen).long()
+        values = (numbers != 0).long().bitwise_left_shift((numbers.abs() - 1).clamp(min=0)) * numbers.sign()
+        return Codes(values, torch.exp2((_top(frozen, code, top) + 1 - self.powers).double()))
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is not None:
@@ -139,21 +150,30 @@ class INQ(Quantizer):
             return
         count = len(self.portions)
         portion = self.portions[sum(progress >= index / count for index in range(1, count))]
-        more = round(portion * x.numel()) - int(self.frozen.sum())
+        more = round(portion * x.numel()) - int((self.frozen > 0).sum())
         if more <= 0:
             return
         if not x.isfinite().all():
             raise ValueError("the weight has NaN or inf: INQ can't freeze it")
+        self._settle()
         magnitude = x.abs()
-        if not self.code.any():  # no level but 0 is in use
+        if not self.code.any() and magnitude.any():  # no level but 0 is in use
             self.top.copy_(power_exponent(magnitude.max()))
-        waiting = magnitude.masked_fill(self.frozen, -1.0).flatten()
-        chosen = torch.zeros_like(self.frozen).flatten()
+        frozen = self.frozen > 0
+        waiting = magnitude.masked_fill(frozen, -1.0).flatten()
+        chosen = torch.zeros_like(frozen).flatten()
         chosen[waiting.argsort(descending=True, stable=True)[:more]] = True
-        chosen = chosen.view(self.frozen.shape)
+        chosen = chosen.view(frozen.shape)
         self.code.copy_(torch.where(chosen, self._nearest(x), self.code))
-        self.frozen.logical_or_(chosen)
+        self.frozen.copy_(frozen | chosen)
         x.copy_(self.quantize(x, *self.tensors()))
+
+    def _settle(self) -> None:
+        """Make the buffers of an average, of which training goes on, the constants themselves."""
+        top, code = _top(*self.tensors()), constant(self.code, self.frozen)
+        self.top.copy_(top)
+        self.code.copy_(code)
+        self.frozen.copy_(self.frozen > 0)
 
     def _nearest(self, x: Tensor) -> Tensor:
         """The code of the level that the rule gives."""
@@ -162,12 +182,24 @@ class INQ(Quantizer):
         index = (exponent - lowest + 1).clamp(1, self.powers)
         # Below beta / 2 = 2^(n2 − 1) the lowest level gives way to 0; the mantissa counts from 0.5.
         is_zero = (_frexp(x)[1] < lowest) | (x == 0)
-        return (index.masked_fill(is_zero, 0) * x.sign()).to(torch.int8)
+        return (index.masked_fill(is_zero, 0) * x.sign()).to(self.code.dtype)
 
-    def _level(self, code: Tensor, top: Tensor, dtype: torch.dtype) -> Tensor:
-        wide = torch.promote_types(dtype, torch.float32)
-        exponent = code.abs().to(wide) + (top - self.powers)
-        return (torch.exp2(exponent) * code.sign()).to(dtype)
+    def _level(self, frozen: Tensor, code: Tensor, top: Tensor, dtype: torch.dtype) -> Tensor:
+        number = constant(code, frozen).to(torch.promote_types(dtype, torch.float32))
+        exponent = number.abs() + (_top(frozen, code, top) - self.powers)
+        return (torch.exp2(exponent) * number.sign()).to(dtype)
 
     def extra_repr(self) -> str:
         return f"weight_bits={self.bits}, portions={self.portions}"
+
+
+def constant(share: Tensor, flag: Tensor) -> Tensor:
+    """The whole number whose average with zeros is ``share`` where that of 1 is ``flag``; 0 where that is 0."""
+    share, flag = wide(share), wide(flag)
+    return (share / torch.where(flag > 0, flag, 1.0)).round()
+
+
+def _top(frozen: Tensor, code: Tensor, top: Tensor) -> Tensor:
+    """n1, which was set when the first weight got a level that is not 0."""
+    levels = frozen * (code != 0)
+    return constant(top, levels.amax() if levels.numel() else levels.sum())

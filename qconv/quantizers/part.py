@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any, Self, TypeVar
 
 import torch
@@ -26,9 +26,11 @@ class Part(nn.Module):
 
     Attributes:
         arguments: what it was constructed with, by name, as far as it was given.
+        once_whole: the float buffers that earlier versions saved as whole numbers or bools.
     """
 
     arguments: dict[str, Any]
+    once_whole: tuple[str, ...] = ()
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         part = super().__new__(cls)
@@ -41,6 +43,9 @@ class Part(nn.Module):
     def rules(self) -> Mapping[str, Rule]:
         """What a tensor of a checkpoint must fulfil, by its name here; parameters not named must be finite."""
         return {}
+
+    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
+        """Give what an earlier version saved of this module today's names, in place; it was checked before."""
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """Raise unless what ``state_dict`` holds for this module, without its children, may be loaded.
@@ -57,7 +62,8 @@ class Part(nn.Module):
             value = state_dict.get(f"{prefix}{name}")
             if own is None or not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
                 continue
-            if value.is_floating_point() != own.is_floating_point():
+            upgraded = name in self.once_whole and not value.is_complex()
+            if value.is_floating_point() != own.is_floating_point() and not upgraded:
                 raise TypeError(
                     f"{prefix}{name} has dtype {value.dtype} in the checkpoint; the module has {own.dtype} there"
                 )
@@ -74,6 +80,7 @@ class Part(nn.Module):
                 if own is not None and isinstance(value, Tensor) and with_dimension(value, own) is not value:
                     state_dict[f"{prefix}{name}"] = with_dimension(value, own)
             self.check_state(state_dict, prefix)
+            self.upgrade_state(state_dict, prefix)
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __repr__(self) -> str:

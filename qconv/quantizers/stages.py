@@ -1,14 +1,19 @@
 """One quantizer after another in the course of training: float first, then fewer and fewer bits."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
+from .flags import SHARE, flags_up_to, is_plain
+from .part import Rule
+
+_FORMER = "_extra_state"
+"""Where earlier versions saved the number of the stage."""
 
 
 class Stages(Quantizer):
@@ -23,9 +28,9 @@ class Stages(Quantizer):
 
     Every stage's learned tensors exist from the start, so that the optimizer holds them; the gradient of those that
     wait is zero, not None, since DistributedDataParallel waits for each. `torch.compile` compiles again at each stage.
-    The stage is a Python number: it is saved, and each process sets it by `set_progress_`. A stage at 1 never begins,
-    for progress is below 1 in training: `bits` is then that of the stage before. Latent weights are clipped as the
-    stage's quantizer does it.
+    The stage is kept as a float buffer, ``begun``, with a flag for each stage, above 0 once it has begun: averages of
+    models are in the stage of the last one that went into them. A stage at 1 never begins, for progress is below 1 in
+    training: `bits` is then that of the stage before. Latent weights are clipped as the stage's quantizer does it.
 
     Args:
         stages: pairs (progress at which it begins, what makes its quantizer); the first begins at 0.
@@ -35,6 +40,8 @@ class Stages(Quantizer):
             of which one is for weights and another for inputs; one that replaces the weight (`ShiftPS`).
         TypeError: a quantizer in place of what makes one, or what makes something else.
     """
+
+    begun: Tensor
 
     def __init__(self, stages: Sequence[tuple[float, Callable[[], Quantizer]]]) -> None:
         super().__init__()
@@ -59,10 +66,42 @@ class Stages(Quantizer):
         self.quantizers = nn.ModuleList(made)
         self.factories = [factory for _, factory in stages]
         self.built: tuple[int, int] | None = None
-        self.stage = 0
+        self.register_buffer("begun", torch.tensor([1.0] + [0.0] * (len(made) - 1)))
+        self._stage = 0
+        self._seen: tuple[int, int] | None = None
         self.last = sum(start < 1 for start in self.starts) - 1
         self.final_from = self.starts[self.last]
         self.final_from += made[self.last].final_from * (self._end(self.last) - self.final_from)
+
+    @property
+    def stage(self) -> int:
+        """The last stage that has begun, from 0; in a compiled graph what was last known."""
+        # A new stage writes to the buffer, so that it need not be read from the device at every forward. The last one
+        # is not left but through `set_progress_` and loading, which say so here themselves.
+        if torch.compiler.is_compiling() or not is_plain(self.begun):
+            return self._stage
+        now = id(self.begun), self.begun._version
+        if now != self._seen and not (self._seen is not None and self._stage == len(self.starts) - 1):
+            self._stage = int((self.begun > 0).nonzero().max())
+        self._seen = now
+        return self._stage
+
+    @stage.setter
+    def stage(self, value: int) -> None:
+        with torch.no_grad():
+            self.begun.copy_(flags_up_to(value, len(self.starts)))
+        self._stage, self._seen = value, None
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if (stage := self.__dict__.pop("stage", None)) is not None:  # a whole model pickled by an earlier version
+            self.__dict__ |= {"_stage": stage, "_seen": None}
+            self.register_buffer("begun", flags_up_to(stage, len(self.starts)))
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module; a graph that is compiled behind it is that of the stage."""
+        self._stage = self.stage
+        return super().train(mode)
 
     @property
     def current(self) -> Quantizer:
@@ -170,17 +209,23 @@ class Stages(Quantizer):
         """Where the next stage begins."""
         return (*self.starts, 1.0)[stage + 1]
 
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor(self.stage)
+    def rules(self) -> dict[str, Rule]:
+        return {"begun": SHARE}
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         super().check_state(state_dict, prefix)
-        stage = state_dict.get(f"{prefix}_extra_state", 0)
+        stage = state_dict.get(f"{prefix}{_FORMER}", 0)
         if not (isinstance(stage, Tensor) and stage.is_meta) and stage not in range(len(self.starts)):
-            raise ValueError(f"{prefix}_extra_state (={stage}) must be a stage from 0 to {len(self.starts) - 1}")
+            raise ValueError(f"{prefix}{_FORMER} (={stage}) must be a stage from 0 to {len(self.starts) - 1}")
 
-    def set_extra_state(self, state: Any) -> None:
-        self.stage = int(state)
+    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
+        stage = state_dict.pop(f"{prefix}{_FORMER}", None)
+        if stage is not None and not (isinstance(stage, Tensor) and stage.is_meta):
+            state_dict[f"{prefix}begun"] = flags_up_to(int(stage), len(self.starts))
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._seen = None
 
     def _all(self) -> list[Quantizer]:
         return [cast(Quantizer, quantizer) for quantizer in self.quantizers]

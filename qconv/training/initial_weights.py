@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..convert import quantizer_prefixes
 from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
+from ..quantizers.part import Part
 from .checkpoint_io import CheckpointError
 
 
@@ -26,6 +27,9 @@ def load_weights(model: nn.Module, path: str) -> None:
     found, kinds = read_weights(path)
     own, own_kinds = model.state_dict(), describe_quantizers(model)
     of_quantizers = quantizer_prefixes(model)
+    for name, part in model.named_modules():
+        if isinstance(part, Part):
+            part.upgrade_state(found, f"{name}.")
     wanted: dict[str, Tensor] = {}
     again: list[str] = []
     for name, kind in own_kinds.items():
