@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer
 from .flags import SHARE, flags_up_to, is_plain
-from .part import Rule
+from .part import Rule, with_dimension
 
 _FORMER = "_extra_state"
 """Where earlier versions saved the number of the stage."""
@@ -42,6 +42,7 @@ class Stages(Quantizer):
     """
 
     begun: Tensor
+    _is_snapshot = False
 
     def __init__(self, stages: Sequence[tuple[float, Callable[[], Quantizer]]]) -> None:
         super().__init__()
@@ -78,7 +79,7 @@ class Stages(Quantizer):
         """The last stage that has begun, from 0; in a compiled graph what was last known."""
         # A new stage writes to the buffer, so that it need not be read from the device at every forward. The last one
         # is not left but through `set_progress_` and loading, which say so here themselves.
-        if torch.compiler.is_compiling() or not is_plain(self.begun):
+        if self._is_snapshot or torch.compiler.is_compiling() or not is_plain(self.begun):
             return self._stage
         now = id(self.begun), self.begun._version
         if now != self._seen and not (self._seen is not None and self._stage == len(self.starts) - 1):
@@ -161,6 +162,12 @@ class Stages(Quantizer):
         waiting[own] = grads
         return grad_x, *waiting
 
+    def snapshot(self) -> Self:
+        self._stage = self.stage
+        snapshot = super().snapshot()
+        snapshot._is_snapshot = True  # it shares the buffer in which the next stage begins
+        return snapshot
+
     def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         # Of those that wait only the shape is read, and the stage that begins next writes into them.
         own = self._own()
@@ -201,8 +208,8 @@ class Stages(Quantizer):
         values = dict(fresh.named_parameters())
         with torch.no_grad():
             for name, parameter in self.current.named_parameters():
-                if name in values and values[name].shape == parameter.shape:
-                    parameter.copy_(values[name])
+                if name in values and (value := with_dimension(values[name], parameter)).shape == parameter.shape:
+                    parameter.copy_(value)
         self.current.go_on_from_(before if type(before) is type(self.current) else fresh, x)
 
     def _end(self, stage: int) -> float:
