@@ -306,8 +306,9 @@ def test_stochastic_rounding_of_weights(noise: float, monkeypatch: pytest.Monkey
     q, ps = ShiftQ(4, "stochastic"), ShiftPS(4, "stochastic")
     agree(found(q, v, g, *q.tensors()), golden.shift_q(v, g, 4, noise))
     assert ps.stream is not None
+    assert ps.is_random is not None
     expected = golden.shift_ps(v - 1.5, g, g, 4, noise)
-    agree(found(ps, v, g, tensor(v - 1.5), tensor(g), *ps.stream.tensors()), expected)
+    agree(found(ps, v, g, tensor(v - 1.5), tensor(g), *ps.stream.tensors(), ps.is_random), expected)
 
 
 @pytest.mark.parametrize("bits", [2, 4])

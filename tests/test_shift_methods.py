@@ -770,6 +770,22 @@ def test_numbers_are_the_same_after_a_restore_and_others_after_a_step(make: Call
     assert not one[0].equal(one[1])
 
 
+def test_stochastic_ps_ends_as_it_is_evaluated() -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=shift_ps(4, rounding="stochastic"))
+    for tensor in layer.weight_quantizer.parameters():
+        nn.init.uniform_(tensor, -1.5, 0)
+    input = torch.randn(2, 4, 6, 6)
+    evaluated = layer.eval()(input)
+    for progress, is_random in ((0.0, True), (0.79, True), (0.8, False), (0.9, False)):
+        qconv.set_progress(layer.train(), progress)
+        assert torch.equal(layer(input), evaluated) is not is_random
+    older = {key: value for key, value in layer.state_dict().items() if not key.endswith("is_random")}
+    assert not any(layer.load_state_dict(older))
+    assert not torch.equal(layer(input), evaluated)
+    with pytest.raises(ValueError, match=r"random_until \(=1.5\) must be from 0 to 1"):
+        shift_ps(4, rounding="stochastic", random_until=1.5)
+
+
 def test_stochastic_gradients_belong_to_the_numbers_of_the_forward() -> None:
     quantizer = ShiftPS(4, "stochastic")
     x = torch.randn(60, dtype=torch.float64)

@@ -1,13 +1,14 @@
 """DeepShift: power-of-two weights, as rounded weights (Q) or as learned shift and sign (PS) (arXiv:1905.13298)."""
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import check_bits, check_whole, wide
+from .flags import flag_of
+from .numbers import check_bits, check_numbers, check_whole, wide
 from .stochastic import Stream, uniform
 
 
@@ -103,27 +104,42 @@ class ShiftPS(Quantizer):
     and v uniform in [0, 1) and independent. It acts in training; in evaluation the rounding is deterministic. The
     numbers are those of a `Stream`: the same in every process and in a recomputed forward, others after each step.
 
+    The mean of a random sign is s itself, so a network learns what its rounded weights have not, and its batch norms
+    the statistics of it: evaluated by rounded weights it may be much worse than in training. So the rounding becomes
+    deterministic from `random_until` on, by `set_progress_` (the authors round at random to the end, in evaluation
+    too). Without a call of `qconv.set_progress` it stays random, and batch norms should be estimated anew.
+
     Args:
         weight_bits: 2 to 8, the sign included.
         rounding: ``"deterministic"`` or ``"stochastic"``.
+        random_until: the progress at which stochastic rounding ends; 1 for never.
 
     Raises:
-        ValueError: ``weight_bits`` out of range, or ``rounding`` is none of the two.
+        ValueError: ``weight_bits`` or ``random_until`` out of range, or ``rounding`` is none of the two.
     """
 
     replaces_weight = True
     roles = ("weight",)
     shift: nn.Parameter
     sign: nn.Parameter
+    is_random: Tensor | None
 
     def __init__(
-        self, weight_bits: int = 5, rounding: Literal["deterministic", "stochastic"] = "deterministic"
+        self,
+        weight_bits: int = 5,
+        rounding: Literal["deterministic", "stochastic"] = "deterministic",
+        random_until: float = 0.8,
     ) -> None:
         super().__init__()
         self.bits = check_bits("weight_bits", weight_bits, 2, 8, "DeepShift-PS")
+        check_numbers(random_until=random_until)
+        if not 0 <= random_until <= 1:
+            raise ValueError(f"random_until (={random_until}) must be from 0 to 1")
         self.low = -(2 ** (weight_bits - 1) - 2)
         self.rounding = rounding
+        self.random_until = random_until
         self.stream = _stream(rounding)
+        self.register_buffer("is_random", None if self.stream is None else flag_of(True))
         self.register_parameter("shift", None)
         self.register_parameter("sign", None)
 
@@ -140,16 +156,19 @@ class ShiftPS(Quantizer):
                 self.sign.copy_(sign)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.shift, self.sign, *(() if self.stream is None else self.stream.tensors())
+        random = () if self.stream is None or self.is_random is None else (*self.stream.tensors(), self.is_random)
+        return self.shift, self.sign, *random
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         shift, sign, *random = tensors
+        rounded = torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
         if self.stream is None or not self.training:
-            return torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
-        key, step = random
+            return rounded
+        key, step, is_random = random
         exponent = (wide(shift) + self.stream.uniform(shift, key, step)).floor().clamp(self.low, 0)
         noise = uniform(sign.shape, key, step, sign.device, len(sign))  # the numbers after those of the shift
-        return torch.exp2(exponent).to(shift.dtype) * (wide(sign) + noise).floor().sign().to(sign.dtype)
+        drawn = torch.exp2(exponent).to(shift.dtype) * (wide(sign) + noise).floor().sign().to(sign.dtype)
+        return torch.where(is_random > 0, drawn, rounded)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return None, grad * self.quantize(x, *tensors) * math.log(2), grad, *(None,) * (len(tensors) - 2)
@@ -161,6 +180,15 @@ class ShiftPS(Quantizer):
         self.shift.clamp_(self.low, 0)
         if self.stream is not None:
             self.stream.after_step_()
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        if self.is_random is not None:
+            self.is_random.fill_(float(progress < self.random_until or self.random_until == 1))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if self.is_random is not None and any(key.startswith(prefix) for key in state_dict):
+            state_dict.setdefault(f"{prefix}is_random", flag_of(True))  # older versions had no end of it
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"weight_bits={self.bits}, rounding={self.rounding!r}"

@@ -74,7 +74,10 @@ def shift_q(
 
 
 def shift_ps(
-    weight_bits: int = 5, fixed_point: tuple[int, int] | None = None, rounding: Rounding = "deterministic"
+    weight_bits: int = 5,
+    fixed_point: tuple[int, int] | None = None,
+    rounding: Rounding = "deterministic",
+    random_until: float = 0.8,
 ) -> Scheme:
     """DeepShift-PS: weights as a learned shift and a learned sign (arXiv:1905.13298).
 
@@ -82,9 +85,10 @@ def shift_ps(
     decay acts on them unless they are put in a group of their own.
 
     ``fixed_point=(integer_bits, fraction_bits)`` also puts the input in fixed point; the authors use (16, 16).
-    ``rounding="stochastic"`` rounds shift and sign at random in training.
+    ``rounding="stochastic"`` rounds shift and sign at random in training, up to the progress ``random_until``: what
+    was trained with random signs to the end is worse when it is evaluated with rounded ones.
     """
-    return _shift("shift_ps", ShiftPS, weight_bits, fixed_point, rounding)
+    return _shift("shift_ps", ShiftPS, weight_bits, fixed_point, rounding, random_until=(random_until, 0.8))
 
 
 def _shift(
@@ -93,8 +97,10 @@ def _shift(
     weight_bits: int,
     fixed_point: tuple[int, int] | None,
     rounding: Rounding,
+    **others: tuple[float, float],
 ) -> Scheme:
-    quantizer(weight_bits)
+    more = {name: value for name, (value, _) in others.items()}
+    quantizer(weight_bits, **more)
     if rounding not in ("deterministic", "stochastic"):  # not by making one, which would draw a random key
         raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
     name = written(
@@ -102,8 +108,9 @@ def _shift(
         weight_bits=(weight_bits, None),
         fixed_point=(fixed_point, None),
         rounding=(rounding, "deterministic"),
+        **others,
     )
-    weight = partial(quantizer, weight_bits, rounding)
+    weight = partial(quantizer, weight_bits, rounding, **more)
     if fixed_point is None:
         return Scheme(name, weight=weight)
     try:
