@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from ..quantizers import FixedPoint, Identity, ShiftPS, ShiftQ
 from ..quantizers.apot import APoTInput, APoTWeight, Variant
@@ -99,7 +99,7 @@ def _shift(
     rounding: Rounding,
     **others: tuple[float, float],
 ) -> Scheme:
-    more = {name: value for name, (value, _) in others.items()}
+    more: dict[str, Any] = {name: value for name, (value, _) in others.items()}
     quantizer(weight_bits, **more)
     if rounding not in ("deterministic", "stochastic"):  # not by making one, which would draw a random key
         raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
