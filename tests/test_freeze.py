@@ -428,17 +428,19 @@ def test_differences_anywhere_are_found(plant: Any) -> None:
 
 
 @pytest.mark.parametrize("plant", [None, plant_first, plant_last])
-@pytest.mark.parametrize("scheme", [schemes.lsq(8, 8), schemes.shift_q(fixed_point=(16, 16))], ids=str)
-def test_outputs_are_judged_though_codes_of_all_samples_drift(scheme: Scheme, plant: Any) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "part"), [(schemes.lsq(8, 8), 3e-6), (schemes.shift_q(fixed_point=(16, 16)), 2**-23)]
+)
+def test_outputs_are_judged_though_codes_drift(scheme: Scheme, part: float, plant: Any) -> None:
     input = torch.randn(2, 3, 48, 48)
     model = trained(chain(activation=nn.ReLU), scheme, input)
     frozen = freeze(model)
     with torch.no_grad():
-        next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.mul_(1 + 3e-6)
+        next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.mul_(1 + part)
         if plant is not None:
             plant(frozen)
     found = verify(model, frozen, input)
-    assert found.layers[0].drift > 0 or "fixed_point" in str(scheme)  # which counts what more than rounding explains
+    assert found.layers[0].drift > 0
     assert found.equal == (plant is None), f"\n{found}"
 
 
@@ -506,7 +508,7 @@ def test_a_layer_that_the_trained_model_alone_calls() -> None:
     for network.times in (1, 3):
         checked = verify(model, frozen, input)
         assert not checked.equal
-        assert (checked.layers[0].drift == 2 * 24 * 6 * 6) == (network.times == 1)
+        assert checked.layers[0].unexplained == 2 * 24 * 6 * 6
 
 
 def test_frozen_under_inference_mode() -> None:

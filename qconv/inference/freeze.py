@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from ..bypassed import forget, is_own_hook
 from ..layers import QuantizedLayer
 from ..packed.layer import describe
-from ..packed.tensors import joined
+from ..packed.tensors import inner_model, joined
 from ..quantizers import Quantizer
 from .layers import IntegerLayer
 from .parts import Part
@@ -97,6 +97,7 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None =
         raise ValueError(f"tolerance (={tolerance}) must be at least 0 and at most 1")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
+    model = inner_model(model)
     if any(isinstance(module, IntegerLayer | FrozenModel) for module in model.modules()):
         raise ValueError("model is frozen already")
     exact = [name for name, module in model.named_modules() if isinstance(module, Quantizer)]  # scales may be float64
@@ -131,7 +132,8 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None =
         frozen += rewriter.frozen
     network = parts.place().requires_grad_(False)
     for module in network.modules():
-        if isinstance(module, nn.Conv2d):
+        # Not where a quantizer is left: in another order of the weights its means are rounded otherwise.
+        if isinstance(module, nn.Conv2d) and not isinstance(module, QuantizedLayer):
             module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     order = {name: index for index, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
     layers = tuple(sorted(frozen, key=lambda each: order[each.name]))

@@ -15,12 +15,8 @@ from .freeze import FrozenModel
 from .layers import BinaryConv2d, IntegerLayer
 from .operators import code_dtype, unpack_signs
 from .rewrite import Frozen, distance_name
-
-EPS = 2.0**-24
-# For each code there is: how many of a layer's codes may lie at an edge between two. For each unit of a code that is as
-# fine as floats are rounded: what it may be off by.
-STRAYED = 1e-5
-FEW = 3
+from .rounding import SURE, TINY, Rounded, difference
+from .rounding_rules import COARSE, UNIT, product_error
 
 
 @dataclass(frozen=True)
@@ -36,10 +32,13 @@ class LayerCheck:
         handed: how many codes that it hands on differ from those of the exact sums.
         error: the largest difference of a float that it hands on from the exact value.
         of_bound: the largest part of the allowed difference that was used, 1 at the limit.
-        drift: how many of its input's codes differ where the frozen network makes them itself, behind layers that have
-            the trained codes; of a shift layer, by more than the rounding of floats.
-        of_drift: the part of the allowed drift that was used.
-        elements: how many codes there are.
+        drift: how many of its input's codes differ, where the frozen network makes them itself, from those of the
+            trained modules in exact arithmetic behind layers that have the frozen network's codes.
+        unexplained: how many of its inputs, codes if there are some, differ by more than rounding explains: a code
+            where no number within the error of the exact one has it.
+        of_drift: of the codes in one channel that differ though the error that is to be expected does not reach an
+            edge, the part of those that may; 1 at the limit.
+        elements: how many inputs there are.
     """
 
     name: str
@@ -51,13 +50,28 @@ class LayerCheck:
     error: float = 0.0
     of_bound: float = 0.0
     drift: int = 0
+    unexplained: int = 0
     of_drift: float = 0.0
     elements: int = 0
 
     @property
     def equal(self) -> bool:
-        """Integers equal, floats within what rounding explains."""
-        return self.codes == self.sums == self.handed == 0 and self.of_bound <= 1 and self.of_drift <= 1
+        """Integers equal, floats and codes within what rounding explains."""
+        return not self.reason
+
+    @property
+    def reason(self) -> str:
+        """What differs; empty if nothing does."""
+        if self.codes or self.sums or self.handed:
+            counts = {"codes": self.codes, "sums": self.sums, "codes that it hands on": self.handed}
+            return " and ".join(f"{count:,} {what}" for what, count in counts.items() if count) + " differ"
+        if not self.of_bound <= 1:
+            return f"its output is off by up to {self.error:.1e}, {self.of_bound:.3g} times what rounding explains"
+        if self.unexplained:
+            return f"{self.unexplained:,} of its {self.elements:,} inputs differ by more than rounding explains"
+        if not self.of_drift <= 1:
+            return f"codes of one channel differ {self.of_drift:.3g} times as often as rounding explains"
+        return ""
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
         """Of two batches."""
@@ -73,13 +87,14 @@ class LayerPair:
 
     def __init__(self, model: nn.Module, frozen: FrozenModel, told: Frozen, is_fed: bool) -> None:
         self.told, self.is_fed = told, is_fed
+        self.nothing = LayerCheck(told.name, told.arithmetic, told.gives)
         self.layer = cast(Any, model.get_submodule(told.name))
         self.whole = frozen.find(told.name)
         self.folded = [copy.deepcopy(model.get_submodule(name)).double() for name in told.folded]
         self.next = cast(Any, model.get_submodule(told.reader)).input_quantizer if told.reader else None
         self.integer: Any = None
         if told.arithmetic != "float":
-            self.integer = next(module for module in self.whole.modules() if isinstance(module, IntegerLayer))
+            self.integer = next((module for module in self.whole.modules() if isinstance(module, IntegerLayer)), None)
         if told.gives == "distances":
             self.distance = frozen.find(distance_name(told.name))
 
@@ -93,45 +108,46 @@ class LayerPair:
             return values.to(code_dtype(int(values.min()) if values.numel() else 0))
         return padded if isinstance(self.layer, QConv2d) else padded.reshape(-1, padded.shape[-1], 1, 1)
 
-    def check(self, inputs: list[Tensor], own: list[Tensor]) -> LayerCheck:
-        """What is found.
+    def check(self, input: Tensor) -> LayerCheck:
+        """What is found at an input of the trained layer."""
+        if self.integer is None:
+            return self._check_float(input)
+        padded = self._padded(input)
+        codes = self._codes(padded)
+        return self._check_integer(self.given(input), padded, codes.values.double(), codes.scale.double())
+
+    def codes_of(self, given: Tensor) -> Tensor | None:
+        """The codes that the frozen layer was given; None where it was given floats."""
+        if self.integer is None or (given.is_floating_point() and not self.is_fed):
+            return None
+        return self.integer.encode(given)
+
+    def result(self, input: Tensor, codes: Tensor | None, output: Tensor) -> Rounded:
+        """The trained layer's output in exact arithmetic, and the error with which the frozen layer gives it.
 
         Args:
-            inputs: of the trained layer at each call.
-            own: the codes that the frozen network makes for the layer at each call; none for a float layer.
+            input: what the trained layer was given.
+            codes: those that it takes in place of the input's.
+            output: what it gave, for layers whose operation is not known here.
         """
-        found = LayerCheck(self.told.name, self.told.arithmetic, self.told.gives)
-        is_fine = self.told.arithmetic == "shift"  # its codes are as fine as floats are rounded
-        largest = 0.0
-        for call, input in enumerate(inputs):
-            if self.told.arithmetic == "float":
-                found = found.merged(self._check_float(input))
-                continue
-            padded = self._padded(input)
-            codes = self._codes(padded)
-            values = codes.values.double()
-            found = found.merged(self._check_integer(self.given(input), padded, values, codes.scale.double()))
-            largest = max(largest, float(values.abs().max()) if values.numel() else 0.0)
-            finest = 1 + STRAYED * largest if is_fine else 0.0
-            near = (self._like(padded, own[call]) - values).abs() <= finest if call < len(own) else values.new_zeros(1)
-            found = replace(found, drift=found.drift + values.numel() - int(near.sum()))  # NaN is near nothing
-        allowed = FEW if is_fine else FEW + STRAYED * (1 + largest) * found.elements
-        return replace(found, of_drift=found.drift / allowed)
+        if not self._is_known or input.ndim == self.layer.weight.ndim - 1 != 1:
+            exact = output.double()
+            return Rounded(exact, (COARSE * _largest(exact)).expand_as(exact))
+        if self.integer is None:
+            return self._floats(self._padded(input))
+        found = self._codes(self._padded(input))
+        return self._terms(found.values.double() if codes is None else codes.double(), found.scale.double())[1]
 
     def _check_integer(self, given: Tensor, padded: Tensor, values: Tensor, scale: Tensor) -> LayerCheck:
         """The layer on the codes `values` of an input."""
-        weight = self.layer.weight_codes()
-        exact = self._apply(values, weight.values.double())
-        found = LayerCheck(
-            *(self.told.name, self.told.arithmetic, self.told.gives),
-            codes=int((self._like(padded, self.integer.encode(given)) != values).sum()),
-            sums=int((self._like(exact, self.integer.accumulate(given)) != exact).sum()),
-            elements=values.numel(),
+        exact, (value, error) = self._terms(values, scale)
+        found = replace(
+            self.nothing,
+            codes=_count(self._like(padded, self.integer.encode(given)), values),
+            sums=_count(self._like(exact, self.integer.accumulate(given)), exact),
         )
-        scale = (scale * weight.scale.double()).flatten()
-        terms = exact * self._per_channel(scale, exact)
-        bias = None if self.layer.bias is None or self.layer.scheme.scale_map else self.layer.bias.double()
-        value = terms if bias is None else terms + self._per_channel(bias, exact)
+        if self.layer.scheme.scale_map and self.layer.bias is not None:
+            value = value - self._per_channel(self.layer.bias.double(), value)  # it is added behind the map
         got = self.integer(given)
         if self.next is not None:
             for module in self.folded:
@@ -141,37 +157,48 @@ class LayerPair:
                 got = unpack_signs(got, wanted.shape[1])
             elif self.told.gives == "distances":
                 got = torch.where(self.distance(got) < 0, -1, 1)
-            return replace(found, handed=int((got != wanted).sum()))
-        magnitude = terms.abs() if bias is None else terms.abs() + self._per_channel(bias, exact).abs()
-        value, magnitude = self._folded(value, magnitude)
-        return _with_error(found, self._like(exact, got), value, 4 * EPS * magnitude)
+            return replace(found, handed=_count(got, wanted))
+        return _with_error(found, self._like(exact, got), *self._folded(value, error))
 
     def _check_float(self, input: Tensor) -> LayerCheck:
-        """A float layer against float64; sums of K products may be rounded K times, in any order."""
-        layer = self.layer
-        if isinstance(layer, QConv1d | QConv2d | QConv3d | QLinear) and not layer.scheme.scale_map:
-            padded = self._padded(input)
-            input_q = layer.input_quantizer.quantize(padded, *layer.input_quantizer.tensors()).double()
-            weight, bias = layer.quantized_weight().double(), None if layer.bias is None else layer.bias.double()
-            wanted = self._apply(input_q, weight, bias)
-            magnitude = self._apply(input_q.abs(), weight.abs(), None if bias is None else bias.abs())
-            terms = weight[:1].numel() + 8
-        else:  # it is the trained layer itself
-            wanted = layer(input).double()
-            magnitude, terms = wanted.abs().max().expand_as(wanted) if wanted.numel() else wanted, 64
-        wanted, magnitude = self._folded(wanted, magnitude)
-        found = LayerCheck(self.told.name, "float", self.told.gives)
-        return _with_error(found, self.whole(input), wanted, terms * EPS * magnitude)
+        """A float layer against float64."""
+        # Of other kinds it is the trained layer itself.
+        is_known = self._is_known
+        wanted = self._floats(self._padded(input)) if is_known else self.result(input, None, self.layer(input))
+        return _with_error(self.nothing, self.whole(input), *self._folded(*wanted))
 
-    def _folded(self, value: Tensor, magnitude: Tensor) -> tuple[Tensor, Tensor]:
-        """The value behind the folded modules, and the magnitude of the terms that it is made of."""
+    def _terms(self, values: Tensor, scale: Tensor) -> tuple[Tensor, Rounded]:
+        """The sums of products of codes, and the output that they make: one product, rounded, and one sum."""
+        weight = self.layer.weight_codes()
+        sums = self._apply(values, weight.values.double())
+        terms = sums * self._per_channel((scale * weight.scale.double()).flatten(), sums)
+        bias = sums.new_zeros(()) if self.layer.bias is None else self._per_channel(self.layer.bias.double(), sums)
+        output = terms + bias
+        return sums, Rounded(output, UNIT * (2 * terms.abs() + bias.abs() + output.abs()))
+
+    def _floats(self, padded: Tensor) -> Rounded:
+        """The output from quantized operands, summed up in float32."""
+        layer = self.layer
+        input_q = layer.input_quantizer.quantize(padded, *layer.input_quantizer.tensors()).double()
+        operands = input_q, layer.quantized_weight().double(), None if layer.bias is None else layer.bias.double()
+        exact = self._apply(*operands)
+        squares = self._apply(*(None if each is None else each.square() for each in operands))  # pyright: ignore
+        return Rounded(exact, product_error(exact, squares, layer.weight[:1].numel()))
+
+    @property
+    def _is_known(self) -> bool:
+        is_plain = isinstance(self.layer, QConv1d | QConv2d | QConv3d | QLinear)
+        return is_plain and not self.layer.scheme.scale_map
+
+    def _folded(self, value: Tensor, error: Tensor) -> Rounded:
+        """The value behind the folded modules, and its error where they have become a scale and a bias."""
         for module in self.folded:
-            value, zero = module(value), module(torch.zeros_like(value))
+            before, value, zero = value, module(value), module(torch.zeros_like(value))
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                 slope = (module(torch.ones_like(value)) - zero).abs()
                 mean = self._per_channel(module.running_mean, value)
-                magnitude = magnitude * slope + zero.abs() + (slope * mean).abs()
-        return value, magnitude
+                error = error * slope + UNIT * (slope * (2 * before.abs() + mean.abs()) + zero.abs() + value.abs())
+        return Rounded(value, error)
 
     def _codes(self, padded: Tensor) -> Codes:
         """The trained codes of an input."""
@@ -194,14 +221,24 @@ class LayerPair:
 
     def _like(self, reference: Tensor, integers: Tensor) -> Tensor:
         """A linear layer's integers, which are (rows, features, 1, 1), in the shape of its input or output."""
-        return integers.reshape(reference.shape) if isinstance(self.layer, QLinear) else integers
+        is_linear = isinstance(self.layer, QLinear) and integers.numel() == reference.numel()
+        return integers.reshape(reference.shape) if is_linear else integers
 
 
-def _with_error(found: LayerCheck, got: Tensor, wanted: Tensor, allowed: Tensor) -> LayerCheck:
-    if not got.numel():
+def _count(got: Tensor, wanted: Tensor) -> int:
+    """How many differ; all where the shape does."""
+    return int((got != wanted).sum()) if got.shape == wanted.shape else max(wanted.numel(), 1)
+
+
+def _with_error(found: LayerCheck, got: Tensor, wanted: Tensor, error: Tensor) -> LayerCheck:
+    if not wanted.numel():
         return found
-    error = (got.double() - wanted).abs()
-    return replace(found, error=float(error.max()), of_bound=float((error / (allowed + 1e-37)).max()))
+    off = difference(got, wanted)
+    return replace(found, error=float(off.max()), of_bound=float((off / (SURE * error + TINY)).max()))
+
+
+def _largest(value: Tensor) -> Tensor:
+    return value.abs().max() if value.numel() else value.new_zeros(())
 
 
 def _larger(first: float, second: float) -> float:

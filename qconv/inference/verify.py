@@ -1,12 +1,10 @@
 """The proof that a frozen model is the one that was trained."""
 
 import copy
-import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +12,14 @@ from torch import Tensor, nn
 from ..convert import to_float
 from ..layers import QuantizedLayer
 from ..packed import load_packed
+from ..packed.tensors import inner_model
 from .freeze import FrozenModel, freeze
 from .layer_check import LayerCheck, LayerPair
+from .own_run import Guided, inputs_and_output
+from .rewrite import Frozen
+from .rounding import SURE, TINY, difference
 
-CLOSE = 1e-5  # of the largest output: what float layers may differ by
+CLOSE = 1e-5  # of the largest output: what two orders of float sums may differ by
 
 
 @dataclass(frozen=True)
@@ -26,11 +28,14 @@ class Verification:
 
     Attributes:
         layers: one for each quantized layer, in the order of the model.
-        guided: the largest difference of an output where the frozen layers have the trained codes.
-        difference: the same where they have their own.
+        guided: the largest difference of an output from what the trained network gives in exact arithmetic where its
+            layers have the codes of the frozen ones.
+        difference: the largest difference of an output from that of the trained network.
         largest: the largest output.
-        decisions: how many inputs get another class (with one output: another sign).
+        decisions: how many inputs get another class than from the trained network (with one output: another sign).
         samples: how many inputs there were.
+        of_bound: the largest part of what `guided` may be that was used, 1 at the limit.
+        last: the name of the quantized layer that runs last.
     """
 
     layers: tuple[LayerCheck, ...]
@@ -39,6 +44,8 @@ class Verification:
     largest: float
     decisions: int
     samples: int
+    of_bound: float = 0.0
+    last: str = ""
 
     @property
     def first_difference(self) -> LayerCheck | None:
@@ -47,32 +54,50 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether all integers are equal, and all floats, the outputs too, within what rounding explains."""
-        is_close = self.guided <= tolerance(self.largest) and self.difference < math.inf
-        return self.first_difference is None and is_close
+        """Whether all integers are equal, and all codes and floats, the outputs too, within what rounding explains."""
+        return self.first_difference is None and self.of_bound <= 1
 
     def __str__(self) -> str:
-        header = ("layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift")
+        header = (
+            "layer",
+            "arithmetic",
+            "gives",
+            "codes ≠",
+            "sums ≠",
+            "handed ≠",
+            "error",
+            "of bound",
+            "drift",
+            "unexplained",
+        )
         rows: list[tuple[str, ...]] = [header]
         for each in self.layers:
             integer = each.arithmetic != "float"
             counts = [str(number) if integer else "" for number in (each.codes, each.sums)]
             is_floats = each.gives == "floats"
             error = (f"{each.error:.1e}", f"{each.of_bound:.2f}") if is_floats else ("", "")
-            drift = f"{each.drift} of {each.elements:,}" if integer else ""
+            drift = f"{each.drift} of {each.elements:,}"
             handed = "" if is_floats else str(each.handed)
-            rows.append((each.name, each.arithmetic, each.gives, *counts, handed, *error, drift))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+            rows.append((each.name, each.arithmetic, each.gives, *counts, handed, *error, drift, str(each.unexplained)))
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
         lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        first = self.first_difference
-        verdict = "equal" if self.equal else f"not equal: behind equal layers outputs differ by {self.guided:.1e}"
-        if first is not None:
-            verdict = f"not equal: '{first.name}' is the first layer that differs"
         lines.append(
-            f"{verdict}; on its own codes, outputs differ by up to {self.difference:.1e} of {self.largest:.3g}, "
-            f"and {self.decisions} of {self.samples} decisions"
+            f"{self._verdict()}; outputs differ from the trained ones by up to {self.difference:.1e} of "
+            f"{self.largest:.3g}, and {self.decisions} of {self.samples} decisions"
         )
         return "\n".join(lines)
+
+    def _verdict(self) -> str:
+        first = self.first_difference
+        if first is not None:
+            return f"not equal: '{first.name}' is the first layer that differs: {first.reason}"
+        if self.equal:
+            return "equal"
+        where = f"what follows '{self.last}', the last quantized layer," if self.last else "the network"
+        return (
+            f"not equal: {where} gives outputs that are off by up to {self.guided:.1e}, {self.of_bound:.3g} times what "
+            "rounding explains"
+        )
 
 
 @torch.no_grad()
@@ -83,14 +108,22 @@ def verify(
 
     Each frozen layer gets what the trained one sees. Its codes must equal those of the trained quantizer, its sums the
     exact sums of these codes, and the codes that it hands on those that the trained modules behind it give for the
-    exact sums in float64. A float may differ from the exact value by 4 units of rounding of the terms that it is made
-    of. The frozen network runs as a whole, too, where each layer makes its codes itself and computes with the trained
-    ones: a float that lies at the edge between two codes can fall to either side, since float sums depend on their
-    order, which may happen to a few codes in a hundred thousand (`LayerCheck.drift`), and the outputs must agree with
-    the trained ones. Where it runs on its own codes alone, outputs and decisions are compared, not judged.
+    exact sums in float64. A float may differ from the exact value by 8 times the error that float32 arithmetic is
+    expected to make.
+
+    Then the frozen network runs as a whole, on its own codes, and the trained one follows it in float64: each of its
+    layers takes what the frozen one was given. So each input of a layer is compared with what the trained modules make
+    of the inputs of the layers before it. A float that lies near the edge between two codes can fall to either side,
+    since float sums depend on their order: a code may be that of any number within 8 errors of the exact one, where the
+    error follows from the arithmetic of each element (`qconv.inference.rounding`). The outputs, and with them the
+    decisions, must agree with the trained arithmetic on these codes within 8 errors, too. Against the trained network
+    on its codes, in which other elements at an edge fell to the other side, outputs and decisions are counted.
+
+    Both networks run on the CPU, in float32 and eagerly: `torch.compile` and `torch.autocast` are switched off, since
+    what ships computes in integers and float32. A network that was trained under autocast is compared by its weights.
 
     Args:
-        model: the trained one.
+        model: the trained one; what compiles it or spreads it over devices is taken off.
         frozen: its frozen form; or a packed file, which is loaded and frozen.
         inputs: a batch, or batches.
 
@@ -99,38 +132,66 @@ def verify(
         TypeError: a model whose output is no tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
+    model = copy.deepcopy(inner_model(model)).eval().cpu()
     if not isinstance(frozen, FrozenModel):
-        network = to_float(copy.deepcopy(model))
-        frozen = freeze(load_packed(frozen, network))
-    modules = dict(model.named_modules(remove_duplicate=False))
-    for told in frozen.layers:
-        if not isinstance(modules.get(told.name), QuantizedLayer):
-            raise ValueError(
-                f"the frozen model has a layer '{told.name}', the trained one has no quantized layer there"
-            )
-    model = copy.deepcopy(model).eval()
-    fed = {told.reader for told in frozen.layers if told.reader}
-    pairs = {told.name: LayerPair(model, frozen, told, told.name in fed) for told in frozen.layers}
-    found = {told.name: LayerCheck(told.name, told.arithmetic, told.gives) for told in frozen.layers}
-    guided = difference = largest = 0.0
+        frozen = freeze(load_packed(frozen, to_float(copy.deepcopy(model))))
+    pairs = _pairs(model, frozen)
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        if any(hasattr(module, "_orig_mod") for module in (*model.modules(), *frozen.modules())):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        return _compared(model, frozen, pairs, (inputs,) if isinstance(inputs, Tensor) else inputs)
+
+
+def _compared(
+    model: nn.Module, frozen: FrozenModel, pairs: dict[str, LayerPair], inputs: Iterable[Tensor]
+) -> Verification:
+    found = {name: pair.nothing for name, pair in pairs.items()}
+    guided = differs = largest = of_bound = 0.0
     decisions = samples = 0
-    for batch in (inputs,) if isinstance(inputs, Tensor) else inputs:
-        seen, output = _trained(model, batch, pairs)
+    last = ""
+    for batch in inputs:
+        batch = batch.cpu()
+        seen, output = inputs_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
         if not isinstance(output, Tensor):
             raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
-        own, output_guided = _guided(frozen, batch, pairs, seen)
-        output_frozen = frozen(batch)
+        own, output_frozen = inputs_and_output(frozen, batch, {name: pair.whole for name, pair in pairs.items()})
+        following = Guided(model, pairs, own)
+        exact, error = following.run(batch)
+        last = following.last
         for name, pair in pairs.items():
-            found[name] = found[name].merged(pair.check(seen[name], own[name]))
+            found[name] = found[name].merged(following.found[name])
+            for input in seen.pop(name):
+                found[name] = found[name].merged(pair.check(input))
         samples += len(batch)
         if output.numel():
-            guided = max(guided, _largest_difference(output, output_guided))
-            difference = max(difference, _largest_difference(output, output_frozen))
+            off = difference(output_frozen, exact)
+            guided = max(guided, float(off.max()))
+            of_bound = max(of_bound, float((off / (SURE * error + TINY)).max()))
+            differs = max(differs, float(difference(output_frozen, output).max()))
             largest = max(largest, float(output.abs().max()))
-            decisions += int((classes(output) != classes(output_frozen)).sum())
+            is_comparable = output.shape == output_frozen.shape
+            differing = classes(output) != classes(output_frozen) if is_comparable else torch.ones(len(batch))
+            decisions += int(differing.sum())
     if not samples:
         raise ValueError("inputs must hold at least one sample")
-    return Verification(tuple(found.values()), guided, difference, largest, decisions, samples)
+    return Verification(tuple(found.values()), guided, differs, largest, decisions, samples, of_bound, last)
+
+
+def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
+    """The layers of both, in the order of the model."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    known = {told.name: told for told in frozen.layers}
+    for name in known:
+        if not isinstance(modules.get(name), QuantizedLayer):
+            raise ValueError(f"the frozen model has a layer '{name}', the trained one has no quantized layer there")
+    for name, module in frozen.network.named_modules(remove_duplicate=False):
+        is_in_both = isinstance(module, QuantizedLayer) and isinstance(modules.get(name), QuantizedLayer)
+        if is_in_both and not any(name.startswith(f"{other}.") for other in known):  # nor is it part of a layer
+            known.setdefault(name, Frozen(name, "float", reason="it was left as it is"))
+    fed = {told.reader for told in frozen.layers if told.reader}
+    return {name: LayerPair(model, frozen, known[name], name in fed) for name in modules if name in known}
 
 
 def classes(output: Tensor) -> Tensor:
@@ -142,42 +203,3 @@ def classes(output: Tensor) -> Tensor:
 def tolerance(largest: float) -> float:
     """What the order of float sums explains of a difference of outputs, of which this is the largest."""
     return CLOSE * (largest + 0.1)
-
-
-def _largest_difference(output: Tensor, other: Tensor) -> float:
-    """Inf where one is NaN."""
-    return float((output - other).abs().nan_to_num(torch.inf, torch.inf).max())
-
-
-def _trained(model: nn.Module, batch: Tensor, pairs: Mapping[str, LayerPair]) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """The inputs of the trained layers at each call, and the output."""
-    seen: dict[str, list[Tensor]] = {name: [] for name in pairs}
-
-    def watch(inputs: list[Tensor]) -> Any:
-        return lambda layer, args: inputs.append(args[0])
-
-    with ExitStack() as hooks:
-        for name, pair in pairs.items():
-            hooks.callback(pair.layer.register_forward_pre_hook(watch(seen[name])).remove)
-        return seen, model(batch)
-
-
-def _guided(
-    frozen: FrozenModel, batch: Tensor, pairs: Mapping[str, LayerPair], seen: Mapping[str, list[Tensor]]
-) -> tuple[dict[str, list[Tensor]], Tensor]:
-    """The codes that the frozen network makes for its layers, and its output where they get the trained ones."""
-    own: dict[str, list[Tensor]] = {name: [] for name in pairs}
-
-    def guide(pair: LayerPair, codes: list[Tensor], inputs: list[Tensor]) -> Any:
-        def hook(layer: Any, args: tuple[Tensor, ...]) -> Tensor:
-            codes.append(layer.encode(args[0]))
-            return pair.given(inputs[len(codes) - 1]) if len(codes) <= len(inputs) else args[0]
-
-        return hook
-
-    with ExitStack() as hooks:
-        for name, pair in pairs.items():
-            if pair.integer is not None:
-                hook = guide(pair, own[name], seen[name])
-                hooks.callback(pair.integer.register_forward_pre_hook(hook).remove)
-        return own, frozen(batch)

@@ -1,0 +1,77 @@
+"""What a frozen layer is given, beside what the trained modules before it give in exact arithmetic."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..layers import QuantizedLayer
+from ..quantizers import Identity
+from .rounding import SURE, Rounded, difference
+
+FEW = 3  # values of a channel that may lie unluckily
+
+
+def check_input(layer: QuantizedLayer, wanted: Rounded, own: Tensor, is_codes: bool) -> dict[str, Any]:
+    """What a layer's input makes of its `LayerCheck`.
+
+    A code may be any that a number within `SURE` errors of the exact one has; a float must lie there itself, where the
+    layer computes with floats, or its scale comes from them. And since errors are rarely that large, less than a
+    quarter of the values of a channel that lie so near to an edge may have the code of its other side where one error
+    does not reach the edge.
+
+    Args:
+        layer: the trained one.
+        wanted: its input in exact arithmetic.
+        own: the input of the frozen layer, floats or codes.
+        is_codes: which of the two.
+    """
+    found = {"elements": wanted.exact.numel()}
+    if own.shape != wanted.exact.shape:
+        return {**found, "drift": found["elements"], "unexplained": found["elements"]}
+    if not own.numel():
+        return found
+    quantizer = layer.input_quantizer
+    far = (
+        torch.ones_like(own, dtype=torch.bool) if is_codes else ~(difference(own, wanted.exact) <= SURE * wanted.error)
+    )
+    if isinstance(quantizer, Identity) or getattr(layer.scheme, "scale_map", False):
+        return {**found, "unexplained": int(far.sum())}
+
+    def codes(x: Tensor) -> Tensor:
+        return quantizer.codes(x.float(), *quantizer.tensors()).values
+
+    def between(width: float) -> tuple[Tensor, Tensor]:
+        ends = codes(wanted.exact - width * wanted.error), codes(wanted.exact + width * wanted.error)
+        return torch.minimum(*ends), torch.maximum(*ends)
+
+    exact_codes = quantizer.codes(wanted.exact.float(), *quantizer.tensors())
+    own_codes = quantizer.codes(own, *quantizer.tensors()) if not is_codes else None
+    values = own if own_codes is None else own_codes.values
+    if own_codes is not None and not torch.equal(own_codes.scale, exact_codes.scale):  # it comes from the floats
+        return {**found, "drift": int((values != exact_codes.values).sum()), "unexplained": int(far.sum())}
+    differs = values != exact_codes.values
+    if not differs.any():
+        return found
+    low, high = between(SURE)
+    unexplained = differs & far & ((values < low) | (values > high))
+    near_low, near_high = between(1)
+    unlucky = differs & ~unexplained & (near_low == near_high)
+    share = _share(unlucky, low != high, wanted.exact, layer.input_channels()[1])
+    return {**found, "drift": int(differs.sum()), "unexplained": int(unexplained.sum()), "of_drift": share}
+
+
+def _share(unlucky: Tensor, may: Tensor, exact: Tensor, dim: int) -> float:
+    """The largest part, over channels, of the values that may be unlucky; equal values count once."""
+    if not unlucky.any():
+        return 0.0
+    channels = exact.shape[dim]
+    shape = [1] * exact.ndim
+    shape[dim] = channels
+    channel = torch.arange(channels, dtype=exact.dtype).view(shape).expand_as(exact)
+
+    def values(which: Tensor) -> Tensor:
+        pairs = torch.stack([channel[which], exact[which]]).unique(dim=1)
+        return pairs[0].long().bincount(minlength=channels).double()
+
+    return float((values(unlucky) / (FEW + values(may) / 4)).max())

@@ -1,0 +1,91 @@
+"""A frozen network on its own codes, and the trained one on the same codes in exact arithmetic."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from .layer_check import LayerCheck, LayerPair
+from .layer_input import check_input
+from .rounding import Rounded, Rounding
+
+Inputs = dict[str, list[Tensor]]
+
+
+def inputs_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Module]) -> tuple[Inputs, Tensor]:
+    """The inputs of some layers at each call, and the output."""
+    seen: Inputs = {name: [] for name in layers}
+
+    def watch(inputs: list[Tensor]) -> Any:
+        return lambda layer, args, kwargs: inputs.append(_first(args, kwargs).clone())  # which may be overwritten
+
+    with ExitStack() as hooks:
+        for name, layer in layers.items():
+            hooks.callback(layer.register_forward_pre_hook(watch(seen[name]), with_kwargs=True).remove)
+        return seen, model(batch)
+
+
+class Guided:
+    """Runs the trained model in exact arithmetic, where its layers take what the frozen ones were given.
+
+    Attributes:
+        found: for each layer, what its inputs were against what the trained modules before it make of the codes there.
+        last: the name of the last layer that was called.
+    """
+
+    def __init__(self, model: nn.Module, pairs: Mapping[str, LayerPair], own: Inputs) -> None:
+        self.model, self.pairs = model, pairs
+        self.found = {name: pair.nothing for name, pair in pairs.items()}
+        self.last = ""
+        self._own = {name: list(inputs) for name, inputs in own.items()}
+        self._rounding = Rounding()
+        self._running: list[tuple[LayerPair, Tensor, Tensor | None]] = []
+
+    def run(self, batch: Tensor) -> Rounded:
+        """The output."""
+        with ExitStack() as hooks:
+            for name, pair in self.pairs.items():
+                before = pair.layer.register_forward_pre_hook(self._before(name, pair), with_kwargs=True)
+                hooks.callback(before.remove)
+                hooks.callback(pair.layer.register_forward_hook(self._after).remove)
+            with self._rounding:
+                output = self.model(batch)
+        for name, left in self._own.items():
+            count = sum(each.numel() for each in left)  # of calls that the trained model does not make
+            self._add(name, {"drift": count, "unexplained": count, "elements": count})
+        return self._rounding.of(output)
+
+    def _before(self, name: str, pair: LayerPair) -> Any:
+        def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self._rounding.pause()
+            self.last = name
+            input = _first(args, kwargs)
+            wanted = self._rounding.of(input)
+            own = self._own[name].pop(0) if self._own[name] else input.new_zeros(0)
+            codes = pair.codes_of(own) if own.numel() else None
+            self._add(name, check_input(pair.layer, wanted, own if codes is None else codes, codes is not None))
+            if codes is not None and codes.shape != input.shape:
+                codes = None
+            if own.is_floating_point() and own.shape == input.shape and codes is None:
+                input = own
+            self._running.append((pair, input, codes))
+            return ((input, *args[1:]), kwargs) if args else (args, {**kwargs, "input": input})
+
+        return hook
+
+    def _after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        pair, input, codes = self._running.pop()
+        rounded = pair.result(input, codes, output)
+        output = output if codes is None else rounded.exact.to(output.dtype)
+        self._rounding.set(output, rounded)
+        self._rounding.resume()
+        return output
+
+    def _add(self, name: str, found: dict[str, Any]) -> None:
+        told = self.pairs[name].nothing
+        self.found[name] = self.found[name].merged(LayerCheck(told.name, told.arithmetic, told.gives, **found))
+
+
+def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    return args[0] if args else kwargs["input"]

@@ -1,0 +1,203 @@
+"""What rounding does to the result of one operation.
+
+All errors are estimates from above of the standard deviation, in units of `UNIT`, the largest part of a number by which
+float32 rounds it; independent ones are added as squares.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
+
+UNIT = 2.0**-24
+COARSE = 64 * UNIT  # of the largest number: what the parts of an operation that can't be looked into may add up to
+PERTURBED = 4  # how often an unknown operation is tried on other inputs
+
+# The error goes the way of the number: a copy of it, or of the larger ones of several.
+_MOVES = frozenset(
+    (
+        *("_unsafe_view", "clone", "contiguous", "copy", "_to_copy", "lift_fresh", "cat", "stack", "index", "gather"),
+        *("index_select", "index_put", "slice_scatter", "select_scatter", "repeat", "flip", "roll", "im2col", "amax"),
+        *("constant_pad_nd", "reflection_pad1d", "reflection_pad2d", "reflection_pad3d", "replication_pad1d"),
+        *("replication_pad2d", "replication_pad3d", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
+        *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "adaptive_max_pool2d"),
+        *("max_pool2d_with_indices", "max_pool3d_with_indices"),
+    )
+)
+_POOLS = frozenset(("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"))
+_SUMS = frozenset(("mean", "sum", *_POOLS, "upsample_bilinear2d", "_upsample_bilinear2d_aa"))
+_ELEMENTWISE = frozenset(("hardswish", "hardsigmoid", "_prelu_kernel"))  # beside those that torch calls pointwise
+_SELECTIONS = frozenset(("maximum", "minimum", "where", "masked_fill", "detach"))
+_CHOICES = frozenset(("relu", "hardtanh", "clamp", "clamp_min", "clamp_max", "neg", "abs", *_SELECTIONS))
+# Where the factors stand, and the summand: of convolutions and products of matrices.
+_PRODUCTS: dict[str, tuple[int, int, int | None]] = {
+    "convolution": (0, 1, 2),
+    "linear": (0, 1, 2),
+    "addmm": (1, 2, 0),
+    "baddbmm": (1, 2, 0),
+    **dict.fromkeys(("mm", "bmm", "mv", "dot"), (0, 1, None)),
+}
+_NORMS = {"native_batch_norm": 7, "_native_batch_norm_legit_no_training": 6}  # where eps stands
+
+Found = tuple[Sequence[Tensor], Sequence[Tensor]]
+
+
+def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
+    r"""The error of a sum of K products: ``2^-24 · √(K (value² + squares))``, ``squares`` the sum of their squares.
+
+    Added in any order that does not depend on them, the partial sum of k products has the variance of a random walk
+    from 0 to ``value``, on average ``value²/3 + squares/6``, and each of the K sums is rounded by a third of `UNIT`
+    (as a variance) of it.
+    """
+    return UNIT * (terms * (value.square() + squares.abs()) + value.square()).sqrt()
+
+
+class Call:
+    """An operation of aten with its arguments, as leaves of a tree, of which ``known`` says exact values and errors."""
+
+    def __init__(
+        self, func: Any, leaves: Sequence[Any], spec: TreeSpec, known: Mapping[int, tuple[Tensor, Tensor]]
+    ) -> None:
+        self.func, self.name = _functional(func)
+        self.spec = spec
+        self.leaves: list[Any] = [torch.float64 if _is_float(leaf) else leaf for leaf in leaves]
+        self.exact = {index: exact for index, (exact, _) in known.items()}
+        self.errors = {index: error for index, (_, error) in known.items()}
+        self.moving = [index for index, error in self.errors.items() if bool(error.any())]
+
+    def rounded(self, outputs: Sequence[Tensor]) -> Found:
+        """Exact values and errors of the ``outputs`` that float32 gave."""
+        if not self.exact:
+            return [leaf.double() for leaf in outputs], [
+                torch.zeros_like(leaf, dtype=torch.float64) for leaf in outputs
+            ]
+        if self.func is None:
+            return self._coarse(outputs)
+        try:
+            exact = self._run(self.exact)
+            return exact, [_clean(error) for error in self._rule()(exact)]
+        except (RuntimeError, TypeError, NotImplementedError):  # it has no float64
+            return self._coarse(outputs)
+
+    def _rule(self) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
+        if self.func.is_view or self.name in _MOVES:
+            return self._moved
+        if torch.Tag.pointwise in self.func.tags or self.name in _ELEMENTWISE:
+            return self._elementwise
+        if self.name in _PRODUCTS and self._is_plain():
+            return self._product
+        if self.name in _SUMS:
+            return self._sum
+        if self.name in _NORMS and self.leaves[5] is not True and len(self.exact) == 5:
+            return self._norm
+        return self._perturbed
+
+    def _run(self, values: Mapping[int, Tensor | None]) -> list[Tensor]:
+        leaves = [values.get(index, leaf) for index, leaf in enumerate(self.leaves)]
+        args, kwargs = tree_unflatten(leaves, self.spec)
+        return [leaf for leaf in tree_leaves(self.func(*args, **kwargs)) if isinstance(leaf, Tensor)]
+
+    def _is_plain(self) -> bool:
+        """No factors ``alpha`` and ``beta``."""
+        return not tree_unflatten(list(self.leaves), self.spec)[1]
+
+    def _moved(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
+        if self.name == "constant_pad_nd" and len(self.leaves) % 2 == 0:
+            self.leaves[-1] = 0  # the value is exact
+        return self._run(self.errors)
+
+    def _elementwise(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
+        (value,) = exact
+        variance = torch.zeros_like(value)
+        for index in self.moving:
+            sides = (
+                self._run({**self.exact, index: self.exact[index] + sign * self.errors[index]})[0] for sign in (1, -1)
+            )
+            variance += torch.maximum(*((side - value).abs() for side in sides)).square()
+        if self.name not in _CHOICES:
+            is_simple = self.name in ("add", "sub", "mul", "div")
+            variance += ((1 if is_simple else 4) * UNIT * value).square()
+            if not is_simple:
+                for each in self.exact.values():
+                    variance += (UNIT * each).square()  # of what cancels inside, as in x · relu6(x + 3) / 6
+        return [variance.sqrt()]
+
+    def _product(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
+        (value,) = exact
+        first, second, summand = _PRODUCTS[self.name]
+        squares = {index: each.square() for index, each in self.exact.items()}
+        channels = value.shape[1] if self.name == "convolution" else 0
+        terms = self.exact[second].numel() // max(channels, 1) if channels else self.exact[first].shape[-1]
+        variance = product_error(value, self._run(squares)[0], terms).square()
+        for factor in (first, second):
+            if factor in self.moving:
+                bare: dict[int, Tensor | None] = {**squares, factor: self.errors[factor].square()}
+                if summand is not None and summand in self.exact:
+                    bare[summand] = torch.zeros_like(self.exact[summand])
+                variance += self._run(bare)[0].abs()
+        if summand in self.moving:
+            variance += self.errors[summand].square()
+        return [variance.sqrt()]
+
+    def _sum(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
+        (value,) = exact
+        terms = max(self.exact[0].numel() // max(value.numel(), 1), 1)
+        magnitude = self._run({**self.exact, 0: self.exact[0].abs()})[0]
+        return [self._run(self.errors)[0].abs() + UNIT * math.sqrt(terms) * magnitude]
+
+    def _norm(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Of batch norm with stored statistics, which may have become a scale and a bias."""
+        weight, bias, mean, var = (self.exact[index] for index in range(1, 5))
+        slope = weight.abs() * (var + self.leaves[_NORMS[self.name]]).rsqrt()
+        shape = [1, -1, *[1] * (exact[0].ndim - 2)]
+        slope, bias, mean = (each.view(shape) for each in (slope, bias, mean))
+        terms = 2 * slope * (self.exact[0].abs() + mean.abs()) + bias.abs() + exact[0].abs()
+        error = (self.errors[0] * slope).square() + (UNIT * terms).square()
+        return [error.sqrt(), *(torch.zeros_like(each) for each in exact[1:])]
+
+    def _perturbed(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Of an operation of which nothing is known: how its outputs move with its inputs, in random directions."""
+        generator = torch.Generator().manual_seed(0)
+        variances = [torch.zeros_like(each, dtype=torch.float64) for each in exact]
+        for _ in range(PERTURBED):
+            moved: dict[int, Tensor] = {}
+            for index, value in self.exact.items():
+                signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
+                moved[index] = value + signs * (self.errors[index] + 2 * UNIT * value.abs())
+            for variance, value, other in zip(variances, exact, self._run(moved), strict=True):
+                variance += (other - value).square() / PERTURBED
+        return [
+            3 * variance.sqrt() + 8 * UNIT * _largest(value) for variance, value in zip(variances, exact, strict=True)
+        ]
+
+    def _coarse(self, outputs: Sequence[Tensor]) -> Found:
+        parts = [float(self.errors[index].max()) / (_largest(self.exact[index]) + 1e-37) for index in self.moving]
+        exact = [leaf.double() for leaf in outputs]
+        part = COARSE + sum(parts)
+        return exact, [torch.full_like(each, part * _largest(each)) for each in exact]
+
+
+def _functional(func: Any) -> tuple[Any, str]:
+    """What an operation computes, without writing it into an argument; None where that has no name. And its name."""
+    name = func._schema.name.rpartition("::")[2]
+    if not func._schema.is_mutable or name == "native_batch_norm":
+        return func, name
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    return getattr(packet, func._overloadname, None), name.removesuffix("_")
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.dtype) and leaf.is_floating_point
+
+
+def _largest(value: Tensor) -> float:
+    finite = value.abs().nan_to_num(0, 0, 0) if value.is_floating_point() else value.abs()
+    return float(finite.max()) if value.numel() else 0.0
+
+
+def _clean(error: Tensor) -> Tensor:
+    """Beside NaN and inf there is no error."""
+    return error.nan_to_num(0, 0, 0) if error.is_floating_point() else error

@@ -1,0 +1,354 @@
+"""`qconv.verify`: right models are equal, planted faults are found."""
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.inference import FrozenModel, freeze, verify
+from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from qconv.inference.operators import pack_weight, unpack_weight
+from qconv.schemes import Scheme
+
+WIDTH = 32
+
+
+class Net(nn.Module):
+    """A residual network with random activations, groups and pooling; ``bn3`` stands where it can't be folded."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        draw = random.Random(seed)
+        activations = nn.ReLU, nn.Hardtanh, nn.PReLU, nn.Hardswish
+        self.stem, self.bn0 = nn.Conv2d(3, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH)
+        self.conv1 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1, groups=draw.choice((1, 2)))
+        self.bn1, self.act1 = nn.BatchNorm2d(WIDTH), nn.Hardtanh()
+        self.conv2 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+        self.bn2, self.act2 = nn.BatchNorm2d(WIDTH), draw.choice(activations)()
+        self.bn3, self.pool = nn.BatchNorm2d(WIDTH), nn.MaxPool2d(2)
+        self.act3 = draw.choice(activations[1:])()
+        self.conv3 = nn.Conv2d(WIDTH, WIDTH, 3, padding=1)
+        self.bn4, self.act4 = nn.BatchNorm2d(WIDTH), draw.choice(activations)()
+        self.head = nn.Linear(WIDTH, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        first = self.bn0(self.stem(input))
+        inner = self.act1(self.bn1(self.conv1(first)))
+        summed = first + self.act2(self.bn2(self.conv2(inner)))
+        last = self.act4(self.bn4(self.conv3(self.act3(self.pool(self.bn3(summed))))))
+        return self.head(last.mean((2, 3)))
+
+
+def trained(model: nn.Module, scheme: Scheme, input: Tensor, **options: Any) -> nn.Module:
+    """Converted, with batch norms as after training."""
+    qconv.convert(model, scheme, **options)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias, std=0.3)
+    model.train()
+    with torch.no_grad():
+        for _ in range(5):
+            model(input)
+    return model.eval()
+
+
+class Last(nn.Module):
+    """A function behind a module."""
+
+    def __init__(self, module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.module, self.change = module, change
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.change(self.module(input))
+
+
+class First(Last):
+    """A function before a module."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.module(self.change(input))
+
+
+def around(name: str, change: Callable[[Tensor], Tensor], kind: type[Last] = Last) -> Callable[[Any], None]:
+    return lambda network: network.set_submodule(name, kind(network.get_submodule(name), change))
+
+
+def weights(network: Any, name: str, change: Callable[[Tensor], Any]) -> None:
+    """Change the weights of a frozen convolution: signs, codes or floats."""
+    conv = network.get_submodule(name)
+    if isinstance(conv, BinaryConv2d):
+        signs = unpack_weight(conv.weight, *conv.channels)
+        change(signs)
+        conv.weight, conv.tap_sums = pack_weight(signs, conv.groups)
+    else:
+        change(conv.weight)
+
+
+def set_one_code(weight: Tensor) -> None:
+    weight[3, 5, 1, 1] = -1 if weight[3, 5, 1, 1] > 0 else 1  # of one filter
+
+
+def swap(values: Tensor) -> None:
+    values[[2, 3]] = values[[3, 2]]
+
+
+def one_threshold(network: Any) -> None:
+    conv = network.conv1
+    if isinstance(conv, BinaryConv2d):
+        cast(Tensor, conv.threshold)[0, 4] += 2
+    else:  # of codes, the rounding
+        conv.bias[4] += 0.25
+
+
+def window(name: str, **change: Any) -> Callable[[Any], None]:
+    """Another geometry."""
+
+    def plant(network: Any) -> None:
+        conv = network.get_submodule(name)
+        if isinstance(conv, IntegerLayer):
+            conv.window = conv.window._replace(**change)
+        elif "padding_value" in change:
+            network.set_submodule(name, First(conv, lambda x: nn.functional.pad(x, (1, 1, 1, 1), value=1.0)))
+            conv.padding = (0, 0)
+        else:
+            for key, value in change.items():
+                setattr(conv, key, value[::2] if key == "padding" else value)
+
+    return plant
+
+
+def no_residual(network: Any) -> None:
+    add = next(node for node in network.graph.nodes if "add" in str(node.target) and len(node.args) == 2)
+    add.replace_all_uses_with(add.args[1])
+    network.graph.erase_node(add)
+    network.recompile()
+
+
+def swapped_layers(network: Any) -> None:
+    for name in ("weight", "tap_sums"):
+        if hasattr(network.conv2, name):
+            first, second = getattr(network.conv2, name), getattr(network.conv3, name)
+            setattr(network.conv2, name, second)
+            setattr(network.conv3, name, first)
+
+
+def clipped(network: Any) -> None:
+    conv = network.conv1
+    if isinstance(conv, IntegerConv2d) and conv.high is not None:
+        conv.high -= 1
+    else:
+        around("conv3", lambda x: x.clamp(0.1, 0.5), First)(network)
+
+
+def other(name: str, module: nn.Module) -> Callable[[Any], None]:
+    return lambda network: network.set_submodule(name, module)
+
+
+def off(name: str, tensor: str, part: float) -> Callable[[Any], None]:
+    """A part of a tensor, in every third channel."""
+
+    def plant(network: Any) -> None:
+        values = getattr(network.get_submodule(name), tensor)
+        values[1::3] += part * values.abs().max()
+
+    return plant
+
+
+FAULTS: dict[str, Callable[[Any], Any]] = {
+    "one code": lambda network: weights(network, "conv3", set_one_code),
+    "one threshold": one_threshold,
+    "two channels": lambda network: weights(network, "conv2", swap),
+    "padding value": window("conv3", padding_value=1),
+    "no residual": no_residual,
+    "another activation": other("act3", nn.Sigmoid()),
+    "no activation": other("act4", nn.Identity()),
+    "gamma": off("bn3", "weight", 0.2),
+    "beta": off("bn3", "bias", 0.2),
+    "mean": off("bn3", "running_mean", 0.2),
+    "variance": off("bn3", "running_var", 0.2),
+    "epsilon": lambda network: setattr(network.bn3, "eps", 0.1),
+    "overwritten channel": lambda network: network.bn3.running_mean.__setitem__(7, 5),
+    "a scale": lambda network: (network.conv3.scale if hasattr(network.conv3, "scale") else network.conv3.weight).mul_(
+        1.0001
+    ),
+    "a bias": off("conv3", "bias", 1e-3),
+    "stride": window("conv3", stride=(2, 2)),
+    "dilation": window("conv3", dilation=(2, 2), padding=(2, 2, 2, 2)),
+    "order of groups": around("conv3", lambda x: x.roll(WIDTH // 2, 1), First),
+    "order of outputs": around("conv2", lambda x: x.roll(1, 1)),
+    "flipped sign": lambda network: weights(network, "conv3", lambda weight: weight[6].neg_()),
+    "another pooling": other("pool", nn.AvgPool2d(2)),
+    "a missing layer": other("conv3", nn.Identity()),
+    "swapped layers": swapped_layers,
+    "clipped range": clipped,
+    "zero point": around("conv3", lambda x: x - 0.3, First),
+    "three channels negated": around("conv3", lambda x: torch.cat([-x[:, :3], x[:, 3:]], 1), First),
+    "transposed input": around("stem", lambda x: x.transpose(2, 3), First),
+    "exchanged samples": around("stem", lambda x: x.flip(0), First),
+    "first weights": lambda network: network.stem.weight[::2].mul_(1.1),
+    "last weights": lambda network: swap(network.head.weight),
+    "last bias": off("head", "bias", 1e-3),
+    "NaN as 0": around("stem", lambda x: x.nan_to_num(0), First),
+}
+
+
+@pytest.fixture(scope="module", params=[schemes.bnn(), schemes.lsq(4, 4), schemes.bwn()], ids=str)
+def network(request: pytest.FixtureRequest) -> tuple[nn.Module, FrozenModel, Tensor]:
+    """Trained and frozen, with an input."""
+    torch.manual_seed(len(str(request.param)))
+    input = torch.randn(2, 3, 8, 8)
+    model = trained(Net(len(str(request.param))), request.param, input)
+    return model, freeze(model), input
+
+
+def test_without_a_fault_they_are_equal(network: tuple[nn.Module, FrozenModel, Tensor]) -> None:
+    checked = verify(*network)
+    assert checked.equal, f"\n{checked}"
+    assert checked.of_bound < 0.5
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_planted_faults_are_found(network: tuple[nn.Module, FrozenModel, Tensor], name: str) -> None:
+    model, frozen, input = network
+    if name == "NaN as 0":
+        input = input.index_fill(3, torch.tensor(4), torch.nan)
+    planted: Any = copy.deepcopy(frozen)
+    with torch.no_grad():
+        FAULTS[name](planted.network)
+        changes = not torch.equal(planted(input), frozen(input))
+    # A comparison of codes makes numbers of NaN by itself.
+    assert changes or (name == "NaN as 0" and frozen.layers[0].arithmetic == "integer")
+    checked = verify(model, planted, input)
+    assert not checked.equal, f"\n{checked}"
+    assert "not equal: " in str(checked)
+
+
+def head(width: int) -> tuple[nn.Module, ...]:
+    return nn.BatchNorm2d(width), nn.Hardtanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 4)
+
+
+def test_a_few_codes_of_a_small_layer_are_found() -> None:
+    input = torch.randn(16, 3, 4, 4)
+    stem = nn.Conv2d(3, 8, 4), nn.BatchNorm2d(8), nn.PReLU()
+    model = trained(nn.Sequential(*stem, nn.Conv2d(8, 8, 1), *head(8)), schemes.bnn(), input)
+    frozen = freeze(model)
+    sample = input[:1]
+    assert verify(model, frozen, sample).equal
+    frozen.network.set_submodule("2", Last(nn.PReLU(), lambda x: torch.cat([-x[:, :3], x[:, 3:]], 1)))
+    checked = verify(model, frozen, sample)
+    assert checked.layers[0].unexplained == 3
+    assert "not equal: '3' is the first layer that differs: 3 of its 8 inputs differ by more than rounding" in str(
+        checked
+    )
+
+
+def test_one_channel_of_many_is_found() -> None:
+    input = torch.randn(8, 3, 4, 4)
+    stem = nn.Conv2d(3, 512, 4), nn.PReLU(), nn.BatchNorm2d(512)
+    model = trained(nn.Sequential(*stem, nn.Conv2d(512, 64, 1), *head(64)), schemes.bnn(), input)
+    frozen = freeze(model)
+    assert verify(model, frozen, input).equal
+    network = frozen.network
+    norm: Any = network.get_submodule("2")
+    with torch.no_grad():
+        before = frozen(input)
+        values = norm(network.get_submodule("1")(network.get_submodule("0")(input)))[:, 5].flatten().sort().values
+        norm.bias[5] -= values[3:5].mean()  # half of the samples get one sign
+        count = int((values > 0).sum())
+        assert not torch.equal(frozen(input), before)
+    checked = verify(model, frozen, input)
+    assert checked.layers[0].unexplained == abs(count - 4) > 0
+    assert not checked.equal
+
+
+EIGHT_BITS = {
+    "dorefa": schemes.dorefa(8, 8),
+    "pact": schemes.pact(8, 8),
+    "n2uq": schemes.n2uq(8, 8),
+    "dsq": schemes.dsq(8, 8),
+    "lsq_plus": schemes.lsq_plus(8, 8),
+    "fp8": schemes.fp8(),
+    "adabin": schemes.adabin(),
+}
+
+
+@pytest.mark.parametrize("name", EIGHT_BITS)
+def test_codes_at_an_edge_in_float_arithmetic(name: str) -> None:
+    input = torch.randn(2, 3, 16, 16)
+    model = trained(Net(1), EIGHT_BITS[name], input)
+    frozen = freeze(model)
+    stem: Any = frozen.network.get_submodule("stem")
+    with torch.no_grad():
+        stem.weight.mul_(1 + 2**-22)  # two units of rounding, and some codes fall to the other side
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    assert checked.layers[0].arithmetic == "float"
+    with torch.no_grad():
+        stem.weight.mul_(1.01)
+    checked = verify(model, frozen, input)
+    assert "not equal: 'conv1' is the first layer that differs" in str(checked)
+
+
+class InPlace(nn.Module):
+    """Changes what its layers were given, and what they gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+        self.norm = nn.BatchNorm2d(8)
+
+    def forward(self, input: Tensor) -> Tensor:
+        input = self.stem(input)
+        output = self.norm(self.conv(input))
+        input += output
+        input[:, :4].mul_(0.5)
+        output = self.last(input)
+        return nn.functional.relu_(output).mean((2, 3))
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4), schemes.bwn()], ids=str)
+def test_operations_in_place(scheme: Scheme) -> None:
+    input = torch.randn(2, 3, 12, 12)
+    model = trained(InPlace(), scheme, input)
+    checked = verify(model, freeze(model), input)
+    assert checked.equal, f"\n{checked}"
+    assert sum(each.drift for each in checked.layers) == 0
+
+
+def test_wrapped_models() -> None:
+    input = torch.randn(2, 3, 8, 8)
+    model = trained(Net(0), schemes.bnn(), input)
+    wrapped = model, torch.compile(model, backend="eager"), nn.DataParallel(model)
+    for each in cast(tuple[nn.Module, ...], wrapped):
+        assert [told.name for told in freeze(each).layers] == ["conv1", "conv2", "conv3"]
+        assert verify(each, freeze(model), input).equal
+    part = copy.deepcopy(model)
+    part.act4 = cast(Any, torch.compile)(part.act4, backend="eager")
+    assert verify(part, freeze(part), input).equal
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4)], ids=str)
+def test_autocast_is_switched_off(scheme: Scheme) -> None:
+    input = torch.randn(2, 3, 8, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        model = trained(Net(0), scheme, input)
+        checked = verify(model, freeze(model), input)
+    assert checked.equal, f"\n{checked}"
+    assert checked.difference < 1e-5
+
+
+def test_calls_that_one_model_alone_makes() -> None:
+    input = torch.randn(2, 3, 8, 8)
+    model = trained(Net(0), schemes.bnn(), input)
+    frozen = freeze(model)
+    frozen.network.set_submodule("act4", Last(frozen.network.get_submodule("conv3"), nn.functional.relu))
+    checked = verify(model, frozen, input)
+    assert checked.layers[-1].unexplained == 2 * WIDTH * 4 * 4
