@@ -285,7 +285,7 @@ def test_codes_at_an_edge_in_float_arithmetic(name: str) -> None:
     input = torch.randn(2, 3, 16, 16)
     model = trained(Net(1), EIGHT_BITS[name], input)
     frozen = freeze(model)
-    stem: Any = frozen.network.get_submodule("stem")
+    stem: Any = frozen.find("stem")
     with torch.no_grad():
         stem.weight.mul_(1 + 2**-22)  # two units of rounding, and some codes fall to the other side
     checked = verify(model, frozen, input)
@@ -349,6 +349,6 @@ def test_calls_that_one_model_alone_makes() -> None:
     input = torch.randn(2, 3, 8, 8)
     model = trained(Net(0), schemes.bnn(), input)
     frozen = freeze(model)
-    frozen.network.set_submodule("act4", Last(frozen.network.get_submodule("conv3"), nn.functional.relu))
+    frozen.network.set_submodule("act4", Last(frozen.find("conv3"), nn.functional.relu))
     checked = verify(model, frozen, input)
     assert checked.layers[-1].unexplained == 2 * WIDTH * 4 * 4

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .layer_check import LayerCheck, LayerPair
 from .layer_input import check_input
-from .rounding import Rounded, Rounding
+from .rounding import Rounded, Rounding, laid_out
 
 Inputs = dict[str, list[Tensor]]
 
@@ -68,7 +69,7 @@ class Guided:
             if codes is not None and codes.shape != input.shape:
                 codes = None
             if own.is_floating_point() and own.shape == input.shape and codes is None:
-                input = own
+                input = laid_out(own, input)  # the trained modules may look at its strides
             self._running.append((pair, input, codes))
             return ((input, *args[1:]), kwargs) if args else (args, {**kwargs, "input": input})
 
@@ -77,7 +78,7 @@ class Guided:
     def _after(self, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
         pair, input, codes = self._running.pop()
         rounded = pair.result(input, codes, output)
-        output = output if codes is None else rounded.exact.to(output.dtype)
+        output = output if codes is None else torch.empty_like(output).copy_(rounded.exact)
         self._rounding.set(output, rounded)
         self._rounding.resume()
         return output

@@ -47,7 +47,7 @@ class Rounding(TorchDispatchMode):
 
     def set(self, tensor: Tensor, rounded: Rounded) -> None:
         """Say what a tensor is."""
-        self._followed[tensor] = Rounded(*(_laid_out(part, tensor) for part in rounded))
+        self._followed[tensor] = Rounded(*(laid_out(part, tensor) for part in rounded))
 
     def pause(self) -> None:
         """Follow nothing until `resume` has been called as often."""
@@ -87,7 +87,7 @@ def _is_float(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.is_floating_point()
 
 
-def _laid_out(part: Tensor, like: Tensor) -> Tensor:
+def laid_out(part: Tensor, like: Tensor) -> Tensor:
     """With the strides of `like`, so that what is a view of the one is a view of the other."""
     if part.stride() == like.stride():
         return part

@@ -3,7 +3,7 @@
 import copy
 import os
 from collections.abc import Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import torch
@@ -186,10 +186,11 @@ def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
     for name in known:
         if not isinstance(modules.get(name), QuantizedLayer):
             raise ValueError(f"the frozen model has a layer '{name}', the trained one has no quantized layer there")
-    for name, module in frozen.network.named_modules(remove_duplicate=False):
-        is_in_both = isinstance(module, QuantizedLayer) and isinstance(modules.get(name), QuantizedLayer)
-        if is_in_both and not any(name.startswith(f"{other}.") for other in known):  # nor is it part of a layer
-            known.setdefault(name, Frozen(name, "float", reason="it was left as it is"))
+    for name, module in modules.items():
+        if isinstance(module, QuantizedLayer) and not any(name.startswith(f"{other}.") for other in known):
+            with suppress(AttributeError):  # where nothing in the frozen model stands for it
+                if isinstance(frozen.find(name), QuantizedLayer):
+                    known.setdefault(name, Frozen(name, "float", reason="it was left as it is"))
     fed = {told.reader for told in frozen.layers if told.reader}
     return {name: LayerPair(model, frozen, known[name], name in fed) for name in modules if name in known}
 
