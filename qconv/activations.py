@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-BeforeSign = Literal["hardtanh", "prelu", "leaky", "identity", "keep"]
+BeforeSign = Literal["identity", "hardtanh", "prelu", "leaky", "keep"]
 CHOICES: tuple[str, ...] = get_args(BeforeSign)
 SLOPE = 2.0**-10
 """Of "leaky" below 0: it keeps the sign of all but the smallest float16 numbers, and hardly any of the value."""

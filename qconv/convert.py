@@ -99,7 +99,7 @@ def plan(
     overrides: Mapping[str, Scheme | None] | None = None,
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
-    before_sign: BeforeSign = "hardtanh",
+    before_sign: BeforeSign = "identity",
     example: Any = None,
 ) -> Plan:
     """Print for each layer what `convert` would make of it, or why it stays. The model is not changed.
@@ -119,10 +119,10 @@ def plan(
         grad_quantizer: makes a quantizer of the output's gradient for every converted layer, in place of that of its
             scheme, except where ``overrides`` has another: `qconv.quantizers.Int8Stochastic`, ``partial(FP8, "e5m2")``.
         before_sign: what takes the place of a ReLU or ReLU6, module or function, before a layer that takes the sign of
-            its input (`Quantizer.splits_at_zero`), which would be +1 everywhere: ``"hardtanh"``; ``"prelu"``, with one
-            learned slope (modules only); ``"leaky"``, a slope of 2^-10: the sign is that of what the ReLU gets, and
-            all others see the ReLU's values; ``"identity"``, nothing; ``"keep"`` leaves it. All calls of a module that
-            is shared change. `to_float` undoes it.
+            its input (`Quantizer.splits_at_zero`), which would be +1 everywhere: ``"identity"``, nothing, so that the
+            sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope (modules
+            only); ``"leaky"``, a slope of 2^-10: the sign is that of what the ReLU gets, and all others see the ReLU's
+            values; ``"keep"`` leaves it. All calls of a module that is shared change. `to_float` undoes it.
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. Of `READERS` in `qconv.layers.parents` it is known without an example.
@@ -149,7 +149,7 @@ def convert(
     overrides: Mapping[str, Scheme | None] | None = None,
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
-    before_sign: BeforeSign = "hardtanh",
+    before_sign: BeforeSign = "identity",
     example: Any = None,
 ) -> Model:
     """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.

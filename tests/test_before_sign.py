@@ -5,19 +5,26 @@ import io
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 import torchvision
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
 from torch import Tensor, nn
 
 import qconv
+from qconv import models as qconv_models
 from qconv import schemes
-from qconv.activations import CHOICES, BeforeSign
+from qconv.activations import CHOICES, BeforeSign, replaced
 from qconv.one_signed import one_signed_inputs
+from qconv.training.checkpoint_io import CheckpointError
+from qconv.training.run import quantized_model, read_checkpoint
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 SIGNS: dict[str, qconv.Scheme] = {
     scheme.name: scheme
     for scheme in (
@@ -90,7 +97,7 @@ def signs(model: nn.Module) -> list[nn.Module]:
 @pytest.mark.parametrize("scheme", SIGNS.values(), ids=list(SIGNS))
 def test_schemes_that_take_the_sign(scheme: qconv.Scheme) -> None:
     model = qconv.convert(chain(nn.ReLU()), scheme)
-    assert type(model[1]) is nn.Hardtanh
+    assert type(model[1]) is nn.Identity
 
 
 @pytest.mark.parametrize("scheme", UNSIGNED.values(), ids=list(UNSIGNED))
@@ -114,7 +121,7 @@ def test_other_schemes_leave_the_activations(scheme: qconv.Scheme) -> None:
 def test_activations_before_a_sign(between: tuple[nn.Module, ...], changed: list[int]) -> None:
     model = chain(*between)
     kinds = [type(each) for each in model]
-    qconv.convert(model, schemes.bnn())
+    qconv.convert(model, schemes.bnn(), before_sign="hardtanh")
     for index, each in enumerate(between):
         assert type(each) is (nn.Hardtanh if index in changed else kinds[index + 1])
         if index in changed:
@@ -124,11 +131,11 @@ def test_activations_before_a_sign(between: tuple[nn.Module, ...], changed: list
 def test_a_shared_activation_changes_everywhere(capsys: pytest.CaptureFixture[str]) -> None:
     model = torchvision.models.resnet18(num_classes=10)
     relus = {name: each for name, each in model.named_modules() if isinstance(each, nn.ReLU)}
-    qconv.plan(model, schemes.bnn())
+    qconv.plan(model, schemes.bnn(), before_sign="hardtanh")
     lines = capsys.readouterr().out.splitlines()
     assert "layer1.0.relu          ReLU → Hardtanh (before the sign of layer1.0.conv2, layer1.1.conv1)" in lines
     assert all(type(each) is nn.ReLU for each in relus.values())
-    qconv.convert(model, schemes.bnn())
+    qconv.convert(model, schemes.bnn(), before_sign="hardtanh")
     for name, each in relus.items():
         assert model.get_submodule(name) is each
         assert type(each) is nn.Hardtanh
@@ -166,7 +173,7 @@ def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSig
 
 def test_it_compiles_in_one_graph_and_freezes() -> None:
     torch.compiler.reset()
-    model = qconv.convert(WithTorch(torch.relu), schemes.bnn())
+    model = qconv.convert(WithTorch(torch.relu), schemes.bnn(), before_sign="hardtanh")
     input = torch.randn(2, 3, 9, 9)
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert compiled(input).equal(model(input))
@@ -192,13 +199,24 @@ def test_to_float_puts_back_what_was_there(choice: BeforeSign) -> None:
         assert repr(each) == said
 
 
+@pytest.mark.parametrize("name", ["resnet20", "resnet18", "vgg_small", "vgg7", "quicknet", "birealnet18", "reactnet18"])
+def test_our_networks_follow_the_scheme(name: str) -> None:
+    with torch.device("meta"):
+        binary, unsigned = (
+            qconv.convert(getattr(qconv_models, name)(activation=nn.ReLU), scheme)
+            for scheme in (schemes.bnn(), schemes.lsq(4, 4))
+        )
+    assert not one_signed_inputs(binary, signs(binary))
+    assert not any(replaced(each) for each in unsigned.modules())
+
+
 def test_a_second_conversion_changes_no_more() -> None:
     model = torchvision.models.resnet18(num_classes=10)
     relus = [each for each in model.modules() if isinstance(each, nn.ReLU)]
     qconv.convert(model, schemes.bnn(), skip=("first", "last", "layer[34].*"), before_sign="prelu")
     slopes = [each.weight for each in relus if isinstance(each, nn.PReLU)]
     assert len(slopes) == 5
-    qconv.convert(model, schemes.xnor())
+    qconv.convert(model, schemes.xnor(), before_sign="hardtanh")
     assert [each.weight for each in relus if isinstance(each, nn.PReLU)] == slopes
     assert sum(type(each) is nn.Hardtanh for each in relus) == 4
     assert all(type(each) is nn.ReLU for each in qconv.to_float(model).modules() if each in relus)
@@ -206,12 +224,12 @@ def test_a_second_conversion_changes_no_more() -> None:
 
 def test_a_model_that_cannot_be_traced_is_looked_at_in_parts() -> None:
     model = qconv.convert(Branches(), schemes.bnn())
-    assert type(model.second[0]) is nn.Hardtanh  # in a part that can be traced
+    assert type(model.second[0]) is nn.Identity  # in a part that can be traced
     assert type(model.act) is nn.ReLU  # never called, and not registered before a layer
 
 
 def test_choices_that_cannot_be_made() -> None:
-    with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be one of 'hardtanh', 'prelu'"):
+    with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be one of 'identity', 'hardtanh'"):
         qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="tanh")  # pyright: ignore[reportArgumentType]
     with pytest.warns(UserWarning, match="relu in WithF stays: a function has no parameter: use nn.ReLU"):
         qconv.convert(WithF(torch.relu), schemes.bnn(), before_sign="prelu")
@@ -304,6 +322,29 @@ def test_the_watch_ends_with_the_first_batch_that_is_spread() -> None:
     layer(torch.randn(4, 4, 8, 8))
     for _ in range(5):
         layer(torch.rand(4, 4, 8, 8))
+
+
+def test_the_command_line_chooses(tmp_path: Path) -> None:
+    def composed(*overrides: str) -> DictConfig:
+        relu = ("model=vgg_small", "model.activation._target_=torch.nn.ReLU", "model.image_size=8")
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            return compose("config", [*relu, "run_dir=x", *overrides])
+
+    data = SimpleNamespace(in_channels=1, num_classes=10)
+    kinds = {}
+    for choice in CHOICES:
+        made: Any = quantized_model(composed(f"before_sign={choice}"), data)[0]
+        kinds[choice] = type(made.blocks[0].act)
+    assert kinds == dict(hardtanh=nn.Hardtanh, prelu=nn.PReLU, leaky=nn.LeakyReLU, identity=nn.Identity, keep=nn.ReLU)
+
+    old = {"config": {"seed": 1}, "state_dict": {}}
+    torch.save(old, tmp_path / "old.ckpt")
+    for choice, refused in (("hardtanh", True), ("keep", False)):
+        model: Any = quantized_model(composed(f"before_sign={choice}"), data)[0]
+        model.config = {"seed": 1, "before_sign": choice}
+        message = "add before_sign=keep" if refused else "is of another network"
+        with pytest.raises(CheckpointError, match=message):
+            read_checkpoint(str(tmp_path / "old.ckpt"), model, ("seed", "before_sign"))
 
 
 def test_pact_starts_where_few_bits_have_levels() -> None:

@@ -33,11 +33,11 @@ def test_first_and_last_stay(capsys: pytest.CaptureFixture[str]) -> None:
         "2  Conv2d → QConv2d bnn()",
         "3  Conv1d → QConv1d bnn()",
         "5  Linear stays: the last layer",
-        "1  ReLU → Hardtanh (before the sign of 2)",
+        "1  ReLU → Identity (before the sign of 2)",
     ]
     assert repr(plan) == "Plan(2 of 4 layers change)"
     assert qconv.convert(model, schemes.bnn()) is model
-    assert kinds(model) == ["Conv2d", "Hardtanh", "QConv2d", "QConv1d", "Flatten", "Linear"]
+    assert kinds(model) == ["Conv2d", "Identity", "QConv2d", "QConv1d", "Flatten", "Linear"]
 
 
 def test_skip_and_overrides() -> None:

@@ -43,6 +43,7 @@ LAYERS = {
     "bench": {"convert", "schemes", "models", "environment", "data", "inference"},
     "training": {
         *(
+            "activations",
             "distillation",
             "optim",
             "steps",

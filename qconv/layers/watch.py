@@ -84,5 +84,5 @@ def _message(layer: Any, quantizer: Quantizer, share: float, level: float, low: 
     if high <= 0:
         return said + "Its levels begin at 0: take a scheme with signed inputs, or put a ReLU before it"
     if level == 0:
-        return said + "Its range is too wide for them: give it a smaller start, or call qconv.calibrate(model, batches)"
+        return said + "Its range is too wide for them: start it lower, or call qconv.calibrate(model, batches)"
     return said + "Its range does not fit them: call qconv.calibrate(model, batches), or put a batch norm before it"

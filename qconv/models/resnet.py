@@ -109,7 +109,7 @@ class ResNet(nn.Module):
         downsample: the shortcut where the shape changes: "A", "avgpool" or "B", see `make_downsample`.
         shortcut: "normal", one around each block, or "per_conv", one around each convolution.
         activation: makes an activation from the number of channels, see `build_activation`. A binary convolution needs
-            one that lets negative values through.
+            one that lets negative values through; `qconv.convert` replaces a ReLU before it (``before_sign``).
 
     Raises:
         ValueError: a number below 1, widths and blocks of different length, or an unknown `shortcut` or `downsample`.

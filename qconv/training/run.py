@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
+from ..activations import replaced
 from ..convert import convert
 from ..files import atomic_file
 from ..schemes import Scheme
@@ -32,7 +33,7 @@ from .screen import show_model, show_note, show_outcome
 from .shipping import ship
 
 # What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
-NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides")
+NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
 RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
 # What gloo and NCCL say.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -100,6 +101,7 @@ def same_run(path: Path, asked: Any) -> bool:
     if not path.is_file():
         return False
     stored: Any = OmegaConf.to_container(OmegaConf.load(path))
+    stored.setdefault("before_sign", asked.get("before_sign"))  # `read_checkpoint` looks at what that changes
     return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
 
 
@@ -215,7 +217,15 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
     grad = instantiate(cfg.grad_quantizer) or None
     if grad is not None:
         scheme = scheme.with_grad(grad)
-    convert(model, scheme, skip=tuple(cfg.skip), overrides=overrides, first_last=first_last, grad_quantizer=grad)
+    convert(
+        model,
+        scheme,
+        skip=tuple(cfg.skip),
+        overrides=overrides,
+        first_last=first_last,
+        grad_quantizer=grad,
+        before_sign=cfg.get("before_sign", "keep"),  # absent in the configs of runs before there was a choice
+    )
     return model, scheme
 
 
@@ -230,6 +240,11 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
 def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) -> dict[str, Any]:
     """The checkpoint at `path`, if it is one of this network and its config agrees in `groups`."""
     checkpoint = load_checkpoint(path)
+    stored = checkpoint.get("config")
+    if isinstance(stored, dict) and "before_sign" not in stored:  # written before there was a choice
+        if any(replaced(module) for module in classifier.modules()):
+            raise CheckpointError(f"checkpoint {path} was trained with its ReLUs before signs: add before_sign=keep")
+        stored["before_sign"] = (classifier.config or {}).get("before_sign")
     check_config(path, checkpoint, classifier.config or {}, groups)
     check_tensors(path, checkpoint, classifier.state_dict())
     return checkpoint
