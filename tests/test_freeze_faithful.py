@@ -2,6 +2,7 @@
 
 import importlib
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -363,3 +364,33 @@ def test_an_example_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(rewrite, "arithmetic", planted)
     with pytest.raises(ValueError, match=r"does not compute what the trained one does:(?s:.*)is the first layer that"):
         freeze(model, example=x)
+
+
+@pytest.mark.parametrize("name", ["bnn", "irnet", "lsq", "dorefa", "n2uq", "apot", "minmax", "bwn"])
+def test_nan_becomes_what_training_makes_of_it(name: str) -> None:
+    x = torch.randn(3, 8, 6, 6)
+    parts = conv(), nn.BatchNorm2d(8), conv(), nn.BatchNorm2d(8), nn.Flatten()
+    model = trained(nn.Sequential(*parts), getattr(schemes, name)(), x)
+    x[1, 2, 3, 3] = torch.nan
+    wanted, got = model(x), freeze(model)(x)
+    assert got.isnan().any(1).tolist() == wanted.isnan().any(1).tolist() == [False, name not in ("bnn", "irnet"), False]
+    assert freeze(model)(x[:1]).isfinite().all()
+    with pytest.raises(ValueError, match="input has NaN in 1 of 3 samples"):
+        freeze(model, nan="refuse")(x)
+    with pytest.raises(ValueError, match=r"nan \(='ignore'\) must be 'pass' or 'refuse'"):
+        freeze(model, nan="ignore")  # pyright: ignore[reportArgumentType]
+
+
+def test_an_onnx_file_is_compared_with_the_trained_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    x = torch.randn(4, 8, 6, 6)
+    model = trained(Flattened(), LSQ, x)
+    right = qconv.export_onnx(model, tmp_path / "right.onnx", x)
+    assert right is not None
+    assert (right.close, right.decisions) == (4, 0)
+    rewrite: Any = importlib.import_module("qconv.inference.rewrite")
+    original = rewrite.arithmetic
+    monkeypatch.setattr(rewrite, "arithmetic", lambda layer: original(layer)._replace(scale=original(layer).scale * 2))
+    wrong = qconv.export_onnx(model, tmp_path / "wrong.onnx", x)
+    assert wrong is not None
+    assert wrong.close == 0
+    assert wrong == qconv.onnx.compare_onnx(model, tmp_path / "wrong.onnx", x)

@@ -39,6 +39,7 @@ def run(options: argparse.Namespace) -> int:
     """Write the file, and print its size."""
     source: Source = options.model
     folder = source.path if source.is_run else source.path.parent
+    compared = None
     if options.to == "packed":
         if options.pictures or options.round_outputs:
             raise ValueError("PICTURE and --round-outputs are for --to onnx")
@@ -52,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
         out = options.out or folder / "model.onnx"
         example = source.inputs(options.pictures, PICTURES, "train")
         model = source.predictor.model if options.pictures else source.shipped()
-        export_onnx(model, out, example, round_outputs=options.round_outputs)
+        compared = export_onnx(model, out, example, round_outputs=options.round_outputs)
     print(f"{out}: {out.stat().st_size:,} bytes")
+    if compared is not None:
+        print(f"against the trained model: {compared}")
     return 0

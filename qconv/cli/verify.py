@@ -28,7 +28,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--onnx",
         metavar="FILE",
-        help="compare what ONNX Runtime makes of this file instead; status 1 if a class differs",
+        help="compare what ONNX Runtime makes of this file with the trained model instead; status 1 if a class differs",
     )
     parser.set_defaults(run=run)
 
@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> int:
         from ..onnx import compare_onnx
 
         pictures = source.inputs(options.pictures, PICTURES, "val")
-        compared = compare_onnx(source.shipped(), options.onnx, pictures)
+        compared = compare_onnx(source.trained(), options.onnx, pictures)
         print(compared)
         return 0 if compared.agrees else 1
     file, pictures = source.packed_file, source.inputs(options.pictures, PICTURES, "val")

@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, fx, nn
+from torch.utils._pytree import tree_map
 
 from ..bypassed import forget, is_own_hook
 from ..layers import QuantizedLayer
@@ -27,14 +28,34 @@ class FrozenModel(nn.Module):
     Attributes:
         layers: what became of each quantized layer.
         untraced: names of the modules whose forward stays Python, and why; those inside of them may be frozen.
+        nan: what samples with NaN lead to, "pass" or "refuse", as of `freeze`.
     """
 
-    def __init__(self, network: nn.Module, layers: tuple[Frozen, ...], untraced: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        network: nn.Module,
+        layers: tuple[Frozen, ...],
+        untraced: dict[str, str] | None = None,
+        nan: Literal["pass", "refuse"] = "pass",
+    ) -> None:
         super().__init__()
-        self.network, self.layers, self.untraced = network, layers, untraced or {}
+        self.network, self.layers, self.untraced, self.nan = network, layers, untraced or {}, nan
+        self._hides_nan = any(told.arithmetic in ("integer", "shift") for told in layers)
 
     def forward(self, input: Tensor) -> Tensor:
-        """What the trained model gives in evaluation."""
+        """What the trained model gives in evaluation.
+
+        Raises:
+            ValueError: NaN in the input of a model that was frozen with ``nan="refuse"``.
+        """
+        if not input.numel() or not (self._hides_nan or self.nan == "refuse"):
+            return self._run(input)
+        wrong = input.reshape(len(input), -1).amax(1).isnan()
+        if self.nan == "refuse" and bool(wrong.any()):
+            raise ValueError(f"input has NaN in {int(wrong.sum())} of {len(input)} samples")
+        return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
+
+    def _run(self, input: Tensor) -> Tensor:
         if input.ndim == 4 and isinstance(self.network, fx.GraphModule):  # the format of the integer operators
             input = input.contiguous(memory_format=torch.channels_last)
         return self.network(input)
@@ -63,7 +84,13 @@ class FrozenModel(nn.Module):
 
 
 @torch.no_grad()
-def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None = None) -> FrozenModel:
+def freeze(
+    model: nn.Module,
+    *,
+    tolerance: float = 0.0,
+    example: Tensor | None = None,
+    nan: Literal["pass", "refuse"] = "pass",
+) -> FrozenModel:
     """An inference model of a trained one, which stays as it is: integers inside, batch norm folded; on the CPU.
 
     Quantized layers run on integer operators where their codes allow it: signs by exclusive or and counting bits, codes
@@ -80,21 +107,37 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None =
     modules stay Python, and why. Where such a module reaches into a part that is frozen as a whole, and no input has
     shown it, a `ReadBeside` that names the part is raised when it happens.
 
+    Integers have no NaN. A trained sign makes +1 of it, and so does a frozen one; all other quantizers hand it on, and
+    a frozen model with layers of such codes gives NaN for each sample that holds one. (An ONNX file does not.)
+
     Args:
         model: the trained one.
         tolerance: how far a rounding may be from the trained quantizer's steps, in steps. With 0 it is proved equal,
             which float32 does not allow for codes of 8 bits: those go through floats. With 0.01 they are handed on, and
             may be off by one.
         example: inputs as in use, with which the frozen model is compared with the trained one by `qconv.verify`.
+        nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN.
 
     Raises:
         TypeError: `model` is no module, or can't be copied.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
-            than float32; hooks, which would be lost; a model that is frozen; a tolerance outside 0 to 1; a frozen model
-            that differs from the trained one on `example`.
+            than float32; hooks, which would be lost; a model that is frozen; a tolerance outside 0 to 1; another `nan`;
+            a frozen model that differs from the trained one on `example`.
     """
     if not 0 <= tolerance <= 1:
         raise ValueError(f"tolerance (={tolerance}) must be at least 0 and at most 1")
+    if nan not in ("pass", "refuse"):
+        raise ValueError(f"nan (={nan!r}) must be 'pass' or 'refuse'")
+    made = build(model, tolerance, None if example is None else example[:_COMPARED])
+    made.nan = nan
+    if example is not None:
+        _check(model, made, example)
+    return made
+
+
+@torch.no_grad()
+def build(model: nn.Module, tolerance: float, sample: Tensor | None) -> FrozenModel:
+    """As `freeze`, with traces compared on `sample`, and nothing else."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
     model = inner_model(model)
@@ -120,7 +163,7 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None =
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
     forget(network)
-    sample = find_sample(network) if example is None else example[:_COMPARED].detach().cpu()
+    sample = find_sample(network) if sample is None else sample.detach().cpu()
     parts = Parts(network)
     if sample is not None:
         parts.prove(sample)
@@ -140,9 +183,16 @@ def freeze(model: nn.Module, *, tolerance: float = 0.0, example: Tensor | None =
     made = FrozenModel(network, layers, parts.reasons).eval()
     if sample is not None:
         _run(made, sample)
-    if example is not None:
-        _check(model, made, example)
     return made
+
+
+def _with_nan(output: Any, wrong: Tensor) -> Any:
+    """An output of samples, NaN in those that are wrong; other outputs as they are, or all NaN if a sample is wrong."""
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        return output
+    is_of_samples = output.ndim > 0 and len(output) == len(wrong)
+    where = wrong.view(-1, *[1] * (output.ndim - 1)) if is_of_samples else wrong.any()
+    return output.masked_fill(where, torch.nan)
 
 
 def _is_layer(model: nn.Module, name: str) -> bool:

@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -11,22 +12,25 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..files import atomic_file
-from ..inference import FrozenModel, freeze
+from ..inference import FrozenModel
+from ..inference.freeze import build
 from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
 from ..inference.parts import Part
 from ..layers import QDeformConv2d
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d
 from .ranges import Ranges, ranges
+from .run import OnnxComparison, compare_onnx
 from .sums import round_sums
 
+_COMPARED = 64
 TOLERANCE = 0.01  # of a step: what a rounding that hands codes on may be off by, beside a runtime's own rounding
 
 
 @torch.no_grad()
 def export_onnx(
     model: nn.Module, path: str | os.PathLike[str], example: Tensor, *, round_outputs: bool = False
-) -> None:
+) -> OnnxComparison | None:
     """Write a trained model as an ONNX file of standard operators, with a batch of any size.
 
     The model is frozen (`qconv.freeze`): batch norm is folded, codes go from layer to layer. A layer that hands codes
@@ -48,6 +52,10 @@ def export_onnx(
         example: inputs as in use (N, C, H, W); a few hundred with `round_outputs`.
         round_outputs: compute in integers, and round to 8 bits, what others read as floats.
 
+    Returns:
+        What `compare_onnx` finds of the file and the trained model on up to 64 inputs of `example`; None where ONNX
+        Runtime is missing.
+
     Raises:
         ImportError: onnx and onnxscript are missing: ``pip install "qconv[onnx]"``.
         TypeError: `model` is no module, or gives no tensor; `example` is no float tensor.
@@ -65,7 +73,7 @@ def export_onnx(
     path = Path(path)
     _check(path, example)
     example = example.detach().float().cpu()
-    frozen = freeze(model, tolerance=TOLERANCE)
+    frozen = build(model, TOLERANCE, example[:4])
     for told in frozen.layers:
         if isinstance(model.get_submodule(told.name), QDeformConv2d):
             raise ValueError(f"'{told.name}' is deformable, which ONNX Runtime does not compute: it can't be exported")
@@ -102,6 +110,9 @@ def export_onnx(
     onnx.checker.check_model(content, full_check=True)
     with atomic_file(path) as file:
         file.write(content.SerializeToString())
+    if find_spec("onnxruntime") is None:
+        return None
+    return compare_onnx(model, path, example[:_COMPARED])
 
 
 def _check(path: Path, example: Tensor) -> None:

@@ -1,5 +1,6 @@
 """ONNX files in ONNX Runtime."""
 
+import copy
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..inference import freeze
 from ..inference.verify import classes, tolerance
 
 
@@ -87,7 +87,7 @@ class OnnxComparison:
 
 @torch.no_grad()
 def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor) -> OnnxComparison:
-    """Compare what ONNX Runtime makes of a file with the frozen model of `model`.
+    """Compare what ONNX Runtime makes of a file with the trained model itself, in evaluation on the CPU.
 
     Raises:
         ImportError: ONNX Runtime is missing.
@@ -95,9 +95,9 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     """
     if not len(inputs):
         raise ValueError("inputs must hold at least one sample")
-    frozen, runtime = freeze(model), OnnxModel(path)
+    trained, runtime = copy.deepcopy(model).eval().cpu(), OnnxModel(path)
     inputs = inputs.detach().float().cpu()
-    wanted = torch.cat([frozen(batch) for batch in inputs.split(64)])
+    wanted = torch.cat([trained(batch) for batch in inputs.split(64)])
     got = torch.cat([runtime(batch) for batch in inputs.split(64)])
     if got.shape != wanted.shape:
         raise ValueError(f"ONNX file {path}: gives {tuple(got.shape)}, the model {tuple(wanted.shape)}")
