@@ -25,7 +25,6 @@ from qconv.quantizers import (
     TTQ,
     AdaBinInput,
     DoReFaGradient,
-    DSQInput,
     FixedPoint,
     Identity,
     Int8Stochastic,
@@ -543,40 +542,35 @@ def test_the_number_of_samples_is_a_whole_one(wrong: Any) -> None:
         qconv.calibrate(nn.Sequential(layer_of(WITH_DATA[0])), [torch.rand(3, 4, 5, 5)], max_samples=wrong)
 
 
-FIRST: dict[str, dict[type[Quantizer], tuple[float, ...]]] = {
-    # the learned tensors after a first batch: of zeros, of 0.7, of -0.7
-    "0.0": {LSQInput: (1.0,), LSQPlusInput: (1.0, 0.0), DSQInput: (0.0, 0.0, 0.2), MinMaxInput: (0.0, 0.0)},
-    "0.7": {
-        LSQInput: (2 * A / math.sqrt(15),),
-        LSQPlusInput: (1.0, A),
-        DSQInput: (A, A, 0.2),
-        MinMaxInput: (0.0, A),
-    },
-    "-0.7": {
-        LSQInput: (2 * A / math.sqrt(15),),
-        LSQPlusInput: (1.0, -A),
-        DSQInput: (-A, -A, 0.2),
-        MinMaxInput: (-A, 0.0),
-    },
-}
+PICTURES = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(3))
 
 
-@pytest.mark.parametrize("value", FIRST)
-@pytest.mark.parametrize("kind", [LSQInput, LSQPlusInput, DSQInput, MinMaxInput])
-def test_a_first_batch_of_one_value(kind: type[Quantizer], value: str) -> None:
-    layer = qconv.QConv2d(4, 6, 3, scheme=Scheme("one", partial(kind, 4)))
-    input = torch.full((2, 4, 5, 5), float(value))
-    trained_once(layer, input)
-    quantizer = layer.input_quantizer
-    assert quantizer.calibrated
-    expected = torch.tensor(FIRST[value][kind])
-    torch.testing.assert_close(torch.stack([tensor.detach() for tensor in quantizer.tensors()]), expected)
-    layer.after_step_()
-    input_q = quantizer(input)
-    negative = isinstance(quantizer, LSQInput) and value == "-0.7"  # its levels begin at 0
-    expected = torch.zeros_like(input) if negative else input
-    torch.testing.assert_close(input_q, expected, rtol=0, atol=A / 8)
-    trained_once(layer, torch.rand(2, 4, 5, 5))
+@EACH_WITH_DATA
+@pytest.mark.parametrize("value", [0.0, 0.7, -0.7])
+def test_a_first_batch_of_one_value_is_waited_through(name: str, value: float) -> None:
+    layer, alone = layer_of(name), layer_of(name)
+    fresh = copy.deepcopy(layer.input_quantizer.state_dict())
+    trained_once(layer, torch.full((2, 4, 5, 5), value))  # a blank picture
+    assert all(tensor.equal(fresh[key]) for key, tensor in layer.input_quantizer.state_dict().items())
+    for each in (layer, alone):
+        each.calibrate_(PICTURES)
+    assert layer.input_quantizer.calibrated
+    expected = alone.input_quantizer.state_dict()
+    assert all(tensor.equal(expected[key]) for key, tensor in layer.input_quantizer.state_dict().items())
+
+
+@EACH_WITH_DATA
+def test_blank_batches_calibrate_nothing(name: str) -> None:
+    model, alone = (nn.Sequential(layer_of(name)) for _ in range(2))
+    blank = torch.zeros(2, 4, 5, 5)
+    with pytest.warns(UserWarning, match="layer '0' saw inputs without a range, such as equal values only"):
+        assert qconv.calibrate(model, [blank, blank]) == []
+    assert not model.state_dict()["0.input_quantizer.calibrated"]
+    assert qconv.calibrate(alone, [PICTURES]) == ["0"]
+    before = copy.deepcopy(alone.state_dict())
+    with pytest.warns(UserWarning, match="could not be calibrated: give calibrate other or more batches"):
+        assert qconv.calibrate(alone, [blank]) == []
+    assert all(tensor.equal(before[key]) for key, tensor in alone.state_dict().items())  # still what it was
 
 
 @pytest.mark.parametrize("name", METHODS)

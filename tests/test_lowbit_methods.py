@@ -369,13 +369,23 @@ def test_range_of_constants() -> None:
                 for shape in ((2, 3, 2), (2, 1)):
                     w = torch.full(shape, value)
                     torch.testing.assert_close(q.quantize(w), w, rtol=1e-6, atol=0)
-    a = MinMaxInput(4)
-    a.initialize(torch.zeros(2, 3))
-    x = torch.tensor([-1.0, 0.0, 2.0, INF])
-    assert a.quantize(x, *a.tensors()).tolist() == [0, 0, 0, 0]
-    dx, *_ = a.backward(torch.ones(4), x, *a.tensors())
-    assert dx is not None
-    assert dx.tolist() == [0, 1, 0, 0]
+
+
+@pytest.mark.parametrize("make", [MinMaxInput, partial(PercentileInput, percentile=60.0)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_an_empty_range_is_waited_through(make: Callable[..., MinMaxInput], symmetric: bool) -> None:
+    q = make(4, symmetric=symmetric)
+    q.initialize(torch.full((2, 3), 0.7))
+    q.initialize(torch.zeros(2, 3))
+    assert not q.calibrated
+    assert (q.low, q.high) == (-1, 1)
+    q.initialize(torch.tensor([1.0, 0.0, 0.0, 0.0]))
+    assert q.calibrated == (q.percentile == 100)  # most of them zeros
+    channels = make(4, symmetric=symmetric, per_channel=True)
+    channels.build(3, 1)
+    channels.initialize(torch.tensor([[0.0, 2.0, 0.0], [0.0, 3.0, -1.0]]))
+    assert channels.calibrated
+    assert (channels.low[0], channels.high[0]) == (channels.low.min(), channels.high.max())  # a channel of zeros
 
 
 def test_nan_and_inf_in_weights() -> None:

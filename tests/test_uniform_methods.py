@@ -547,8 +547,7 @@ def test_lsq_plus_of_many_values_and_of_a_constant() -> None:
     assert (first(x) - x).square().mean() < 0.01
     constant = LSQPlusInput(2)
     constant.initialize(torch.full((3, 4), 0.3))
-    assert (constant.step.item(), constant.calibrated) == (1.0, True)
-    assert constant.beta.item() == pytest.approx(0.3)
+    assert (constant.step.item(), constant.beta.item(), constant.calibrated) == (1.0, 0.0, False)  # no range
 
 
 def test_after_a_step_what_is_learned_stays_positive() -> None:

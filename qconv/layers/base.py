@@ -1,17 +1,19 @@
 """What all quantized layers share: their quantizers, casts, checks and state."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, cast
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from .. import schemes
 from ..function import ExtendedOperation, Operation, Quantizers, quantized_op
 from ..quantizers import Codes, Quantizer
+from ..quantizers.observers import Observer
 from ..quantizers.part import Part
-from ..quantizers.processes import is_sharded, sum_over_processes
+from ..quantizers.processes import is_sharded, mean_over_processes, sum_over_processes
 from ..schemes import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
 from .watch import watch
@@ -32,6 +34,7 @@ class QuantizedLayer(nn.Module):
         batches_watched: how many of the first training batches `watch` has looked at.
         name_in_model: what `qconv.convert` found it under; in ``__dict__`` only then.
         is_bypassed: a forward was seen that computed with ``weight`` and never called the layer.
+        observe: is shown every input, as `qconv.calibrate` asks for; None otherwise.
     """
 
     float_type: ClassVar[type[nn.Module]]
@@ -45,6 +48,7 @@ class QuantizedLayer(nn.Module):
     batches_watched: int = 0
     name_in_model: str
     is_bypassed: bool = False
+    observe: Callable[[Tensor], None] | None = None
 
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight."""
@@ -158,6 +162,8 @@ class QuantizedLayer(nn.Module):
         quantizers = Quantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
+        if self.observe is not None:
+            self.observe(input)
         if self.training and not self.input_quantizer.calibrated:
             if torch.compiler.is_compiling():  # the graph breaks here; a network's then stays in pieces
                 torch._dynamo.graph_break(
@@ -179,7 +185,8 @@ class QuantizedLayer(nn.Module):
     def calibrate_(self, input: Tensor) -> None:
         """Set the learned tensors of the input's quantizer from ``input``, alike in all processes.
 
-        All processes must call it. They get the mean over those whose input is not empty; if all are, nothing is set.
+        All processes must call it. They get the mean over those whose input has a range; if none has, if it is empty or
+        all its values are equal, nothing is set.
 
         Raises:
             ValueError: NaN or inf in the input, of this process or of another one; learned tensors that
@@ -187,25 +194,45 @@ class QuantizedLayer(nn.Module):
         """
         if input.is_meta:
             return
-        if next(self.input_quantizer.parameters(), None) is not None and is_sharded(self.input_quantizer):
+        seen = Observer()
+        seen.observe(input)
+        (wrong,) = sum_over_processes([not seen.is_finite], self.weight.device)
+        if wrong:
+            raise ValueError(f"input of {type(self).__name__} has NaN or inf: nothing can be calibrated with it")
+        self._calibrate(None if seen.is_blank else partial(self.input_quantizer.initialize, input.detach()))
+
+    @torch.no_grad()
+    def calibrate_from_(self, observer: Observer) -> bool:
+        """As `calibrate_`, from what an observer of the input's quantizer has seen: finite values.
+
+        Returns:
+            Whether the quantizer was set, in all processes.
+        """
+        initialize = partial(self.input_quantizer.initialize_from, observer)
+        return self._calibrate(None if observer.is_blank else initialize)
+
+    def _calibrate(self, initialize: Callable[[], None] | None) -> bool:
+        """Have the quantizer set itself, if this process has what to set it from, and take the mean over those."""
+        quantizer = self.input_quantizer
+        if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
             raise ValueError(
                 f"{type(self).__name__} ({self.scheme.name}) can't take its range from a batch once fully_shard holds "
                 "it: call qconv.calibrate(model, batches) before fully_shard"
             )
-        count, wrong = sum_over_processes([input.numel() > 0, not input.isfinite().all()], self.weight.device)
-        if wrong:
-            raise ValueError(f"input of {type(self).__name__} has NaN or inf: nothing can be calibrated with it")
-        quantizer = self.input_quantizer
-        quantizer.initialize(input.detach())
-        quantizer.to(self.weight.device, self.weight.dtype)
-        if not count or not (dist.is_available() and dist.is_initialized()):
-            return
-        if quantizer.needs_data:  # it has them by the others, if not by its own
-            quantizer.calibrated = True
-        for tensor in quantizer.tensors():
-            if tensor.is_floating_point():
-                dist.all_reduce(tensor if input.numel() else tensor.zero_())
-                tensor.div_(count)
+        parts = [cast(Quantizer, part) for part in quantizer.modules() if "calibrated" in part._buffers]
+        before = [part.calibrated for part in parts]
+        if initialize is not None:
+            for part in parts:
+                part.calibrated = False
+            initialize()
+            quantizer.to(self.weight.device, self.weight.dtype)
+        own = [initialize is not None and part.calibrated for part in parts]
+        counts = sum_over_processes([int(each) for each in own], self.weight.device)
+        for part, was, mine, count in zip(parts, before, own, counts, strict=True):
+            part.calibrated = was or count > 0
+            if count:
+                mean_over_processes(part.tensors(), mine, count)
+        return any(counts)
 
     def as_node(self, *arguments: Any) -> Any:
         """This call as a node of the graph that `torch.fx` records: the layer as a whole, as torch's own are.

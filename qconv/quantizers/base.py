@@ -1,12 +1,13 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from .flags import flag_of, is_flag, is_set
+from .observers import Observer, Samples
 from .part import Part, as_it_is_now
 
 
@@ -168,8 +169,22 @@ class Quantizer(Part):
     def initialize(self, x: Tensor) -> None:
         """Create or set the learned tensors from ``x``: the float weight of the layer, or the first inputs.
 
-        What needs data waits through an empty ``x``: its tensors stay, and it is not calibrated by it.
+        What needs data waits through an ``x`` that is empty or of equal values: its tensors stay, and it is not
+        calibrated by it.
         """
+
+    def observer(self) -> Observer:
+        """What watches the batches of `qconv.calibrate` for `initialize_from`.
+
+        A quantizer that starts from figures of the data, not from the tensor, is a `FromData`. The others get the first
+        samples, as many as have together at most 2^22 values.
+        """
+        return Samples()
+
+    def initialize_from(self, observer: Observer) -> None:
+        """Set the learned tensors from what ``observer``, which `observer` made, has seen."""
+        if isinstance(observer, Samples) and not observer.is_empty:
+            self.initialize(observer.joined())
 
     @torch.no_grad()
     def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:
@@ -255,6 +270,48 @@ class Quantizer(Part):
         else:
             own.copy_(found)
         self._was_calibrated = is_set(found)
+
+
+Figures = TypeVar("Figures", bound=Observer)
+
+
+class FromData(Quantizer, Generic[Figures]):
+    """Base of the quantizers of inputs that start from figures of the data: their mean magnitude, their range.
+
+    A subclass says what observes the data (`new_observer`) and sets its learned tensors from that (`start`), so that
+    any number of batches takes the memory of one.
+    """
+
+    def new_observer(self) -> Figures:
+        """A new observer of what `start` needs."""
+        raise NotImplementedError(f"{type(self).__name__} defines no new_observer()")
+
+    def start(self, observer: Figures) -> bool:
+        """Set the learned tensors from what ``observer`` has seen, and return whether there was a range to start from.
+
+        It is called with no observer whose values were all equal. Where it returns False it leaves the tensors.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no start()")
+
+    def initialize(self, x: Tensor) -> None:
+        observer = self.new_observer()
+        observer.observe(x)
+        self._start(observer)
+
+    def observer(self) -> Observer:
+        # A subclass with an `initialize` of its own may look at anything.
+        return self.new_observer() if type(self).initialize is FromData.initialize else super().observer()
+
+    def initialize_from(self, observer: Observer) -> None:
+        if type(self).initialize is FromData.initialize:
+            self._start(cast(Figures, observer))
+        else:
+            super().initialize_from(observer)
+
+    @torch.no_grad()
+    def _start(self, observer: Figures) -> None:
+        if not observer.is_blank and self.start(observer):
+            self.calibrated = True
 
 
 def is_plain_cpu(x: Tensor) -> bool:

@@ -6,8 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer
+from .base import Codes, FromData, Quantizer
 from .numbers import SMALLEST, check_bits, check_numbers, learned, scalars, set_parameter, wide
+from .observers import Extremes
 from .part import Rule
 
 ALPHA_RANGE = 1e-3, 0.5
@@ -132,11 +133,11 @@ class DSQWeight(_DSQ):
         self.alpha = set_parameter(self.alpha, x.new_tensor([self.first_alpha]))
 
 
-class DSQInput(_DSQ):
+class DSQInput(FromData[Extremes], _DSQ):
     r"""Inputs of DSQ: as `DSQWeight`, the range from the first inputs.
 
     l and u start at the smallest and the largest input of the first training batch or of `qconv.calibrate` (until then
-    −1 and 1) and are learned from there, as alpha is.
+    −1 and 1) and are learned from there, as alpha is. Inputs of equal values are no range: it waits for the next batch.
 
     Args:
         bits: 1 to 8.
@@ -152,11 +153,10 @@ class DSQInput(_DSQ):
         super().__init__(bits, alpha)
         self.calibrated = False
 
-    def initialize(self, x: Tensor) -> None:
-        if not x.numel():
-            return
-        with torch.no_grad():
-            low, high = x.aminmax()
-            self.lower.copy_(low)
-            self.upper.copy_(high)
-        self.calibrated = True
+    def new_observer(self) -> Extremes:
+        return Extremes()
+
+    def start(self, observer: Extremes) -> bool:
+        self.lower.copy_(observer.lows[0])
+        self.upper.copy_(observer.highs[0])
+        return True

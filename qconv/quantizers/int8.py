@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .minmax import divisor, extent
+from .minmax import divisor
 from .numbers import check_bits, check_flags, wide
+from .percentiles import extent
 from .stochastic import Stream
 
 

@@ -5,9 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer
+from .base import Codes, FromData, Quantizer
 from .bnn import sign
 from .numbers import SMALLEST, check_bits, check_flags, check_numbers, learned, scalars, wide
+from .observers import Magnitudes
 from .part import POSITIVE, Rule
 from .xnor import filter_scale
 
@@ -101,7 +102,10 @@ class LSQ(Quantizer):
 
     def first_step(self, x: Tensor) -> Tensor:
         """The step to start from, one for each row of `sharing`."""
-        mean = filter_scale(self.sharing(x)).flatten()
+        return self.step_of(filter_scale(self.sharing(x)).flatten())
+
+    def step_of(self, mean: Tensor) -> Tensor:
+        """The step to start from, of values with that mean magnitude."""
         return mean if self.bits == 1 else 2 * mean / self.high**0.5
 
     @torch.no_grad()
@@ -149,7 +153,7 @@ class LSQ(Quantizer):
         return f"{shown}, strict={self.strict}"
 
 
-class LSQInput(LSQ):
+class LSQInput(FromData[Magnitudes], LSQ):
     r"""Activations with a learned step s: LSQ.
 
     ``x_q``, ``dx`` and ``ds`` are those of `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
@@ -157,9 +161,9 @@ class LSQInput(LSQ):
     as in the paper; lsq-net and hustzxd count those of the whole batch (``grad_scale="numel"``), so that c depends on
     the batch size.
 
-    s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`); until then it is 1. A
-    layer or a channel of which the batch is all zero keeps its step. ``step_init`` starts from a number instead, as
-    lsq-net does with 1.0. After each step of the optimizer s is at least 2^-20.
+    s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`); until then it is 1. It
+    waits through a batch of equal values, and a channel of zeros keeps its step. ``step_init`` starts from a number
+    instead, as lsq-net does with 1.0. After each step of the optimizer s is at least 2^-20.
 
     Zeros, infinities and NaN as in `LSQ`.
 
@@ -210,14 +214,16 @@ class LSQInput(LSQ):
         if self.per_channel:
             self.step = nn.Parameter(self.step.detach()[:1].repeat(channels))
 
-    @torch.no_grad()
-    def initialize(self, x: Tensor) -> None:
-        if self.step_init is not None or not x.numel():
-            return
-        step = self.first_step(x.movedim(self.dim, 0) if self.per_channel else x)
-        step = step.reshape(self.step.shape).to(self.step.device)
+    def new_observer(self) -> Magnitudes:
+        return Magnitudes(self.dim if self.per_channel else None)
+
+    def start(self, observer: Magnitudes) -> bool:
+        step = self.step_of(observer.mean)
+        if self.step_init is not None or not (step > 0).any():
+            return False
+        step = step.view(self.step.shape)
         self.step.copy_(torch.where(step > 0, clamp_step(step, self.step.dtype), self.step))
-        self.calibrated = True
+        return True
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)

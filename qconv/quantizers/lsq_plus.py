@@ -3,10 +3,14 @@
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Codes, FromData
 from .lsq import LSQ, GradScale, check_grad_scale, clamp_step, features, round_levels
 from .numbers import SMALLEST, check_bits, learned, scalars, wide
+from .observers import Values
 from .part import POSITIVE, Rule
+
+MOST_VALUES = 2**14
+"""So many values of the data `LSQPlusInput` looks at."""
 
 
 class LSQPlus(LSQ):
@@ -24,7 +28,7 @@ class LSQPlus(LSQ):
         return (mu.abs() + 3 * sigma) / 2 ** (self.bits - 1)
 
 
-class LSQPlusInput(Quantizer):
+class LSQPlusInput(FromData[Values]):
     r"""Activations of LSQ+: a learned step s and a learned offset beta, for inputs that are not cut at 0.
 
     ``x_q = s · round(clamp(z, 0, Q_p)) + beta`` with ``z = (x − beta) / s`` and ``Q_p = 2^b − 1``, half to even. With
@@ -36,9 +40,9 @@ class LSQPlusInput(Quantizer):
 
     s and beta start where the squared error of the first training batch (or of `qconv.calibrate`) is least among
     ranges ``[mu − a · (mu − min x), mu + b · (max x − mu)]``, which beta and the top level span; a and b take the
-    values 1/16, 2/16, … 1, and mu is the mean. Of a batch with more than 2^14 values so many, evenly spaced, are
-    looked at: no random numbers. A constant batch becomes beta and leaves the step. Before, s = 1 and beta = 0. After
-    each step of the optimizer s is at least 2^-20.
+    values 1/16, 2/16, … 1, and mu is the mean. Of data with more than 2^14 values so many, evenly spaced, are
+    looked at: no random numbers. It waits through a batch of equal values. Before, s = 1 and beta = 0. After each step
+    of the optimizer s is at least 2^-20.
 
     0 is no level unless beta is a multiple of s: zero padding adds a value of its own. ±inf gives the end levels; NaN
     gives NaN, no gradient to x, and a NaN in ds.
@@ -66,14 +70,16 @@ class LSQPlusInput(Quantizer):
     def tensors(self) -> tuple[Tensor, ...]:
         return scalars(self.step, self.beta)
 
-    @torch.no_grad()
-    def initialize(self, x: Tensor) -> None:
-        if not x.numel():
-            return
-        step, beta = least_squares_range(x, self.high)
+    def new_observer(self) -> Values:
+        return Values(MOST_VALUES)
+
+    def start(self, observer: Values) -> bool:
+        step, beta = least_squares_range(observer.kept, self.high)
+        if not step > 0:
+            return False
         self.beta.copy_(beta)
-        self.step.copy_(torch.where(step > 0, clamp_step(step, self.step.dtype), self.step))
-        self.calibrated = True
+        self.step.copy_(clamp_step(step, self.step.dtype))
+        return True
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         values, step, beta = self._levels(x, *tensors)
@@ -113,9 +119,7 @@ class LSQPlusInput(Quantizer):
 
 def least_squares_range(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Step and lowest level of the ``count + 1`` levels that are nearest to ``x``, from the grid of `LSQPlusInput`."""
-    most = 2**14
-    every = -(-x.numel() // most) | 1  # odd, or else it would meet the same columns of every picture
-    values = wide(x).flatten()[::every]
+    values = wide(x)
     mean, low, high = values.mean(), values.amin(), values.amax()
     parts = torch.arange(16, 0, -1, dtype=values.dtype, device=values.device) / 16
     lowest, highest = torch.meshgrid(

@@ -1,42 +1,13 @@
 """Uniform levels on the range of the data: minimum and maximum, or percentiles."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Codes, FromData, Quantizer
 from .numbers import check_bits, check_flags, check_numbers, wide
+from .observers import Extremes
 from .part import Rule
-
-
-def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """The range of each row, with 0 inside it.
-
-    ``high`` is the value of rank ``ceil(percentile / 100 · n)`` of the n in a row, so the maximum for 100; ``low`` has
-    the same rank from above. Symmetric: ``high`` is that of the magnitudes, ``low = −high``. No values: 0.
-
-    Args:
-        rows: ``(R, n)``.
-        percentile: above 50, at most 100.
-        symmetric: whether the range is ``[−high, high]``.
-
-    Returns:
-        ``low <= 0`` and ``high >= 0``, each ``(R,)``.
-    """
-    count = rows.shape[1]
-    if count == 0:
-        return rows.new_zeros(rows.shape[0]), rows.new_zeros(rows.shape[0])
-    if symmetric:
-        rows = rows.abs()
-    if percentile == 100:
-        high = rows.amax(1)
-        low = -high if symmetric else rows.amin(1)
-    else:
-        rank = max(math.ceil(round(percentile * count / 100, 6)), 1)  # 99.9 % of 1000 is a little more than 999
-        high = rows.kthvalue(rank, 1).values
-        low = -high if symmetric else rows.kthvalue(count + 1 - rank, 1).values
-    return low.clamp(max=0), high.clamp(min=0)
+from .percentiles import Percentiles, extent
 
 
 def uniform_codes(x: Tensor, low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor]:
@@ -169,7 +140,7 @@ class PercentileWeight(MinMaxWeight):
         return f"{super().extra_repr()}, percentile={self.percentile}"
 
 
-class MinMaxInput(Quantizer):
+class MinMaxInput(FromData[Extremes]):
     r"""Inputs on uniform levels from the minimum to the maximum of the data that calibrated them.
 
     The levels are those of `MinMaxWeight`, for the range ``[low, high]`` in two buffers. They come from the first
@@ -177,7 +148,8 @@ class MinMaxInput(Quantizer):
     moves them. Calibrate again where the inputs have drifted. Until the first time the range is [−1, 1].
 
     ``dx = g · 1[low ≤ x ≤ high]`` with both ends included. ±inf takes the last level, NaN gives NaN, and 0 as gradient.
-    Constant data give a range from 0 to the constant; zeros a range of 0, with which everything becomes 0.
+    Data of equal values, as of a blank picture, are no range: it waits for the next ones. A channel of zeros takes the
+    range of the layer.
 
     Jacob et al., arXiv:1712.05877, have a running average instead.
 
@@ -213,19 +185,21 @@ class MinMaxInput(Quantizer):
             self.low = self.low.new_full((channels,), -1.0)
             self.high = self.high.new_full((channels,), 1.0)
 
-    def initialize(self, x: Tensor) -> None:
-        if not x.numel():
-            return
-        rows = x.reshape(1, -1)
-        if self.per_channel:
-            if self.dim is None:
-                raise ValueError("per_channel (=True) needs the number of channels: call build(channels, dim) first")
-            rows = _first_rows(x.movedim(self.dim, 0))
-        with torch.no_grad():
-            low, high = extent(wide(rows), self.percentile, self.symmetric)
-            self.low.copy_(low.view(self.low.shape))
-            self.high.copy_(high.view(self.high.shape))
-        self.calibrated = True
+    def new_observer(self) -> Extremes:
+        if self.per_channel and self.dim is None:
+            raise ValueError("per_channel (=True) needs the number of channels: call build(channels, dim) first")
+        if self.percentile == 100:
+            return Extremes(self.dim, self.symmetric)
+        return Percentiles(self.percentile, self.dim, self.symmetric)
+
+    def start(self, observer: Extremes) -> bool:
+        low, high = observer.extent()
+        if (low == high).all():
+            return False
+        empty = low == high
+        self.low.copy_(torch.where(empty, low.amin(), low).view(self.low.shape))
+        self.high.copy_(torch.where(empty, high.amax(), high).view(self.high.shape))
+        return True
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.low, self.high
@@ -269,7 +243,9 @@ class PercentileInput(MinMaxInput):
     r"""Inputs on uniform levels between percentiles: `MinMaxInput` that leaves out the few largest when it calibrates.
 
     The range ends at the value of rank ``ceil(percentile / 100 · n)`` of the n in the calibrating data (in the
-    channel): of the magnitudes if symmetric, else of the values, from below and from above. All else is as there.
+    channel): of the magnitudes if symmetric, else of the values, from below and from above. It is exact for one batch;
+    several are counted in bins (2^8 for a factor of 2, 2^4 with ``per_channel``), so that none has to be kept. Where
+    both ends are 0 it waits for the next batch. All else is as there.
 
     McKinstry et al. (arXiv:1809.04191) calibrate with percentiles from 99.9 on.
 

@@ -1,10 +1,16 @@
 """What the processes of a distributed run tell each other beside gradients."""
 
 import sys
+from collections.abc import Iterable
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
+
+
+def is_distributed() -> bool:
+    """Whether this is one of the processes of a run of `torch.distributed`."""
+    return dist.is_available() and dist.is_initialized()
 
 
 def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
@@ -12,11 +18,23 @@ def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
 
     ``device`` is one whose tensors the processes can exchange: NCCL's are on the GPU.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not is_distributed():
         return numbers
     sums = torch.tensor(numbers, dtype=torch.long, device=device)
     dist.all_reduce(sums)
     return sums.tolist()
+
+
+def mean_over_processes(tensors: Iterable[Tensor], mine: bool, count: int) -> None:
+    """Set floating-point tensors, in place, to their mean over the ``count`` processes for which ``mine`` is True.
+
+    All processes must call it; without `torch.distributed` the tensors stay.
+    """
+    if is_distributed():
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                dist.all_reduce(tensor if mine else tensor.zero_())
+                tensor.div_(count)
 
 
 def is_sharded(module: nn.Module) -> bool:

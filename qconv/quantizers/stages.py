@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer
 from .flags import SHARE, flags_up_to, is_plain
+from .observers import Observer, Several
 from .part import Rule, with_dimension
 
 _FORMER = "_extra_state"
@@ -186,6 +187,13 @@ class Stages(Quantizer):
     def initialize(self, x: Tensor) -> None:
         for quantizer in self._all()[self.stage :]:
             quantizer.initialize(x)
+
+    def observer(self) -> Observer:
+        return Several([quantizer.observer() for quantizer in self._all()[self.stage :]])
+
+    def initialize_from(self, observer: Observer) -> None:
+        for quantizer, own in zip(self._all()[self.stage :], cast(Several, observer).observers, strict=True):
+            quantizer.initialize_from(own)
 
     def after_step_(self, x: Tensor | None) -> None:
         self.current.after_step_(x)

@@ -1,0 +1,153 @@
+"""What quantizers have to know of the data that they start from, seen batch by batch in constant memory."""
+
+import torch
+from torch import Tensor
+
+from .numbers import wide
+
+
+def rows_of(x: Tensor, dim: int | None) -> Tensor:
+    """``(1, n)``, all values; or ``(R, n)``, a row for each index of dimension ``dim``."""
+    return x.reshape(1, -1) if dim is None else x.movedim(dim, 0).unsqueeze(-1).flatten(1)
+
+
+class Observer:
+    """Sees data batch by batch, and keeps of them what a quantizer starts from.
+
+    A subclass writes `update`. What it keeps must not grow with the number of batches.
+
+    Attributes:
+        low: the least value so far, a tensor without dimensions; None before the first one.
+        high: the largest value so far.
+    """
+
+    low: Tensor | None = None
+    high: Tensor | None = None
+
+    @torch.no_grad()
+    def observe(self, x: Tensor) -> None:
+        """Take in a batch; an empty one has nothing to see."""
+        if not x.numel():
+            return
+        low, high = x.detach().aminmax()
+        self.low = low if self.low is None else torch.minimum(self.low, low)
+        self.high = high if self.high is None else torch.maximum(self.high, high)
+        self.update(x.detach())
+
+    def update(self, x: Tensor) -> None:
+        """Take in a batch of at least one value."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has seen no value at all."""
+        return self.low is None
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether it has seen neither NaN nor infinity."""
+        return self.low is None or self.high is None or bool(self.low.isfinite() & self.high.isfinite())
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether all values were equal, or none was there: an empty range, from which nothing can start."""
+        return self.low is None or self.high is None or bool(self.low == self.high)
+
+
+class Samples(Observer):
+    """Keeps the first samples, whole, as many as have together at most ``most`` values, but at least one."""
+
+    def __init__(self, most: int = 2**22) -> None:
+        self.most = most
+        self.kept: list[Tensor] = []
+
+    def update(self, x: Tensor) -> None:
+        left = self.most - sum(part.numel() for part in self.kept)
+        each = max(x[:1].numel(), 1) if x.ndim else 1
+        count = max(left // each, 0 if self.kept else 1)
+        if count:
+            self.kept.append((x[:count] if x.ndim else x).clone())
+
+    def joined(self) -> Tensor:
+        """What is kept, in one tensor."""
+        return torch.cat(self.kept) if len(self.kept) > 1 else self.kept[0]
+
+
+class Values(Observer):
+    """Keeps single values, evenly spaced over all batches, at most ``most`` of them; no random numbers."""
+
+    kept: Tensor
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.every = 0
+        self.seen = 0
+
+    def update(self, x: Tensor) -> None:
+        flat = x.flatten()
+        if self.seen == 0:
+            self.every = (
+                -(-flat.numel() // self.most) | 1
+            )  # odd, or else it would meet the same columns of all pictures
+            self.kept = flat[:: self.every].clone()
+        else:
+            self.kept = torch.cat([self.kept, flat[-self.seen % self.every :: self.every]])
+        self.seen += flat.numel()
+        while self.kept.numel() > self.most:
+            self.every *= 3
+            self.kept = self.kept[::3].clone()
+
+
+class Magnitudes(Observer):
+    """The mean magnitude of all values, or of those at each index of dimension ``dim``.
+
+    Attributes:
+        mean: ``(1,)`` or ``(R,)``; of one batch exactly its mean.
+    """
+
+    mean: Tensor
+
+    def __init__(self, dim: int | None = None) -> None:
+        self.dim = dim
+        self.count = 0
+
+    def update(self, x: Tensor) -> None:
+        rows = rows_of(wide(x), self.dim)
+        mean, count = rows.abs().mean(dim=1), rows.shape[1]
+        self.count += count
+        self.mean = mean if self.count == count else self.mean + (mean - self.mean) * (count / self.count)
+
+
+class Extremes(Observer):
+    """The least and the largest value, of all or at each index of dimension ``dim``."""
+
+    lows: Tensor
+    highs: Tensor
+
+    def __init__(self, dim: int | None = None, symmetric: bool = False) -> None:
+        self.dim = dim
+        self.symmetric = symmetric
+
+    def update(self, x: Tensor) -> None:
+        lows, highs = rows_of(x, self.dim).aminmax(dim=1)
+        seen = "lows" in self.__dict__
+        self.lows = torch.minimum(self.lows, lows) if seen else lows
+        self.highs = torch.maximum(self.highs, highs) if seen else highs
+
+    def extent(self) -> tuple[Tensor, Tensor]:
+        """The range of each row, with 0 inside it: ``low <= 0`` and ``high >= 0``."""
+        low, high = wide(self.lows), wide(self.highs)
+        if self.symmetric:
+            high = torch.maximum(-low, high)
+            low = -high
+        return low.clamp(max=0), high.clamp(min=0)
+
+
+class Several(Observer):
+    """Hands each batch to several others."""
+
+    def __init__(self, observers: list[Observer]) -> None:
+        self.observers = observers
+
+    def update(self, x: Tensor) -> None:
+        for observer in self.observers:
+            observer.observe(x)

@@ -1,0 +1,119 @@
+"""Ranges between percentiles: of a tensor exactly, of a stream from a histogram."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from .numbers import wide
+from .observers import Extremes, rows_of
+
+OCTAVES = 24
+"""`Percentiles` tells magnitudes from 2^-24 to 2^24 apart; smaller ones count as 0, larger ones as the largest."""
+CHUNK = 2**22
+"""Of so many values at once `Percentiles` makes indices of 8 bytes."""
+
+
+def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """The range of each row, with 0 inside it.
+
+    ``high`` is the value of rank ``ceil(percentile / 100 · n)`` of the n in a row, so the maximum for 100; ``low`` has
+    the same rank from above. Symmetric: ``high`` is that of the magnitudes, ``low = −high``. No values: 0.
+
+    Args:
+        rows: ``(R, n)``.
+        percentile: above 50, at most 100.
+        symmetric: whether the range is ``[−high, high]``.
+
+    Returns:
+        ``low <= 0`` and ``high >= 0``, each ``(R,)``.
+    """
+    count = rows.shape[1]
+    if count == 0:
+        return rows.new_zeros(rows.shape[0]), rows.new_zeros(rows.shape[0])
+    if symmetric:
+        rows = rows.abs()
+    if percentile == 100:
+        high = rows.amax(1)
+        low = -high if symmetric else rows.amin(1)
+    else:
+        rank = _rank(percentile, count)
+        high = rows.kthvalue(rank, 1).values
+        low = -high if symmetric else rows.kthvalue(count + 1 - rank, 1).values
+    return low.clamp(max=0), high.clamp(min=0)
+
+
+def _rank(percentile: float, count: int) -> int:
+    return max(math.ceil(round(percentile * count / 100, 6)), 1)  # 99.9 % of 1000 is a little more than 999
+
+
+class Percentiles(Extremes):
+    """A histogram of all values, or of those at each index of dimension ``dim``, for `extent` at a percentile.
+
+    One batch gives the exact range. More are counted in bins whose width follows the magnitude, so that a few very
+    large values cost the others no resolution: 2^8 bins for a factor of 2, or 2^4 with a histogram for each index.
+    Within a bin values count as evenly spread.
+    """
+
+    counts: Tensor
+    exact: tuple[Tensor, Tensor] | None
+
+    def __init__(self, percentile: float, dim: int | None = None, symmetric: bool = False) -> None:
+        super().__init__(dim, symmetric)
+        self.percentile = percentile
+        self.bits = 8 if dim is None else 4
+
+    def update(self, x: Tensor) -> None:
+        rows = wide(rows_of(x, self.dim))
+        self.exact = None if "counts" in self.__dict__ else extent(rows, self.percentile, self.symmetric)
+        super().update(x)
+        counts = self._counted(rows)
+        self.counts = self.counts + counts if "counts" in self.__dict__ else counts
+
+    def extent(self) -> tuple[Tensor, Tensor]:
+        if self.exact is not None:
+            return self.exact
+        lowest, highest = (wide(end) for end in (self.lows, self.highs))
+        middle = self.counts.shape[1] // 2
+        if self.symmetric:
+            counts = self.counts[:, middle:] + self.counts[:, :middle].flip(1)
+            highest = torch.maximum(-lowest, highest)
+            high = self._value(counts, torch.zeros_like(highest), highest)
+            return -high, high
+        # From above it is the same rank of the negated values.
+        low = -self._value(self.counts.flip(1), -highest, -lowest)
+        return low.clamp(max=0), self._value(self.counts, lowest, highest).clamp(min=0)
+
+    def _counted(self, rows: Tensor) -> Tensor:
+        """How many values lie in each bin: first the negative ones, the largest magnitude first."""
+        half = 2 * OCTAVES << self.bits
+        first = (127 - OCTAVES) << self.bits  # the bits of 2^-24, without those that tell values of a bin apart
+        offsets = torch.arange(len(rows), device=rows.device).unsqueeze(1) * (2 * half)
+        counts = torch.zeros(len(rows) * 2 * half, dtype=torch.long, device=rows.device)
+        for part in rows.float().split(max(CHUNK // len(rows), 1), dim=1):
+            place = (part.abs().view(torch.int32) >> (23 - self.bits)) - first
+            place = place.clamp_(0, half - 1)
+            index = torch.where(part < 0, half - 1 - place, half + place) + offsets
+            counts += torch.bincount(index.flatten(), minlength=len(counts))
+        return counts.view(len(rows), 2 * half)
+
+    def _value(self, counts: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
+        """The value of the percentile's rank in each row of ``counts``, between the least and the largest one."""
+        total = int(counts[0].sum())
+        rank = _rank(self.percentile, total)
+        upto = counts.cumsum(1)
+        index = (upto < rank).sum(1, keepdim=True)  # the bin in which the rank lies
+        inside = counts.gather(1, index)
+        share = (rank - (upto.gather(1, index) - inside) - 0.5) / inside
+        edges = self._edges(counts.shape[1], lowest)
+        left, right = edges[index[:, 0]], edges[index[:, 0] + 1]
+        value = (left + (right - left) * share[:, 0]).clamp(lowest, highest).to(lowest.dtype)
+        return torch.where(left * right == 0, 0.0, value)
+
+    def _edges(self, count: int, like: Tensor) -> Tensor:
+        """The ``count + 1`` edges of the bins; of as many as one sign has, those of magnitudes."""
+        half = 2 * OCTAVES << self.bits
+        bits = torch.arange(half + 1, dtype=torch.int32, device=like.device) + ((127 - OCTAVES) << self.bits)
+        edges = (bits << (23 - self.bits)).view(torch.float32).to(like.dtype)
+        edges[0] = 0
+        return edges if count == half else torch.cat([-edges.flip(0), edges[1:]])
