@@ -155,7 +155,8 @@ def convert(
     """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.
 
     Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and hooks
-    and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters. Linear and (transposed,
+    and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters, frozen where
+    the layer's weight is (``requires_grad=False``). Linear and (transposed,
     deformable) convolution layers are converted; subclasses of them, and layers that are quantized already, stay as
     they are, and so do layers whose weight is computed: parametrized and pruned ones. If a layer fails, the model is as
     it was. A plain convolution that makes the offsets of a deformable one is like any other: name it in ``skip``.

@@ -15,7 +15,8 @@ def after_step(model: nn.Module) -> None:
     """Do what follows an optimizer step in all quantized layers, in place.
 
     Latent weights are clamped to the range of their quantizers (BNN and BWN to [-1, 1], DeepShift to its powers),
-    learned steps kept positive, random streams of stochastic rounding moved on. Call it after ``optimizer.step()``, or
+    learned steps kept positive, random streams of stochastic rounding moved on. Weights and learned tensors that are
+    frozen (``requires_grad=False``) stay as they are. Call it after ``optimizer.step()``, or
     let `after_every_step` do so.
     """
     for module in model.modules():

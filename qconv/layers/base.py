@@ -51,7 +51,10 @@ class QuantizedLayer(nn.Module):
     observe: Callable[[Tensor], None] | None = None
 
     def set_scheme(self, scheme: Scheme | None) -> None:
-        """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight."""
+        """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight.
+
+        In a layer whose weight is frozen they are frozen, too.
+        """
         scheme = _checked(scheme)
         self.check_scheme(scheme)
         if "weight" not in self._parameters and (maker := computed_by(self)):
@@ -70,11 +73,9 @@ class QuantizedLayer(nn.Module):
             quantizer.to(self.weight.device, self.weight.dtype)
         self.weight_quantizer.initialize(self.filters().detach())
         self.weight_quantizer.to(self.weight.device, self.weight.dtype)
-        if self.weight_quantizer.replaces_weight:
-            self.weight_quantizer.requires_grad_(trained)
-            self.weight.requires_grad_(False)
-        else:
-            self.weight.requires_grad_(trained)
+        for quantizer in self.quantizers().values():
+            quantizer.requires_grad_(trained)
+        self.weight.requires_grad_(trained and not self.weight_quantizer.replaces_weight)
 
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:
@@ -124,10 +125,16 @@ class QuantizedLayer(nn.Module):
 
     @torch.no_grad()
     def after_step_(self) -> None:
-        """What follows an optimizer step: the latent weight comes back into the range of its quantizer."""
-        filters = self.filters()
-        self.weight_quantizer.after_step_(filters)
-        self._put_back(filters)
+        """What follows an optimizer step: the latent weight comes back into the range of its quantizer.
+
+        What is frozen (``requires_grad=False``), the weight or a learned tensor, stays as it is.
+        """
+        if self._is_frozen:
+            self.weight_quantizer.after_step_(None)
+        else:
+            filters = self.filters()
+            self.weight_quantizer.after_step_(filters)
+            self._put_back(filters)
         for quantizer in self._other_quantizers():
             quantizer.after_step_(None)
 
@@ -135,10 +142,19 @@ class QuantizedLayer(nn.Module):
     def set_progress_(self, progress: float) -> None:
         """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 over the training."""
         filters = self.filters()
-        self.weight_quantizer.set_progress_(progress, filters)
-        self._put_back(filters)
+        if self._is_frozen:
+            self.weight_quantizer.set_progress_(progress, filters.clone())
+        else:
+            self.weight_quantizer.set_progress_(progress, filters)
+            self._put_back(filters)
         for quantizer in self._other_quantizers():
             quantizer.set_progress_(progress, None)
+
+    @property
+    def _is_frozen(self) -> bool:
+        """Whether the latent weight is a parameter that is not trained."""
+        weight = self._parameters.get("weight")
+        return weight is not None and not weight.requires_grad
 
     def _put_back(self, filters: Tensor) -> None:
         is_copy = filters.data_ptr() != self.weight.data_ptr()  # in another layout

@@ -9,7 +9,7 @@ from torch import Tensor
 from .base import Codes
 from .bnn import sign
 from .irnet import standardize, standardize_backward
-from .numbers import SMALLEST, learned, scalars, wide
+from .numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from .part import POSITIVE, Rule
 from .surrogates import EDE, ApproxSign, Surrogate
 from .xnor import Binary
@@ -122,7 +122,7 @@ class AdaBinInput(Binary):
         return *grads, *(None for _ in schedule)
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.alpha.clamp_(min=SMALLEST)
+        clamp_trained_(self.alpha, SMALLEST)
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

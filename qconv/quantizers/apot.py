@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_bits, learned, scalars, set_parameter, wide
+from .numbers import SMALLEST, check_bits, clamp_trained_, learned, scalars, set_parameter, wide
 from .part import POSITIVE, Rule
 
 Variant = Literal["cifar", "imagenet"]
@@ -80,7 +80,7 @@ class _APoT(Quantizer):
         return ((grad * error).sum() / self.grid[-1]).to(alpha.dtype)
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.alpha.clamp_(min=SMALLEST)
+        clamp_trained_(self.alpha, SMALLEST)
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

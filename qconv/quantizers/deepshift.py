@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer
 from .flags import flag_of
-from .numbers import check_bits, check_numbers, check_whole, wide
+from .numbers import check_bits, check_numbers, check_whole, clamp_trained_, set_parameter, wide
 from .stochastic import Stream, uniform
 
 
@@ -147,13 +147,7 @@ class ShiftPS(Quantizer):
         with torch.no_grad():
             shift = x.abs().log2().round().clamp(self.low, 0)
             sign = x.sign()
-        # The device differs when a checkpoint was assigned to a layer on the meta device.
-        if self.shift is None or (self.shift.device, self.shift.shape) != (x.device, x.shape):
-            self.shift, self.sign = nn.Parameter(shift), nn.Parameter(sign)
-        else:
-            with torch.no_grad():
-                self.shift.copy_(shift)
-                self.sign.copy_(sign)
+        self.shift, self.sign = set_parameter(self.shift, shift), set_parameter(self.sign, sign)
 
     def tensors(self) -> tuple[Tensor, ...]:
         random = () if self.stream is None or self.is_random is None else (*self.stream.tensors(), self.is_random)
@@ -177,7 +171,7 @@ class ShiftPS(Quantizer):
         return _power_codes(self.quantize(x, *tensors), self.low)
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.shift.clamp_(self.low, 0)
+        clamp_trained_(self.shift, self.low, 0)
         if self.stream is not None:
             self.stream.after_step_()
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, FromData, Quantizer
-from .numbers import SMALLEST, check_bits, check_numbers, learned, scalars, set_parameter, wide
+from .numbers import SMALLEST, check_bits, check_numbers, clamp_trained_, learned, scalars, set_parameter, wide
 from .observers import Extremes
 from .part import Rule
 
@@ -65,8 +65,9 @@ class _DSQ(Quantizer):
         return (grad * slope).to(x.dtype), *(g.to(tensor.dtype) for g, tensor in zip(grads, tensors, strict=True))
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.alpha.clamp_(*ALPHA_RANGE)
-        self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST))
+        clamp_trained_(self.alpha, *ALPHA_RANGE)
+        if self.upper.requires_grad:
+            self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST))
 
     def _position(self, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Where x lies in the range, in steps; how far from the middle of its interval; its level; the step."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from .base import Codes, FromData, Quantizer
 from .bnn import sign
-from .numbers import SMALLEST, check_bits, check_flags, check_numbers, learned, scalars, wide
+from .numbers import SMALLEST, check_bits, check_flags, check_numbers, clamp_trained_, learned, scalars, wide
 from .observers import Magnitudes
 from .part import POSITIVE, Rule
 from .xnor import filter_scale
@@ -133,7 +133,7 @@ class LSQ(Quantizer):
         return Codes(round_levels(wide(x) / step, self.low, self.high).to(torch.int16), step)
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.step.clamp_(min=SMALLEST)
+        clamp_trained_(self.step, SMALLEST)
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         """The step so that it broadcasts against ``x``; positive, also where nobody calls `after_step_`."""

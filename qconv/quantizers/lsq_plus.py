@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .base import Codes, FromData
 from .lsq import LSQ, GradScale, check_grad_scale, clamp_step, features, round_levels
-from .numbers import SMALLEST, check_bits, learned, scalars, wide
+from .numbers import SMALLEST, check_bits, clamp_trained_, learned, scalars, wide
 from .observers import Values
 from .part import POSITIVE, Rule
 
@@ -108,7 +108,7 @@ class LSQPlusInput(FromData[Values]):
         return round_levels((wide_x - beta) / step, 0, self.high), step, beta
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.step.clamp_(min=SMALLEST)
+        clamp_trained_(self.step, SMALLEST)
 
     def rules(self) -> dict[str, Rule]:
         return {"step": POSITIVE}

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_bits, check_flags, count_below, learned, scalars, wide
+from .numbers import SMALLEST, check_bits, check_flags, clamp_trained_, count_below, learned, scalars, wide
 from .part import POSITIVE, Rule
 from .xnor import filter_scale
 
@@ -149,9 +149,9 @@ class N2UQInput(Quantizer):
         return grad_x, *(grad.to(tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True))
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.widths.clamp_(min=SMALLEST_WIDTH)
-        self.input_scale.clamp_(min=SMALLEST)
-        self.output_scale.clamp_(min=SMALLEST)
+        clamp_trained_(self.widths, SMALLEST_WIDTH)
+        clamp_trained_(self.input_scale, SMALLEST)
+        clamp_trained_(self.output_scale, SMALLEST)
 
     def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         """Whole numbers from 0 to n, and the step 2/n · s2."""

@@ -76,6 +76,12 @@ def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Paramete
     return parameter
 
 
+def clamp_trained_(parameter: nn.Parameter, low: float, high: float | None = None) -> None:
+    """Bring a learned tensor back between ``low`` and ``high``, in place; one that is frozen stays as it is."""
+    if parameter.requires_grad:
+        parameter.clamp_(low, high)
+
+
 def wide(x: Tensor) -> Tensor:
     """``x`` in at least float32: levels and learned tensors of half precision are computed there."""
     return x.to(torch.promote_types(x.dtype, torch.float32))

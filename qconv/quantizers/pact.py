@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_bits, check_numbers, learned, scalars, wide
+from .numbers import SMALLEST, check_bits, check_numbers, clamp_trained_, learned, scalars, wide
 from .part import POSITIVE, Rule
 
 
@@ -67,7 +67,7 @@ class PACT(Quantizer):
         return Codes(values.to(torch.int16), step)
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.alpha.clamp_(min=SMALLEST)
+        clamp_trained_(self.alpha, SMALLEST)
 
     def _levels(self, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """Whole numbers from 0 to n, and the step alpha / n."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer
-from .numbers import SMALLEST, check_numbers, learned, scalars, set_parameter, wide
+from .numbers import SMALLEST, check_numbers, clamp_trained_, learned, scalars, set_parameter, wide
 from .part import POSITIVE, Rule
 from .twn import ternary
 
@@ -81,8 +81,8 @@ class TTQ(Quantizer):
         return wide_x, wide_x.abs().max() * self.threshold if x.numel() > 0 else wide_x.new_zeros(())
 
     def after_step_(self, x: Tensor | None) -> None:
-        self.positive.clamp_(min=SMALLEST)
-        self.negative.clamp_(min=SMALLEST)
+        clamp_trained_(self.positive, SMALLEST)
+        clamp_trained_(self.negative, SMALLEST)
 
     def rules(self) -> dict[str, Rule]:
         return {"positive": POSITIVE, "negative": POSITIVE}
