@@ -381,6 +381,15 @@ def test_nan_becomes_what_training_makes_of_it(name: str) -> None:
         freeze(model, nan="ignore")  # pyright: ignore[reportArgumentType]
 
 
+def test_nan_in_a_single_row() -> None:
+    layer = qconv.QLinear(7, 3, scheme=LSQ)
+    qconv.calibrate(layer, [torch.randn(4, 7)])
+    frozen, row = freeze(layer.eval()), torch.randn(7)
+    torch.testing.assert_close(frozen(row), layer(row), rtol=1e-5, atol=1e-6)
+    row[2] = torch.nan
+    assert frozen(row).isnan().all()
+
+
 def test_an_onnx_file_is_compared_with_the_trained_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     x = torch.randn(4, 8, 6, 6)
     model = trained(Flattened(), LSQ, x)

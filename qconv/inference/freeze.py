@@ -48,9 +48,9 @@ class FrozenModel(nn.Module):
         Raises:
             ValueError: NaN in the input of a model that was frozen with ``nan="refuse"``.
         """
-        if not input.numel() or not (self._hides_nan or self.nan == "refuse"):
+        if not self._hides_nan and self.nan == "pass":
             return self._run(input)
-        wrong = input.reshape(len(input), -1).amax(1).isnan()
+        wrong = input.isnan().flatten(1).any(1) if input.ndim > 1 else input.isnan().any().view(1)
         if self.nan == "refuse" and bool(wrong.any()):
             raise ValueError(f"input has NaN in {int(wrong.sum())} of {len(input)} samples")
         return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
@@ -190,7 +190,7 @@ def _with_nan(output: Any, wrong: Tensor) -> Any:
     """An output of samples, NaN in those that are wrong; other outputs as they are, or all NaN if a sample is wrong."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
-    is_of_samples = output.ndim > 0 and len(output) == len(wrong)
+    is_of_samples = output.ndim > 0 and output.shape[0] == wrong.shape[0]
     where = wrong.view(-1, *[1] * (output.ndim - 1)) if is_of_samples else wrong.any()
     return output.masked_fill(where, torch.nan)
 
