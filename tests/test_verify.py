@@ -12,8 +12,10 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.inference import FrozenModel, freeze, verify
+from qconv.inference.layer_input import check_input
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.inference.operators import pack_weight, unpack_weight
+from qconv.inference.rounding import SURE, Rounded, Rounding, difference
 from qconv.schemes import Scheme
 
 WIDTH = 32
@@ -244,6 +246,7 @@ def test_a_few_codes_of_a_small_layer_are_found() -> None:
     assert verify(model, frozen, sample).equal
     frozen.network.set_submodule("2", Last(nn.PReLU(), lambda x: torch.cat([-x[:, :3], x[:, 3:]], 1)))
     checked = verify(model, frozen, sample)
+    assert not checked.equal
     assert checked.layers[0].unexplained == 3
     assert "not equal: '3' is the first layer that differs: 3 of its 8 inputs differ by more than rounding" in str(
         checked
@@ -265,8 +268,8 @@ def test_one_channel_of_many_is_found() -> None:
         count = int((values > 0).sum())
         assert not torch.equal(frozen(input), before)
     checked = verify(model, frozen, input)
-    assert checked.layers[0].unexplained == abs(count - 4) > 0
     assert not checked.equal
+    assert checked.layers[0].unexplained == abs(count - 4) > 0
 
 
 EIGHT_BITS = {
@@ -352,3 +355,40 @@ def test_calls_that_one_model_alone_makes() -> None:
     frozen.network.set_submodule("act4", Last(frozen.find("conv3"), nn.functional.relu))
     checked = verify(model, frozen, input)
     assert checked.layers[-1].unexplained == 2 * WIDTH * 4 * 4
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *(nn.Conv2d(16, 24, 3, groups=2), nn.ConvTranspose2d(16, 8, 3), nn.BatchNorm2d(16), nn.GroupNorm(4, 16)),
+        *(nn.PReLU(16), nn.Hardswish(), nn.GELU(), nn.SiLU(), nn.Hardtanh(inplace=True), nn.Softmax(1)),
+        *(nn.MaxPool2d(3, 2, 1), nn.AvgPool2d(2), nn.AdaptiveAvgPool2d(1), nn.Upsample(scale_factor=2)),
+        *(nn.LayerNorm(9), nn.Linear(9, 5), nn.Flatten(), nn.ReflectionPad2d(1), nn.PixelShuffle(2)),
+    ],
+    ids=lambda module: type(module).__name__,
+)
+@torch.no_grad()
+def test_the_error_of_float32_is_estimated(module: nn.Module) -> None:
+    input = torch.randn(2, 16, 9, 9) + 1
+    model = nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), module).eval()
+    with Rounding() as rounding:
+        output = model(input)
+        exact, error = rounding.of(output)
+    wanted = copy.deepcopy(model).double()(input.double())
+    torch.testing.assert_close(exact, wanted, rtol=1e-12, atol=1e-12)
+    assert bool((difference(output, wanted) <= SURE * error).all())
+    assert 0 < float(error.max()) < 1e-5 * float(wanted.abs().max())
+
+
+def test_codes_of_one_channel_that_all_fall_to_one_side() -> None:
+    layer = qconv.QConv2d(2, 2, 1, scheme=schemes.bnn())
+    exact = torch.linspace(2, 6, 100, dtype=torch.float64).view(1, 1, 10, 10).repeat(1, 2, 1, 1)
+    exact[:, 1] += 100
+    wanted = Rounded(exact, torch.ones_like(exact))  # each may be off by 8, but rarely is by more than 1
+    own = exact.float().clone()
+    own[0, 0, :2] -= 7
+    found = check_input(layer, wanted, own, False)
+    assert found["unexplained"] == 0 < found["drift"] == 20
+    assert found["of_drift"] == 20 / (3 + 100 / 4)
+    own[0, 0] -= 7
+    assert check_input(layer, wanted, own, False)["of_drift"] > 1
