@@ -2,12 +2,15 @@
 
 import re
 import sys
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor, nn
 
+from . import layers
 from .activations import BeforeSign, check_choice, replaced, restore_
 from .before_sign import ActivationStep, find_steps, replace_all
 from .bypassed import forget, parent_of, run, watch_first_forwards
@@ -31,7 +34,12 @@ QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
     layer.float_type: layer
     for layer in (QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d, QLinear)
 }
-"""The quantized layer of each layer of `torch.nn`. Subclasses of those are left alone: they may compute anything."""
+"""The quantized layer of each layer of `torch.nn`. Subclasses of those may compute anything: they are left alone, but
+for timm's, see `qconv.layers.OF_TIMM`, and those that the argument ``subclasses`` of `convert` adds."""
+
+Kinds = Mapping[type[nn.Module], type[QuantizedLayer]]
+SUBCLASS = "a subclass of "
+"""How the reason begins why a layer stays that nothing is known of."""
 
 FIRST_AND_LAST = ("first", "last")
 
@@ -54,6 +62,7 @@ class Step:
         kind: its class before the conversion.
         scheme: what it would get; None where it stays.
         reason: why it stays, or what chose the scheme when that is not the model's scheme.
+        becomes: its class after the conversion; None where it stays.
     """
 
     names: tuple[str, ...]
@@ -61,12 +70,13 @@ class Step:
     kind: type[nn.Module]
     scheme: Scheme | None
     reason: str = ""
+    becomes: type[QuantizedLayer] | None = None
 
     def __str__(self) -> str:
-        if self.scheme is None:
+        if self.scheme is None or self.becomes is None:
             return f"{self.kind.__name__} stays: {self.reason}"
         reason = f" ({self.reason})" if self.reason else ""
-        return f"{self.kind.__name__} → {_quantized()[self.kind].__name__} {self.scheme.name}{reason}"
+        return f"{self.kind.__name__} → {self.becomes.__name__} {self.scheme.name}{reason}"
 
 
 @dataclass(frozen=True, repr=False)
@@ -101,6 +111,7 @@ def plan(
     grad_quantizer: Factory | None = None,
     before_sign: BeforeSign = "identity",
     example: Any = None,
+    subclasses: Kinds | None = None,
 ) -> Plan:
     """Print for each layer what `convert` would make of it, or why it stays. The model is not changed.
 
@@ -126,6 +137,10 @@ def plan(
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. Of `READERS` in `qconv.layers.parents` it is known without an example.
+        subclasses: the quantized layers of subclasses that would be left alone: a class that computes what its parent
+            computes gets that of the parent, ``{MyConv2d: qconv.QConv2d}``, another one a class of its own, see
+            `qconv.layers.variants`. timm's ``StdConv2d``, ``ScaledStdConv2d`` (with "same" padding, too),
+            ``Conv2dSame`` and ``Linear`` are known.
 
     Returns:
         The steps, as data.
@@ -136,7 +151,9 @@ def plan(
             model never calls, or ``before_sign`` is none of the five.
         TypeError: a scheme that is none, or ``grad_quantizer`` makes no quantizer.
     """
-    result = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example)
+    result = _make_plan(
+        model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
+    )
     print(result)  # noqa: T201  # the one function that is there to be read on the screen
     return result
 
@@ -151,15 +168,17 @@ def convert(
     grad_quantizer: Factory | None = None,
     before_sign: BeforeSign = "identity",
     example: Any = None,
+    subclasses: Kinds | None = None,
 ) -> Model:
     """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.
 
     Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and hooks
-    and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters, frozen where
-    the layer's weight is (``requires_grad=False``). Linear and (transposed,
-    deformable) convolution layers are converted; subclasses of them, and layers that are quantized already, stay as
-    they are, and so do layers whose weight is computed: parametrized and pruned ones. If a layer fails, the model is as
-    it was. A plain convolution that makes the offsets of a deformable one is like any other: name it in ``skip``.
+    and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters, frozen where the layer's
+    weight is (``requires_grad=False``). Linear and (transposed, deformable) convolution layers are converted.
+    Subclasses of them stay as they are, but for those of ``subclasses`` (a warning says so if they are most of the
+    layers), and so do layers that are quantized already, and those whose weight is computed: parametrized and pruned
+    ones. If a layer fails, the model is as it was. A plain convolution that makes the offsets of a deformable one is
+    like any other: name it in ``skip``.
     Activations before signs change with the layers, see ``before_sign``; a warning names the layers whose signs stay
     constant, because of an activation that can't be replaced.
 
@@ -172,7 +191,10 @@ def convert(
         >>> convert(model, qconv.schemes.bnn())[1]
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
-    made = _make_plan(model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example)
+    made = _make_plan(
+        model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
+    )
+    _warn_of_subclasses(made.steps)
     _adopt(made.steps)
     for step in made.steps:
         if step.scheme is not None:
@@ -183,15 +205,28 @@ def convert(
     return model
 
 
+def _warn_of_subclasses(steps: Sequence[Step]) -> None:
+    """Say it where most layers stay, because they are of subclasses that nothing is known of."""
+    kinds = Counter(step.kind.__name__ for step in steps if step.reason.startswith(SUBCLASS))
+    if 2 * kinds.total() > len(steps):
+        listed = ", ".join(f"{count} {name}" for name, count in kinds.most_common())
+        warnings.warn(
+            f"{kinds.total()} of {len(steps)} layers stay float, because subclasses may compute anything: {listed}. If "
+            "they compute what their parents do, give convert(..., subclasses={TheClass: qconv.QConv2d}); see "
+            "qconv.layers.variants for others",
+            stacklevel=3,
+        )
+
+
 def _adopt(steps: Sequence[Step]) -> None:
     """Change all layers that are to change, or none: where one fails, it is named and those before it change back."""
     done: list[tuple[QuantizedLayer, type[nn.Module], list[bool]]] = []
     for step in steps:
-        if step.scheme is None:
+        if step.scheme is None or step.becomes is None:
             continue
         trained = [each.requires_grad for each in step.layer.parameters()]
         try:
-            _quantized()[step.kind].adopt(step.layer, step.scheme)
+            step.becomes.adopt(step.layer, step.scheme)
         except BaseException as error:
             for layer, kind, required in reversed(done):
                 layer.without_quantizers_(kind)
@@ -252,13 +287,26 @@ def quantizer_prefixes(model: nn.Module) -> tuple[str, ...]:
     return *quantizers, *slopes
 
 
-def _quantized() -> dict[type[nn.Module], type[QuantizedLayer]]:
-    """`QUANTIZED`, and the deformable layers where torchvision is imported: else no model can hold one."""
-    if "torchvision.ops" not in sys.modules:
-        return QUANTIZED
-    from .layers import QDeformConv2d, QDeformConv2dPack
+def _quantized(subclasses: Kinds | None) -> Kinds:
+    """`QUANTIZED`, the layers of torchvision and timm where these are imported (else no model has one), and others."""
+    found = dict(QUANTIZED)
+    if "torchvision.ops" in sys.modules:
+        from .layers import QDeformConv2d, QDeformConv2dPack
 
-    return QUANTIZED | {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
+        found |= {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
+    if "timm.layers.std_conv" in sys.modules:
+        found |= {layer.float_type: layer for layer in (getattr(layers, name) for name in layers.OF_TIMM)}
+    for kind, layer in (subclasses or {}).items():
+        if not (isinstance(layer, type) and issubclass(layer, QuantizedLayer)):
+            raise TypeError(
+                f"subclasses[{kind!r}] (={layer!r}) must be a quantized layer's class, such as qconv.QConv2d"
+            )
+        if not (isinstance(kind, type) and issubclass(kind, layer.float_type)) or issubclass(kind, QuantizedLayer):
+            raise TypeError(
+                f"subclasses: {kind!r} must be a float subclass of {layer.float_type.__name__}, as {layer.__name__} is"
+            )
+        found[kind] = layer
+    return found
 
 
 def _make_plan(
@@ -270,6 +318,7 @@ def _make_plan(
     grad_quantizer: Factory | None,
     before_sign: BeforeSign,
     example: Any,
+    subclasses: Kinds | None,
 ) -> Plan:
     check_choice(before_sign)
     if isinstance(skip, str):
@@ -280,8 +329,8 @@ def _make_plan(
     words = [word for word in skip if word in FIRST_AND_LAST]
     of_first_and_last = _first_last_scheme(first_last, words)
 
-    quantized = _quantized()
-    names = _layer_names(model)
+    quantized = _quantized(subclasses)
+    names = _layer_names(model, quantized)
     tied = _tied_parameters(model)
     if not any(type(layer) in quantized for layer in names):
         raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
@@ -310,7 +359,7 @@ def _make_plan(
             return Step(at, layer, kind, None, str(maker))
         if kind not in quantized:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
-            return Step(at, layer, kind, None, f"a subclass of {twin.__name__}")
+            return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}")
         chosen, reason, grad = scheme, "", grad_quantizer
         if pattern := _first_match(override_patterns, at):
             chosen = overrides[pattern]
@@ -324,10 +373,10 @@ def _make_plan(
         if chosen is not None:
             if grad is not None:
                 chosen = chosen.with_grad(grad)
-            _check_fits(layer, chosen, at, tied)
+            _check_fits(layer, quantized[kind], chosen, at, tied)
             if layer in uncalled:
                 reason = ", ".join(filter(None, (reason, "not called with the example")))
-        return Step(at, layer, kind, chosen, reason)
+        return Step(at, layer, kind, chosen, reason, None if chosen is None else quantized[kind])
 
     steps = tuple(step(layer, at) for layer, at in names.items())
     if all(each.scheme is None for each in steps):
@@ -352,10 +401,12 @@ def _first_last_scheme(first_last: FirstLast, words: Sequence[str]) -> Scheme | 
     return scheme
 
 
-def _check_fits(layer: nn.Module, scheme: Scheme, at: tuple[str, ...], tied: set[nn.Parameter]) -> None:
+def _check_fits(
+    layer: nn.Module, becomes: type[QuantizedLayer], scheme: Scheme, at: tuple[str, ...], tied: set[nn.Parameter]
+) -> None:
     """Raise a ValueError that names the layer if it can't follow the scheme, before anything is changed."""
     try:
-        _quantized()[type(layer)].check_scheme(scheme)
+        becomes.check_scheme(scheme)
     except ValueError as error:
         raise ValueError(f"layer {at[0]!r} ({type(layer).__name__}): {error}") from error
     if scheme.weight().replaces_weight and layer.weight in tied:
@@ -375,10 +426,10 @@ def _tied_parameters(model: nn.Module) -> set[nn.Parameter]:
     return tied
 
 
-def _layer_names(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
+def _layer_names(model: nn.Module, quantized: Kinds) -> dict[nn.Module, tuple[str, ...]]:
     """Every layer of a convertible kind, subclasses included, with all the names under which it stands in the model."""
     names: dict[nn.Module, tuple[str, ...]] = {}
-    kinds = tuple(_quantized())
+    kinds = tuple(quantized)
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, kinds):
             names[module] = (*names.get(module, ()), name)
@@ -409,5 +460,5 @@ def _first_match(patterns: Mapping[str, re.Pattern[str]], at: tuple[str, ...]) -
 
 def _what_there_is(names: Mapping[nn.Module, Any]) -> str:
     kinds = sorted({type(layer).__name__ for layer in names})
-    looked_for = ", ".join(float_type.__name__ for float_type in _quantized())
+    looked_for = ", ".join(float_type.__name__ for float_type in QUANTIZED)
     return f"it has {', '.join(kinds)}" if kinds else f"it has none of {looked_for}"

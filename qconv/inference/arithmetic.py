@@ -46,6 +46,8 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         return Arithmetic("float", "its input is not quantized")
     if not isinstance(layer, QConv2d | QLinear):
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
+    if layer.pads_by_input:
+        return Arithmetic("float", "its padding depends on the size of its input")
     channels, dim = layer.input_channels()
     shape = [1] * (2 if dim == -1 else 4)
     shape[dim] = channels

@@ -140,9 +140,7 @@ class Rewriter:
         if found.kind == "float":
             if isinstance(layer.input_quantizer, Identity):
                 layer = copy.deepcopy(layer)  # which other parts may call, too
-                weight_q = layer.quantized_weight()
-                layer.release()
-                layer.weight.copy_(weight_q)
+                layer.bake_()
                 self._put(node, layer)
                 folded = self._fold_float(node)
                 self.frozen.append(Frozen(name, "float", folded=folded, reason=found.reason))

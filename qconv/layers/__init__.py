@@ -15,11 +15,23 @@ from .named import BWNConv2d as BWNConv2d
 from .named import Conv2dShift as Conv2dShift
 from .named import Conv2dShiftQ as Conv2dShiftQ
 from .named import XNORConv2d as XNORConv2d
+from .variants import ComputedFilters as ComputedFilters
+from .variants import SamePadded as SamePadded
+from .variants import StandardizedFilters as StandardizedFilters
+
+OF_TIMM = ("QConv2dSame", "QStdConv2d", "QStdConv2dSame", "QScaledStdConv2d", "QScaledStdConv2dSame", "QTimmLinear")
+"""The quantized forms of timm's layers; to look one up imports timm."""
 
 if TYPE_CHECKING:
     from .deform import DeformConv2dPack as DeformConv2dPack
     from .deform import QDeformConv2d as QDeformConv2d
     from .deform import QDeformConv2dPack as QDeformConv2dPack
+    from .of_timm import QConv2dSame as QConv2dSame
+    from .of_timm import QScaledStdConv2d as QScaledStdConv2d
+    from .of_timm import QScaledStdConv2dSame as QScaledStdConv2dSame
+    from .of_timm import QStdConv2d as QStdConv2d
+    from .of_timm import QStdConv2dSame as QStdConv2dSame
+    from .of_timm import QTimmLinear as QTimmLinear
 
 
 def __getattr__(name: str) -> Any:
@@ -27,4 +39,8 @@ def __getattr__(name: str) -> Any:
         from . import deform  # imports torchvision, which the other layers do without
 
         return getattr(deform, name)
+    if name in OF_TIMM:
+        from . import of_timm
+
+        return getattr(of_timm, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

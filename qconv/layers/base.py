@@ -26,7 +26,10 @@ class QuantizedLayer(nn.Module):
     tensors of the quantizers are then set from the loaded weight. `float_weight` is the way back.
 
     Attributes:
-        float_type: the ``torch.nn`` twin.
+        float_type: the ``torch.nn`` twin, or the subclass of it that was converted.
+        filters_are_computed: `filters` is more than another layout of the weight.
+        described_as: the class whose constructor's arguments a packed file names; ``float_type`` for None.
+        own_arguments: attributes that it names besides.
         scheme: what the layer was built with.
         input_quantizer: quantizer of the input.
         weight_quantizer: quantizer of the weight.
@@ -37,7 +40,10 @@ class QuantizedLayer(nn.Module):
         observe: is shown every input, as `qconv.calibrate` asks for; None otherwise.
     """
 
-    float_type: ClassVar[type[nn.Module]]
+    float_type: type[nn.Module]
+    filters_are_computed: ClassVar[bool] = False
+    described_as: ClassVar[type[nn.Module] | None] = None
+    own_arguments: ClassVar[tuple[str, ...]] = ()
     weight: Tensor
     bias: Tensor | None
     in_channels: int
@@ -91,6 +97,11 @@ class QuantizedLayer(nn.Module):
     def input_channels(self) -> tuple[int, int]:
         """The number of input channels, and their dimension in the input."""
         return self.in_channels, 1
+
+    @property
+    def pads_by_input(self) -> bool:
+        """Whether the padding depends on the size of the input."""
+        return False
 
     def filters(self) -> Tensor:
         """The latent weight with the output channels in dimension 0, as quantizers see it."""
@@ -301,7 +312,7 @@ class QuantizedLayer(nn.Module):
 
     @classmethod
     def adopt(cls, layer: nn.Module, scheme: Scheme | None) -> None:
-        """Make ``layer``, of type ``cls.float_type``, a quantized layer in place.
+        """Make ``layer``, of type ``cls.float_type`` or a subclass that computes the same, a quantized layer in place.
 
         The object stays the same one: its parameters, hooks and the places that share it are kept.
         """
@@ -309,6 +320,8 @@ class QuantizedLayer(nn.Module):
         cls.check_scheme(scheme)
         before, trained = type(layer), {name: each.requires_grad for name, each in layer.named_parameters()}
         layer.__class__ = cls
+        if before is not cls.float_type:
+            layer.__dict__["float_type"] = before
         try:
             cast(QuantizedLayer, layer).set_scheme(scheme)
         except BaseException:
@@ -326,12 +339,19 @@ class QuantizedLayer(nn.Module):
             self.weight.requires_grad_(trained)
         self.without_quantizers_(with_base(self, self.float_type))
 
+    def bake_(self) -> None:
+        """Make this layer a float one, for evaluation: its weight is the quantized one."""
+        weight_q = self.quantized_weight()
+        self.release()
+        with torch.no_grad():
+            self.weight.copy_(weight_q)
+
     def without_quantizers_(self, kind: type[nn.Module]) -> None:
         """Take away all that a quantized layer has and a float one has not, and make it one of the class ``kind``."""
         for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
             if hasattr(self, name):
                 delattr(self, name)
-        for name in ("_checked_maker", "batches_watched", "name_in_model", "is_bypassed"):
+        for name in ("_checked_maker", "batches_watched", "name_in_model", "is_bypassed", "float_type"):
             self.__dict__.pop(name, None)
         cast(nn.Module, self).__class__ = kind
 

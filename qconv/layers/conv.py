@@ -71,10 +71,17 @@ class _QConv(QuantizedLayer):
     @property
     def op(self) -> Convolution:
         """The convolution of this layer, without the padding that `forward` has put around the float input."""
-        zeros = (0,) * len(self.stride)
         if self.padding_mode != "zeros":
-            return Convolution(self.stride, zeros, self.dilation, self.groups)
-        both_sides = self.padding_sides
+            return self.padded_op([0] * 2 * len(self.stride))
+        return self.padded_op(self.padding_sides)
+
+    def operation(self, input: Tensor) -> Convolution:
+        """`op`; what pads by the size of its input has another one for each."""
+        return self.op
+
+    def padded_op(self, both_sides: list[int]) -> Convolution:
+        """The convolution with this padding around the quantized input."""
+        zeros = (0,) * len(self.stride)
         if self.padding_value and any(both_sides):
             value = float(self.padding_value)
             return Convolution(self.stride, zeros, self.dilation, self.groups, tuple(both_sides), value)
@@ -92,7 +99,7 @@ class _QConv(QuantizedLayer):
         _check_shape(input, self.weight.ndim, self.in_channels)
         if self.padding_mode != "zeros":
             input = F.pad(input, self.padding_sides, mode=self.padding_mode)
-        op = self.op
+        op = self.operation(input)
         if not self.scheme.scale_map:
             return self.apply_op(input, op, self.bias)
         output = self.apply_op(input, op, None)

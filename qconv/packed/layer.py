@@ -25,6 +25,7 @@ from .tensors import joined
 
 CLASSES = ("QConv1d", "QConv2d", "QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QLinear")
 DEFORMABLE = ("QDeformConv2d", "QDeformConv2dPack")
+KNOWN = CLASSES + DEFORMABLE + layers.OF_TIMM
 QUANTIZERS = ("input_quantizer", "weight_quantizer", "grad_quantizer")
 NO_CODES = Codes(torch.zeros(0, dtype=torch.int8, device="cpu"), torch.ones((), device="cpu"))
 
@@ -55,9 +56,12 @@ def layer_class(name: str) -> type[QuantizedLayer]:
     Raises:
         ValueError: there is none of this name.
     """
-    if name not in (*CLASSES, *DEFORMABLE):
-        raise ValueError(f"type (={name!r}) must be one of {', '.join((*CLASSES, *DEFORMABLE))}")
-    return getattr(layers, name)  # of the deformable ones it imports torchvision
+    if name not in KNOWN:
+        raise ValueError(f"type (={name!r}) must be one of {', '.join(KNOWN)}")
+    try:
+        return getattr(layers, name)  # imports torchvision or timm where the layer is theirs
+    except ImportError as error:
+        raise ValueError(f"type (={name!r}) needs a package that can't be imported: {error}") from error
 
 
 def class_name(layer: QuantizedLayer) -> str:
@@ -68,16 +72,20 @@ def class_name(layer: QuantizedLayer) -> str:
     """
     if type(layer).__module__.startswith(f"{layers.__name__}."):
         names = CLASSES + (DEFORMABLE if "Deform" in layer.float_type.__name__ else ())
+        names += layers.OF_TIMM if layer.float_type.__module__.startswith("timm.") else ()
         for name in names:
             if getattr(layers, name).float_type is layer.float_type:
                 return name
-    raise ValueError(f"type (={type(layer).__name__}) must be one of {', '.join((*CLASSES, *DEFORMABLE))}")
+    kind = type(layer).__name__
+    made_of = f", made of a {layer.float_type.__name__}," if "float_type" in layer.__dict__ else ""
+    raise ValueError(f"type (={kind}){made_of} must be one of {', '.join(KNOWN)}")
 
 
-def geometry(layer: nn.Module, float_type: type[nn.Module]) -> dict[str, Any]:
-    """The arguments of the constructor of `float_type` that made `layer`, but for defaults, as plain data."""
-    found = {}
-    for name, parameter in list(inspect.signature(float_type.__init__).parameters.items())[1:]:
+def geometry(layer: nn.Module, kind: type[QuantizedLayer]) -> dict[str, Any]:
+    """The constructor's arguments that made `layer`, float or of class `kind`, but for defaults, as plain data."""
+    found: dict[str, Any] = {name: getattr(layer, name) for name in kind.own_arguments}
+    described = kind.float_type if kind.described_as is None else kind.described_as
+    for name, parameter in list(inspect.signature(described.__init__).parameters.items())[1:]:
         if name in ("device", "dtype"):
             continue
         value = getattr(layer, name) is not None if name == "bias" else getattr(layer, name)
@@ -125,7 +133,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
     entries += [entry(joined(name, f"input_quantizer.{key}"), tensor, name) for key, tensor in _learned(input)]
     described = header.Layer(
         type=kind,
-        arguments=geometry(layer, layer.float_type),
+        arguments=geometry(layer, type(layer)),
         scheme=layer.scheme.name,
         input=call,
         weight=weight,
@@ -154,7 +162,7 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
     if type(layer) is not kind.float_type:
         stored, here = kind.float_type.__name__, type(layer).__name__
         raise ValueError(f"layer '{name}' is a {stored} in the file, and a {here} here: give the float network")
-    found = geometry(layer, kind.float_type)
+    found = geometry(layer, kind)
     for key in found.keys() | described.arguments.keys():
         if found.get(key) != described.arguments.get(key):
             raise ValueError(
@@ -264,7 +272,12 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
     codes = _codes(name, layer, strict)
     if codes is None:  # it keeps real numbers
         whole = tuple(layer.weight.shape)
-        return None, [Entry(name, joined(name, "weight"), layer.weight.dtype, whole, layer.quantized_weight)]
+        kept = layer.quantized_weight
+        if layer.filters_are_computed:  # from the weight, again when it is loaded
+            if strict and not isinstance(quantizer, Identity):
+                raise ValueError(f"layer '{name}': the weight that it computes has no codes, and can't be packed")
+            kept = layer.weight.detach
+        return None, [Entry(name, joined(name, "weight"), layer.weight.dtype, whole, kept)]
     values = codes.values
     if not values.is_floating_point() or not values.numel() or values.abs().max() <= header.LARGEST_CODE:
         values = values.nan_to_num().long() - codes.zero

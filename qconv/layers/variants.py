@@ -1,0 +1,107 @@
+"""What quantized forms of well-known subclasses of convolutions add: a computed weight, padding by the input's size.
+
+The quantized form of a class of your own is a subclass of a quantized layer and of that class, with ``float_type`` set
+to it; give it to `qconv.convert` as ``subclasses={UnitConv2d: QUnitConv2d}``:
+
+    class QUnitConv2d(ComputedFilters, QConv2d, UnitConv2d):
+        float_type = UnitConv2d
+
+        def filters(self):
+            return self.weight / self.weight.norm()
+
+A class that computes what its parent computes needs none: ``subclasses={MyConv2d: QConv2d}``.
+"""
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..function import Convolution
+from ..quantizers import INQ, ShiftPS
+from ..schemes import Scheme
+from .base import QuantizedLayer
+from .conv import QConv2d
+
+
+class ComputedFilters(QuantizedLayer):
+    """Mixin for layers that quantize what `filters` computes from the weight; the gradient goes through it.
+
+    Nothing is written back into the weight: the clamp of a scheme has no effect, so `filters` should keep the range.
+    Schemes that learn other tensors in place of the weight (`schemes.shift_ps`), or freeze it by and by
+    (`schemes.inq`), raise a ValueError.
+    """
+
+    filters_are_computed = True
+
+    @property
+    def baked_type(self) -> type[nn.Module]:
+        """What `bake_` makes of it: a class that takes the weight as it is."""
+        return nn.Conv2d
+
+    @classmethod
+    def check_scheme(cls, scheme: Scheme) -> None:
+        super().check_scheme(scheme)
+        if any(isinstance(each, INQ | ShiftPS) for each in scheme.weight().modules()):
+            raise ValueError(f"{scheme.name} changes the weight itself, and {cls.__name__} computes it from another")
+
+    def _put_back(self, filters: Tensor) -> None:
+        pass
+
+    def bake_(self) -> None:
+        kind = self.baked_type
+        super().bake_()  # it is of `float_type` then
+        cast(nn.Module, self).__class__ = kind
+
+
+class StandardizedFilters(ComputedFilters):
+    """Mixin for weight standardization (arXiv:1903.10520), with the gain of arXiv:2101.08692 where the layer has one.
+
+    ``filters = gain · scale · (w − mean) / √(var + eps)``, mean and (biased) variance of each filter; ``gain`` and
+    ``scale`` are 1 where the layer has none. What is quantized is this.
+    """
+
+    eps: float
+    scale: float
+    gain: nn.Parameter
+
+    def filters(self) -> Tensor:
+        rows = self.weight.reshape(1, len(self.weight), -1)
+        factor = (self.gain * self.scale).view(-1) if hasattr(self, "gain") else None
+        standard = F.batch_norm(rows, None, None, weight=factor, training=True, momentum=0.0, eps=self.eps)
+        return standard.reshape_as(self.weight)
+
+    def bake_(self) -> None:
+        super().bake_()
+        if hasattr(self, "gain"):
+            del self.gain
+
+
+class SamePadded(QConv2d):
+    """Mixin for TensorFlow's "same" padding: as much as gives ``ceil(size / stride)`` outputs, an odd one at the end.
+
+    It is put around the quantized input, filled with ``padding_value``. `same_pad` False is the padding of `QConv2d`.
+    """
+
+    same_pad: bool = True
+
+    @property
+    def pads_by_input(self) -> bool:
+        return self.same_pad
+
+    def operation(self, input: Tensor) -> Convolution:
+        if not self.same_pad:
+            return self.op
+        spans = zip(input.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True)
+        return self.padded_op(same_sides([_missing(*span) for span in spans]))
+
+
+def same_sides(totals: Sequence[int]) -> list[int]:
+    """Totals of padding, shared out in the order of `torch.nn.functional.pad`."""
+    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+
+
+def _missing(size: int, kernel_size: int, stride: int, dilation: int) -> int:
+    outputs = -(-size // stride)
+    return max((outputs - 1) * stride + dilation * (kernel_size - 1) + 1 - size, 0)

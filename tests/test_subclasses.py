@@ -1,0 +1,220 @@
+"""Subclasses of convolutions that `convert` knows, those that a caller adds, and what it says where most stay."""
+
+import copy
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.linear import Linear
+from timm.layers.std_conv import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
+from torch import Tensor, nn
+
+import qconv
+from qconv import layers, schemes
+from qconv.layers import ComputedFilters, QConv2d
+
+LAYERS: dict[str, Any] = {
+    "Conv2dSame": lambda **kw: Conv2dSame(4, 6, (3, 2), stride=(2, 1), dilation=(1, 3), groups=2, **kw),
+    "Conv2dSame/3": lambda **kw: Conv2dSame(4, 6, 2, stride=3, **kw),
+    "StdConv2d": lambda **kw: StdConv2d(4, 6, 3, stride=2, groups=2, bias=True, eps=1e-3, **kw),
+    "StdConv2dSame": lambda **kw: StdConv2dSame(4, 6, 3, stride=2, **kw),
+    "StdConv2dSame/1": lambda **kw: StdConv2dSame(4, 6, 3, padding="same", **kw),
+    "ScaledStdConv2d": lambda **kw: ScaledStdConv2d(4, 6, 3, gamma=1.7, gain_init=0.8, **kw),
+    "ScaledStdConv2dSame": lambda **kw: ScaledStdConv2dSame(4, 6, 3, stride=2, gamma=1.7, **kw),
+}
+builders = pytest.mark.parametrize("build", LAYERS.values(), ids=LAYERS.keys())
+
+
+def expected_filters(layer: Any) -> Any:
+    """The standardized weight, filter by filter, from its formula."""
+    if type(layer) is Conv2dSame:
+        return layer.weight
+    rows = []
+    for number, row in enumerate(layer.weight):
+        centred = row - row.sum() / row.numel()
+        row = centred / ((centred * centred).sum() / row.numel() + layer.eps).sqrt()
+        rows.append(row * layer.gain[number] * layer.scale if hasattr(layer, "gain") else row)
+    return torch.stack(rows)
+
+
+def expected_output(layer: Any, input: Tensor, input_quantizer: nn.Module, weight_quantizer: nn.Module) -> Tensor:
+    """What the layer computes, from the stand-alone quantizers and a sum over the taps of the kernel."""
+    weight, input = weight_quantizer(expected_filters(layer)), input_quantizer(input)
+    sides = []
+    for size, kernel, stride, dilation, own in zip(
+        input.shape[2:], layer.kernel_size, layer.stride, layer.dilation, layer.padding, strict=True
+    ):
+        reach = dilation * (kernel - 1) + 1
+        total = max((math.ceil(size / stride) - 1) * stride + reach - size, 0)
+        is_same = "Same" in type(layer).__name__ and getattr(layer, "same_pad", True)
+        sides = [*((total // 2, total - total // 2) if is_same else (own, own)), *sides]
+    patches = F.unfold(F.pad(input, sides), layer.kernel_size, layer.dilation, 0, layer.stride)
+    groups = patches.view(len(input), layer.groups, -1, patches.shape[-1])
+    rows = weight.reshape(layer.groups, len(weight) // layer.groups, -1)
+    output = torch.einsum("ngkp,gok->ngop", groups, rows).reshape(len(input), len(weight), -1)
+    height = (
+        input.shape[2] + sides[2] + sides[3] - layer.dilation[0] * (layer.kernel_size[0] - 1) - 1
+    ) // layer.stride[0]
+    return output.view(*output.shape[:2], height + 1, -1) + (0 if layer.bias is None else layer.bias.view(-1, 1, 1))
+
+
+@builders
+@pytest.mark.parametrize("scheme", [schemes.identity(), schemes.bnn(), schemes.xnor(), schemes.dorefa(3, 3)], ids=str)
+def test_forward_and_gradients_are_those_of_the_formula(build: Any, scheme: qconv.Scheme) -> None:
+    layer = build(dtype=torch.float64)
+    twin = copy.deepcopy(layer)
+    layer = qconv.convert(nn.Sequential(layer), scheme, skip=())[0]
+    assert isinstance(layer, qconv.QuantizedLayer)
+    assert isinstance(layer, type(twin))
+    for size in ((9, 8), (6, 7)):
+        input = torch.randn(2, 4, *size, dtype=torch.float64, requires_grad=True)
+        output = layer(input)
+        expected = expected_output(twin, input, scheme.input(), scheme.weight())
+        torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
+        weights = torch.randn_like(output)
+        own = torch.autograd.grad((output * weights).sum(), [input, *layer.parameters()])
+        its = torch.autograd.grad((expected * weights).sum(), [input, *twin.parameters()])
+        assert len(own) == len(its)
+        for one, other in zip(own, its, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+        if scheme.name == "identity()":
+            torch.testing.assert_close(output, twin(input), rtol=1e-12, atol=1e-12)
+
+
+@builders
+def test_to_float_gives_the_class_back(build: Any) -> None:
+    model = nn.Sequential(build(), nn.ReLU())
+    input = torch.randn(2, 4, 9, 9)
+    expected, kind = model(input), type(model[0])
+    qconv.convert(model, schemes.bnn(padding_value=1), skip=(), before_sign="keep")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    handle = qconv.after_every_step(optimizer, model)
+    assert not model(input).equal(expected)
+    optimizer.step()
+    handle.remove()
+    qconv.to_float(model)
+    assert type(model[0]) is kind
+    assert model(input).equal(expected)
+
+
+@builders
+def test_packed_and_frozen(build: Any, tmp_path: Path) -> None:
+    for scheme in (schemes.bnn(), schemes.lsq(4, 4, signed_input=True), schemes.bwn(), schemes.identity()):
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(build(), nn.BatchNorm2d(6))
+        float_model = copy.deepcopy(model)
+        qconv.convert(model, scheme, skip=())
+        input = torch.randn(2, 4, 9, 9)
+        model(input)
+        expected = model.eval()(input)
+        qconv.save_packed(model, tmp_path / "model.safetensors")
+        loaded: Any = qconv.load_packed(tmp_path / "model.safetensors", float_model)
+        assert loaded.eval()(input).equal(expected)
+        torch.testing.assert_close(qconv.freeze(model)(input), expected, rtol=1e-4, atol=1e-5)
+        qconv.to_float(loaded)
+        assert type(loaded[0]) is type(build())
+
+
+def test_schemes_that_change_the_weight_itself_are_refused() -> None:
+    for scheme in (schemes.shift_ps(), schemes.inq(), schemes.staged([(0, schemes.lsq()), (0.5, schemes.inq())])):
+        model = nn.Sequential(nn.Conv2d(4, 4, 3), StdConv2d(4, 4, 3))
+        with pytest.raises(ValueError, match=r"layer '1' \(StdConv2d\): .* changes the weight itself, and QStdConv2d"):
+            qconv.convert(model, scheme, skip=())
+        assert type(model[0]) is nn.Conv2d
+
+
+def test_layers_of_timm_are_built_as_timm_builds_them() -> None:
+    layer = layers.QScaledStdConv2d(4, 6, 3, gamma=1.7, scheme=schemes.bnn())
+    assert (layer.scale, layer.padding, layer.scheme.name) == (1.7 * 36**-0.5, (1, 1), "bnn()")
+    linear: Any = qconv.convert(nn.Sequential(Linear(4, 4)), schemes.bnn(), skip=())[0]
+    assert type(linear) is layers.QTimmLinear
+    assert linear(torch.randn(2, 4)).shape == (2, 4)
+
+
+class Same(nn.Conv2d):
+    """Computes what its parent computes."""
+
+
+class UnitConv2d(nn.Conv2d):
+    """Divides its weight by its norm."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self._conv_forward(input, self.weight / self.weight.norm(), self.bias)
+
+
+class QUnitConv2d(ComputedFilters, QConv2d, UnitConv2d):
+    """`UnitConv2d`, quantized."""
+
+    float_type = UnitConv2d
+
+    def filters(self) -> Tensor:
+        return self.weight / self.weight.norm()
+
+
+def test_a_callers_own_subclasses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Same(4, 4, 3), UnitConv2d(4, 4, 3))
+    input = torch.randn(1, 3, 9, 9)
+    expected = model(input)
+    table = {Same: QConv2d, UnitConv2d: QUnitConv2d}
+    qconv.plan(model, schemes.identity(), skip=(), subclasses=table)
+    assert "UnitConv2d → QUnitConv2d identity()" in capsys.readouterr().out
+    qconv.convert(model, schemes.identity(), skip=(), subclasses=table)
+    assert [type(layer) for layer in model] == [QConv2d, QConv2d, QUnitConv2d]
+    assert model(input).equal(expected)
+    with pytest.raises(ValueError, match=r"layer '1': type \(=QConv2d\), made of a Same, must be one of"):
+        qconv.save_packed(model, tmp_path / "model.safetensors")
+    qconv.to_float(copy.deepcopy(model))
+    qconv.to_float(model)
+    assert [type(layer) for layer in model] == [nn.Conv2d, Same, UnitConv2d]
+    assert model(input).equal(expected)
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({Same: nn.Conv2d}, r"subclasses\[.*Same.*\] \(=.*Conv2d.*\) must be a quantized layer's class"),
+        ({Same: qconv.QLinear}, r"subclasses: .*Same.* must be a float subclass of Linear, as QLinear is"),
+        ({qconv.BNNConv2d: QConv2d}, "must be a float subclass of Conv2d"),
+    ],
+)
+def test_wrong_tables(table: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        qconv.convert(nn.Sequential(Same(4, 4, 3)), schemes.bnn(), skip=(), subclasses=table)
+
+
+def test_it_is_said_when_most_layers_stay() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Same(4, 4, 3), Same(4, 4, 3), UnitConv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    message = r"3 of 5 layers stay float, because subclasses may compute anything: 2 Same, 1 UnitConv2d\. If they"
+    with pytest.warns(UserWarning, match=message) as seen:
+        qconv.convert(model, schemes.bnn(), skip=())
+    assert seen[0].filename == __file__
+    qconv.convert(qconv.to_float(model), schemes.bnn(), skip=(), subclasses={Same: QConv2d})
+
+
+def test_an_nfnet_is_converted() -> None:
+    model = timm.create_model("nfnet_f0", num_classes=4)
+    steps = qconv.plan(model, schemes.bnn()).steps
+    assert [step.names[0] for step in steps if step.scheme is None] == ["stem.conv1", "head.fc"]
+
+
+@pytest.mark.parametrize("name", ["beit_base_patch16_224", "eva02_tiny_patch14_224", "swinv2_tiny_window8_256"])
+def test_attentions_of_timm_call_their_layers(name: str) -> None:
+    size = {"beit_base_patch16_224": 32, "eva02_tiny_patch14_224": 28, "swinv2_tiny_window8_256": 64}[name]
+    sizes: dict[str, Any] = {"embed_dim": 48, "depth": 1, "num_heads": 2}
+    if "swin" in name:
+        sizes = {"embed_dim": 24, "depths": (1, 1, 1, 1), "num_heads": (1, 2, 4, 8), "window_size": 2}
+    model = timm.create_model(name, img_size=size, num_classes=2, **sizes).eval()
+    input = torch.randn(1, 3, size, size)
+    with torch.no_grad():
+        expected = model(input)
+        qconv.convert(model, schemes.identity())
+        torch.testing.assert_close(model(input), expected)  # the watch would warn
+        qkv = [layer for name, layer in model.named_modules() if name.endswith("attn.qkv")]
+        assert {type(layer) for layer in qkv} == {qconv.QLinear}
+        qconv.to_float(model)
+        assert model(input).equal(expected)
