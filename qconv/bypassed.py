@@ -3,6 +3,7 @@
 import warnings
 from collections import Counter
 from collections.abc import Iterable
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -101,6 +102,7 @@ class FirstForwards:
     def __init__(self) -> None:
         self.left = {True, False}
         self.watch: Watch | None = None
+        self.thread = 0  # of the forward that is watched: others may run at the same time
 
     def before(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         """The hook before the forward."""
@@ -110,15 +112,16 @@ class FirstForwards:
             or any(isinstance(each, Proxy) for each in args)
         ):
             return
-        if self.watch is not None or model.training not in self.left:
+        if self.watch is not None or model.training not in self.left or getattr(model, "_is_replica", False):
             return
+        self.thread = get_ident()
         self.left = self.left - {model.training}
         self.watch = Watch(model, [module for module in model.modules() if isinstance(module, QuantizedLayer)])
         self.watch.__enter__()
 
     def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         """The hook after it, also where it fails."""
-        if torch.compiler.is_compiling() or self.watch is None:
+        if torch.compiler.is_compiling() or self.watch is None or self.thread != get_ident():
             return
         watch, self.watch = self.watch, None
         watch.__exit__(None, None, None)
@@ -161,8 +164,8 @@ def mark(model: nn.Module, layers: Iterable[nn.Module]) -> None:
     listed = ", ".join(f"'{name}' in {parent_of(model, name)}" for name in names[:LISTED])
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     warnings.warn(
-        f"the forward of {type(model).__name__} computes with the float weights of {len(names)} quantized layers and "
-        f"never calls them: {listed}{more}. Convert the float model with these in skip, or with example=input, which "
+        f"{type(model).__name__} computes with the float weights of quantized layers that it never calls "
+        f"({len(names)}): {listed}{more}. Convert the float model with these in skip, or with example=input, which "
         "leaves them float",
         stacklevel=2,
     )

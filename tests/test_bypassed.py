@@ -3,6 +3,7 @@
 import copy
 import pickle
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import qconv
 from qconv import schemes
+from qconv.bypassed import Watch
 
 
 class Attention(nn.Module):
@@ -62,7 +64,7 @@ class Skipping(nn.Sequential):
 
 
 MESSAGE = (
-    r"the forward of Network computes with the float weights of 1 quantized layers and never calls them: "
+    r"Network computes with the float weights of quantized layers that it never calls \(1\): "
     r"'attention\.inner' in Attention\."
 )
 
@@ -200,6 +202,18 @@ def test_copies_and_files_of_a_watched_model() -> None:
         model(torch.randn(2, 9))  # what fails is watched to its end
     assert _get_current_dispatch_mode() is None
     assert qconv.to_float(model)._forward_hooks == {}
+
+
+def test_threads_do_not_end_each_others_watch() -> None:
+    model = qconv.convert(Network(), schemes.bnn(), skip=("first", "last", ".*inner")).eval()
+    before, after = next(iter(model._forward_pre_hooks.values())), next(iter(model._forward_hooks.values()))
+    before(model, ())
+    thread = Thread(target=model, args=(torch.randn(2, 8),))
+    thread.start()
+    thread.join()
+    assert isinstance(_get_current_dispatch_mode(), Watch)
+    after(model, (), None)
+    assert _get_current_dispatch_mode() is None
 
 
 def test_a_compiled_model_stays_in_one_graph() -> None:

@@ -307,7 +307,9 @@ class QuantizedLayer(nn.Module):
         try:
             check_computed(self.weight_quantizer, self.filters().detach(), maker)
         except ValueError as error:
-            raise ValueError(f"{type(self).__name__} ({self.scheme.name}): {error}") from error
+            place = self.__dict__.get("name_in_model")
+            layer = type(self).__name__ if place is None else f"{type(self).__name__} {place!r}"
+            raise ValueError(f"{layer} ({self.scheme.name}): {error}") from error
         self.__dict__["_checked_maker"] = maker
 
     @classmethod
