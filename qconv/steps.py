@@ -27,13 +27,40 @@ def after_step(model: nn.Module) -> None:
 def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """Make every ``optimizer.step()`` end with `after_step`; ``handle.remove()`` undoes it.
 
-    Works in a hand-written loop, under Lightning and with a gradient scaler, which all call ``step``.
+    Works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step`` of
+    the optimizer itself: of one that wraps another, the innermost is meant. `copy.deepcopy` and `pickle` of torch's
+    optimizers leave this out: call it again for the copies, which warn otherwise once they are trained.
+
+    Raises:
+        TypeError: ``optimizer`` is no torch optimizer and wraps none.
     """
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+    for layer in layers:
+        layer.is_stepped, layer.lacks_step = True, False
+    return _innermost(optimizer).register_step_post_hook(_AfterStep(model))
 
-    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        after_step(model)
 
-    return optimizer.register_step_post_hook(hook)
+class _AfterStep:
+    """A hook that is copied together with its model, for optimizers whose copies keep their hooks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        after_step(self.model)
+
+
+def _innermost(optimizer: Any) -> Optimizer:
+    """The optimizer that makes the step: Accelerate's, Lightning's and others wrap it."""
+    seen: set[int] = set()
+    while id(optimizer) not in seen:
+        seen.add(id(optimizer))
+        attributes = getattr(optimizer, "__dict__", {})
+        inside = (attributes.get(name) for name in ("optimizer", "_optimizer"))
+        optimizer = next((each for each in inside if isinstance(each, Optimizer)), optimizer)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer (={optimizer!r:.200}) must be a torch.optim.Optimizer, or wrap one")
+    return optimizer
 
 
 def set_progress(model: nn.Module, progress: float) -> None:

@@ -1,10 +1,12 @@
 """Layers that are not trained stay as they are, and what follows from the weight follows it until training starts."""
 
 import copy
+import pickle
 from typing import Any
 
 import pytest
 import torch
+from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import nn
 
 import qconv
@@ -93,3 +95,164 @@ def test_another_scheme_for_a_frozen_layer(scheme: Scheme) -> None:
     assert not any(parameter.requires_grad for parameter in layer.parameters())
     layer.reset_parameters()
     assert not any(parameter.requires_grad for parameter in layer.parameters())
+
+
+# Weights that are set anew
+
+FROM_WEIGHT = [
+    schemes.shift_ps(),
+    schemes.dsq(),
+    schemes.lsq(),
+    schemes.lsq_plus(),
+    schemes.recu(),
+    schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))]),
+]
+EACH_FROM_WEIGHT = pytest.mark.parametrize("scheme", FROM_WEIGHT, ids=str)
+INITIALIZED: dict[str, Any] = {
+    "nn.init": lambda layer: nn.init.kaiming_normal_(layer.weight),
+    "apply": lambda layer: layer.apply(lambda part: nn.init.normal_(part.weight) if hasattr(part, "weight") else None),
+    "data": lambda layer: layer.weight.data.normal_(0, 0.3),
+    "copy_": lambda layer: layer.weight.detach().copy_(torch.randn(4, 3, 3, 3)),
+    "another parameter": lambda layer: setattr(layer, "weight", nn.Parameter(torch.randn(4, 3, 3, 3))),
+}
+
+
+def built_with(weight: torch.Tensor, scheme: Scheme) -> Any:
+    """A layer that was converted with these weights."""
+    layer = nn.Conv2d(3, 4, 3, bias=False)
+    layer.weight = nn.Parameter(weight.detach().clone())
+    return qconv.convert(layer, scheme, skip=())
+
+
+@pytest.mark.parametrize("again", INITIALIZED.values(), ids=INITIALIZED)
+@EACH_FROM_WEIGHT
+def test_learned_tensors_follow_a_weight_that_is_set_anew(scheme: Scheme, again: Any) -> None:
+    layer: Any = qconv.QConv2d(3, 4, 3, bias=False, scheme=scheme)
+    again(layer)
+    expected, input = built_with(layer.weight, scheme), torch.rand(2, 3, 5, 5)
+    for one in (layer, copy.deepcopy(layer)):  # a copy of what has not been used yet
+        assert one.state_dict().keys() == expected.state_dict().keys()
+        for name, tensor in one.state_dict().items():
+            assert tensor.equal(expected.state_dict()[name]) or name.endswith("key"), name
+    again(layer)
+    assert layer.eval()(input).equal(built_with(layer.weight, scheme).eval()(input))
+    again(layer)
+    assert layer.quantized_weight().equal(built_with(layer.weight, scheme).quantized_weight())
+
+
+@EACH_FROM_WEIGHT
+def test_from_the_first_training_step_on_they_do_not(scheme: Scheme) -> None:
+    layer: Any = qconv.QConv2d(3, 4, 3, bias=False, scheme=scheme)
+    layer.double()
+    layer(torch.rand(2, 3, 5, 5, dtype=torch.float64)).sum().backward()
+    learned = [parameter.detach().clone() for parameter in layer.weight_quantizer.parameters()]
+    nn.init.normal_(layer.weight)
+    layer.eval()(torch.rand(2, 3, 5, 5, dtype=torch.float64))
+    assert all(map(torch.equal, layer.weight_quantizer.parameters(), learned))
+
+
+@EACH_FROM_WEIGHT
+def test_nor_do_those_that_were_loaded_or_averaged(scheme: Scheme) -> None:
+    source: Any = qconv.QConv2d(3, 4, 3, scheme=scheme)
+    with torch.no_grad():
+        for parameter in source.weight_quantizer.parameters():
+            parameter.mul_(0.75)
+    layer: Any = qconv.QConv2d(3, 4, 3, scheme=scheme)
+    nn.init.normal_(layer.weight)
+    layer.load_state_dict(source.state_dict())
+    average: Any = torch.optim.swa_utils.AveragedModel(source)
+    average.update_parameters(source)
+    for one in (layer, average.module):
+        one.eval()(torch.rand(2, 3, 5, 5))
+        pairs = zip(one.weight_quantizer.parameters(), source.weight_quantizer.parameters(), strict=True)
+        assert all(mine.equal(theirs) for mine, theirs in pairs)
+
+
+def test_they_follow_after_a_cast_and_a_float_checkpoint() -> None:
+    layer: Any = qconv.QConv2d(3, 4, 3, bias=False, scheme=schemes.dsq()).double()
+    layer.load_state_dict({"weight": torch.randn(4, 3, 3, 3)})
+    nn.init.normal_(layer.weight)
+    assert layer.eval().weight_quantizer.upper == layer.weight.max()
+
+
+# Copies of an optimizer
+
+
+def stepped(layer: Any, optimizer: torch.optim.Optimizer) -> float:
+    """The largest weight after a step."""
+    optimizer.zero_grad()
+    layer(torch.randn(2, 3, 6, 6)).square().mean().backward()
+    optimizer.step()
+    return layer.weight.abs().max().item()
+
+
+class KeepsHooks(torch.optim.SGD):
+    """Copies, unlike torch's own, keep their hooks."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "step"}
+
+
+def test_a_hook_that_is_copied_clamps_the_copy() -> None:
+    layer = qconv.BNNConv2d(3, 4, 3)
+    optimizer = KeepsHooks(layer.parameters(), lr=50.0)
+    qconv.after_every_step(optimizer, layer)
+    both: Any = (layer, optimizer)
+    for copied in (copy.deepcopy(both), pickle.loads(pickle.dumps(both))):
+        with torch.no_grad():
+            layer.weight.fill_(7)
+        assert stepped(*copied) == 1
+        assert stepped(*copied) == 1
+        assert layer.weight.eq(7).all()
+
+
+@pytest.mark.parametrize("copies", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
+def test_a_hook_that_is_lost_is_missed(copies: Any) -> None:
+    layer = qconv.BNNConv2d(3, 4, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=50.0)
+    qconv.after_every_step(optimizer, layer)
+    other, others = copies((layer, optimizer))
+    stepped(other, others)
+    with pytest.warns(UserWarning, match=r"BNNConv2d \(bnn\(\)\) is a copy.*Call qconv.after_every_step\(opt"):
+        stepped(other, others)
+    stepped(other, others)  # it is said once
+    other, others = copies((layer, optimizer))
+    qconv.after_every_step(others, other)
+    assert [stepped(other, others) for _ in range(3)] == [1, 1, 1]
+    average = copies(layer)
+    with torch.no_grad():
+        for _ in range(2):
+            average.train()(torch.randn(2, 3, 6, 6))
+            average.weight.lerp_(layer.weight, 0.1)
+    by_hand, its = copies((layer, optimizer))
+    for _ in range(3):
+        stepped(by_hand, its)
+        qconv.after_step(by_hand)
+
+
+class Wrapping(torch.optim.Optimizer):
+    """As Accelerate does it: an optimizer by class, which never ran the base's constructor."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> Any:
+        return self.optimizer.step(closure)
+
+
+def test_an_optimizer_in_a_wrapper() -> None:
+    layer = qconv.BNNConv2d(3, 4, 3)
+    optimizer = Wrapping(Wrapping(torch.optim.SGD(layer.parameters(), lr=50.0)))
+    handle = qconv.after_every_step(optimizer, layer)
+    assert stepped(layer, optimizer) == 1
+    optimizer.step(lambda: layer(torch.randn(2, 3, 6, 6)).sum())
+    handle.remove()
+    assert stepped(layer, optimizer) > 1
+    lightning = LightningOptimizer(torch.optim.SGD(layer.parameters(), lr=50.0))
+    qconv.after_every_step(lightning, layer)  # pyright: ignore[reportArgumentType]
+    assert stepped(layer, lightning.optimizer) == 1
+    with pytest.raises(TypeError, match=r"optimizer \(=Linear.*\) must be a torch.optim.Optimizer, or wrap one"):
+        qconv.after_every_step(nn.Linear(1, 1), layer)  # pyright: ignore[reportArgumentType]

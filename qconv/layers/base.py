@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -16,6 +16,8 @@ from ..quantizers.part import Part
 from ..quantizers.processes import is_sharded, mean_over_processes, sum_over_processes
 from ..schemes import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
+from .origin import follow, leave, mark
+from .steps import LIFE, check_step
 from .watch import watch
 
 
@@ -37,6 +39,8 @@ class QuantizedLayer(nn.Module):
         batches_watched: how many of the first training batches `watch` has looked at.
         name_in_model: what `qconv.convert` found it under; in ``__dict__`` only then.
         is_bypassed: a forward was seen that computed with ``weight`` and never called the layer.
+        is_stepped: optimizer steps end with `after_step_` of this layer.
+        lacks_step: it is a copy of a layer of which that is so, and has had no such step itself.
         observe: is shown every input, as `qconv.calibrate` asks for; None otherwise.
     """
 
@@ -54,6 +58,8 @@ class QuantizedLayer(nn.Module):
     batches_watched: int = 0
     name_in_model: str
     is_bypassed: bool = False
+    is_stepped: bool = False
+    lacks_step: bool = False
     observe: Callable[[Tensor], None] | None = None
 
     def set_scheme(self, scheme: Scheme | None) -> None:
@@ -82,6 +88,7 @@ class QuantizedLayer(nn.Module):
         for quantizer in self.quantizers().values():
             quantizer.requires_grad_(trained)
         self.weight.requires_grad_(trained and not self.weight_quantizer.replaces_weight)
+        mark(self)
 
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:
@@ -113,6 +120,7 @@ class QuantizedLayer(nn.Module):
 
     def quantized_weight(self) -> Tensor:
         """The weight of the forward pass in evaluation, in the layout of ``weight``; carries no gradient."""
+        follow(self)
         quantizer, training = self.weight_quantizer, self.weight_quantizer.training
         quantizer.eval()  # stochastic rounding is for training
         with torch.no_grad():
@@ -126,6 +134,7 @@ class QuantizedLayer(nn.Module):
 
     def weight_codes(self) -> Codes:
         """Integer codes and scales of `quantized_weight`, output channels in dimension 0."""
+        follow(self)
         quantizer, training = self.weight_quantizer, self.weight_quantizer.training
         quantizer.eval()  # as there
         try:
@@ -140,6 +149,8 @@ class QuantizedLayer(nn.Module):
 
         What is frozen (``requires_grad=False``), the weight or a learned tensor, stays as it is.
         """
+        leave(self)
+        self.is_stepped, self.lacks_step = True, False
         if self._is_frozen:
             self.weight_quantizer.after_step_(None)
         else:
@@ -152,12 +163,15 @@ class QuantizedLayer(nn.Module):
     @torch.no_grad()
     def set_progress_(self, progress: float) -> None:
         """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 over the training."""
+        follow(self)
         filters = self.filters()
         if self._is_frozen:
             self.weight_quantizer.set_progress_(progress, filters.clone())
         else:
             self.weight_quantizer.set_progress_(progress, filters)
             self._put_back(filters)
+        if self.__dict__.get("_origin") is not None:
+            mark(self)
         for quantizer in self._other_quantizers():
             quantizer.set_progress_(progress, None)
 
@@ -186,6 +200,8 @@ class QuantizedLayer(nn.Module):
         """Run ``op`` with this layer's quantizers, under autocast in autocast's dtype as a float layer would."""
         if "weight" not in self._parameters and not torch.compiler.is_compiling():
             self._check_computed_weight()
+        if not torch.compiler.is_compiling():
+            self._before_forward()
         quantizers = Quantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
@@ -207,6 +223,16 @@ class QuantizedLayer(nn.Module):
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
             return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers, *extra)
+
+    def _before_forward(self) -> None:
+        """What the weight brings along that others have written to; training starts with the first gradient."""
+        if self.__dict__.get("_origin") is None and not self.lacks_step:
+            return
+        follow(self)
+        if self.training and torch.is_grad_enabled() and self.is_trained:
+            leave(self)
+            if self.lacks_step:
+                check_step(self)
 
     @torch.no_grad()
     def calibrate_(self, input: Tensor) -> None:
@@ -298,6 +324,7 @@ class QuantizedLayer(nn.Module):
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
         if "scheme" in self.__dict__:  # the twin's constructor comes here before there are quantizers
             self.weight_quantizer.initialize(self.filters().detach())
+            mark(self)
 
     def _check_computed_weight(self) -> None:
         """Raise a ValueError, at the first call, if the scheme can't do with a weight that is computed."""
@@ -353,7 +380,7 @@ class QuantizedLayer(nn.Module):
         for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
             if hasattr(self, name):
                 delattr(self, name)
-        for name in ("_checked_maker", "batches_watched", "name_in_model", "is_bypassed", "float_type"):
+        for name in ("_checked_maker", "batches_watched", "name_in_model", "is_bypassed", "float_type", *LIFE):
             self.__dict__.pop(name, None)
         cast(nn.Module, self).__class__ = kind
 
@@ -365,8 +392,27 @@ class QuantizedLayer(nn.Module):
         learned = f"{prefix}weight_quantizer."
         if f"{prefix}weight" in state_dict and not any(key.startswith(learned) for key in state_dict):
             self.weight_quantizer.initialize(self.filters().detach())
+            if self.__dict__.get("_origin") is not None:
+                mark(self)
+
+    def train(self, mode: bool = True) -> Self:
+        """As of any module."""
+        follow(self)  # a graph that is compiled can't look
+        return super().train(mode)
+
+    def __getstate__(self) -> dict[str, Any]:
+        follow(self)  # the copy's tensors have been written to as if for the first time
+        return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if self.__dict__.get("_origin") is not None:
+            mark(self)
+        if self.is_stepped:  # what calls `after_step_` of the original may not call that of the copy
+            self.is_stepped, self.lacks_step = False, True
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        follow(self)
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight_quantizer.replaces_weight:
             # The weight was only the start of training; what a float layer should load is what was learned.
