@@ -375,12 +375,14 @@ def test_last_is_the_newest_run_of_the_same_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("qconv.training.run_folder.is_named", lambda cfg: False)  # those by date and time
     one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "ckpt_path=last")
     for folder in ("1", "2"):
         program.train(config(*one_epoch, f"run_dir=outputs/day/{folder}", f"seed={folder}"))
         assert "ckpt_path=last: no such run so far, starting anew" in capsys.readouterr().out
     again = program.train(config(*one_epoch, "run_dir=outputs/day/3", "seed=1"))
-    assert "going on with outputs/day/1/checkpoints/last.ckpt" in capsys.readouterr().out
+    told = "going on with outputs/day/1/checkpoints/last.ckpt, of a run that has come to its end"
+    assert told in capsys.readouterr().out
     assert again.about["resumed_from"] == "outputs/day/1/checkpoints/last.ckpt"
 
 
@@ -593,7 +595,8 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
     ("argument", "message"),
     [
         ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be at least 1"),
-        ("+trainer.limit_val_batches=0", "no epoch was validated"),
+        ("+trainer.check_val_every_n_epoch=9", "check_val_every_n_epoch (=9) of max_epochs (=4)"),
+        ("+trainer.limit_val_batches=0", "trainer: no epoch would be validated with limit_val_batches (=0)"),
         (
             "scheme=inq trainer.max_epochs=3",
             "max_epochs (=3) must be at least 4: the last stage begins at 0.75 of them",

@@ -18,7 +18,6 @@ from torch.optim.swa_utils import update_bn
 
 from ..activations import replaced
 from ..convert import convert
-from ..files import atomic_file
 from ..schemes import Scheme
 from ..steps import is_final
 from ..summary import summarize
@@ -29,35 +28,47 @@ from .compare import call, check_config, check_tensors
 from .history import History
 from .initial_weights import load_weights
 from .result import Evaluation, Result, about_run, check_objective, write_json
-from .screen import show_model, show_note, show_outcome
+from .run_folder import EVALUATION, NETWORK, RESULT, RUN, average_of, check_free, claimed, find_last, is_first_process
+from .screen import show_model, show_outcome
 from .shipping import ship
 
-# What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
-NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
-RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
 # What gloo and NCCL say.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
-CONFIG = "config.yaml"
-BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")  # all of them in the folder of a run
 C = TypeVar("C", bound=Callback)
 
 
 def train(cfg: DictConfig) -> Result:
-    """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy."""
-    if cfg.ckpt_path == "last":
+    """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy.
+
+    Raises:
+        RunFolderError: the run's folder holds another run, or another process is writing there.
+    """
+    go_on = cfg.ckpt_path == "last"
+    if go_on:
         cfg.ckpt_path = find_last(cfg)
     if cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
+    if is_first_process():
+        check_free(cfg, go_on=go_on)  # and again behind the lock: to build the run can take minutes
     data, classifier, about = build(cfg)
     check_objective(cfg.objective, about)
     if cfg.ckpt_path is not None:
         check_average(cfg.ckpt_path, read_checkpoint(cfg.ckpt_path, classifier, RUN), classifier.config or {})
+    with claimed(cfg, go_on=go_on):
+        return fit_and_test(cfg, data, classifier, about)
+
+
+def fit_and_test(cfg: DictConfig, data: LightningDataModule, classifier: Classifier, about: dict[str, Any]) -> Result:
+    """The run itself, in its folder."""
     trainer, callbacks = start_run(cfg)
+    check_validation(trainer)
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
     with interruptions_named(trainer):
         trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
     if not checkpoints.best.is_file():
-        raise ValueError("trainer: no epoch was validated, so there is no best checkpoint to test")
+        raise ValueError(
+            f"trainer: no epoch was validated, so there is no best checkpoint to test; {where_to_go_on(trainer)}"
+        )
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
     with interruptions_named(trainer):
@@ -77,32 +88,20 @@ def train(cfg: DictConfig) -> Result:
         quantized=is_final(classifier),
         about=about,
     )
-    end_run(cfg, trainer, result, "result.json")
+    end_run(cfg, trainer, result, RESULT)
     return result
 
 
-def find_last(cfg: DictConfig) -> str | None:
-    """The `last.ckpt` in the run's folder; else the newest of a run of this configuration below the usual folders."""
-    own = Path(cfg.run_dir)
-    others = [path for pattern in ("outputs/*/*", "multirun/*/*/*") for path in Path().glob(pattern)]
-    found = [folder / LAST for folder in (own, *others) if (folder / LAST).is_file()]
-    if (own / LAST) not in found:
-        asked = OmegaConf.to_container(cfg, resolve=True)
-        found = [path for path in found if same_run(path.parents[1] / CONFIG, asked)]
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    rank_zero_only(show_note)(
-        f"ckpt_path=last: going on with {found[0]}" if found else "ckpt_path=last: no such run so far, starting anew"
-    )
-    return str(found[0]) if found else None
-
-
-def same_run(path: Path, asked: Any) -> bool:
-    """Whether the config file is that of a run which can be resumed as the one asked for."""
-    if not path.is_file():
-        return False
-    stored: Any = OmegaConf.to_container(OmegaConf.load(path))
-    stored.setdefault("before_sign", asked.get("before_sign"))  # `read_checkpoint` looks at what that changes
-    return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
+def check_validation(trainer: Trainer) -> None:
+    """Raise a ValueError if no epoch will be validated: there would be no best checkpoint to test."""
+    every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if trainer.limit_val_batches == 0:
+        reason = "limit_val_batches (=0)"
+    elif every is not None and epochs is not None and every > epochs > 0:
+        reason = f"check_val_every_n_epoch (={every}) of max_epochs (={epochs})"
+    else:
+        return
+    raise ValueError(f"trainer: no epoch would be validated with {reason}, and the test is of the best one")
 
 
 def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
@@ -114,23 +113,25 @@ def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any])
         raise CheckpointError(f"checkpoint {path} {words}: add {add}")
 
 
-def average_of(config: dict[str, Any]) -> Any:
-    """The config node of the moving average of the weights, or None."""
-    return (config.get("callbacks") or {}).get("ema")
-
-
 def evaluate(cfg: DictConfig) -> Evaluation:
-    """Validate and test the checkpoint `cfg.evaluate`."""
+    """Validate and test the checkpoint `cfg.evaluate`.
+
+    Raises:
+        RunFolderError: the folder for the figures holds those of another checkpoint, or of a run.
+    """
+    if is_first_process():
+        check_free(cfg, go_on=False)
     data, classifier, about = build(cfg)
     checkpoint = read_checkpoint(cfg.evaluate, classifier, NETWORK)
     classifier.load_state_dict(checkpoint["state_dict"])
-    trainer, _ = start_run(cfg)
-    with interruptions_named(trainer):
-        (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
-        (test,) = trainer.test(classifier, datamodule=data, verbose=False)
-    figures = {**val, **test, "quantized": is_final(classifier)}
-    evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
-    end_run(cfg, trainer, evaluation, "evaluation.json")
+    with claimed(cfg):
+        trainer, _ = start_run(cfg)
+        with interruptions_named(trainer):
+            (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
+            (test,) = trainer.test(classifier, datamodule=data, verbose=False)
+        figures = {**val, **test, "quantized": is_final(classifier)}
+        evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
+        end_run(cfg, trainer, evaluation, EVALUATION)
     return evaluation
 
 
@@ -251,14 +252,7 @@ def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) 
 
 
 def start_run(cfg: DictConfig) -> tuple[Trainer, list[Callback]]:
-    """The run's folder with the composed config in it, and the trainer with its callbacks."""
-    folder = Path(cfg.run_dir)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with atomic_file(folder / CONFIG) as file:
-            file.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
-    except OSError as error:
-        raise OSError(f"run_dir (={folder}) cannot be written: {error.strerror}") from error
+    """The trainer with its callbacks."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values()]
     loggers = [instantiate(node) for node in cfg.logger.values()]
     return instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks

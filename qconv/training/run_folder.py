@@ -1,0 +1,184 @@
+"""The folder of a run: which one `ckpt_path=last` means, that it holds one run, and that one process writes there."""
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning.utilities import rank_zero_only
+
+from ..files import atomic_file
+from ..packed import FILE
+from .screen import show_note
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
+NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
+RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
+CONFIG = "config.yaml"
+BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")  # all of them in the folder of a run
+RESULT, EVALUATION, LOCK = "result.json", "evaluation.json", ".lock"
+KEPT = (LAST, BEST, RESULT, FILE, EVALUATION)  # what another run must not overwrite
+
+
+class RunFolderError(ValueError):
+    """A folder that holds another run, or into which another process is writing."""
+
+
+def find_last(cfg: DictConfig) -> str | None:
+    """The `last.ckpt` in the run's folder.
+
+    Where the user has not named the folder, so that it is a new one, that of the newest run of this configuration below
+    the usual folders.
+    """
+    own = Path(cfg.run_dir)
+    found = [own / LAST] if (own / LAST).is_file() else []
+    if not found and not is_named(cfg):
+        asked = OmegaConf.to_container(cfg, resolve=True)
+        others = [path for pattern in ("outputs/*/*", "multirun/*/*/*") for path in Path().glob(pattern)]
+        found = [folder / LAST for folder in others if (folder / LAST).is_file() and same_run(folder / CONFIG, asked)]
+        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+    words = "no such run so far, starting anew"
+    if found:
+        finished = (found[0].parents[1] / RESULT).is_file()
+        words = f"going on with {found[0]}" + (", of a run that has come to its end" if finished else "")
+    rank_zero_only(show_note)(f"ckpt_path=last: {words}")
+    return str(found[0]) if found else None
+
+
+def is_named(cfg: DictConfig) -> bool:
+    """Whether the user has said which folder is the run's; else it is Hydra's, by date and time."""
+    if not HydraConfig.initialized():
+        return True
+    hydra = HydraConfig.get()
+    if Path(cfg.run_dir).resolve() != Path(hydra.runtime.output_dir).resolve():
+        return True
+    words = list(hydra.overrides.hydra)
+    # Lightning tells the processes that it starts the first one's folder.
+    told = any(word.startswith("hydra.job.name=train_ddp_process_") for word in words)
+    own = sum(word.startswith(("hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")) for word in words)
+    return own > told
+
+
+def same_run(path: Path, asked: Any) -> bool:
+    """Whether the config file is that of a run which can be resumed as the one asked for."""
+    if not path.is_file():
+        return False
+    stored: Any = OmegaConf.to_container(OmegaConf.load(path))
+    stored.setdefault("before_sign", asked.get("before_sign"))  # `read_checkpoint` looks at what that changes
+    return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
+
+
+def average_of(config: dict[str, Any]) -> Any:
+    """The config node of the moving average of the weights, or None."""
+    return (config.get("callbacks") or {}).get("ema")
+
+
+def check_free(cfg: DictConfig, *, go_on: bool) -> None:
+    """Raise a RunFolderError if the run or evaluation would overwrite another one in its folder.
+
+    Args:
+        cfg: of the run; its `ckpt_path` is a file or None.
+        go_on: the user wants to go on where a run was interrupted, if it had come so far (`ckpt_path=last`).
+    """
+    folder = Path(cfg.run_dir)
+    kept = [str(name) for name in KEPT if (folder / name).is_file()]
+    if not kept:
+        return
+    evaluated: str | None = cfg.evaluate
+    checkpoint: str | None = cfg.ckpt_path if evaluated is None else evaluated
+    if checkpoint is not None and _holds(folder, Path(checkpoint)):
+        return
+    if evaluated is not None:
+        if kept == [EVALUATION] and _checkpoint_of(folder / EVALUATION) == Path(evaluated).resolve():
+            return
+        raise RunFolderError(f"run_dir (={folder}) has {kept[0]} of another checkpoint than {evaluated}: {OTHER}")
+    # Killed between the first best.ckpt and the first last.ckpt: it starts anew.
+    if go_on and RESULT not in kept and same_run(folder / CONFIG, OmegaConf.to_container(cfg, resolve=True)):
+        return
+    more = "go on with it by ckpt_path=last, or " if str(LAST) in kept and checkpoint is None else ""
+    raise RunFolderError(f"run_dir (={folder}) holds a run already ({kept[0]}): {more}{OTHER}")
+
+
+OTHER = "name another folder; in a sweep one for each run, as in 'run_dir=runs/a/${hydra:job.num}'"
+
+
+def _holds(folder: Path, checkpoint: Path) -> bool:
+    return checkpoint.resolve().parent.parent == folder.resolve()
+
+
+def _checkpoint_of(path: Path) -> Path | None:
+    with suppress(ValueError, KeyError, TypeError):
+        return Path(json.loads(path.read_text())["checkpoint"]).resolve()
+    return None
+
+
+def is_first_process() -> bool:
+    """Whether this is the process of a run that writes, as far as its environment tells."""
+    return getattr(rank_zero_only, "rank", 0) == 0
+
+
+@contextmanager
+def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
+    """Hold the run's folder, with the composed config in it, as the one process that writes there.
+
+    Of several processes of one run, the first does. The lock ends with the process, however it ends, so that a run that
+    was killed can be started again at once.
+
+    Raises:
+        RunFolderError: another process holds it, or as of `check_free`.
+        OSError: it cannot be written.
+    """
+    if not is_first_process():
+        yield
+        return
+    folder = Path(cfg.run_dir)
+    with _writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _locked(folder)
+    with file:
+        try:
+            check_free(cfg, go_on=go_on)
+            if cfg.evaluate is None or not _holds(folder, Path(cfg.evaluate)):  # whose config it would not be
+                with _writing(folder), atomic_file(folder / CONFIG) as config:
+                    config.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
+            yield
+        finally:
+            with suppress(OSError):  # Windows removes no open file
+                (folder / LOCK).unlink()
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"run_dir (={folder}) cannot be written: {error.strerror}") from error
+
+
+def _locked(folder: Path) -> IO[str]:
+    """The file with a lock of this process: flock's would live on in the workers that it forks."""
+    path = folder / LOCK
+    while True:
+        file = path.open("a")
+        if fcntl is None:
+            return file
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, PermissionError) as error:
+            file.close()
+            raise RunFolderError(f"another process is writing into run_dir (={folder}): {OTHER}") from error
+        except OSError:  # a file system without locks
+            return file
+        with suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(file.fileno()).st_ino:
+                return file
+        file.close()  # the run that held it has just removed it
