@@ -500,7 +500,7 @@ def test_damaged_files(file: Path, tmp_path: Path) -> None:
         tmp_path, save({"a": torch.ones(2)}, {"qconv": '{"version":1,"version":1}'}), "'version' stands there twice"
     )
     refused(
-        tmp_path, save({}, {"qconv": '{"format":"qconv-packed","version":2}'}), "version 2 of the format; .* update"
+        tmp_path, save({}, {"qconv": '{"format":"qconv-packed","version":3}'}), "version 3 of the format; .* update"
     )
     header = data[8 : 8 + struct.unpack("<Q", data[:8])[0]]
     begin = header.index(b'"1.bias"')

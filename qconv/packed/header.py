@@ -1,4 +1,7 @@
-"""What a packed file says of itself: the schema of its metadata, version 1.
+"""What a packed file says of itself: the schema of its metadata, version 2.
+
+Version 1 had neither `modules` nor `trial`; it is still read, and a network with the same tensors but other functions
+is not found out then.
 
 A packed file is a safetensors file whose metadata has one string: ``qconv``, a `Header` as JSON. Tensors have the names
 of the model's state dict; in place of a quantized ``NAME.weight`` there are
@@ -18,7 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-FORMAT, VERSION = "qconv-packed", 1
+FORMAT, OLDEST, VERSION = "qconv-packed", 1, 2
 FILE = "model.safetensors"  # in the folder of a run
 
 Size = Annotated[int, Field(ge=0, le=2**40)]
@@ -96,6 +99,22 @@ class Pictures(_Strict):
         return self
 
 
+class Trial(_Strict):
+    """What the model makes of two inputs.
+
+    Attributes:
+        shape: of an input, of normally distributed numbers.
+        inputs: the places of the two among 16, drawn from torch's generator on the CPU with seed 0.
+        outputs: up to 32 numbers of each output, float32, little-endian, in base64.
+        tolerance: how far they may be off, as a share of the largest: what rounding has done when it was written.
+    """
+
+    shape: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(max_length=5)
+    inputs: list[Annotated[int, Field(ge=0, le=15)]] = Field(min_length=2, max_length=2)
+    outputs: Annotated[str, Field(min_length=1, max_length=400, pattern="^[A-Za-z0-9+/]*={0,2}$")]
+    tolerance: Annotated[float, Field(gt=0, le=1)]
+
+
 class Header(_Strict):
     """The metadata.
 
@@ -107,10 +126,12 @@ class Header(_Strict):
         shared: names of tensors that are another one.
         pictures: what the network takes.
         classes: the names of its outputs.
+        modules: `fingerprint.fingerprint` of the quantized network; none in files of version 1.
+        trial: what it makes of two inputs; None where the shape of its inputs was not told.
     """
 
     format: Literal["qconv-packed"] = FORMAT
-    version: Annotated[int, Field(ge=VERSION, le=VERSION)] = VERSION
+    version: Annotated[int, Field(ge=OLDEST, le=VERSION)] = VERSION
     sha256: str = ""
     network: dict[str, Any] | None = None
     layers: dict[str, Layer] = {}
@@ -118,6 +139,8 @@ class Header(_Strict):
     shared: dict[str, str] = {}
     pictures: Pictures | None = None
     classes: list[Text] | None = None
+    modules: Annotated[str, Field(max_length=2**22, pattern="^[A-Za-z0-9+/]*$")] = ""
+    trial: Trial | None = None
 
 
 def to_json(described: Header) -> str:

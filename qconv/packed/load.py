@@ -18,10 +18,12 @@ from ..layers.parents import call_children_
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
 from ..quantizers.part import Part, with_dimension
 from .calls import build_network
+from .fingerprint import check_fingerprint
 from .fixed import FixedCodes
 from .header import VERSION, Header, Pictures, checksum, first_line
 from .layer import decode, restore, restore_activation, weight_names
 from .tensors import check_values, counters, inner_model, joined, stored_tensors
+from .trial import check_trial
 
 
 class PackedFileError(DamagedFileError):
@@ -32,7 +34,10 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
     """The model of a packed file, in evaluation mode on the CPU, or on the device of `model`.
 
     No code of the file is run. Checksum, names, shapes, dtypes and values are looked at before anything of `model` is
-    changed. The layers compute in evaluation what the trained ones did; their weights can't be trained on.
+    changed, and so is whether `model` is the network that was saved: the class and the arguments of each module, and,
+    if the file knows the shape of an input, what it makes of two of them (`header.Trial`), within what rounding
+    explains. Files of version 1 of the format lack that: nothing tells that their `model` has ReLU for Hardtanh. The
+    layers compute in evaluation what the trained ones did; their weights can't be trained on.
 
     Args:
         path: what `save_packed` has written.
@@ -87,7 +92,14 @@ def _load(path: str | os.PathLike[str], model: nn.Module | None) -> tuple[nn.Mod
             with torch.device("meta"):
                 content.restore(blank)
             content.check(blank)
+            if content.header.trial is not None:  # on a copy: what is refused must not change
+                trial = copy.deepcopy(model)
+                content.fill(trial)
+                check_trial(trial, content.header.trial)
+                del trial
         content.fill(model)
+        if blank is None and content.header.trial is not None:
+            check_trial(model, content.header.trial)
     except (ValueError, TypeError, RuntimeError, OverflowError, RecursionError, MemoryError) as error:
         raise PackedFileError(f"packed model {path}: {error}") from error
     return model.eval(), content.header
@@ -201,6 +213,8 @@ class Content:
             cast = tensor.is_floating_point() and target.is_floating_point() and len(dtypes) == 1
             if target.dtype != tensor.dtype and not cast:
                 raise ValueError(f"tensor '{name}' is {tensor.dtype} in the file, and {target.dtype} here")
+        if self.header.modules:
+            check_fingerprint(model, self.header.modules)
         check_values(model, self.state)
         parts = {name: part for name, part in modules.items() if isinstance(part, Part)}
         training = tuple(

@@ -17,10 +17,12 @@ from ..files import atomic_file
 from ..layers import QuantizedLayer
 from ..quantizers import Quantizer
 from ..quantizers.part import Part
+from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
 from .layer import QUANTIZERS, Entry, check_quantizers, describe, entry
 from .load import Content
 from .tensors import check_values, counters, inner_model, joined
+from .trial import make_trial
 
 DTYPES = {
     # The names of safetensors, in the order in which it stores them; all others come last.
@@ -44,13 +46,15 @@ def save_packed(
     network: Mapping[str, Any] | None = None,
     pictures: Mapping[str, Any] | None = None,
     classes: Sequence[str] | None = None,
+    example: Tensor | None = None,
 ) -> None:
     """Write `model` to `path`, each weight in the bits of its scheme: the file is whole or absent.
 
     One bit takes one, three values five to a byte (1.6 bits), other weights their own number of bits; scales, and all
     that is not quantized, are stored as they are. `load_packed` gives a model with the same outputs, bit for bit. What
     serves training alone is left out: latent weights, surrogates, quantizers of gradients, batch norm's count of
-    batches.
+    batches. The file says the class and the arguments of each module, and what the model makes of two inputs, where
+    `pictures` or `example` tells their shape: `load_packed` refuses another network with the same tensors.
 
     Args:
         model: a converted model, trained and at its final stage.
@@ -59,14 +63,16 @@ def save_packed(
             ``{"_target_": "qconv.models.resnet20", "num_classes": 10}``. Without it, `load_packed` needs a model.
         pictures: what the network takes, as `header.Pictures`: size, resize, mean, std.
         classes: names of the outputs.
+        example: a batch of inputs, of which the shape alone is used; not needed with `pictures`.
 
     Raises:
         ValueError: a quantizer that waits for data, is not at its last stage, or is none of qconv's; numbers that are
             not finite; a weight that a float layer shares; a `network` that is another one than the model's.
-        TypeError: `model` is no module.
+        TypeError: `model` is no module, or a frozen one.
         OSError: the file can't be written.
     """
     model = inner_model(model)
+    _check_not_frozen(model)
     described, entries = describe_model(model)
     described = described.model_copy(update=_checked_extras(network, pictures, classes))
     tensors = {each.name: each.make().detach().cpu().contiguous().clone() for each in entries}
@@ -76,6 +82,8 @@ def save_packed(
             _check_modules(model, Content(described, tensors).of_network())
         except ValueError as error:
             raise ValueError(f"network (={dict(network)}) must be the model's: {error}") from error
+    shape = tuple(example.shape[1:]) if example is not None else described.pictures and tuple(described.pictures.size)
+    described = described.model_copy(update={"trial": make_trial(model, shape) if shape else None})
     described = described.model_copy(update={"sha256": checksum(described, tensors)})
     data = save(tensors, {"qconv": to_json(described)})
     try:
@@ -85,11 +93,22 @@ def save_packed(
         raise OSError(error.errno, f"packed model cannot be written: {error.strerror}", str(path)) from error
 
 
+def _check_not_frozen(model: nn.Module) -> None:
+    inference = f"{__name__.removesuffix('packed.save')}inference."
+    for name, each in model.named_modules():
+        if type(each).__module__.startswith(inference):
+            raise TypeError(
+                f"model: '{name}' ({type(each).__name__}) is frozen: pack the trained model that it was made from; "
+                "qconv.freeze takes what load_packed gives"
+            )
+
+
 def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
     """Bytes of each module's tensors in the file that `save_packed` writes, by its name, and those of the header.
 
-    What is said of network, pictures and classes is not in it. Of a model that can't be packed yet they are those that
-    it will have: of codes that are evenly spaced, with one scale where the weight has none yet.
+    What is said of network, pictures and classes, and the outputs of the test, are not in it. Of a model that can't be
+    packed yet they are those that it will have: of codes that are evenly spaced, with one scale where the weight has
+    none yet.
     """
     described, entries = describe_model(model, strict=False)
     described = described.model_copy(update={"sha256": "0" * 64})
@@ -143,7 +162,7 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
             known[place] = name
             entries.append(entry(name, tensor, name.rpartition(".")[0]))
     activations: Any = {name: was.choice for name, each in model.named_modules() if (was := replaced(each))}
-    return Header(layers=described, activations=activations, shared=shared), entries
+    return Header(layers=described, activations=activations, shared=shared, modules=fingerprint(model)), entries
 
 
 def _place(tensor: Tensor) -> Any:

@@ -1,0 +1,98 @@
+"""The test vector of a packed file: what its model makes of two inputs, by which functions that are no modules show."""
+
+import base64
+import copy
+import struct
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from .header import Trial
+
+NUMBERS = 32  # of each output, evenly spaced
+CANDIDATES = 16  # inputs, of which those two are kept at which rounding changes least: it may turn no sign
+ROUNDING = 2.0**-20  # of the inputs, as sums in another order have it
+TOLERANCE, LARGEST = 1e-3, 0.25  # of the largest output
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
+
+
+def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
+    """The test vector of a model in float32 that takes inputs of this shape, without the batch; it is left as it is.
+
+    Its tolerance follows from the model: how far the outputs move where the inputs move by rounding errors, and in
+    float64. None if that is too far, or if the model can't be copied, or takes no such inputs.
+    """
+    if {each.dtype for each in model.parameters() if each.is_floating_point()} != {torch.float32}:
+        return None
+    inputs = _inputs(shape)
+    try:
+        outputs = _outputs(model, inputs)
+        if outputs is None or not outputs.isfinite().all() or not outputs.abs().amax(1).all():
+            return None
+        moved = _moved_by_rounding(model, inputs, outputs)
+    except FAILURES:
+        return None
+    kept = moved.argsort()[:2].sort().values
+    tolerance = max(TOLERANCE, 8 * moved[kept].max().item())
+    if tolerance > LARGEST:
+        return None
+    numbers = outputs[kept].flatten().tolist()
+    text = base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
+    return Trial(shape=list(shape), inputs=kept.tolist(), outputs=text, tolerance=float(f"{tolerance:.2g}"))
+
+
+def check_trial(model: nn.Module, trial: Trial) -> None:
+    """Raise a ValueError unless the model makes of one of the two inputs what the file says."""
+    data = base64.b64decode(trial.outputs)
+    if len(data) % 8:
+        raise ValueError(f"trial: outputs ({len(data)} bytes) must be numbers for two inputs")
+    expected = torch.tensor(struct.unpack(f"<{len(data) // 4}f", data)).view(2, -1)
+    try:
+        found = _outputs(model, _inputs(tuple(trial.shape))[trial.inputs])
+    except FAILURES as error:
+        raise ValueError(f"the network can't take the inputs of the file's test: {error}") from error
+    if found is None or found.shape != expected.shape:
+        raise ValueError(f"the network has other outputs than {list(expected.shape)} for the inputs of the file's test")
+    moved = _moved(found, expected)
+    if not (moved <= trial.tolerance).any():  # both: another order of sums may turn a sign in one of them
+        raise ValueError(
+            "the network computes something else than the one that was saved: with the same modules and tensors its "
+            f"outputs are off by {moved.min():.0%} of the largest, so a function in a forward must be another one"
+        )
+
+
+def _moved_by_rounding(model: nn.Module, inputs: Tensor, outputs: Tensor) -> Tensor:
+    others = [_outputs(model, inputs.double())]
+    noise = torch.Generator().manual_seed(1)
+    for _ in range(2):
+        scale = 1 + ROUNDING * (torch.rand(inputs.shape, generator=noise) * 2 - 1)
+        others.append(_outputs(model, inputs * scale))
+    return torch.stack([_moved(each, outputs) for each in others if each is not None]).amax(0)
+
+
+def _moved(found: Tensor, expected: Tensor) -> Tensor:
+    """Of each output, the largest difference as a share of the largest number; NaN counts as 1."""
+    return ((found - expected).abs().amax(1) / expected.abs().amax(1)).nan_to_num(1.0)
+
+
+def _inputs(shape: tuple[int, ...]) -> Tensor:
+    return torch.randn(CANDIDATES, *shape, generator=torch.Generator().manual_seed(0))
+
+
+@torch.no_grad()
+def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
+    """Some numbers of each output of a copy of the model in evaluation, in the inputs' dtype; None without any."""
+    model = copy.deepcopy(model).to(inputs.dtype)
+    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
+        warnings.simplefilter("ignore")  # noise is no input to warn of
+        found = tree_leaves(model.eval()(inputs.to(device)))
+    floating = [each for each in found if isinstance(each, Tensor) and each.is_floating_point()]
+    tensors = [each for each in floating if each.ndim and len(each) == len(inputs)]
+    if not tensors:
+        return None
+    flat = torch.cat([each.reshape(len(inputs), -1) for each in tensors], 1).float().cpu()
+    count = flat.shape[1]
+    return flat[:, torch.linspace(0, count - 1, min(count, NUMBERS)).round().long()] if count else None

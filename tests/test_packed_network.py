@@ -1,0 +1,175 @@
+"""A packed file belongs to one network: others with the same tensors are refused, and named."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+import qconv
+from qconv import PackedFileError, schemes
+from qconv.models import resnet20, small_cnn
+from qconv.packed import read_header
+from qconv.packed.fingerprint import described, fingerprint
+from qconv.packed.header import Header, checksum, to_json
+from qconv.packed.load import Content
+from qconv.packed.trial import check_trial, make_trial
+
+
+class Network(nn.Module):
+    """A small network of which every part can be another one."""
+
+    def __init__(
+        self,
+        activation: Callable[[], nn.Module] = nn.Hardtanh,
+        pool: Callable[[], nn.Module] = lambda: nn.MaxPool2d(2),
+        stride: int = 1,
+        eps: float = 1e-5,
+        function: Callable[[Tensor], Tensor] = F.hardtanh,
+        drop: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, stride=stride, padding=1)
+        self.norm = nn.BatchNorm2d(8, eps=eps)
+        self.activation = activation()
+        self.pool = pool()
+        self.drop = nn.Dropout(drop)
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.fc = nn.Linear(8, 4)
+        self.function = function  # set after construction, and no argument that is plain
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The scores of four classes."""
+        x = self.pool(self.activation(self.norm(self.stem(input))))
+        return self.fc(self.function(self.conv(self.drop(x))).mean((2, 3)))
+
+
+@pytest.fixture(scope="module")
+def trained() -> nn.Module:
+    torch.manual_seed(0)
+    model = qconv.convert(Network(), schemes.bnn())
+    for _ in range(3):
+        model(torch.randn(16, 3, 8, 8))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def file(trained: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("packed") / "model.safetensors"
+    qconv.save_packed(trained, path, example=torch.zeros(1, 3, 8, 8))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"activation": nn.ReLU}, r"module 'activation' \(here ReLU\(\)\) is another one in the file"),
+        ({"activation": lambda: nn.Hardtanh(-2, 2)}, r"module 'activation' \(here Hardtanh\(min_val=-2, max_val=2\)\)"),
+        ({"stride": 2}, r"module '' \(here Network\(.*|module 'stem' \(here Conv2d\(.*stride=\(2, 2\)"),
+        ({"pool": lambda: nn.AvgPool2d(2)}, r"module 'pool' \(here AvgPool2d\(kernel_size=2, stride=2\)\)"),
+        ({"pool": lambda: nn.MaxPool2d(2, padding=1)}, "module 'pool'"),
+        ({"eps": 1e-3}, r"module 'norm' \(here BatchNorm2d\(num_features=8, eps=0.001\)\)"),
+    ],
+)
+def test_another_module_is_named(other: dict[str, Any], message: str, file: Path) -> None:
+    model = Network(**other)
+    before = copy.deepcopy(model)
+    with pytest.raises(PackedFileError, match=message):
+        qconv.load_packed(file, model)
+    assert str(model) == str(before)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True))
+
+
+class Functional(Network):
+    """The same modules, and another function between them."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The scores of four classes."""
+        x = self.pool(self.activation(self.norm(self.stem(input))))
+        return self.fc(F.relu(self.conv(self.drop(x))).mean((2, 3)))
+
+
+def test_another_function_is_found_by_the_test_vector(file: Path, trained: nn.Module) -> None:
+    Functional.__name__ = "Network"  # the same class, as far as its name tells
+    model = Functional()
+    with pytest.raises(PackedFileError, match=r"something else than the one that was saved.*off by \d+%"):
+        qconv.load_packed(file, model)
+    assert type(model.conv) is nn.Conv2d
+    x = torch.randn(5, 3, 8, 8)
+    assert torch.equal(qconv.load_packed(file, Network())(x), trained(x))
+
+
+def test_what_changes_nothing_in_evaluation_may_differ(file: Path, trained: nn.Module) -> None:
+    model = Network(activation=lambda: nn.Hardtanh(inplace=True), drop=0.5)
+    model.norm.momentum = 0.5
+    x = torch.randn(5, 3, 8, 8)
+    assert torch.equal(qconv.load_packed(file, model)(x), trained(x))
+
+
+def test_writing_leaves_the_model_as_it_is(trained: nn.Module, tmp_path: Path) -> None:
+    model = copy.deepcopy(trained).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    qconv.save_packed(model, tmp_path / "model", example=torch.zeros(1, 3, 8, 8))
+    assert all(module.training for module in model.modules())
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_rounding_is_allowed_and_a_planted_difference_is_not(trained: nn.Module) -> None:
+    trial = make_trial(trained, (3, 8, 8))
+    assert trial is not None
+    assert trial.tolerance < 0.1
+    check_trial(copy.deepcopy(trained).double().float(), trial)
+    other = copy.deepcopy(trained)
+    other.fc.register_forward_hook(lambda _, args, output: output * (1 + 3 * trial.tolerance))  # pyright: ignore
+    with pytest.raises(ValueError, match="something else"):
+        check_trial(other, trial)
+    silent = copy.deepcopy(trained)
+    silent.fc.register_forward_hook(lambda _, args, output: output * float("nan"))  # pyright: ignore
+    with pytest.raises(ValueError, match="something else"):
+        check_trial(silent, trial)
+
+
+def test_old_files_still_load(file: Path, trained: nn.Module, tmp_path: Path) -> None:
+    with safe_open(file, framework="pt") as opened:
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    plain = json.loads(to_json(read_header(file)))
+    for name in ("modules", "trial"):
+        del plain[name]
+    old = Header.model_validate({**plain, "version": 1})
+    old = old.model_copy(update={"sha256": checksum(old, tensors)})
+    assert '"version":1' in to_json(old)
+    (tmp_path / "old").write_bytes(save(tensors, {"qconv": to_json(old)}))
+    x = torch.randn(5, 3, 8, 8)
+    assert torch.equal(qconv.load_packed(tmp_path / "old", Network())(x), trained(x))
+    qconv.load_packed(tmp_path / "old", Network(activation=nn.ReLU))  # which nothing tells, as its docstring says
+
+
+def test_a_file_grows_by_little(tmp_path: Path) -> None:
+    model = qconv.convert(resnet20(), schemes.bnn())
+    model(torch.randn(8, 3, 32, 32))  # batch norms without statistics make chaos: no input would be stable
+    qconv.save_packed(model.eval(), tmp_path / "model", example=torch.zeros(1, 3, 32, 32))
+    header = read_header(tmp_path / "model")
+    assert header.trial is not None
+    added = len(header.modules) + len(header.trial.model_dump_json())
+    assert added <= 0.02 * (tmp_path / "model").stat().st_size, added
+    assert isinstance(Content(header, {}).header, Header)
+
+
+def test_configurations_are_texts_that_stay(trained: nn.Module) -> None:
+    assert described(nn.Conv2d(3, 8, (3, 1), bias=False)) == (
+        "Conv2d(in_channels=3, out_channels=8, kernel_size=(3, 1), stride=(1, 1), padding=(0, 0), dilation=(1, 1), "
+        "bias=False)"
+    )
+    assert described(qconv.QLinear(3, 8, scheme=schemes.bnn())) == described(nn.Linear(3, 8))
+    assert described(nn.Upsample(scale_factor=2)) == "Upsample(scale_factor=2.0)"
+    assert fingerprint(trained) == fingerprint(copy.deepcopy(trained).train())
+    assert fingerprint(small_cnn(1, 10)) != fingerprint(small_cnn(1, 10, width=8))
