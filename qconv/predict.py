@@ -1,14 +1,19 @@
 """The classes of pictures, by a packed model."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .images import DecodingError, Normalize, centre_crop, decode, read_picture
+from .inference import freeze
 from .packed import load_for_pictures
+
+BATCH_SIZE = 32
+Path = str | os.PathLike[str]
 
 
 class Guess(NamedTuple):
@@ -21,8 +26,13 @@ class Guess(NamedTuple):
 class Predictor:
     """Names the classes of picture files as the model of a packed file does, on the CPU.
 
+    It computes with the frozen model, in batches.
+
     Args:
         path: a packed file that says its network and what it takes, as every run of `train.py` leaves one.
+
+    Attributes:
+        model: the packed one.
 
     Raises:
         ValueError: the file is damaged, or does not say so much.
@@ -33,23 +43,62 @@ class Predictor:
         self.classes = header.classes
         self.normalize = Normalize(self.pictures.mean, self.pictures.std)
 
-    def __call__(self, path: str | os.PathLike[str], top: int = 3) -> list[Guess]:
+    @cached_property
+    def frozen(self) -> nn.Module:
+        """The model that computes: `freeze` of the packed one; of one in another dtype than float32 that itself."""
+        if {each.dtype for each in self.model.parameters() if each.is_floating_point()} != {torch.float32}:
+            return self.model
+        return freeze(self.model)
+
+    def __call__(self, path: Path, top: int = 3) -> list[Guess]:
         """The `top` most probable classes of the picture, the first one first.
 
         Raises:
             DecodingError: the file is missing or no picture.
             ValueError: `top` is less than 1, or the model has another number of classes than names.
         """
-        if top < 1:
-            raise ValueError(f"top (={top}) must be at least 1")
-        with torch.inference_mode():
-            shares = self.model(self.read(path).unsqueeze(0)).float().softmax(1)[0]
+        ((_, found),) = self.many([path], top)
+        if isinstance(found, DecodingError):
+            raise found
+        return found
+
+    def many(
+        self, paths: Sequence[Path], top: int = 3, batch_size: int = BATCH_SIZE
+    ) -> Iterator[tuple[Path, list[Guess] | DecodingError]]:
+        """Each path with what `__call__` gives or raises for it, in order, as soon as its batch is computed.
+
+        Raises:
+            ValueError: `top` or `batch_size` is less than 1, or the model has another number of classes than names.
+        """
+        for name, value in (("top", top), ("batch_size", batch_size)):
+            if value < 1:
+                raise ValueError(f"{name} (={value}) must be at least 1")
+        for start in range(0, len(paths), batch_size):
+            batch = paths[start : start + batch_size]
+            read = [self._read_or_error(path) for path in batch]
+            images = [each for each in read if isinstance(each, Tensor)]
+            shares = iter(self._shares(torch.stack(images)) if images else ())
+            for path, each in zip(batch, read, strict=True):
+                yield path, each if isinstance(each, DecodingError) else self._guesses(next(shares), top)
+
+    def _read_or_error(self, path: Path) -> Tensor | DecodingError:
+        try:
+            return self.read(path)
+        except DecodingError as error:
+            return error
+
+    @torch.inference_mode()
+    def _shares(self, images: Tensor) -> Tensor:
+        dtype = next((each.dtype for each in self.model.parameters()), images.dtype)
+        return self.frozen(images.to(dtype)).float().softmax(1)
+
+    def _guesses(self, shares: Tensor, top: int) -> list[Guess]:
         names: Sequence[str] = self.classes or [str(index) for index in range(len(shares))]
         if len(names) != len(shares):
             raise ValueError(f"the model has {len(shares)} classes, and its file names {len(names)}")
         return [Guess(names[index], shares[index].item()) for index in shares.topk(min(top, len(shares))).indices]
 
-    def read(self, path: str | os.PathLike[str]) -> Tensor:
+    def read(self, path: Path) -> Tensor:
         """What the model takes for the picture.
 
         Raises:

@@ -40,7 +40,7 @@ LAYERS = {
     "onnx": {"inference", "files", "layers"},
     "images": set(),
     "data": {"files", "images"},
-    "predict": {"packed", "images"},
+    "predict": {"packed", "images", "inference"},
     "bench": {"convert", "schemes", "models", "environment", "data", "inference"},
     "training": {
         *(

@@ -14,7 +14,8 @@ from PIL import Image
 import qconv
 from qconv import schemes
 from qconv.cli import main
-from qconv.images import centre_crop
+from qconv.cli.source import Source
+from qconv.images import DecodingError, centre_crop
 from qconv.inference import FrozenModel, freeze
 from qconv.inference.layers import BinaryConv2d
 from qconv.models import small_cnn
@@ -156,7 +157,7 @@ def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.Captu
     header, *rows, verdict = capsys.readouterr().out.splitlines()
     assert header.split()[:3] == ["layer", "arithmetic", "gives"]
     assert all(row.split()[1] == "binary" for row in rows)
-    assert verdict.startswith("equal; on its own codes, outputs differ by up to ")
+    assert verdict.startswith("equal; outputs differ from the trained ones by up to ")
     assert verdict.endswith("and 0 of 2 decisions")
     assert main(["verify", str(tmp_path / "model"), str(tmp_path / "none.png")]) == 1
     assert "none.png cannot be read" in capsys.readouterr().err
@@ -226,3 +227,58 @@ def test_mistakes_of_an_export(
     names = {"model": tmp_path / "model", "folder": tmp_path, "picture": picture}
     assert main(["export", *(each.format(**names) for each in arguments)]) == 1
     assert words.format(**names) in capsys.readouterr().err
+
+
+def test_batches_of_the_frozen_model_name_what_the_packed_one_does(tmp_path: Path) -> None:
+    packed(tmp_path / "model")
+    dice = np.random.default_rng(1)
+    names = []
+    for number in range(7):
+        Image.fromarray(dice.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        names.append(str(tmp_path / f"{number}.png"))
+    names.insert(3, str(tmp_path / "none.png"))
+    predictor = Predictor(tmp_path / "model")
+    sizes: list[int] = []
+    predictor.frozen.register_forward_pre_hook(lambda _, args: sizes.append(len(args[0])))
+    found = list(predictor.many(names, batch_size=3))
+    assert isinstance(predictor.frozen, FrozenModel)
+    assert sizes == [3, 2, 2]  # one of the second batch is missing
+    assert [path for path, _ in found] == names
+    for path, guesses in found:
+        if str(path).endswith("none.png"):
+            assert isinstance(guesses, DecodingError)
+            continue
+        assert not isinstance(guesses, DecodingError)
+        expected = shares(predictor.model, pixels(Path(str(path))))
+        assert {guess.label: guess.probability for guess in guesses} == pytest.approx(expected, abs=1e-5)
+    with pytest.raises(ValueError, match=r"batch_size \(=0\) must be at least 1"):
+        next(predictor.many(names, batch_size=0))
+
+
+def test_a_file_in_half_precision_is_named_as_well(picture: Path, tmp_path: Path) -> None:
+    model = packed(tmp_path / "model").bfloat16()
+    network = {"_target_": "qconv.models.small_cnn", "in_channels": 3, "num_classes": 3, "width": 8}
+    qconv.save_packed(model, tmp_path / "half", network=network, pictures={"size": [3, 8, 8], "mean": MEAN, "std": STD})
+    assert len(Predictor(tmp_path / "half")(picture)) == 3
+
+
+@pytest.mark.parametrize("command", ["predict", "summary", "verify", "export"])
+def test_an_interrupted_command_says_so(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Source, "packed_file", property(interrupted))
+    words = {"predict": ["a.png"], "verify": ["a.png"], "export": ["a.png", "--to", "onnx"]}.get(command, [])
+    assert main([command, str(tmp_path / "model"), *words]) == 130
+    assert capsys.readouterr().err == "\nqconv: stopped by Ctrl-C\n"
+
+
+def test_a_frozen_model_is_not_packed(tmp_path: Path) -> None:
+    frozen = freeze(packed(tmp_path / "model"))
+    with pytest.raises(TypeError, match=r"model: '' \(FrozenModel\) is frozen: pack the trained model"):
+        qconv.save_packed(frozen, tmp_path / "frozen")
+    with pytest.raises(TypeError, match="is frozen"):
+        qconv.save_packed(torch.nn.Sequential(frozen), tmp_path / "frozen")
+    assert not (tmp_path / "frozen").exists()

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # what read the output, such as `head`, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
         return 1
+    except KeyboardInterrupt:
+        print("\nqconv: stopped by Ctrl-C", file=sys.stderr)
+        return 128 + signal.SIGINT
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from .source import add_model
@@ -32,16 +33,25 @@ def run(options: argparse.Namespace) -> int:
     predictor = options.model.predictor
     width = max(map(len, options.pictures))
     status = 0
-    for path in options.pictures:
-        try:
-            found = predictor(path, options.top)
-        except DecodingError as error:  # the others are named all the same
-            print(f"qconv: error: {error}", file=sys.stderr)
+    for path, found in shown(predictor.many(options.pictures, options.top), len(options.pictures)):
+        if isinstance(found, DecodingError):  # the others are named all the same
+            print(f"qconv: error: {found}", file=sys.stderr)
             status = 1
-            continue
-        if options.json:
+        elif options.json:
             print(json.dumps({"picture": path, "classes": [guess._asdict() for guess in found]}), flush=True)
         else:
             shares = "   ".join(f"{guess.label} {100 * guess.probability:.1f} %" for guess in found)
             print(f"{path:{width}}  {shares}", flush=True)
     return status
+
+
+def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
+    """The results, with a progress bar on a terminal where nothing else tells how far they are."""
+    if sys.stdout.isatty() or not sys.stderr.isatty():
+        yield from results
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        yield from bar.track(results, count, description="naming pictures")
