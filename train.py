@@ -74,6 +74,11 @@ def run_main() -> None:
         if in_full:
             raise
         raise SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)") from None
+    except KeyboardInterrupt as error:
+        if in_full:
+            raise
+        sys.stderr.write(f"\n{str(error) or 'stopped by Ctrl-C'}\n")
+        raise SystemExit(128 + signal.SIGINT) from None
 
 
 def message(error: BaseException) -> str:

@@ -94,9 +94,14 @@ class Classifier(LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the pictures."""
+        images = self._as_weights(images)
         if self.channels_last:
             images = images.contiguous(memory_format=torch.channels_last)
         return self.model(images)
+
+    def _as_weights(self, images: Tensor) -> Tensor:
+        """In the dtype of the weights: that of `trainer.precision=64-true`; the data know nothing of it."""
+        return images.to(next(self.model.parameters()).dtype)
 
     @property
     def channels_last(self) -> bool:
@@ -181,6 +186,7 @@ class Classifier(LightningModule):
 
     def _step(self, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor]:
         images, labels = batch
+        images = self._as_weights(images)
         logits = self(images)
         return loss(logits, labels, images), (logits.detach().argmax(1) == labels).float().mean()
 

@@ -110,7 +110,9 @@ class FiniteGuard(Callback):
         self.sums.append((place, tensor.detach().sum(dtype=torch.float32)))
 
     def _add_norms(self, what: str, tensors: Mapping[str, Tensor]) -> None:
-        norms = [torch.linalg.vector_norm(tensor.detach(), dtype=torch.float32) for tensor in tensors.values()]
+        values = (tensor.detach() for tensor in tensors.values())
+        # The norm refuses to narrow float64.
+        norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in values]
         self.sums += [(f"{what} '{name.removeprefix('model.')}'", n) for name, n in zip(tensors, norms, strict=True)]
 
     def _judge(self, trainer: Trainer, when: str) -> None:

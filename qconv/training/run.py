@@ -1,6 +1,7 @@
 """A whole run from its composed config: what `train.py` calls."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -142,10 +143,18 @@ class LostProcessError(OSError):
 @contextmanager
 def interruptions_named(trainer: Trainer) -> Iterator[None]:
     """Say what has happened if the run is stopped or another process is lost, and how to go on."""
+    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SIGTERMException as error:
         raise SIGTERMException(f"stopped by SIGTERM; {where_to_go_on(trainer)}") from error
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        # Lightning ends the program without a word, and has it ignore Ctrl-C from there on.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt(f"stopped by Ctrl-C; {where_to_go_on(trainer)}") from None
     except RuntimeError as error:
         words = str(error)
         if trainer.world_size == 1 or not any(sign in words.lower() for sign in LOST):
