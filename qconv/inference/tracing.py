@@ -3,10 +3,11 @@
 import inspect
 import random
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import fx, nn
 from torch.fx.proxy import ParameterProxy, TraceError
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
@@ -14,6 +15,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..layers import QuantizedLayer
 from .state import State
 
+_ANY = torch.zeros(0, device="cpu")
 _NO_TENSOR = ("size", "shape", "dim", "ndim", "dtype", "device", "numel", "nelement", "item", "tolist", "getattr")
 _SEVERAL = ("chunk", "unsafe_chunk", "split", "tensor_split", "unbind", "topk", "sort", "max", "min", "getitem")
 
@@ -81,7 +83,11 @@ class _Tracer(fx.Tracer):
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         self.autocast = _autocast()
         self.names = {id(parameter): name for name, parameter in root.named_parameters()}
-        return super().trace(root, concrete_args)
+        with ExitStack() as stack:
+            for namespace in _namespaces(root):
+                stack.callback(_put_back, namespace, namespace.get("isinstance"))
+                namespace["isinstance"] = _isinstance
+            return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         inner = (each for each in m.modules() if each is not m)
@@ -107,12 +113,6 @@ class _Tracer(fx.Tracer):
             raise TraceError("its forward enters torch.autocast")
         return super().create_node(*args, **kwargs)
 
-    def create_arg(self, a: Any) -> Any:
-        return a.node if isinstance(a, fx.Proxy) else super().create_arg(a)
-
-    def proxy(self, node: fx.Node) -> fx.Proxy:
-        return _Proxy(node, self)
-
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         name = self.names.get(id(attr_val)) if isinstance(attr_val, nn.Parameter) else None
         if name is None:
@@ -125,18 +125,6 @@ class _Tracer(fx.Tracer):
         return parameter_proxy_cache[name]
 
 
-class _Proxy(fx.Proxy):
-    """What stands for a value; asked for its type, it says that it is a tensor, or that this can't be told."""
-
-    _is_param = False
-
-    @property
-    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        if not _is_tensor(self.node):
-            raise TraceError(f"its forward asks for the type of '{self.node.name}'")
-        return Tensor
-
-
 class _Parameter(ParameterProxy):
     """What stands for a parameter, of which dtype and device are known as well as the shape."""
 
@@ -147,6 +135,29 @@ class _Parameter(ParameterProxy):
     @property
     def device(self) -> torch.device:
         return self.param.device
+
+
+def _namespaces(root: nn.Module) -> list[dict[str, Any]]:
+    """The global names of the Python files of the forwards inside of `root` that are not torch's own."""
+    forwards = (getattr(type(each).forward, "__globals__", {}) for each in root.modules())
+    named = {id(each): each for each in forwards if not str(each.get("__name__", "torch")).startswith("torch.")}
+    return list(named.values())
+
+
+def _put_back(namespace: dict[str, Any], before: Any) -> None:
+    if before is None:
+        namespace.pop("isinstance", None)
+    else:
+        namespace["isinstance"] = before
+
+
+def _isinstance(value: Any, kinds: Any) -> bool:
+    """Python's own, to which what stands for a tensor is one; a false ``__class__`` would lead C code to crash."""
+    if not isinstance(value, fx.Proxy):
+        return isinstance(value, kinds)
+    if not _is_tensor(value.node):
+        raise TraceError(f"its forward asks for the type of '{value.node.name}'")
+    return isinstance(_ANY, kinds)
 
 
 def _is_tensor(node: fx.Node) -> bool:
