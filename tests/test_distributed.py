@@ -113,9 +113,10 @@ SHARDED: dict[str, Scheme] = {
         schemes.adabin(),
         schemes.recu(),
         schemes.minmax(),
+        schemes.inq(),
     )
 }
-"""Each with learned numbers of another kind."""
+"""Each with learned numbers of another kind, or with weights that are frozen one by one."""
 
 
 def stages(*parts: tuple[float, Callable[[], Quantizer]]) -> partial[Stages]:
@@ -329,6 +330,7 @@ def two_steps(scheme: Scheme, fully_sharded: bool) -> State:
         for layer in layers(model):
             fully_shard(layer)
         fully_shard(model)
+    qconv.set_progress(model, 0.3)  # INQ freezes weights
     optimizer = optimizer_of(model)
     for _ in range(2):
         optimizer.zero_grad()

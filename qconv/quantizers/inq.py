@@ -10,6 +10,7 @@ from .base import Codes, Quantizer
 from .flags import SHARE
 from .numbers import check_bits, check_numbers, wide
 from .part import FINITE, Rule
+from .processes import whole, write_whole_
 
 
 def power_exponent(x: Tensor) -> Tensor:
@@ -143,11 +144,12 @@ class INQ(Quantizer):
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is not None:
-            x.copy_(self.quantize(x, *self.tensors()))
+            write_whole_(x, self.quantize(whole(x), *self.tensors()))
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         if x is None:
             return
+        shard, x = x, whole(x)
         count = len(self.portions)
         portion = self.portions[sum(progress >= index / count for index in range(1, count))]
         more = round(portion * x.numel()) - int((self.frozen > 0).sum())
@@ -166,7 +168,7 @@ class INQ(Quantizer):
         chosen = chosen.view(frozen.shape)
         self.code.copy_(torch.where(chosen, self._nearest(x), self.code))
         self.frozen.copy_(frozen | chosen)
-        x.copy_(self.quantize(x, *self.tensors()))
+        write_whole_(shard, self.quantize(x, *self.tensors()))
 
     def _settle(self) -> None:
         """Make the buffers of an average, of which training goes on, the constants themselves."""

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -45,3 +46,19 @@ def is_sharded(module: nn.Module) -> bool:
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(each, FSDPModule) and module in set(each.modules()) for each in list(_module_state_mapping))
+
+
+def whole(x: Tensor) -> Tensor:
+    """``x``; of a shard that ``fully_shard`` left to this process the whole, for which all of them must call it."""
+    full: Any = getattr(x, "full_tensor", None)
+    return x if full is None else full()
+
+
+def write_whole_(x: Tensor, values: Tensor) -> None:
+    """Write ``values`` into ``x``, in place, or this process's part of them into its shard."""
+    if hasattr(x, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        shard: Any = x
+        values = distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)
+    x.copy_(values)
