@@ -1,7 +1,8 @@
 """Convolution of signs in 8-bit integers, by oneDNN.
 
 A sum of fewer than 2^24 values ±1 is exact in float32 too, and bfloat16 convolutions sum in float32. So the integer and
-the float convolution are equal, bit for bit, and a training step may run whichever is faster.
+the float convolution are equal, bit for bit, and a training step may run whichever is faster. A scale is multiplied
+with the exact sum, and rounded once.
 """
 
 from functools import cache
@@ -28,7 +29,7 @@ def signs_pay(input: Tensor, weight: Tensor, stride: _Ints) -> bool:
     """
     per_output = weight.shape[1:].numel()
     positions = input.shape[0] * input.shape[2:].numel() // torch.Size(stride).numel()
-    return per_output >= 256 and positions >= 1024 and positions * weight.numel() >= 10**8 and per_output < 2**24
+    return per_output >= 256 and positions >= 1024 and positions * weight.numel() >= 10**8 and per_output < 2**16
 
 
 def conv2d_signs(
@@ -41,12 +42,13 @@ def conv2d_signs(
     border: _Ints = (),
     border_value: int = 0,
     dtype: torch.dtype = torch.float32,
+    scale: Tensor | None = None,
 ) -> Tensor:
-    """`torch.nn.functional.conv2d` of operands that are +1 or -1 everywhere, without a bias.
+    """`torch.nn.functional.conv2d` of an input that is +1 or -1 everywhere, without a bias, times ``scale``.
 
     Args:
         input: int8 ``(N, C_in, H, W)``.
-        weight: int8 ``(C_out, C_in / groups, *kernel_size)``.
+        weight: int8 ``(C_out, C_in / groups, *kernel_size)``: signs, or other whole numbers.
         stride: of the convolution.
         padding: zeros on both sides.
         dilation: of the kernel.
@@ -54,6 +56,7 @@ def conv2d_signs(
         border: padding before the convolution in the order of `torch.nn.functional.pad`, filled with ``border_value``.
         border_value: -1, 0 or +1.
         dtype: of the output, float32 or bfloat16.
+        scale: of each output channel, float32 ``(C_out,)``; None is 1.
 
     Returns:
         ``(N, C_out, *out)``; channels_last if an operand is.
@@ -62,13 +65,14 @@ def conv2d_signs(
     codes = (input + zero).view(torch.uint8)
     if border:
         codes = F.pad(codes, border, value=border_value + zero)
-    ones, zeros = torch.ones(weight.shape[0]), torch.zeros(weight.shape[0], dtype=torch.long)
+    scale = torch.ones(weight.shape[0]) if scale is None else scale
+    zeros = torch.zeros(weight.shape[0], dtype=torch.long)
     packed = torch.ops.onednn.qconv_prepack(
-        weight, ones, 1.0, zero, stride, padding, dilation, groups, list(codes.shape)
+        weight, scale, 1.0, zero, stride, padding, dilation, groups, list(codes.shape)
     )
     output = torch.ops.onednn.qconv_pointwise(
         *(codes.contiguous(memory_format=torch.channels_last), 1.0, zero),
-        *(packed, ones, zeros, None, stride, padding, dilation, groups),
+        *(packed, scale, zeros, None, stride, padding, dilation, groups),
         *(1.0, 0, dtype, "none", [], ""),
     )
     return output if _is_channels_last(input) or _is_channels_last(weight) else output.contiguous()

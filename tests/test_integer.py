@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import qconv
-from qconv import function, integer, schemes
+from qconv import integer, operations, schemes, sums
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qconv_pointwise"), reason="torch without oneDNN")
 
@@ -35,7 +35,8 @@ def test_equals_the_float_convolution(
 
 
 def layer_and_input(**options: Any) -> tuple[qconv.QConv2d, Tensor]:
-    layer = qconv.QConv2d(64, 64, 3, padding=1, scheme=schemes.bnn(), **{"bias": False, **options})
+    options = {"bias": False, "scheme": schemes.bnn(), **options}
+    layer = qconv.QConv2d(64, 64, 3, padding=1, **options)
     input = torch.randn(16, 64, 16, 16, dtype=layer.weight.dtype)
     input[0, :, 0] = torch.tensor([-0.0] * 8 + [0.0] * 8)
     return layer, input
@@ -49,9 +50,28 @@ def in_integers(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         outputs.append(integer.conv2d_signs(*args))
         return outputs[-1]
 
-    monkeypatch.setattr(function, "has_fast_integers", lambda: True)
-    monkeypatch.setattr(function, "conv2d_signs", recorded)
+    monkeypatch.setattr(sums, "has_fast_integers", lambda: True)
+    monkeypatch.setattr(operations, "conv2d_signs", recorded)
     return outputs
+
+
+SIGNS = [
+    *(schemes.bnn(), schemes.xnor(), schemes.xnorpp(), schemes.bireal(), schemes.reactnet(), schemes.irnet()),
+    *(schemes.recu(), schemes.reste()),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", SIGNS, ids=str)
+def test_sums_of_signs_are_exact_before_they_are_scaled(
+    monkeypatch: pytest.MonkeyPatch, scheme: qconv.Scheme, dtype: torch.dtype
+) -> None:
+    check_on_integers(monkeypatch, torch.contiguous_format, dtype=dtype, scheme=scheme)
+
+
+@pytest.mark.parametrize("scheme", SIGNS, ids=str)
+def test_a_bias_comes_after_the_scale(monkeypatch: pytest.MonkeyPatch, scheme: qconv.Scheme) -> None:
+    check_on_integers(monkeypatch, torch.contiguous_format, bias=True, scheme=scheme)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -60,10 +80,15 @@ def in_integers(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 def test_a_layer_runs_on_integers(
     monkeypatch: pytest.MonkeyPatch, padding_value: int, format: Any, dtype: torch.dtype
 ) -> None:
-    layer, input = layer_and_input(padding_value=padding_value, dtype=dtype)
+    check_on_integers(monkeypatch, format, padding_value=padding_value, dtype=dtype)
+
+
+def check_on_integers(monkeypatch: pytest.MonkeyPatch, format: Any, **options: Any) -> None:
+    """Output and gradients are those of the float convolution, bit for bit."""
+    layer, input = layer_and_input(**options)
     layer, input = layer.to(memory_format=format), input.to(memory_format=format).requires_grad_()
     leaves = [input, layer.weight]
-    monkeypatch.setattr(function, "has_fast_integers", lambda: False)
+    monkeypatch.setattr(sums, "has_fast_integers", lambda: False)
     expected = layer(input)
     grad_output = torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, leaves, grad_output)
@@ -79,20 +104,18 @@ def test_a_layer_runs_on_integers(
 @pytest.mark.parametrize(
     "options",
     [
-        {"bias": True},  # added in another order by the float convolution
+        {"bias": True, "dtype": torch.bfloat16},  # added to the sums before they are rounded
         {"dtype": torch.float64},
         {"dtype": torch.float16},
         {"groups": 4},  # too few terms in a sum
         {"stride": 4},  # too few outputs
         {"scheme": schemes.bwn()},
-        {"scheme": schemes.xnor()},
+        {"scheme": schemes.adabin()},
     ],
     ids=str,
 )
 def test_other_layers_run_on_floats(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]) -> None:
-    layer, input = layer_and_input(**{key: value for key, value in options.items() if key != "scheme"})
-    if "scheme" in options:
-        layer.set_scheme(options["scheme"])
+    layer, input = layer_and_input(**options)
     outputs = in_integers(monkeypatch)
     layer(input)
     assert outputs == []

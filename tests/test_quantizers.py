@@ -324,3 +324,23 @@ def test_compiled_equals_eager(rounded: bool) -> None:
         # Gradients of learned tensors are sums of 256 numbers in any case.
         for one, other in zip(compiled[name][1], grads, strict=True):
             near(one, other, rtol=1e-12 if rounded else 1e-5, atol=1e-13 if rounded else 1e-6)
+
+
+@ALL
+@DTYPES
+def test_whole_numbers_times_their_scale_are_the_quantized(make: Make, levels: float, dtype: torch.dtype) -> None:
+    x = torch.cat([torch.randn(4, 30), torch.tensor([0.0, -0.0, 5.0, -5.0, 1e-6]).expand(4, 5)], 1).to(dtype)
+    quantizer, tensors = ready(make, x)
+    quantizer.set_progress_(1.0, x)  # INQ's last weights are frozen
+    if (whole := quantizer.whole(x, *tensors)) is None:
+        return
+    values, scale = whole
+    assert values.is_floating_point()
+    assert torch.promote_types(values.dtype, dtype) == values.dtype
+    codes = quantizer.codes(x, *tensors)
+    if scale is None:
+        assert codes.scale.log2().frac() == 0  # they are whole multiples of a power of two
+        assert values.equal(codes.dequantize().to(values.dtype))
+    else:
+        assert values.equal(codes.values.to(values.dtype))
+    assert (values if scale is None else values * scale).to(dtype).equal(quantizer.quantize(x, *tensors))

@@ -246,14 +246,19 @@ class Rewriter:
         quantizer, scale = reader.input_quantizer, found.scale
         bias = new.bias.double()
 
-        def values(sums: Tensor) -> Tensor:
-            output = (sums.double() * scale + bias)[..., None, None]
+        def behind(output: Tensor) -> Tensor:
+            output = output.double()[..., None, None]
             for module in elementwise:
                 output = module(output)
             return output
 
+        def values(sums: Tensor) -> Tensor:
+            return behind(sums.double() * scale + bias)
+
         def codes(sums: Tensor) -> Tensor:
-            found_codes: Codes = quantizer.codes(values(sums), *quantizer.tensors())
+            # Rounded where the trained layer rounds, so that an output on the edge of two codes has the trained one.
+            output = behind(sums.float() * scale.float() + bias.float()).float()
+            found_codes: Codes = quantizer.codes(output, *quantizer.tensors())
             return found_codes.values.reshape(sums.shape).long()
 
         channels = len(scale)

@@ -9,7 +9,8 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from .. import schemes
-from ..function import ExtendedOperation, Operation, Quantizers, quantized_op
+from ..function import Quantizers, quantized_op
+from ..operations import ExtendedOperation, Operation
 from ..quantizers import Codes, Quantizer
 from ..quantizers.observers import Observer
 from ..quantizers.part import Part

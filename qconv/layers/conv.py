@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..function import Convolution, TransposedConvolution, exchange_channels
+from ..operations import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
 from ..schemes import Factory, Scheme
 from .base import QuantizedLayer, chosen

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..function import Linear
+from ..operations import Linear
 from ..schemes import Factory, Scheme, check_padding_value
 from .base import QuantizedLayer, chosen
 

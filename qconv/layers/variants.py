@@ -18,7 +18,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..function import Convolution
+from ..operations import Convolution
 from ..quantizers import INQ, ShiftPS
 from ..schemes import Scheme
 from .base import QuantizedLayer

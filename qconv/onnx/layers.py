@@ -54,7 +54,8 @@ class FloatConv2d(nn.Module):
         sums = F.conv2d(padded, self.weight, None, self.window.stride, 0, self.window.dilation, self.groups)
         if self.threshold is not None:
             return torch.where(sums < self.threshold, -1.0, 1.0)
-        return sums * self.scale + self.bias
+        # The scale comes first: behind a convolution, runtimes multiply it into the weights, whose sums are not exact.
+        return self.scale * sums + self.bias
 
 
 class QuantizedConv2d(nn.Module):

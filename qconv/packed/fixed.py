@@ -6,7 +6,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..quantizers import Codes, Quantizer
+from ..quantizers import Codes, Quantizer, Whole
 
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -53,6 +53,18 @@ class FixedCodes(Quantizer):
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return self.codes(x, *tensors).dequantize().to(x.dtype)
+
+    @property
+    def code_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the stored codes."""
+        return self.values.dtype
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
+        values, scale, zero, offset, negative_scale = self.codes(x, *tensors)
+        # Wider codes are those of powers of two and of 8-bit floats: multiplied they are what layers were trained with.
+        if values.dtype not in (torch.int8, torch.int16) or zero or offset is not None or negative_scale is not None:
+            return None
+        return Whole(values.to(torch.promote_types(x.dtype, torch.float32)), scale)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         values, scale, *others = tensors

@@ -6,6 +6,7 @@ from .apot import APoTInput as APoTInput
 from .apot import APoTWeight as APoTWeight
 from .base import Codes as Codes
 from .base import Quantizer as Quantizer
+from .base import Whole as Whole
 from .bireal import BiRealWeight as BiRealWeight
 from .bnn import Sign as Sign
 from .bnn import sign as sign

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer
+from .base import Quantizer, Whole
 from .numbers import SMALLEST, check_bits, clamp_trained_, learned, scalars, set_parameter, wide
 from .part import POSITIVE, Rule
 
@@ -64,6 +64,7 @@ class _APoT(Quantizer):
 
     grid: tuple[int, ...]
     kept = ("alpha",)
+    code_dtype = torch.int8
     alpha: nn.Parameter
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -130,13 +131,9 @@ class APoTWeight(_APoT):
     def initialize(self, x: Tensor) -> None:
         self.alpha = set_parameter(self.alpha, x.new_tensor([3.0]))
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         multiples, step = self._multiples(_normalized(x)[0], *tensors)
-        return (project(multiples, self.grid) * step).to(x.dtype)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        multiples, step = self._multiples(_normalized(x)[0], *tensors)
-        return Codes(project(multiples, self.grid).to(torch.int8), step)
+        return Whole(project(multiples, self.grid), step)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         normalized, std = _normalized(x)
@@ -203,13 +200,9 @@ class APoTInput(_APoT):
         self.variant = variant
         self.alpha = learned(8.0 if variant == "cifar" else 6.0)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         multiples, step = self._multiples(wide(x), *tensors)
-        return (project(multiples.clamp(min=0), self.grid) * step).to(x.dtype)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        multiples, step = self._multiples(wide(x), *tensors)
-        return Codes(project(multiples.clamp(min=0), self.grid).to(torch.int8), step)
+        return Whole(project(multiples.clamp(min=0), self.grid), step)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         multiples, _ = self._multiples(wide(x), *tensors)

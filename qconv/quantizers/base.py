@@ -37,13 +37,25 @@ class Codes(NamedTuple):
         return centred * scale if self.offset is None else centred * scale + self.offset
 
 
+class Whole(NamedTuple):
+    """What a quantized tensor is made of: ``x_q = values · scale``.
+
+    Attributes:
+        values: whole numbers, or whole multiples of one power of two, in a floating dtype of at least that of ``x``.
+        scale: float tensor that broadcasts against ``values``; None is 1.
+    """
+
+    values: Tensor
+    scale: Tensor | None = None
+
+
 class Quantizer(Part):
     r"""Base of all quantizers.
 
-    A subclass writes two pure functions, `quantize` and `backward`. Both receive the tensors of `tensors`, never
-    ``self``'s parameters, so the Functions of `qconv.function` can differentiate with respect to them. Used alone, a
-    quantizer is an ordinary module: ``quantizer(x)`` returns the quantized tensor and backpropagates the
-    pseudo-gradient.
+    A subclass writes two pure functions: `quantize`, or `whole` where its values are whole numbers times a scale, and
+    `backward`. They receive the tensors of `tensors`, never ``self``'s parameters, so the Functions of `qconv.function`
+    can differentiate with respect to them. Used alone, a quantizer is an ordinary module: ``quantizer(x)`` returns the
+    quantized tensor and backpropagates the pseudo-gradient.
 
     Hyper-parameters are constructor arguments. What changes during training is a buffer: it is saved, resumed and
     broadcast, and changing it recompiles nothing; `tensors` returns it, too, and `backward` gives None for it. In a
@@ -61,6 +73,8 @@ class Quantizer(Part):
         roles: what a `Scheme` may give it to. What learns tensors or takes them from data has one role, by which it
             starts; what rounds gradients at random does so in evaluation too, and is for gradients alone.
         final_from: the progress from which it quantizes as in the end: above 0 where stages or portions come first.
+        has_whole: `whole` belongs to `quantize`: no subclass has written `quantize` alone.
+        code_dtype: of the integers that `codes` makes of `whole`.
         kept: the learned tensors that a quantizer of the same class with other bits goes on with: ranges, not steps.
     A quantizer that needs data sets ``self.calibrated = False`` in its constructor. That makes a float buffer of this
     name, 0 while it waits, above 0 once it is set: an average of models, a broadcast and a state dict carry it like any
@@ -72,6 +86,8 @@ class Quantizer(Part):
     replaces_weight: bool = False
     roles: tuple[str, ...] = ("input", "weight", "grad")
     final_from: float = 0.0
+    has_whole: bool = True
+    code_dtype: torch.dtype = torch.int16
     kept: tuple[str, ...] = ()
     _was_calibrated: bool = True  # what was last known of the buffer
 
@@ -129,8 +145,30 @@ class Quantizer(Part):
         return ()
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        """The quantized tensor ``x_q``: shape, dtype and device of ``x``."""
-        raise NotImplementedError(f"{type(self).__name__} defines no quantize()")
+        """The quantized tensor ``x_q``: shape, dtype and device of ``x``; the product of what `whole` gives."""
+        whole = self.whole(x, *tensors)
+        if whole is None:
+            raise NotImplementedError(f"{type(self).__name__} defines neither whole() nor quantize()")
+        values, scale = whole
+        return (values if scale is None else values * scale).to(x.dtype)
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
+        """Whole numbers and their scale, of which ``x_q`` is the product; None where it isn't made so.
+
+        Layers add up products of whole numbers, which is exact, and multiply the sum by the scales. Quantizers that
+        keep real numbers, or have an offset or two scales, give None, and are then asked to `quantize`.
+        """
+        return None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A class that has one of the two anew does not compute what it inherits of the other.
+        of_whole, of_quantize = (
+            next(i for i, parent in enumerate(cls.__mro__) if name in parent.__dict__) for name in ("whole", "quantize")
+        )
+        cls.has_whole = of_whole <= of_quantize
+        if of_whole < of_quantize:
+            cls.quantize = Quantizer.quantize
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         """The pseudo-gradient: gradient of ``x``, then of each tensor, from ``grad``, the gradient of ``x_q``.
@@ -158,10 +196,17 @@ class Quantizer(Part):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         """Integer codes of ``x``, with ``quantize(x, *tensors) == codes.dequantize().to(x.dtype)``, exactly.
 
+        Those of `whole`, in ``code_dtype``, unless a subclass has others.
+
         Raises:
             TypeError: the quantizer keeps real numbers and so has no codes.
         """
-        raise TypeError(f"{type(self).__name__} has no integer codes")
+        whole = self.whole(x, *tensors)
+        if whole is None:
+            raise TypeError(f"{type(self).__name__} has no integer codes")
+        values, scale = whole
+        one = torch.ones((), dtype=x.dtype, device=x.device)
+        return Codes(values.to(self.code_dtype), one if scale is None else scale)
 
     def build(self, channels: int, dim: int) -> None:
         """Create learned tensors with one element for each of the input's ``channels``, its dimension ``dim``."""
@@ -270,6 +315,11 @@ class Quantizer(Part):
         else:
             own.copy_(found)
         self._was_calibrated = is_set(found)
+
+
+def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whole | None:
+    """The whole numbers and the scale that ``quantizer.quantize`` multiplies; None where it does something else."""
+    return quantizer.whole(x, *tensors) if quantizer.has_whole else None
 
 
 Figures = TypeVar("Figures", bound=Observer)

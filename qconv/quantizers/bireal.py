@@ -3,10 +3,9 @@
 from collections.abc import Callable
 from typing import Literal
 
-import torch
 from torch import Tensor
 
-from .base import Codes
+from .base import Whole
 from .bnn import sign
 from .surrogates import HardClip, Surrogate
 from .xnor import Binary, filter_scale
@@ -42,16 +41,13 @@ class BiRealWeight(Binary):
             raise ValueError(f"gradient (={gradient!r}) must be 'code' or 'paper'")
         self.gradient = gradient
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return sign(x) * filter_scale(x)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(x), filter_scale(x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         grad_sign = self.surrogate.backward(grad, x, *tensors)
         grad_x = grad_sign * filter_scale(x) if self.gradient == "paper" else grad_sign
         return grad_x, *(None for _ in tensors)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(sign(x).to(torch.int8), filter_scale(x))
 
     def extra_repr(self) -> str:
         return f"gradient={self.gradient!r}"

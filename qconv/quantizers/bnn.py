@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer, is_plain_cpu
+from .base import Quantizer, Whole, is_plain_cpu
 from .numbers import check_flags, check_numbers, wide
 from .stochastic import Stream
 from .surrogates import HardClip, Surrogate
@@ -65,6 +65,7 @@ class Sign(Quantizer):
 
     bits = 1
     signs = True
+    code_dtype = torch.int8
 
     def __init__(
         self,
@@ -88,20 +89,16 @@ class Sign(Quantizer):
         random = () if self.stream is None else self.stream.tensors()
         return *self.surrogate.tensors(), *random
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         if self.stream is None or not self.training:
-            return sign(x)
+            return Whole(sign(x))
         key, step = tensors[-2:]
         # +1 where u is below (x + 1) / 2, so that x = −1 is never +1; sign(0) is +1, hence the two minus signs.
-        return -sign(self.stream.uniform(x, key, step) - (wide(x) + 1) / 2).to(x.dtype)
+        return Whole(-sign(self.stream.uniform(x, key, step) - (wide(x) + 1) / 2).to(x.dtype))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         count = len(self.surrogate.tensors())
         return self.surrogate.backward(grad, x, *tensors[:count]), *(None,) * len(tensors)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        one = torch.ones((), dtype=x.dtype, device=x.device)
-        return Codes(self.quantize(x, *tensors).to(torch.int8), one)
 
     def after_step_(self, x: Tensor | None) -> None:
         if self.weight_clip is not None and x is not None:

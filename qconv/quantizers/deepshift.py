@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer
+from .base import Codes, Quantizer, Whole
 from .flags import flag_of
 from .numbers import check_bits, check_numbers, check_whole, clamp_trained_, set_parameter, wide
 from .stochastic import Stream, uniform
@@ -69,11 +69,11 @@ class ShiftQ(Quantizer):
     def tensors(self) -> tuple[Tensor, ...]:
         return () if self.stream is None else self.stream.tensors()
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         if self.stream is None or not self.training:
-            return round_power_of_two(x, self.low, 0)
+            return Whole(round_power_of_two(x, self.low, 0))
         exponent = wide(x).abs().log2() + self.stream.uniform(x, *tensors)
-        return torch.exp2(exponent.floor().clamp(self.low, 0)).to(x.dtype) * x.sign()
+        return Whole(torch.exp2(exponent.floor().clamp(self.low, 0)).to(x.dtype) * x.sign())
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad, *(None,) * len(tensors)
@@ -153,16 +153,16 @@ class ShiftPS(Quantizer):
         random = () if self.stream is None or self.is_random is None else (*self.stream.tensors(), self.is_random)
         return self.shift, self.sign, *random
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         shift, sign, *random = tensors
         rounded = torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
         if self.stream is None or not self.training:
-            return rounded
+            return Whole(rounded)
         key, step, is_random = random
         exponent = (wide(shift) + self.stream.uniform(shift, key, step)).floor().clamp(self.low, 0)
         noise = uniform(sign.shape, key, step, sign.device, len(sign))  # the numbers after those of the shift
         drawn = torch.exp2(exponent).to(shift.dtype) * (wide(sign) + noise).floor().sign().to(sign.dtype)
-        return torch.where(is_random > 0, drawn, rounded)
+        return Whole(torch.where(is_random > 0, drawn, rounded))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return None, grad * self.quantize(x, *tensors) * math.log(2), grad, *(None,) * (len(tensors) - 2)
@@ -216,11 +216,11 @@ class FixedPoint(Quantizer):
         self.fraction_bits = fraction_bits
         self.bits = integer_bits + fraction_bits
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         step = 2.0**-self.fraction_bits
         bound = 2.0 ** (self.integer_bits - 1)
         wide = x.float() if x.dtype == torch.float16 else x  # x / step leaves the range of float16
-        return (torch.floor(wide / step) * step).clamp(-bound, bound).to(x.dtype)
+        return Whole((torch.floor(wide / step) * step).clamp(-bound, bound).to(x.dtype))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return (grad,)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Quantizer, Whole
 from .bnn import sign
 from .numbers import check_bits, check_flags, wide, within
 from .stochastic import Stream
@@ -48,11 +48,15 @@ class DoReFaWeight(Quantizer):
         check_flags(detach_max=detach_max)
         self.detach_max = detach_max
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        """Odd whole numbers from −n to n, and the step 1 / n; with one bit the sign and E."""
         if self.bits == 1:
-            return sign(x) * _layer_mean(x)
-        values, step = self._levels(x)
-        return (values * step).to(x.dtype)
+            return Whole(sign(x), _layer_mean(x))
+        count = 2**self.bits - 1
+        t = wide(x).tanh()
+        _, divisor = _layer_max(t)
+        values = ((t / (2 * divisor) + 0.5) * count).round_().mul_(2).sub_(count)
+        return Whole(values, level_step(count, t))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         if self.bits == 1:
@@ -65,20 +69,6 @@ class DoReFaWeight(Quantizer):
             grad_max = -(grad_t * t).sum() / divisor
             grad_t = grad_t + t.sign() * largest * (grad_max / largest.sum())
         return ((grad_t * (1 - t.square())).to(x.dtype),)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        if self.bits == 1:
-            return Codes(sign(x).to(torch.int8), _layer_mean(x))
-        values, step = self._levels(x)
-        return Codes(values.to(torch.int16), step)
-
-    def _levels(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Odd whole numbers from −n to n, and the step 1 / n."""
-        count = 2**self.bits - 1
-        t = wide(x).tanh()
-        _, divisor = _layer_max(t)
-        values = ((t / (2 * divisor) + 0.5) * count).round_().mul_(2).sub_(count)
-        return values, level_step(count, t)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, detach_max={self.detach_max}"
@@ -103,22 +93,14 @@ class DoReFaInput(Quantizer):
         super().__init__()
         self.bits = check_bits("bits", bits)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._levels(x)
-        return (values * step).to(x.dtype)
-
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad * within(x, 0, 1),)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._levels(x)
-        return Codes(values.to(torch.int16), step)
-
-    def _levels(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 1 / n."""
         count = 2**self.bits - 1
         values = (wide(x).clamp(0, 1) * count).round_()
-        return values, level_step(count, values)
+        return Whole(values, level_step(count, values))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad * within(x, 0, 1),)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
@@ -152,29 +134,22 @@ class DoReFaGradient(Quantizer):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.stream.tensors()
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._levels(x, *tensors)
-        return (values * step).to(x.dtype)
-
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad, *(None for _ in tensors)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._levels(x, *tensors)
-        return Codes(values.to(torch.int16), step)
 
     def after_step_(self, x: Tensor | None) -> None:
         self.stream.after_step_()
 
-    def _levels(self, x: Tensor, key: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Odd whole numbers from −n to n, and the step m / n of each sample."""
+        key, step = tensors
         count = 2**self.bits - 1
         wide_x = wide(x)
         maximum = _sample_max(wide_x)
         divisor = torch.where(maximum == 0, 1.0, maximum)  # a NaN stays
         noise = self.stream.uniform(x, key, step).to(wide_x.dtype) - 0.5
         values = ((wide_x / (2 * divisor) + 0.5) * count + noise).clamp_(0, count).round_().mul_(2).sub_(count)
-        return values, maximum / count
+        return Whole(values, maximum / count)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Codes, Quantizer, Whole
 from .flags import SHARE
 from .numbers import check_bits, check_numbers, wide
 from .part import FINITE, Rule
@@ -119,9 +119,10 @@ class INQ(Quantizer):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.frozen, self.code, self.top
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        """Powers of two; weights that are not frozen yet are as they are."""
         frozen, code, top = tensors
-        return torch.where(frozen > 0, self._level(frozen, code, top, x.dtype), x)
+        return Whole(torch.where(frozen > 0, self._level(frozen, code, top, x.dtype), x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad.masked_fill(tensors[0] > 0, 0.0), None, None, None

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Quantizer, Whole
 from .minmax import divisor
 from .numbers import check_bits, check_flags, wide
 from .percentiles import extent
@@ -33,6 +33,7 @@ class Int8Stochastic(Quantizer):
     """
 
     roles = ("grad",)
+    code_dtype = torch.int8
 
     def __init__(self, bits: int = 8, per_sample: bool = True) -> None:
         super().__init__()
@@ -44,21 +45,13 @@ class Int8Stochastic(Quantizer):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.stream.tensors()
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._codes(x, *tensors)
-        return (values * step).to(x.dtype)
-
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad, None, None
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._codes(x, *tensors)
-        return Codes(values.to(torch.int8), step)
 
     def after_step_(self, x: Tensor | None) -> None:
         self.stream.after_step_()
 
-    def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         count = 2 ** (self._bits - 1) - 1
         wide_x = wide(x)
         rows = wide_x.flatten(1) if self.per_sample and x.ndim > 1 else wide_x.reshape(1, -1)
@@ -68,7 +61,7 @@ class Int8Stochastic(Quantizer):
         whole = ratio.floor()
         # floor(ratio + u), but the sum is never formed: rounded, it would lift whole numbers now and then.
         up = self.stream.uniform(x, *tensors).to(ratio.dtype) >= 1 - (ratio - whole)
-        return (whole + up).clamp_(-count, count), step
+        return Whole((whole + up).clamp_(-count, count), step)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, per_sample={self.per_sample}"

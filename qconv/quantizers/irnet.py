@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Codes
+from .base import Whole
 from .bnn import sign
 from .numbers import wide
 from .surrogates import EDE, Surrogate
@@ -84,19 +84,15 @@ class IRNetWeight(Binary):
     def __init__(self, surrogate: Callable[[], Surrogate] = EDE) -> None:
         super().__init__(surrogate)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         values = standardize(x).values
-        return (sign(values) * _power_of_two(values)).to(x.dtype)
+        return Whole(sign(values), _power_of_two(values))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         standard = standardize(x)
         grad_sign = wide(grad) * _power_of_two(standard.values)
         grad_values = self.surrogate.backward(grad_sign, standard.values, *tensors)
         return standardize_backward(grad_values, standard).to(x.dtype), *(None for _ in tensors)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values = standardize(x).values
-        return Codes(sign(values).to(torch.int8), _power_of_two(values))
 
 
 def _power_of_two(values: Tensor) -> Tensor:

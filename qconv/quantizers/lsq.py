@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, FromData, Quantizer
+from .base import FromData, Quantizer, Whole
 from .bnn import sign
 from .numbers import SMALLEST, check_bits, check_flags, check_numbers, clamp_trained_, learned, scalars, wide
 from .observers import Magnitudes
@@ -117,9 +117,9 @@ class LSQ(Quantizer):
         else:
             old.copy_(step)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         step = self._step(x, *tensors)
-        return (round_levels(wide(x) / step, self.low, self.high) * step).to(x.dtype)
+        return Whole(round_levels(wide(x) / step, self.low, self.high), step)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         step = self._step(x, *tensors)
@@ -127,10 +127,6 @@ class LSQ(Quantizer):
         grad_step = terms.sum_to_size(step.shape) * self._grad_scale(x)
         (learned,) = tensors
         return grad * passes, grad_step.reshape(learned.shape).to(learned.dtype)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        step = self._step(x, *tensors)
-        return Codes(round_levels(wide(x) / step, self.low, self.high).to(torch.int16), step)
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.step, SMALLEST)

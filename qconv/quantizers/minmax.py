@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .base import Codes, FromData, Quantizer
+from .base import FromData, Quantizer, Whole
 from .numbers import check_bits, check_flags, check_numbers, wide
 from .observers import Extremes
 from .part import Rule
@@ -78,9 +78,9 @@ class MinMaxWeight(Quantizer):
         self.symmetric = symmetric
         self.per_channel = per_channel
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._codes(x)
-        return (values * step).to(x.dtype)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        wide_x = wide(x)
+        return Whole(*uniform_codes(wide_x, *self._range(wide_x), self._bits, self.symmetric))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         if self.percentile == 100:
@@ -88,14 +88,6 @@ class MinMaxWeight(Quantizer):
         wide_x = wide(x)
         low, high = self._range(wide_x)
         return (grad * ((wide_x >= low) & (wide_x <= high)),)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._codes(x)
-        return Codes(values.to(torch.int16), step)
-
-    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        wide_x = wide(x)
-        return uniform_codes(wide_x, *self._range(wide_x), self._bits, self.symmetric)
 
     def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
         rows = _first_rows(x) if self.per_channel else x.reshape(1, -1)
@@ -204,22 +196,14 @@ class MinMaxInput(FromData[Extremes]):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.low, self.high
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._codes(x, *tensors)
-        return (values * step).to(x.dtype)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        wide_x = wide(x)
+        return Whole(*uniform_codes(wide_x, *self._range(wide_x, *tensors), self._bits, self.symmetric))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
         low, high = self._range(wide_x, *tensors)
         return grad * ((wide_x >= low) & (wide_x <= high)), None, None
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._codes(x, *tensors)
-        return Codes(values.to(torch.int16), step)
-
-    def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        wide_x = wide(x)
-        return uniform_codes(wide_x, *self._range(wide_x, *tensors), self._bits, self.symmetric)
 
     def _range(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         low, high = (end.to(x.dtype) for end in (low, high))

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer
+from .base import Quantizer, Whole
 from .numbers import SMALLEST, check_bits, check_flags, clamp_trained_, count_below, learned, scalars, wide
 from .part import POSITIVE, Rule
 from .xnor import filter_scale
@@ -42,27 +42,19 @@ class N2UQWeight(Quantizer):
         check_flags(rescale_grad=rescale_grad)
         self.rescale_grad = rescale_grad
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._codes(x)
-        return (values * step).to(x.dtype)
-
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         if not self.rescale_grad:
             return (grad,)
         _, divisor = self._scale(wide(x))
         return ((grad / divisor).to(x.dtype),)
 
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._codes(x)
-        return Codes(values.to(torch.int16), step)
-
-    def _codes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Odd whole numbers from −n to n, and the step s_c / n."""
         count = 2**self._bits - 1
         wide_x = wide(x)
         scale, divisor = self._scale(wide_x)
         values = (wide_x / divisor).clamp_(-1, 1).add_(1).mul_(count / 2).round_().mul_(2).sub_(count)
-        return values, scale / count
+        return Whole(values, scale / count)
 
     def _scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """s_c, and what to divide by: 1 in place of a s_c too small."""
@@ -115,19 +107,11 @@ class N2UQInput(Quantizer):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.widths, *scalars(self.start, self.input_scale, self.output_scale)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._codes(x, *tensors)
-        return (values * step).to(x.dtype)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._codes(x, *tensors)
-        return Codes(values.to(torch.int16), step)
-
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
         widths, start, input_scale, output_scale = (tensor.to(wide_x.dtype) for tensor in tensors)
         interval = 2 / widths.numel()
-        values, _ = self._codes(x, *tensors)
+        values, _ = self.whole(x, *tensors)
         grad_output_scale = (grad * values).sum() * interval
 
         z = wide_x * input_scale
@@ -153,13 +137,13 @@ class N2UQInput(Quantizer):
         clamp_trained_(self.input_scale, SMALLEST)
         clamp_trained_(self.output_scale, SMALLEST)
 
-    def _codes(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 2/n · s2."""
         wide_x = wide(x)
         widths, start, input_scale, output_scale = (tensor.to(wide_x.dtype) for tensor in tensors)
         thresholds = _corners(widths, start)[:-1] + widths / 2
         values = count_below(wide_x * input_scale, thresholds)
-        return torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel())
+        return Whole(torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel()))
 
     def rules(self) -> dict[str, Rule]:
         return dict.fromkeys(("widths", "input_scale", "output_scale"), POSITIVE)

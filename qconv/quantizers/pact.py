@@ -1,9 +1,8 @@
 """PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
 
-import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Quantizer, Whole
 from .numbers import SMALLEST, check_bits, check_numbers, clamp_trained_, learned, scalars, wide
 from .part import POSITIVE, Rule
 
@@ -50,9 +49,14 @@ class PACT(Quantizer):
     def tensors(self) -> tuple[Tensor, ...]:
         return scalars(self.alpha)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        values, step = self._levels(x, *tensors)
-        return (values * step).to(x.dtype)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        """Whole numbers from 0 to n, and the step alpha / n."""
+        count = 2**self.bits - 1
+        wide_x = wide(x)
+        bound = tensors[0].to(wide_x.dtype)
+        # Divided before it is multiplied, so that alpha itself is exactly n steps.
+        ratio = (wide_x / bound).clamp_(0, 1)
+        return Whole(ratio.mul_(count).round_(), bound / count)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         (alpha,) = tensors
@@ -62,21 +66,8 @@ class PACT(Quantizer):
         grad_alpha = (grad.to(wide_x.dtype) * above).sum().to(alpha.dtype)
         return grad * ((x >= 0) & (wide_x < bound)), grad_alpha
 
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        values, step = self._levels(x, *tensors)
-        return Codes(values.to(torch.int16), step)
-
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.alpha, SMALLEST)
-
-    def _levels(self, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """Whole numbers from 0 to n, and the step alpha / n."""
-        count = 2**self.bits - 1
-        wide_x = wide(x)
-        bound = alpha.to(wide_x.dtype)
-        # Divided before it is multiplied, so that alpha itself is exactly n steps.
-        ratio = (wide_x / bound).clamp_(0, 1)
-        return ratio.mul_(count).round_(), bound / count
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .base import Codes
+from .base import Whole
 from .bnn import sign
 from .numbers import wide
 from .surrogates import ApproxSign, Surrogate
@@ -49,8 +49,8 @@ class ReActNetInput(Binary):
             raise ValueError("bias (=None) of ReActNetInput must be made for the channels: call build(channels, dim)")
         return self.bias, *super().tensors()
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return sign(self._shifted(x, tensors[0])).to(x.dtype)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(self._shifted(x, tensors[0])).to(x.dtype))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         bias, *schedule = tensors
@@ -58,9 +58,6 @@ class ReActNetInput(Binary):
         grad_shifted = self.surrogate.backward(grad.to(shifted.dtype), shifted, *schedule)
         grad_bias = wide(grad_shifted).sum_to_size(self._per_channel(x, bias).shape).view_as(bias)
         return grad_shifted.to(x.dtype), grad_bias.to(bias.dtype), *(None for _ in schedule)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(self.quantize(x, *tensors).to(torch.int8), torch.ones((), dtype=x.dtype, device=x.device))
 
     def _per_channel(self, x: Tensor, bias: Tensor) -> Tensor:
         after = x.ndim - 1 - self.dim % x.ndim

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Codes
+from .base import Whole
 from .bnn import sign
 from .irnet import standardize, standardize_backward
 from .numbers import check_numbers, set_parameter, wide
@@ -92,8 +92,8 @@ class ReCUWeight(Binary):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.alpha, self.tau, *super().tensors()
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return (sign(_standardized(x)) * per_filter(tensors[0], x)).to(x.dtype)  # no clamp changes a sign
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(_standardized(x)), per_filter(tensors[0], x))  # no clamp changes a sign
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         alpha, tau, *schedule = tensors
@@ -106,9 +106,6 @@ class ReCUWeight(Binary):
         grad_w1 = self.surrogate.backward(grad_sign * scale, w1, *schedule) * (w1.abs() <= bound)
         grad_x = standardize_backward(grad_w1 * FACTOR, standard).to(x.dtype)
         return grad_x, grad_alpha, None, *(None for _ in schedule)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(sign(_standardized(x)).to(torch.int8), per_filter(tensors[0], x))
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         super().set_progress_(progress, x)
@@ -142,8 +139,8 @@ class ReCUInput(Binary):
     def __init__(self, surrogate: Callable[[], Surrogate] = ApproxSign) -> None:
         super().__init__(surrogate)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return sign(x)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         none = (None,) * len(tensors)
@@ -158,9 +155,6 @@ class ReCUInput(Binary):
         grad_normal = self.surrogate.backward(wide(grad), wide_x * inverse, *tensors)
         slope = (grad_normal * wide_x).sum_to_size(shape) * inverse.square() / max(count - 1, 1)
         return ((grad_normal - centered * slope) * inverse).to(x.dtype), *none
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(sign(x).to(torch.int8), torch.ones((), dtype=x.dtype, device=x.device))
 
 
 def _standardized(x: Tensor) -> Tensor:

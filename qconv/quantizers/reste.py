@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
-from .base import Codes
+from .base import Whole
 from .bnn import sign
 from .numbers import wide
 from .surrogates import ReSTE, Surrogate
@@ -28,17 +27,14 @@ class ReSTEWeight(Binary):
     def __init__(self, surrogate: Callable[[], Surrogate] = ReSTE) -> None:
         super().__init__(surrogate)
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return (sign(x) * _layer_scale(x)).to(x.dtype)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(x), _layer_scale(x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x, grad_sign, signs = wide(x), wide(grad), sign(x)
         of_scale = signs * ((grad_sign * signs).sum() / max(x.numel(), 1))
         grad_x = self.surrogate.backward(grad_sign * _layer_scale(x), wide_x, *tensors) + of_scale
         return grad_x.to(x.dtype), *(None for _ in tensors)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(sign(x).to(torch.int8), _layer_scale(x))
 
 
 def _layer_scale(weight: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from .base import Codes, Quantizer
+from .base import Codes, Quantizer, Whole, whole_of
 from .flags import SHARE, flags_up_to, is_plain
 from .observers import Observer, Several
 from .part import Rule, with_dimension
@@ -136,6 +136,11 @@ class Stages(Quantizer):
         return any(quantizer.needs_data for quantizer in self._all())
 
     @property
+    def code_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Of the stage."""
+        return self.current.code_dtype
+
+    @property
     def calibrated(self) -> bool:
         """Of the stage; it is set for all stages that need data."""
         return self.current.calibrated
@@ -155,6 +160,9 @@ class Stages(Quantizer):
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return self.current.quantize(x, *tensors[self._own()])
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
+        return whole_of(self.current, x, tensors[self._own()])
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         own = self._own()

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Quantizer, Whole
 from .numbers import check_flags, check_numbers, wide
 
 
@@ -43,6 +43,7 @@ class TWN(Quantizer):
     """
 
     bits = math.log2(3)
+    code_dtype = torch.int8
 
     def __init__(self, threshold: float = 0.7, per_channel: bool = True) -> None:
         super().__init__()
@@ -53,13 +54,10 @@ class TWN(Quantizer):
         self.threshold = threshold
         self.per_channel = per_channel
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return self.codes(x).dequantize().to(x.dtype)
-
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return (grad,)
 
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         wide_x = wide(x)
         magnitude = wide_x.abs()
         count = x[:1].numel() if self.per_channel else x.numel()
@@ -67,7 +65,7 @@ class TWN(Quantizer):
         above = values.abs()
         # The product, not a selection, lets a NaN and an inf through to the scale.
         scale = self._sum(magnitude * above) / self._sum(above).clamp(min=1)
-        return Codes(values, scale)
+        return Whole(values.to(wide_x.dtype), scale)
 
     def _sum(self, x: Tensor) -> Tensor:
         if not self.per_channel:

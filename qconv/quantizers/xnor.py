@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .base import Codes, Quantizer
+from .base import Quantizer, Whole
 from .bnn import sign
 from .numbers import check_flags, check_numbers
 from .surrogates import HardClip, Surrogate
@@ -20,6 +20,7 @@ class Binary(Quantizer):
     """
 
     bits = 1
+    code_dtype = torch.int8
 
     def __init__(self, surrogate: Callable[[], Surrogate]) -> None:
         super().__init__()
@@ -129,8 +130,8 @@ class ScaledSign(Binary):
         self.paper_gradient = paper_gradient
         self.numel_gradient = numel_gradient
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return sign(x) * filter_scale(x)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(x), filter_scale(x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         scale = filter_scale(x)
@@ -148,9 +149,6 @@ class ScaledSign(Binary):
         grad_scale = (grad * signs).sum(dim=tuple(range(1, x.ndim)), keepdim=True)
         grad_sign = self.surrogate.backward(grad, x, *tensors) * scale
         return torch.addcmul(grad_sign, signs, grad_scale / count), *none
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(sign(x).to(torch.int8), filter_scale(x))
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is None:

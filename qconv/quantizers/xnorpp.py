@@ -2,10 +2,9 @@
 
 from collections.abc import Callable
 
-import torch
 from torch import Tensor, nn
 
-from .base import Codes
+from .base import Whole
 from .bnn import sign
 from .numbers import set_parameter, wide
 from .surrogates import HardClip, Surrogate
@@ -48,8 +47,8 @@ class XNORppWeight(Binary):
     def tensors(self) -> tuple[Tensor, ...]:
         return self.gamma, *super().tensors()
 
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return (sign(x) * per_filter(tensors[0], x)).to(x.dtype)
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(x), per_filter(tensors[0], x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         gamma, *schedule = tensors
@@ -57,6 +56,3 @@ class XNORppWeight(Binary):
         grad_gamma = (wide(grad) * sign(x)).sum_to_size(scale.shape).view_as(gamma).to(gamma.dtype)
         grad_x = (self.surrogate.backward(grad, x, *schedule) * scale).to(x.dtype)
         return grad_x, grad_gamma, *(None for _ in schedule)
-
-    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        return Codes(sign(x).to(torch.int8), per_filter(tensors[0], x))

@@ -1,0 +1,163 @@
+"""The operations of quantized layers, over operands that are quantized already, and their gradients."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .grad import conv_backward
+from .integer import conv2d_signs
+
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Mask = tuple[bool, bool, bool]
+
+
+class Operation(Protocol):
+    """A bilinear operation with a bias, and its gradients.
+
+    Weights are handed over in filter layout: dimension 0 is the output channel.
+    """
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """The output."""
+        ...
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        """Gradients of input, weight and bias; None where ``mask`` is False.
+
+        An operand that no gradient needs is not read.
+        """
+        ...
+
+
+class ExtendedOperation(Protocol):
+    """An `Operation` that also reads ``extra`` differentiable tensors, which are not quantized: offsets, masks."""
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, *extra: Tensor) -> Tensor:
+        """The output."""
+        ...
+
+    def backward(
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Gradients of input, weight, bias and each extra tensor; None where ``mask`` is False.
+
+        Of input and weight, the quantized values are there if the other one or an extra tensor needs its gradient.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """Convolution in 1, 2 or 3 dimensions.
+
+    Attributes:
+        border: explicit padding in the order of `torch.nn.functional.pad`, filled with ``border_value``; it carries
+            what ``padding`` can't: unequal sides and values other than 0. Empty when there is none.
+    """
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    border: tuple[int, ...] = ()
+    border_value: float = 0.0
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        input = self._pad(input)
+        zeros = (0,) * len(self.stride)
+        return torch.convolution(
+            input, weight, bias, self.stride, self.padding, self.dilation, False, zeros, self.groups
+        )
+
+    def forward_signs(self, input: Tensor, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """The output in two dimensions, from int8 signs and weights, times ``scale`` (C_out,)."""
+        geometry = self.stride, self.padding, self.dilation, self.groups
+        return conv2d_signs(input, weight, *geometry, self.border, int(self.border_value), dtype, scale)
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        grad_input, grad_weight, grad_bias = conv_backward(
+            grad_output,
+            self._pad(input),
+            weight,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            output_mask=mask,
+        )
+        if grad_input is not None and self.border:
+            grad_input = F.pad(grad_input, [-side for side in self.border])
+        return grad_input, grad_weight, grad_bias
+
+    def _pad(self, input: Tensor) -> Tensor:
+        return F.pad(input, self.border, value=self.border_value) if self.border else input
+
+
+@dataclass(frozen=True)
+class TransposedConvolution:
+    """Transposed convolution in 1, 2 or 3 dimensions, its weight ``(C_out, C_in / groups, *kernel_size)``."""
+
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    output_padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return torch.convolution(
+            input,
+            exchange_channels(weight, self.groups),
+            bias,
+            self.stride,
+            self.padding,
+            self.dilation,
+            True,
+            self.output_padding,
+            self.groups,
+        )
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        grad_input, grad_weight, grad_bias = conv_backward(
+            grad_output,
+            input,
+            exchange_channels(weight, self.groups),
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups,
+            transposed=True,
+            output_padding=self.output_padding,
+            output_mask=mask,
+        )
+        if grad_weight is not None:
+            grad_weight = exchange_channels(grad_weight, self.groups)
+        return grad_input, grad_weight, grad_bias
+
+
+@dataclass(frozen=True)
+class Linear:
+    """``input @ weight.T + bias`` over any leading dimensions."""
+
+    def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.linear(input, weight, bias)
+
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+        grad_input = grad_weight = grad_bias = None
+        rows = grad_output.reshape(-1, grad_output.shape[-1])
+        if mask[0]:
+            grad_input = (rows @ weight).reshape(input.shape)
+        if mask[1]:
+            grad_weight = rows.t() @ input.flatten(end_dim=-2) if input.ndim > 1 else torch.outer(rows[0], input)
+        if mask[2]:
+            grad_bias = rows.sum(0)
+        return grad_input, grad_weight, grad_bias
+
+
+def exchange_channels(weight: Tensor, groups: int) -> Tensor:
+    """Exchange the two channel dimensions within each group: ``(G·a, b, *k)`` to ``(G·b, a, *k)``; its own inverse."""
+    if groups == 1:
+        return weight.transpose(0, 1)
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)

@@ -1,0 +1,102 @@
+"""The forward of layers whose operands are whole numbers times a scale: exact sums, which are then scaled.
+
+``output = op(values_x, values_w) · s + bias``, where ``s``, the product of both scales, is rounded once to the dtype of
+the sums, and product and sum are rounded one after the other. Added up the other way round, scaled numbers leave a
+residue where a sum is 0, and the next layer's sign would be that of the residue. Frozen layers compute the same
+numbers (`qconv.inference`), so that the trained and the shipped network agree by construction.
+
+float32 holds every sum below 2^24 exactly: the largest number of products times the largest codes stays below it for
+binary, ternary and nearly all layers of up to 4 bits. Larger sums are rounded as those of any convolution. So are those
+of a GPU whose library chooses a convolution by transforms (Winograd, FFT).
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .integer import has_fast_integers, signs_pay
+from .operations import Convolution, Linear, TransposedConvolution
+from .quantizers import Quantizer, Whole
+from .quantizers.base import is_plain_cpu, whole_of
+
+_HALF = torch.float16, torch.bfloat16
+_BILINEAR = Convolution, TransposedConvolution, Linear  # an offset of another operation must not be scaled
+Quantized = tuple[Quantizer, Any]
+"""A quantizer and its tensors."""
+
+
+def scaled_sums(
+    input: Tensor, weight: Tensor, bias: Tensor | None, op: Any, of_input: Quantized, of_weight: Quantized
+) -> Tensor | None:
+    """The layer's output from sums of whole numbers; None where it is not made so.
+
+    That is where a quantizer keeps real numbers, an offset or two scales, where input channels or parts of a filter
+    have scales of their own, where an operation is none of `qconv.operations`, and in half precision, in which a sum
+    would be rounded before it is scaled: scales stay with the operands there. Signs whose sums are computed in 8-bit
+    integers have exact sums in bfloat16, too, and give what its convolution gives.
+    """
+    if not isinstance(op, _BILINEAR):
+        return None
+    in_integers = _in_integers(input, weight, op, of_input[0], of_weight[0])
+    if input.dtype in _HALF and not (in_integers and bias is None and input.dtype == torch.bfloat16):
+        return None
+    whole = _whole(input, weight, op, of_input, of_weight)
+    if whole is None:
+        return None
+    (values_x, scale_x), (values_w, scale_w) = whole
+    if in_integers and isinstance(op, Convolution):
+        scale = output_scale(scale_x, scale_w, input.dtype)
+        scale = None if scale is None else scale.flatten().float().expand(len(weight)).contiguous()
+        output = op.forward_signs(values_x.to(torch.int8), values_w.to(torch.int8), scale, input.dtype)
+    else:
+        scale = output_scale(scale_x, scale_w, input.dtype)
+        output = op.forward(values_x.to(input.dtype), values_w.to(input.dtype), None)
+        if scale is not None:
+            output.mul_(scale)
+    return output if bias is None else output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
+
+
+def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """The product of one scale of the input and one or one by filter of the weight, rounded to ``dtype`` once.
+
+    It broadcasts against the output: as many dimensions follow its channels as follow the second one of a weight.
+    """
+    if of_weight is not None:
+        of_weight = of_weight.reshape(()) if of_weight.numel() == 1 else of_weight.squeeze(1)
+    if of_input is None or of_weight is None:
+        scale = of_weight if of_input is None else of_input.reshape(())
+    else:
+        wide = torch.promote_types(torch.promote_types(of_input.dtype, of_weight.dtype), dtype)
+        scale = of_input.reshape(()).to(wide) * of_weight.to(wide)
+    return None if scale is None else scale.to(dtype)
+
+
+def _whole(
+    input: Tensor, weight: Tensor, op: Any, of_input: Quantized, of_weight: Quantized
+) -> tuple[Whole, Whole] | None:
+    """Both operands' whole numbers, if the scales can be taken out of the sums."""
+    whole_x = whole_of(of_input[0], input, of_input[1])
+    if whole_x is None:
+        return None
+    is_padded = isinstance(op, Convolution) and op.border and op.border_value  # with ±1, and not with ±scale
+    if whole_x.scale is not None and (whole_x.scale.numel() != 1 or is_padded):
+        return None
+    whole_w = whole_of(of_weight[0], weight, of_weight[1])
+    if whole_w is None:
+        return None
+    scale, by_filter = whole_w.scale, (len(weight), *[1] * (weight.ndim - 1))
+    return (whole_x, whole_w) if scale is None or scale.numel() == 1 or scale.shape == by_filter else None
+
+
+def _in_integers(input: Tensor, weight: Tensor, op: Any, of_input: Quantizer, of_weight: Quantizer) -> bool:
+    """Whether sums of signs are computed in 8-bit integers."""
+    return (
+        isinstance(op, Convolution)
+        and (of_input.signs and of_weight.code_dtype == torch.int8)
+        and (input.ndim == 4 and input.dtype in (torch.float32, torch.bfloat16))
+        and (is_plain_cpu(input) and is_plain_cpu(weight))
+        and not torch.compiler.is_compiling()
+        and has_fast_integers()
+        and signs_pay(input, weight, op.stride)
+    )
