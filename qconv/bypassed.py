@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from .layers import QuantizedLayer
+from .layers.uncalibrated import without_warnings
 
 LISTED = 8
 """How many layers a message names."""
@@ -81,7 +82,7 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
     devices = [each.device for each in model.parameters() if each.device.type == "cuda"]
     try:
         model.eval()
-        with torch.random.fork_rng(devices=set(devices)), torch.no_grad(), watch:
+        with torch.random.fork_rng(devices=set(devices)), torch.no_grad(), without_warnings(), watch:
             if isinstance(example, dict):
                 model(**example)
             else:

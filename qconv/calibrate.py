@@ -15,6 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from .layers import QuantizedLayer
 from .norms import batch_statistics
 from .quantizers import Identity
+from .quantizers.meeting import meet
 from .quantizers.numbers import check_whole
 from .quantizers.observers import Observer
 from .quantizers.processes import sum_over_processes
@@ -63,6 +64,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     }
     if not layers:
         return []
+    meet(", ".join(layers), "qconv.calibrate")
     observers = {name: layer.input_quantizer.observer() for name, layer in layers.items()}
     count, empty = _watch(model, layers, observers, _shown(batches, max_samples), max_samples)
     device = next(iter(layers.values())).weight.device

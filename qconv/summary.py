@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from .bypassed import Watch, forget
 from .layers import QuantizedLayer
+from .layers.uncalibrated import without_warnings
 from .quantizers import Quantizer
 from .summary_table import FLOAT_BITS, Row, Summary
 
@@ -169,7 +170,7 @@ def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
     sample = torch.zeros(1, *input_size, dtype=reference.dtype, device=reference.device)
     try:
         kept = saved_tensors_hooks(save, lambda tensor: tensor)
-        with _random_state_kept(sample.device), torch.enable_grad(), kept, watch:
+        with _random_state_kept(sample.device), torch.enable_grad(), without_warnings(), kept, watch:
             model(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ValueError(f"input_size (={input_size}) must be what the model takes: {error}") from error

@@ -1,5 +1,7 @@
 """Tensors of input quantizers set from data: by hand, by the first training step, the same after a restart."""
 
+import copy
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -80,7 +82,8 @@ def test_a_data_loader_and_few_samples() -> None:
 
 def test_the_first_training_step_calibrates() -> None:
     model, (first, second) = network(), batches()
-    model.eval()(first)
+    with pytest.warns(UserWarning, match="is evaluated before Scaled has had data"):
+        model.eval()(first)
     assert scales(model) == [1.0, 1.0]  # evaluation leaves a quantizer as it was made
     model.train()
     model(first[:0])
@@ -199,3 +202,59 @@ IMAGES = torch.randn(2, 3, 6, 6)
 def test_batches_that_are_one(batches: Any) -> None:
     with pytest.raises(TypeError, match=r"batches \((Tensor|dict)\) must be batches one after another"):
         qconv.calibrate(qconv.QConv2d(3, 4, 3, scheme=qconv.schemes.lsq()), batches)
+
+
+# Evaluation before calibration
+
+
+def evaluated(model: nn.Module, input: Tensor) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model(input)
+    return [str(each.message) for each in found]
+
+
+def test_evaluation_before_calibration_is_told_once_by_layer() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)).eval()
+    qconv.convert(model, qconv.schemes.minmax(4, 4), skip=["0"])
+    qconv.calibrate(nn.Sequential(model[2]), [torch.randn(2, 4, 6, 6)])
+    images = torch.randn(2, 3, 9, 9)
+    assert evaluated(model, images[:0]) == []
+    (message,) = evaluated(model, images)
+    assert message.startswith("layer '1' (QConv2d) is evaluated before MinMaxInput has had data")
+    assert "Call qconv.calibrate(model, batches)" in message
+    assert evaluated(model, images) == []
+    assert evaluated(copy.deepcopy(model), images) == []
+
+
+def test_a_part_in_evaluation_while_the_rest_trains_is_told() -> None:
+    model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=SCHEME).eval(), qconv.QConv2d(4, 4, 3, scheme=SCHEME))
+    (message,) = evaluated(model, IMAGES)
+    assert message.startswith("QConv2d is evaluated before Scaled has had data")
+    assert scales(model)[0] == 1.0
+    qconv.calibrate(model, [IMAGES])
+    assert scales(model)[0] == IMAGES.abs().max().item()
+    assert [module.training for module in model] == [False, True]
+
+
+def test_what_is_no_evaluation_is_not_warned_of() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(64, 5))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        qconv.convert(model, SCHEME, skip=()).eval()
+        qconv.summary(model, (3, 6, 6))
+        copy.deepcopy(model).to("meta")(IMAGES.to("meta"))
+        qconv.calibrate(model, [IMAGES])
+        model(IMAGES)
+        qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), qconv.schemes.bnn(), skip=()).eval()(IMAGES)  # needs no data
+        training = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=SCHEME))
+        training(IMAGES)
+        training.eval()(IMAGES)
+
+
+def test_a_compiled_model_stays_whole_and_is_told_too() -> None:
+    model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=qconv.schemes.minmax(4, 4))).eval()
+    compiled: Any = torch.compile(model, fullgraph=True, backend="eager")
+    (message,) = evaluated(compiled, IMAGES)
+    assert "is evaluated before MinMaxInput has had data" in message
+    assert evaluated(compiled, IMAGES) == []

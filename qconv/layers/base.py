@@ -12,13 +12,15 @@ from .. import schemes
 from ..function import Quantizers, quantized_op
 from ..operations import ExtendedOperation, Operation
 from ..quantizers import Codes, Quantizer
+from ..quantizers.meeting import leaving, meet
 from ..quantizers.observers import Observer
 from ..quantizers.part import Part
-from ..quantizers.processes import is_sharded, mean_over_processes, sum_over_processes
+from ..quantizers.processes import is_distributed, is_sharded, mean_over_processes, sum_over_processes
 from ..schemes import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
 from .origin import follow, leave, mark
 from .steps import LIFE, check_step
+from .uncalibrated import described, warn_uncalibrated
 from .watch import watch
 
 
@@ -208,15 +210,32 @@ class QuantizedLayer(nn.Module):
         )
         if self.observe is not None:
             self.observe(input)
+        calibrates = False
         if self.training and not self.input_quantizer.calibrated:
             if torch.compiler.is_compiling():  # the graph breaks here; a network's then stays in pieces
                 torch._dynamo.graph_break(
                     msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
                 )
-            if not self.input_quantizer.had_data():
+            calibrates = not self.input_quantizer.had_data()
+            if calibrates:
                 self.calibrate_(input)
+        if not self.training and not self.input_quantizer.calibrated:
+            warn_uncalibrated(self, input)
         if not torch.compiler.is_compiling() and self.training:
             watch(self, input)
+        output = self._compute(input, op, bias, quantizers, *extra)
+        if calibrates and is_distributed() and output.requires_grad and not torch.compiler.is_compiling():
+            output.register_hook(leaving())
+        return output
+
+    def _compute(
+        self,
+        input: Tensor,
+        op: Operation | ExtendedOperation,
+        bias: Tensor | None,
+        quantizers: Quantizers,
+        *extra: Tensor,
+    ) -> Tensor:
         device = input.device.type
         dtype = _autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # which autocast leaves alone
@@ -245,14 +264,22 @@ class QuantizedLayer(nn.Module):
         Raises:
             ValueError: NaN or inf in the input, of this process or of another one; learned tensors that
                 ``fully_shard`` holds.
+            RuntimeError: another process is at another layer, or does not come (`meet`); a replica of DataParallel.
         """
         if input.is_meta:
             return
+        if self.__dict__.get("_is_replica"):
+            raise RuntimeError(
+                f"{described(self)} is a replica of DataParallel, which is thrown away after the forward: call "
+                "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
+            )
+        if is_distributed():
+            meet(self._place(), described(self))
         seen = Observer()
         seen.observe(input)
         (wrong,) = sum_over_processes([not seen.is_finite], self.weight.device)
         if wrong:
-            raise ValueError(f"input of {type(self).__name__} has NaN or inf: nothing can be calibrated with it")
+            raise ValueError(f"input of {described(self)} has NaN or inf: nothing can be calibrated with it")
         self._calibrate(None if seen.is_blank else partial(self.input_quantizer.initialize, input.detach()))
 
     @torch.no_grad()
@@ -265,12 +292,20 @@ class QuantizedLayer(nn.Module):
         initialize = partial(self.input_quantizer.initialize_from, observer)
         return self._calibrate(None if observer.is_blank else initialize)
 
+    def _place(self) -> str:
+        """What tells this layer from the others of its model, alike in all processes."""
+        name, weight = self.__dict__.get("name_in_model"), self.weight.detach().flatten()
+        if name is None:  # the weights are the same in all processes, and hardly in two layers
+            some = [weight[index].item() for index in (0, weight.numel() // 2, -1)] if weight.numel() else []
+            name = str(some)
+        return f"{type(self).__name__} {tuple(self.weight.shape)} {name}"
+
     def _calibrate(self, initialize: Callable[[], None] | None) -> bool:
         """Have the quantizer set itself, if this process has what to set it from, and take the mean over those."""
         quantizer = self.input_quantizer
         if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
             raise ValueError(
-                f"{type(self).__name__} ({self.scheme.name}) can't take its range from a batch once fully_shard holds "
+                f"{described(self)}, {self.scheme.name}, can't take its range from a batch once fully_shard holds "
                 "it: call qconv.calibrate(model, batches) before fully_shard"
             )
         parts = [cast(Quantizer, part) for part in quantizer.modules() if "calibrated" in part._buffers]
@@ -381,7 +416,15 @@ class QuantizedLayer(nn.Module):
         for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
             if hasattr(self, name):
                 delattr(self, name)
-        for name in ("_checked_maker", "batches_watched", "name_in_model", "is_bypassed", "float_type", *LIFE):
+        for name in (
+            "_checked_maker",
+            "batches_watched",
+            "was_evaluated",
+            "name_in_model",
+            "is_bypassed",
+            "float_type",
+            *LIFE,
+        ):
             self.__dict__.pop(name, None)
         cast(nn.Module, self).__class__ = kind
 

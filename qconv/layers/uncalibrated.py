@@ -1,0 +1,47 @@
+"""Evaluation before calibration: a quantizer that still has the range it was made with says so, once."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from torch import Tensor
+
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Let models be run for what is not their output: for shapes, calls, bytes."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+def described(layer: Any) -> str:
+    """The layer for a message: by the name that `qconv.convert` found it under, else by its class."""
+    name = layer.__dict__.get("name_in_model")
+    return f"layer '{name}' ({type(layer).__name__})" if name else type(layer).__name__
+
+
+def warn_uncalibrated(layer: Any, input: Tensor) -> None:
+    """Warn that ``layer`` is evaluated before its input's quantizer has had data, the first time."""
+    if _QUIET.get() or layer.__dict__.get("was_evaluated") or input.is_meta or not input.numel():
+        return
+    if layer.input_quantizer.had_data():
+        return
+    layer.was_evaluated = True
+    warnings.warn(
+        f"{described(layer)} is evaluated before {type(layer.input_quantizer).__name__} has had data: it quantizes "
+        "inputs in the range that it was made with, not in theirs. Call qconv.calibrate(model, batches), or run a "
+        "training batch in training mode, which sets the range",
+        stacklevel=4,
+    )
+
+
+# A graph that is compiled stays whole, and it is said when that happens. `torch.compiler.assume_constant_result` does
+# this and no more, but loads the compiler.
+warn_uncalibrated._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
