@@ -76,6 +76,7 @@ class Quantizer(Part):
         has_whole: `whole` belongs to `quantize`: no subclass has written `quantize` alone.
         code_dtype: of the integers that `codes` makes of `whole`.
         kept: the learned tensors that a quantizer of the same class with other bits goes on with: ranges, not steps.
+
     A quantizer that needs data sets ``self.calibrated = False`` in its constructor. That makes a float buffer of this
     name, 0 while it waits, above 0 once it is set: an average of models, a broadcast and a state dict carry it like any
     tensor. As an attribute it reads as a bool, and never from the device again once it was True.
