@@ -4,11 +4,13 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from .checkpoint_io import CheckpointError
 
 ABSENT = "(nothing)"
+PACT_START, PACT_BITS = 8.0, 4  # where the bound started with any bits, and from which number of bits null is the same
 
 
 def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
@@ -20,6 +22,7 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
+    stored = with_former_defaults(stored, config)
     for group in groups:
         found, asked = stored.get(group), config.get(group)
         if found != asked:
@@ -27,6 +30,35 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
                 f"checkpoint {path} was trained with {group} {call(found)}, this run asks for {call(asked)}: "
                 f"add {shlex.join(remedy(group, found, asked, stored.get('choices', {}).get(group)))}"
             )
+
+
+def with_former_defaults(stored: Any, asked: Any) -> Any:
+    """The config of an earlier run as `asked` would be written today, if both mean the same.
+
+    A run without `before_sign` takes that of `asked`: `read_checkpoint` looks at what it changes. DeepShift-PS without
+    `random_until` was random to the end, which matters only where it is random; PACT's bound started at 8.
+    """
+    if not isinstance(stored, dict) or not isinstance(asked, dict):
+        return stored
+    filled = {key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()}
+    if "before_sign" not in stored and "before_sign" in asked:
+        filled["before_sign"] = asked["before_sign"]
+    target = str(stored.get("_target_")).rpartition(".")[2]
+    if target == "shift_ps" and "random_until" in asked and "random_until" not in stored:
+        is_random = stored.get("rounding", "deterministic") != "deterministic"
+        filled["random_until"] = 1.0 if is_random else asked["random_until"]
+    if target == "pact" and "alpha" in asked and asked["alpha"] is None:
+        bits = stored.get("input_bits", PACT_BITS)
+        if stored.get("alpha") == PACT_START and (bits is None or bits >= PACT_BITS):
+            filled["alpha"] = None
+    return filled
+
+
+def fill_tensors(stored: dict[str, Any], names: Mapping[str, Tensor]) -> None:
+    """Put into the tensors of an earlier run what they lack: DeepShift-PS's flag that it still rounds at random."""
+    for name, tensor in names.items():
+        if name.endswith(".is_random") and f"{name.removesuffix('is_random')}shift" in stored:
+            stored.setdefault(name, torch.ones_like(tensor))
 
 
 def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str, Tensor]) -> None:

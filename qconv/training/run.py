@@ -25,7 +25,7 @@ from ..summary import summarize
 from .checkpoint_io import CheckpointError, load_checkpoint
 from .checkpoints import Checkpoints, where_to_go_on
 from .classifier import Classifier
-from .compare import call, check_config, check_tensors
+from .compare import call, check_config, check_tensors, fill_tensors
 from .history import History
 from .initial_weights import load_weights
 from .result import Evaluation, Result, about_run, check_objective, write_json
@@ -251,11 +251,11 @@ def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) 
     """The checkpoint at `path`, if it is one of this network and its config agrees in `groups`."""
     checkpoint = load_checkpoint(path)
     stored = checkpoint.get("config")
-    if isinstance(stored, dict) and "before_sign" not in stored:  # written before there was a choice
-        if any(replaced(module) for module in classifier.modules()):
-            raise CheckpointError(f"checkpoint {path} was trained with its ReLUs before signs: add before_sign=keep")
-        stored["before_sign"] = (classifier.config or {}).get("before_sign")
+    before = isinstance(stored, dict) and "before_sign" not in stored  # written before there was a choice
+    if before and any(replaced(module) for module in classifier.modules()):
+        raise CheckpointError(f"checkpoint {path} was trained with its ReLUs before signs: add before_sign=keep")
     check_config(path, checkpoint, classifier.config or {}, groups)
+    fill_tensors(checkpoint["state_dict"], classifier.state_dict())
     check_tensors(path, checkpoint, classifier.state_dict())
     return checkpoint
 

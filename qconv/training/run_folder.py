@@ -13,6 +13,7 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from ..files import atomic_file
 from ..packed import FILE
+from .compare import with_former_defaults
 from .screen import show_note
 
 try:
@@ -72,8 +73,7 @@ def same_run(path: Path, asked: Any) -> bool:
     """Whether the config file is that of a run which can be resumed as the one asked for."""
     if not path.is_file():
         return False
-    stored: Any = OmegaConf.to_container(OmegaConf.load(path))
-    stored.setdefault("before_sign", asked.get("before_sign"))  # `read_checkpoint` looks at what that changes
+    stored = with_former_defaults(OmegaConf.to_container(OmegaConf.load(path)), asked)
     return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
 
 
