@@ -417,3 +417,14 @@ def test_an_onnx_file_is_compared_with_the_trained_model(monkeypatch: pytest.Mon
     assert wrong is not None
     assert wrong.close == 0
     assert wrong == qconv.onnx.compare_onnx(model, tmp_path / "wrong.onnx", x)
+
+
+def test_examples_that_can_not_be_used() -> None:
+    model = trained(Flattened(), LSQ, torch.randn(2, 8, 6, 6))
+    for example, kind, words in (
+        (torch.randn(3, 7, 6, 6), ValueError, r"example \(of shape \(3, 7, 6, 6\)\) does not suit the model: .*7"),
+        (torch.randn(0, 8, 6, 6), ValueError, r"example \(of shape \(0, 8, 6, 6\)\) must hold at least one sample"),
+        ([1.0], TypeError, r"example \(list\) must be a tensor of inputs"),
+    ):
+        with pytest.raises(kind, match=words):
+            freeze(model, example=example)  # pyright: ignore[reportArgumentType]

@@ -15,7 +15,7 @@ from ..packed.tensors import inner_model, joined
 from ..quantizers import Quantizer
 from .layers import IntegerLayer
 from .parts import Part
-from .proof import Parts, find_sample
+from .proof import Parts, find_sample, takes
 from .rewrite import Frozen, Rewriter, make_contiguous
 
 _COMPARED = 4  # samples of an example on which traces are compared
@@ -119,16 +119,16 @@ def freeze(
         nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN.
 
     Raises:
-        TypeError: `model` is no module, or can't be copied.
+        TypeError: `model` is no module, or can't be copied; `example` is no tensor.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
             than float32; hooks, which would be lost; a model that is frozen; a tolerance outside 0 to 1; another `nan`;
-            a frozen model that differs from the trained one on `example`.
+            an example that the model does not take; a frozen model that differs from the trained one on `example`.
     """
     if not 0 <= tolerance <= 1:
         raise ValueError(f"tolerance (={tolerance}) must be at least 0 and at most 1")
     if nan not in ("pass", "refuse"):
         raise ValueError(f"nan (={nan!r}) must be 'pass' or 'refuse'")
-    made = build(model, tolerance, None if example is None else example[:_COMPARED])
+    made = build(model, tolerance, example)
     made.nan = nan
     if example is not None:
         _check(model, made, example)
@@ -136,8 +136,12 @@ def freeze(
 
 
 @torch.no_grad()
-def build(model: nn.Module, tolerance: float, sample: Tensor | None) -> FrozenModel:
-    """As `freeze`, with traces compared on `sample`, and nothing else."""
+def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
+    """As `freeze`, with traces compared on samples of `example`, and nothing else."""
+    if example is not None and not isinstance(example, Tensor):
+        raise TypeError(f"example ({type(example).__name__}) must be a tensor of inputs")
+    if example is not None and not example.numel():
+        raise ValueError(f"example (of shape {tuple(example.shape)}) must hold at least one sample")
     if not isinstance(model, nn.Module):
         raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
     model = inner_model(model)
@@ -163,7 +167,15 @@ def build(model: nn.Module, tolerance: float, sample: Tensor | None) -> FrozenMo
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
     forget(network)
-    sample = find_sample(network) if sample is None else sample.detach().cpu()
+    if example is None:
+        sample = find_sample(network)
+    else:
+        sample = example[:_COMPARED].detach().cpu()
+        try:
+            takes(network, sample)
+        except Exception as error:  # of a forward that is not ours, all kinds
+            what = f"example (of shape {tuple(example.shape)}) does not suit the model"
+            raise ValueError(f"{what}: {str(error).partition(chr(10))[0]}") from error
     parts = Parts(network)
     if sample is not None:
         parts.prove(sample)

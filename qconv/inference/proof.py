@@ -194,6 +194,12 @@ def called_modules(graph: fx.GraphModule) -> set[nn.Module]:
     return {graph.get_submodule(target) for target in targets}
 
 
+def takes(network: nn.Module, sample: Tensor) -> None:
+    """Raise what the network raises at these inputs; it stays as it is."""
+    with torch.no_grad(), _same_state(network):
+        network(sample.clone())
+
+
 def find_sample(network: nn.Module) -> Tensor | None:
     """Random inputs that the network takes, if some of usual shapes suit it."""
     kinds = QuantizedLayer, _ConvNd, nn.Linear
@@ -204,8 +210,7 @@ def find_sample(network: nn.Module) -> Tensor | None:
     for shape in _shapes(first):
         sample = torch.randn(2, *shape, generator=generator)
         try:
-            with torch.no_grad(), _same_state(network):
-                network(sample.clone())
+            takes(network, sample)
         except Exception:  # noqa: BLE001  # it takes inputs of another shape
             continue
         return sample

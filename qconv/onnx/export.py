@@ -73,7 +73,7 @@ def export_onnx(
     path = Path(path)
     _check(path, example)
     example = example.detach().float().cpu()
-    frozen = build(model, TOLERANCE, example[:4])
+    frozen = build(model, TOLERANCE, example)
     for told in frozen.layers:
         if isinstance(model.get_submodule(told.name), QDeformConv2d):
             raise ValueError(f"'{told.name}' is deformable, which ONNX Runtime does not compute: it can't be exported")
