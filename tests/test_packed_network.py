@@ -12,12 +12,13 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
+from torchvision.ops import StochasticDepth
 
 import qconv
 from qconv import PackedFileError, schemes
 from qconv.models import resnet20, small_cnn
 from qconv.packed import read_header
-from qconv.packed.fingerprint import described, fingerprint
+from qconv.packed.fingerprint import _word, check_fingerprint, described, fingerprint
 from qconv.packed.header import Header, checksum, to_json
 from qconv.packed.load import Content
 from qconv.packed.trial import check_trial, make_trial
@@ -111,6 +112,42 @@ def test_what_changes_nothing_in_evaluation_may_differ(file: Path, trained: nn.M
     model.norm.momentum = 0.5
     x = torch.randn(5, 3, 8, 8)
     assert torch.equal(qconv.load_packed(file, model)(x), trained(x))
+
+
+class Attentive(nn.Module):
+    """Keeps arguments that act in training alone, and one that is nobody's."""
+
+    def __init__(self, drop: float, epochs: int) -> None:
+        super().__init__()
+        self.epochs = epochs
+        self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.attention = nn.MultiheadAttention(8, 2, dropout=drop)
+        self.depth = StochasticDepth(drop, "row")
+        self.hidden = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Two numbers for each row."""
+        x = self.first(x)
+        return self.last(self.hidden(self.depth(self.attention(x, x, x)[0])))
+
+
+def test_arguments_of_training_and_of_other_packages_may_differ(tmp_path: Path) -> None:
+    saved = qconv.convert(Attentive(0.2, 90), schemes.bnn()).eval()
+    qconv.save_packed(saved, tmp_path / "model", example=torch.zeros(1, 8))
+    x = torch.randn(5, 8)
+    assert torch.equal(qconv.load_packed(tmp_path / "model", Attentive(0.0, 1))(x), saved(x))
+    other = Attentive(0.2, 90)
+    other.attention = nn.MultiheadAttention(8, 4)
+    with pytest.raises(PackedFileError, match=r"module 'attention' \(here MultiheadAttention\(.*num_heads=4"):
+        qconv.load_packed(tmp_path / "model", other)
+
+
+def test_words_of_earlier_files_are_taken() -> None:
+    model = Attentive(0.2, 90)
+    words = "".join(_word(name, each, former=True) for name, each in model.named_modules())
+    check_fingerprint(model, words)
+    with pytest.raises(ValueError, match="is another one in the file"):
+        check_fingerprint(Attentive(0.2, 1), words)
 
 
 def test_writing_leaves_the_model_as_it_is(trained: nn.Module, tmp_path: Path) -> None:
