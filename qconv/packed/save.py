@@ -54,7 +54,8 @@ def save_packed(
     that is not quantized, are stored as they are. `load_packed` gives a model with the same outputs, bit for bit. What
     serves training alone is left out: latent weights, surrogates, quantizers of gradients, batch norm's count of
     batches. The file says the class and the arguments of each module, and what the model makes of two inputs, where
-    `pictures` or `example` tells their shape: `load_packed` refuses another network with the same tensors.
+    `pictures` or `example` tells their shape: `load_packed` refuses another network with the same tensors. Without that
+    test the file can't tell another function in a forward, nor another argument that a class of one's own keeps.
 
     Args:
         model: a converted model, trained and at its final stage.
