@@ -41,7 +41,11 @@ def watch(layer: Any, input: Tensor) -> None:
 
 
 def crowded_level(quantizer: Quantizer, x: Tensor) -> tuple[float, float] | None:
-    """The share of ``x`` in the level that most of it lies in, and the value of that level; None for a constant."""
+    """The share of ``x`` in the level that most of it lies in, and the value of that level; None for a constant.
+
+    What is equal to its level already goes through: zeros of a sparse input, say. So the share is no greater than that
+    of the other elements.
+    """
     if not x.numel():
         return None
     low, high = x.aminmax()
@@ -57,7 +61,9 @@ def crowded_level(quantizer: Quantizer, x: Tensor) -> tuple[float, float] | None
     some = levels[:: max(levels.numel() // 1000, 1)]
     middle = some.sort().values[some.numel() // 2]  # the level of most, if nearly all are in one
     at = levels == middle
-    return at.float().mean().item(), x_q.flatten()[at.int().argmax()].item()
+    moved = (x != x_q).flatten()
+    share = min(at.float().mean().item(), (at & moved).sum().item() / max(moved.sum().item(), 1))
+    return share, x_q.flatten()[at.int().argmax()].item()
 
 
 def _can_be_read(input: Tensor) -> bool:
@@ -78,8 +84,8 @@ def _message(layer: Any, quantizer: Quantizer, share: float, level: float, low: 
     )
     if quantizer.splits_at_zero and (low >= 0 or high < 0):
         return said + (
-            "A sign needs inputs of both signs: put nn.Hardtanh or nn.PReLU in the place of a ReLU before it, which "
-            "qconv.convert does by before_sign, or a batch norm"
+            "A sign needs inputs of both signs: leave out a ReLU before it, as qconv.convert does where it finds one "
+            "(before_sign='identity'), put nn.Hardtanh or nn.PReLU in its place, or a batch norm before the sign"
         )
     if high <= 0:
         return said + "Its levels begin at 0: take a scheme with signed inputs, or put a ReLU before it"
