@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from .activations import BeforeSign, calls_relu, replace_, replace_calls_
-from .one_signed import Site, one_signed_inputs
+from .one_signed import Site, find
 
 SHOWN = 3
 NAMES = {
@@ -30,7 +30,7 @@ class ActivationStep:
         layers: the layers, by their names, that would see one sign because of it.
         like: one of these layers.
         becomes: what takes its place, as ``before_sign`` has it; None where it stays.
-        reason: why it stays.
+        reason: why it stays, or becomes something else than was chosen.
     """
 
     names: tuple[str, ...]
@@ -47,15 +47,18 @@ class ActivationStep:
         shown = ", ".join(self.layers[:SHOWN]) + (", …" if len(self.layers) > SHOWN else "")
         if self.becomes is None:
             return f"{what} stays: {self.reason}; the input of {shown} is one-signed"
-        return f"{what} → {NAMES[self.becomes]} (before the sign of {shown})"
+        because = f", because {self.reason}" if self.reason else ""
+        return f"{what} → {NAMES[self.becomes]}{because} (before the sign of {shown})"
 
 
 def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: BeforeSign) -> tuple[ActivationStep, ...]:
     """What ``choice`` makes of the activations in ``model`` because of which one of ``layers`` sees one sign alone."""
     if not layers:
         return ()
+    looked = find(model, layers)
+    elsewhere = {(site.module, _way(site)) for site in looked.elsewhere}
     found: dict[Site, list[nn.Module]] = {}
-    for layer, sites in one_signed_inputs(model, layers).items():
+    for layer, sites in looked.inputs.items():
         for site in sites:
             found.setdefault(site, []).append(layer)
     names: dict[nn.Module, list[str]] = {}
@@ -64,7 +67,9 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
     order = {module: number for number, module in enumerate(names)}
     steps = []
     for site in sorted(found, key=lambda site: (order[site.module], site.function)):
-        reason = _why_not(site, choice)
+        leaky = (site.module, _way(site)) in elsewhere and choice not in ("keep", "leaky")
+        becomes: BeforeSign = "leaky" if leaky else choice
+        stays = _why_not(site, becomes)
         readers = tuple(name for layer, name in layers.items() if layer in found[site])
         steps.append(
             ActivationStep(
@@ -74,11 +79,16 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
                 function=site.function,
                 layers=readers,
                 like=found[site][0],
-                becomes=None if reason else choice,
-                reason=reason,
+                becomes=None if stays else becomes,
+                reason=stays or ("it is also called where no sign follows" if leaky else ""),
             )
         )
     return tuple(steps)
+
+
+def _way(site: Site) -> str:
+    """How it is replaced: the functions that a module calls all change together, methods of tensors can't."""
+    return site.function if site.function.startswith(".") else "functions" if site.function else ""
 
 
 def _why_not(site: Site, choice: BeforeSign) -> str:

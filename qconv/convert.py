@@ -133,7 +133,9 @@ def plan(
             its input (`Quantizer.splits_at_zero`), which would be +1 everywhere: ``"identity"``, nothing, so that the
             sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope (modules
             only); ``"leaky"``, a slope of 2^-10: the sign is that of what the ReLU gets, and all others see the ReLU's
-            values; ``"keep"`` leaves it. All calls of a module that is shared change. `to_float` undoes it.
+            values; ``"keep"`` leaves it. All calls of a shared module, or of functions by a module's methods, change
+            together: if one of them is followed by no such sign, they become ``"leaky"`` in place of the first three,
+            and the plan says so. `to_float` undoes it.
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. Of `READERS` in `qconv.layers.parents` it is known without an example.

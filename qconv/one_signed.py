@@ -5,6 +5,7 @@ follows these (pooling, dropout, sums of two such values, concatenation) carries
 """
 
 from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from torch import fx, nn
@@ -28,6 +29,26 @@ class Site(NamedTuple):
 
 
 Sites = frozenset[Site]
+Calls = frozenset[tuple[Site, fx.Node]]
+"""Which calls of the sites: one module may stand in many places."""
+
+
+@dataclass
+class Found:
+    """What was found in a model.
+
+    Attributes:
+        inputs: for each layer that sees no negative input, the activations because of which it sees none.
+        elsewhere: activations with a call that none of the layers sees so: its values count, not its signs.
+    """
+
+    inputs: dict[nn.Module, Sites] = field(default_factory=dict)
+    elsewhere: set[Site] = field(default_factory=set)
+
+    def add(self, layer: nn.Module, sites: Sites) -> None:
+        """Note activations before a layer."""
+        self.inputs[layer] = self.inputs.get(layer, frozenset()) | sites
+
 
 RELU_FUNCTIONS = ("relu", "relu_", "relu6")
 _PASSING_MODULES = (
@@ -58,32 +79,41 @@ def one_signed_inputs(model: nn.Module, layers: Collection[nn.Module]) -> dict[n
     A model that `torch.fx` can't trace is looked at in parts, and by the order of its modules: an activation with
     nothing but pooling or the like between it and the layer registered after it stands before that layer.
     """
-    found: dict[nn.Module, Sites] = {}
+    return find(model, layers).inputs
+
+
+def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
+    """As `one_signed_inputs`, with the activations that are also called elsewhere.
+
+    What leaves a part that is looked at by itself is elsewhere.
+    """
+    found = Found()
     names = {module: name for name, module in reversed(list(model.named_modules()))}
     _look(model, set(layers), names, found)
     return found
 
 
-def _look(
-    module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str], found: dict[nn.Module, Sites]
-) -> None:
+def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str], found: Found) -> None:
     if module in layers or not any(each in layers for each in module.modules()):
         return
     try:
         graph = _Tracer(layers).trace(module)
     except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, KeyError, IndexError):
         for layer, sites in _by_order(module, layers, names):
-            found[layer] = found.get(layer, frozenset()) | sites
+            found.add(layer, sites)
         for child in module.children():
             _look(child, layers, names, found)
         return
     walk = _Walk(module, names)
+    seen: set[tuple[Site, fx.Node]] = set()
     for node in graph.nodes:
         walk.visit(node)
         if node.op == "call_module" and (layer := module.get_submodule(str(node.target))) in layers:
-            sites = walk.sites_of(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
-            if sites:
-                found[layer] = found.get(layer, frozenset()) | sites
+            calls = walk.calls_of(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
+            if calls:
+                seen |= calls
+                found.add(layer, frozenset(site for site, _ in calls))
+    found.elsewhere.update(site for site, _ in walk.every - seen)
 
 
 class _Tracer(fx.Tracer):
@@ -98,13 +128,14 @@ class _Tracer(fx.Tracer):
 
 
 class _Walk:
-    """Says of each node of a graph which activations have taken its sign; None where it may be negative."""
+    """Says of each node of a graph which calls of activations have taken its sign; None where it may be negative."""
 
     def __init__(self, root: nn.Module, names: dict[nn.Module, str]) -> None:
         self.root, self.names = root, names
-        self.known: dict[fx.Node, Sites | None] = {}
+        self.known: dict[fx.Node, Calls | None] = {}
+        self.every: set[tuple[Site, fx.Node]] = set()
 
-    def sites_of(self, value: Any) -> Sites | None:
+    def calls_of(self, value: Any) -> Calls | None:
         if isinstance(value, fx.Node):
             return self.known.get(value)
         if isinstance(value, int | float):
@@ -112,29 +143,34 @@ class _Walk:
         return None
 
     def visit(self, node: fx.Node) -> None:
-        self.known[node] = self._sites(node)
+        self.known[node] = self._calls(node)
 
-    def _sites(self, node: fx.Node) -> Sites | None:
+    def _calls(self, node: fx.Node) -> Calls | None:
         first = node.args[0] if node.args else node.kwargs.get("input")
         if node.op == "call_module":
             module = self.root.get_submodule(str(node.target))
             if is_one_signed(module):
-                return frozenset((Site(self.names[module], module),))
-            return self.sites_of(first) if passes(module) else None
+                return self._call(Site(self.names[module], module), node)
+            return self.calls_of(first) if passes(module) else None
         if node.op not in ("call_function", "call_method"):
             return None
         name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
         if name in RELU_FUNCTIONS:
             owner = self._owner(node)
-            return frozenset((Site(self.names[owner], owner, f".{name}()" if node.op == "call_method" else name),))
+            function = f".{name}()" if node.op == "call_method" else name
+            return self._call(Site(self.names[owner], owner, function), node)
         if name in _ALL:
-            return _joined([self.sites_of(value) for value in node.args[:2]])
+            return _joined([self.calls_of(value) for value in node.args[:2]])
         if name in _ANY:
             values = first if isinstance(first, list | tuple) else node.args[:2]
-            return frozenset().union(*(self.sites_of(value) or () for value in values)) or None
+            return frozenset().union(*(self.calls_of(value) or () for value in values)) or None
         if name == "interpolate" and node.kwargs.get("mode") == "bicubic":  # it may overshoot
             return None
-        return self.sites_of(first) if name in _PASSING else None
+        return self.calls_of(first) if name in _PASSING else None
+
+    def _call(self, site: Site, node: fx.Node) -> Calls:
+        self.every.add((site, node))
+        return frozenset(((site, node),))
 
     def _owner(self, node: fx.Node) -> nn.Module:
         """The module whose forward makes the call."""
@@ -150,7 +186,7 @@ def passes(module: nn.Module) -> bool:
     return type(module) in _PASSING_MODULES
 
 
-def _joined(parts: list[Sites | None]) -> Sites | None:
+def _joined(parts: list[Calls | None]) -> Calls | None:
     """Of a sum or a product: None unless no operand may be negative."""
     if any(part is None for part in parts):
         return None

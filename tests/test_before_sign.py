@@ -138,9 +138,38 @@ def test_a_shared_activation_changes_everywhere(capsys: pytest.CaptureFixture[st
     qconv.convert(model, schemes.bnn(), before_sign="hardtanh")
     for name, each in relus.items():
         assert model.get_submodule(name) is each
-        assert type(each) is nn.Hardtanh
+        assert type(each) is (nn.LeakyReLU if name == "layer4.1.relu" else nn.Hardtanh)  # its second call: pooling
         assert each.inplace
     assert not one_signed_inputs(model, signs(model))
+
+
+@pytest.mark.parametrize("choice", ["identity", "hardtanh", "prelu"])
+@pytest.mark.parametrize("function", [False, True])
+def test_calls_before_float_layers_keep_their_values(function: bool, choice: BeforeSign) -> None:
+    class OneForAll(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers, self.act = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)), nn.ReLU()
+
+        def forward(self, x: Tensor) -> Tensor:
+            for layer in list(self.layers)[:-1]:
+                x = F.relu(layer(x)) if function else self.act(layer(x))
+            return self.layers[-1](x)
+
+    model: Any = OneForAll()
+    skip = ["layers.[013]"]  # before the second and the last layer values count
+    (step,) = qconv.plan(model, schemes.bnn(), skip=skip, before_sign=choice).activations
+    assert "LeakyReLU, which keeps the sign, because it is also called where no sign follows (before" in str(step)
+    seen: list[Tensor] = []
+    model.layers[1].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    input = torch.randn(5, 8)
+    model(input)
+    qconv.convert(model, schemes.bnn(), skip=skip, before_sign=choice)(input)
+    torch.testing.assert_close(seen[1], seen[0], rtol=0, atol=0.01)
+    assert (seen[1] < 0).any()
+    if not function or choice != "prelu":
+        every = qconv.plan(OneForAll(), schemes.bnn(), skip=["first"], before_sign=choice).activations
+        assert [each.becomes for each in every] == [choice]
 
 
 @pytest.mark.parametrize(("kind", "left"), [(WithF, 0), (WithTorch, 0), (WithMethod, 1)])
@@ -215,10 +244,10 @@ def test_a_second_conversion_changes_no_more() -> None:
     relus = [each for each in model.modules() if isinstance(each, nn.ReLU)]
     qconv.convert(model, schemes.bnn(), skip=("first", "last", "layer[34].*"), before_sign="prelu")
     slopes = [each.weight for each in relus if isinstance(each, nn.PReLU)]
-    assert len(slopes) == 5
+    assert len(slopes) == 4  # the fifth, layer2.1.relu, is also called before layer3, which is float
     qconv.convert(model, schemes.xnor(), before_sign="hardtanh")
     assert [each.weight for each in relus if isinstance(each, nn.PReLU)] == slopes
-    assert sum(type(each) is nn.Hardtanh for each in relus) == 4
+    assert sum(type(each) is nn.Hardtanh for each in relus) == 3
     assert all(type(each) is nn.ReLU for each in qconv.to_float(model).modules() if each in relus)
 
 
@@ -231,8 +260,8 @@ def test_a_model_that_cannot_be_traced_is_looked_at_in_parts() -> None:
 def test_choices_that_cannot_be_made() -> None:
     with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be one of 'identity', 'hardtanh'"):
         qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="tanh")  # pyright: ignore[reportArgumentType]
-    with pytest.warns(UserWarning, match="relu in WithF stays: a function has no parameter: use nn.ReLU"):
-        qconv.convert(WithF(torch.relu), schemes.bnn(), before_sign="prelu")
+    with pytest.warns(UserWarning, match="relu in WithTorch stays: a function has no parameter: use nn.ReLU"):
+        qconv.convert(WithTorch(torch.relu), schemes.bnn(), before_sign="prelu")
     model = qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="keep")
     assert type(model[1]) is nn.ReLU
 
