@@ -42,6 +42,11 @@ class Watch(TorchDispatchMode):
             if weight is not None and weight.device.type != "meta" and holders[weight] == 1
         }
 
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile functions that a forward calls; what they read is not seen."""
+        return True
+
     @property
     def bypassed(self) -> list[nn.Module]:
         """The layers that were read and not called."""
@@ -96,8 +101,8 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
 class FirstForwards:
     """Watches the first forward of a model in training and the first one in evaluation, then takes itself away.
 
-    Layers that are bypassed there are told by a warning and marked, so that nothing is shipped with them. Forwards that
-    are compiled or traced are let through.
+    Layers that are bypassed there are told by a warning and marked, so that nothing is shipped with them.
+    Forwards that are traced, compiled or have compiled parts are let through.
     """
 
     def __init__(self) -> None:
@@ -115,8 +120,12 @@ class FirstForwards:
             return
         if self.watch is not None or model.training not in self.left or getattr(model, "_is_replica", False):
             return
-        self.thread = get_ident()
         self.left = self.left - {model.training}
+        if any(map(is_compiled, model.modules())):  # Dynamo compiles nothing that a dispatch mode looks at
+            if not self.left:
+                forget(model)
+            return
+        self.thread = get_ident()
         self.watch = Watch(model, [module for module in model.modules() if isinstance(module, QuantizedLayer)])
         self.watch.__enter__()
 
@@ -130,6 +139,12 @@ class FirstForwards:
             forget(model)
         if watch.bypassed:
             mark(model, watch.bypassed)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` made a module of it, or its call or forward a compiled one."""
+    forward = getattr(module, "forward", None)
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def watch_first_forwards(model: nn.Module) -> None:
@@ -161,7 +176,7 @@ def mark(model: nn.Module, layers: Iterable[nn.Module]) -> None:
     wrong = set(layers)
     names = [name for name, module in model.named_modules() if module in wrong]
     for layer in wrong:
-        layer.__dict__["is_bypassed"] = True
+        layer.__dict__["bypassed_in"] = layer.__dict__.get("bypassed_in", frozenset()) | {model.training}
     listed = ", ".join(f"'{name}' in {parent_of(model, name)}" for name in names[:LISTED])
     more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
     warnings.warn(

@@ -220,3 +220,60 @@ def test_a_compiled_model_stays_in_one_graph() -> None:
     model = qconv.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)), schemes.bnn())
     input = torch.randn(2, 8)
     assert torch.compile(model, fullgraph=True, backend="eager")(input).equal(model(input))
+
+
+def by_module(model: nn.Module) -> None:
+    model.part = torch.compile(model.part, fullgraph=True, backend="eager")  # pyright: ignore
+
+
+def by_call(model: nn.Module) -> None:
+    model.part.compile(fullgraph=True, backend="eager")  # pyright: ignore
+
+
+def by_forward(model: nn.Module) -> None:
+    model.part.forward = torch.compile(model.part.forward, fullgraph=True, backend="eager")  # pyright: ignore
+
+
+def by_function(model: nn.Module) -> None:
+    model.function = torch.compile(F.hardtanh, fullgraph=True, backend="eager")  # pyright: ignore
+
+
+class Parted(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.function = F.hardtanh
+        self.stem, self.part, self.last = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8)), nn.Linear(8, 2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.last(self.function(self.part(self.stem(input))))
+
+
+@pytest.mark.parametrize("compile_a_part", [by_module, by_call, by_forward, by_function])
+def test_parts_are_compiled_in_the_first_forward(compile_a_part: Any) -> None:
+    model, input = qconv.convert(Parted(), schemes.bnn()), torch.randn(2, 8)
+    twin = copy.deepcopy(model)
+    compile_a_part(model)
+    with torch.no_grad():
+        assert model(input).equal(twin(input))
+        assert model.eval()(input).equal(twin.eval()(input))
+    assert not model._forward_pre_hooks
+
+
+class WarmedUp(Network):
+    """Reads ``head`` in its first forward, and calls it later."""
+
+    def forward(self, input: Tensor, depth: int = 0) -> Tensor:
+        return self.last(self.head(input)) if depth else self.last(F.linear(input, self.head.weight))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_layer_that_is_called_later_is_shipped(training: bool) -> None:
+    model = qconv.convert(WarmedUp(), schemes.bnn()).train(training)
+    head: Any = model.head
+    with pytest.warns(UserWarning, match="'head' in WarmedUp"):
+        model(torch.randn(2, 8))
+    assert head.is_bypassed
+    model.train()(torch.randn(2, 8), 1)
+    assert head.is_bypassed != training  # evaluation may read it still
+    model.eval()(torch.randn(2, 8), 1)
+    assert not head.is_bypassed

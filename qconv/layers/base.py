@@ -41,7 +41,8 @@ class QuantizedLayer(nn.Module):
         grad_quantizer: quantizer of the output's gradient, or None.
         batches_watched: how many of the first training batches `watch` has looked at.
         name_in_model: what `qconv.convert` found it under; in ``__dict__`` only then.
-        is_bypassed: a forward was seen that computed with ``weight`` and never called the layer.
+        bypassed_in: the modes (``training``) of forwards that were seen to compute with ``weight`` and never call the
+            layer, until one calls it.
         is_stepped: optimizer steps end with `after_step_` of this layer.
         lacks_step: it is a copy of a layer of which that is so, and has had no such step itself.
         observe: is shown every input, as `qconv.calibrate` asks for; None otherwise.
@@ -60,7 +61,7 @@ class QuantizedLayer(nn.Module):
     grad_quantizer: Quantizer | None
     batches_watched: int = 0
     name_in_model: str
-    is_bypassed: bool = False
+    bypassed_in: frozenset[bool] = frozenset()
     is_stepped: bool = False
     lacks_step: bool = False
     observe: Callable[[Tensor], None] | None = None
@@ -103,6 +104,11 @@ class QuantizedLayer(nn.Module):
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             return any(tensor.requires_grad for tensor in self.weight_quantizer.tensors())
         return self.weight.requires_grad
+
+    @property
+    def is_bypassed(self) -> bool:
+        """Whether the model computes with ``weight`` and does not call the layer, as far as was seen."""
+        return bool(self.bypassed_in)
 
     def input_channels(self) -> tuple[int, int]:
         """The number of input channels, and their dimension in the input."""
@@ -246,6 +252,8 @@ class QuantizedLayer(nn.Module):
 
     def _before_forward(self) -> None:
         """What the weight brings along that others have written to; training starts with the first gradient."""
+        if self.bypassed_in:  # what ships is called in evaluation: a call in training says nothing of that
+            self.bypassed_in = self.bypassed_in - {True, self.training}
         if self.__dict__.get("_origin") is None and not self.lacks_step:
             return
         follow(self)
@@ -421,7 +429,7 @@ class QuantizedLayer(nn.Module):
             "batches_watched",
             "was_evaluated",
             "name_in_model",
-            "is_bypassed",
+            "bypassed_in",
             "float_type",
             *LIFE,
         ):
