@@ -301,7 +301,8 @@ SHAPES = pytest.mark.parametrize("shape", [(3, 5, 3, 3), (1, 7), (4, 2, 3)], ids
 def expected_gradients(
     quantizer: Quantizer, formula: Formula, derivative: Derivative, x: Tensor, grad: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    leaves = [x.clone().requires_grad_(), *(p.detach().clone().requires_grad_() for p in quantizer.parameters())]
+    learned = [tensor for tensor in quantizer.tensors() if tensor.requires_grad]
+    leaves = [x.clone().requires_grad_(), *(tensor.detach().clone().requires_grad_() for tensor in learned)]
     x_q = formula(leaves[0], derivative, *leaves[1:])
     return x_q.detach(), list(torch.autograd.grad(x_q, leaves, grad))
 

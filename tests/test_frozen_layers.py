@@ -107,6 +107,8 @@ FROM_WEIGHT = [
     schemes.recu(),
     schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))]),
 ]
+# Weights are looked at here: inputs need no range.
+pytestmark = pytest.mark.filterwarnings("ignore:.*is evaluated before:UserWarning")
 EACH_FROM_WEIGHT = pytest.mark.parametrize("scheme", FROM_WEIGHT, ids=str)
 INITIALIZED: dict[str, Any] = {
     "nn.init": lambda layer: nn.init.kaiming_normal_(layer.weight),

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer, Whole
-from .flags import flag_of
+from .flags import SHARE, flag_of
 from .numbers import check_bits, check_numbers, check_whole, clamp_trained_, set_parameter, wide
+from .part import Rule
 from .stochastic import Stream, uniform
 
 
@@ -174,6 +175,9 @@ class ShiftPS(Quantizer):
         clamp_trained_(self.shift, self.low, 0)
         if self.stream is not None:
             self.stream.after_step_()
+
+    def rules(self) -> dict[str, Rule]:
+        return {"is_random": SHARE}
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         if self.is_random is not None:
