@@ -1,5 +1,6 @@
 """Learned steps, clips and ranges of input quantizers, set from real inputs."""
 
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,7 +49,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         The names of the layers whose quantizers were set; empty if none needs data.
 
     Raises:
-        TypeError: a tensor or a mapping in place of batches.
+        TypeError: a tensor or a mapping in place of batches; a model that needs several inputs, which only a mapping of
+            its arguments by name gives.
         ValueError: no batch, or none with a sample; ``max_samples`` no whole number or less than 1; NaN or inf in the
             input of a layer, which is named. In all processes, if in one; no quantizer is set then.
     """
@@ -129,7 +131,15 @@ def _run(forward: nn.Module, batch: Any) -> None:
     if isinstance(batch, Mapping):
         forward(**batch)
     else:
-        forward(batch[0] if isinstance(batch, tuple | list) else batch)
+        input = batch[0] if isinstance(batch, tuple | list) else batch
+        try:
+            inspect.signature(forward.forward, follow_wrapped=False).bind(input)
+        except TypeError as error:
+            raise TypeError(
+                f"model ({type(forward).__name__}) can't be called with the first of a batch alone ({error}): give "
+                "batches that are mappings of its arguments by name"
+            ) from error
+        forward(input)
 
 
 def _size(batch: Any) -> int:

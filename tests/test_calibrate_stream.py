@@ -312,3 +312,18 @@ def test_which_statistics_are_trained() -> None:
     assert is_trained(mean)
     assert not is_trained(nn.BatchNorm2d(3, track_running_stats=False))
     assert not is_trained(nn.LazyBatchNorm2d())
+
+
+def test_several_inputs_are_given_by_name() -> None:
+    class OfTwo(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq())
+
+        def forward(self, x: Tensor, y: Tensor) -> Tensor:
+            return self.conv(x) + y
+
+    model, x, y = OfTwo(), torch.rand(2, 3, 5, 5), torch.rand(2, 4, 3, 3)
+    with pytest.raises(TypeError, match=r"model \(OfTwo\) can't be called with the first of a batch alone .*mappings"):
+        qconv.calibrate(model, [(x, y)])
+    assert qconv.calibrate(model, [{"x": x, "y": y}]) == ["conv"]

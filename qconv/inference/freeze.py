@@ -1,6 +1,7 @@
 """Freezing: a trained model becomes one that computes on integers."""
 
 import copy
+import inspect
 from collections.abc import Callable
 from typing import Any, Literal, Self
 
@@ -121,8 +122,9 @@ def freeze(
     Raises:
         TypeError: `model` is no module, or can't be copied; `example` is no tensor.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
-            than float32; hooks, which would be lost; a model that is frozen; a tolerance outside 0 to 1; another `nan`;
-            an example that the model does not take; a frozen model that differs from the trained one on `example`.
+            than float32; hooks, which would be lost; a model that is frozen, or needs several inputs; a tolerance
+            outside 0 to 1; another `nan`; an example that the model does not take; a frozen model that differs from the
+            trained one on `example`.
     """
     if not 0 <= tolerance <= 1:
         raise ValueError(f"tolerance (={tolerance}) must be at least 0 and at most 1")
@@ -136,6 +138,13 @@ def freeze(
 
 
 @torch.no_grad()
+def _required_inputs(model: nn.Module) -> list[str]:
+    """The arguments without which the model can't be called."""
+    kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    arguments = inspect.signature(model.forward, follow_wrapped=False).parameters.values()
+    return [each.name for each in arguments if each.default is each.empty and each.kind not in kinds]
+
+
 def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
     """As `freeze`, with traces compared on samples of `example`, and nothing else."""
     if example is not None and not isinstance(example, Tensor):
@@ -145,6 +154,11 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
     if not isinstance(model, nn.Module):
         raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
     model = inner_model(model)
+    if len(needed := _required_inputs(model)) > 1:
+        raise ValueError(
+            f"model ({type(model).__name__}) takes {', '.join(needed)}: a frozen model takes one tensor. Freeze the "
+            "part that does, or give the others a default"
+        )
     if any(isinstance(module, IntegerLayer | FrozenModel) for module in model.modules()):
         raise ValueError("model is frozen already")
     exact = [name for name, module in model.named_modules() if isinstance(module, Quantizer)]  # scales may be float64
