@@ -1,5 +1,7 @@
 """What the tests share: seeds, and the schemes and quantizers that every contract runs over."""
 
+import sys
+
 import pytest
 import torch
 
@@ -71,6 +73,13 @@ METHODS: dict[str, qconv.Scheme] = SCHEMES | {
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew() -> None:
+    # After eight graphs of one function dynamo refuses another, whichever tests they were for.
+    if dynamo := sys.modules.get("torch._dynamo"):
+        dynamo.reset()
 
 
 @pytest.fixture(autouse=True, scope="session")

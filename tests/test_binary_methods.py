@@ -366,7 +366,6 @@ def test_compiled_equals_eager(make: Callable[..., Quantizer], formula: Formula,
     def both(x: Tensor, grad: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return quantizer.quantize(x, *tensors), *quantizer.backward(grad.clone(), x, *tensors)
 
-    torch._dynamo.reset()
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")(x, grad, *tensors)
     for found, expected in zip(compiled, both(x, grad, *tensors), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)

@@ -227,6 +227,33 @@ def test_evaluation_before_calibration_is_told_once_by_layer() -> None:
     assert evaluated(copy.deepcopy(model), images) == []
 
 
+def test_an_average_from_before_the_first_batch_is_told() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 4))
+    average = copy.deepcopy(qconv.convert(model, qconv.schemes.minmax(4, 4), skip=["0"]))
+    input = torch.randn(8, 3)
+    model(input)
+
+    def update(times: int) -> None:
+        for _ in range(times):
+            for own, new in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+                own.lerp_(new.to(own), 0.1)
+
+    update(1)
+    (message,) = evaluated(average.eval(), input)
+    assert message.startswith("layer '1' (QLinear) is evaluated in an average that has had 10.0% of its data: MinMax")
+    assert "call qconv.calibrate(average, batches)" in message
+    assert evaluated(average, input) == []
+    loaded = copy.deepcopy(average)
+    loaded.load_state_dict(average.state_dict())
+    (message,) = evaluated(loaded, input)
+    qconv.calibrate(loaded, [input])
+    loaded.load_state_dict(loaded.state_dict())
+    assert evaluated(loaded, input) == evaluated(model.eval(), input) == []
+    update(50)
+    average.load_state_dict(average.state_dict())
+    assert evaluated(average, input) == []  # 99.5 %
+
+
 def test_a_part_in_evaluation_while_the_rest_trains_is_told() -> None:
     model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=SCHEME).eval(), qconv.QConv2d(4, 4, 3, scheme=SCHEME))
     (message,) = evaluated(model, IMAGES)

@@ -294,7 +294,6 @@ def test_compile(scheme: Scheme) -> None:
     case = CASES["groups and offset groups"]
     _, ours = case.pair(scheme, torch.float64)
     tensors = case.tensors(ours, torch.float64)
-    torch._dynamo.reset()
     compiled = torch.compile(ours, fullgraph=True, backend="aot_eager")
     output, expected = compiled(*tensors), ours(*tensors)
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
@@ -304,7 +303,6 @@ def test_compile(scheme: Scheme) -> None:
 
 
 def test_compile_under_autocast_and_without_gradients() -> None:
-    torch._dynamo.reset()
     layer, input = QDeformConv2dPack(4, 6, 3, padding=1), torch.randn(2, 4, 6, 5)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     with torch.autocast("cpu", torch.bfloat16):

@@ -308,7 +308,6 @@ def test_offsets_far_away_and_nan() -> None:
 def test_compiles_to_one_graph(masked: bool) -> None:
     case = Case(groups=2, masked=masked)
     tensors = case.tensors()
-    torch._dynamo.reset()
     compiled = torch.compile(deform_conv2d_backward, fullgraph=True, backend="aot_eager")
     check_close(compiled(*tensors, **case.geometry), expected_of(case, tensors))
 

@@ -349,7 +349,6 @@ def test_compile(scheme: Scheme) -> None:
     # In float64, since the gradient of a bias before a batch norm is rounding and nothing else.
     model, input = network(scheme).double(), torch.randn(4, 3, 6, 6, dtype=torch.float64)
     expected = run(model, input)
-    torch._dynamo.reset()
     backend = "inductor" if scheme.name in INDUCTOR else "aot_eager"
     compiled = torch.compile(copy.deepcopy(model), fullgraph=True, backend=backend)
     for found, reference in zip(run(compiled, input), expected, strict=True):
@@ -373,7 +372,6 @@ def test_compile_before_calibration() -> None:
 
 def test_compile_without_gradients() -> None:
     model, input = network(schemes.bnn()).eval(), torch.randn(4, 3, 6, 6)
-    torch._dynamo.reset()
     with torch.no_grad():
         compiled = torch.compile(model, fullgraph=True)(input)
         torch.testing.assert_close(compiled, model(input), rtol=1e-5, atol=1e-5)

@@ -318,7 +318,6 @@ def test_compiled_equals_eager(rounded: bool) -> None:
             for name, (quantizer, _) in made.items()
         }
 
-    torch._dynamo.reset()
     tensors = {name: each for name, (_, each) in made.items()}
     eager = all_of_them(x, grad, tensors)
     compiled = torch.compile(all_of_them, fullgraph=True)(x, grad, tensors)

@@ -167,7 +167,6 @@ def test_compiled_equals_eager(make: Callable[[], Quantizer]) -> None:
     def both(x: Tensor, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         return quantizer.quantize(x, *tensors), quantizer.backward(grad.clone(), x, *tensors)
 
-    torch._dynamo.reset()
     # Tracing is what a class may fail at; the contract tests run the code that is generated.
     compiled = torch.compile(both, fullgraph=True, backend="aot_eager")(x, grad, *tensors)
     torch.testing.assert_close(compiled, both(x, grad, *tensors), rtol=1e-6, atol=1e-7)

@@ -175,7 +175,6 @@ def test_compiled_in_one_graph() -> None:
     layer = prepared(qconv.QConv2d(4, 6, 3, scheme=schemes.irnet().with_grad(DoReFaGradient)), torch.randn(2, 4, 5, 5))
     input = torch.randn(2, 4, 5, 5)
     expected = gradients(copy.deepcopy(layer), input, None)
-    torch._dynamo.reset()
     compiled = torch.compile(copy.deepcopy(layer), fullgraph=True, backend="aot_eager")
     for found, wanted in zip(gradients(compiled, input, None), expected, strict=True):
         torch.testing.assert_close(found, wanted)

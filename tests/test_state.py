@@ -118,7 +118,6 @@ def test_a_compiled_average_is_not_calibrated_anew() -> None:
     layer, input = qconv.QConv2d(2, 3, 3, scheme=schemes.lsq()), torch.rand(2, 2, 5, 5)
     with torch.no_grad():
         layer.state_dict()["input_quantizer.calibrated"].fill_(0.1)  # as an average does it
-    torch._dynamo.reset()
     output = torch.compile(layer, backend="aot_eager")(input)
     assert output.equal(layer(input))
     assert layer.input_quantizer.step == 1
@@ -142,7 +141,6 @@ def test_an_average_is_in_the_last_stage_that_went_into_it(average: Callable[[nn
 
 def test_the_stage_is_read_again_when_it_was_written_and_a_compiled_average_is_in_it() -> None:
     layer, input = qconv.QConv2d(2, 3, 3, scheme=schemes.two_stage(schemes.bnn())), torch.randn(2, 2, 5, 5)
-    torch._dynamo.reset()
     compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
     assert layer.weight_quantizer.stage == 0
     compiled(input)

@@ -690,7 +690,6 @@ def test_compiled_equals_eager(make: Callable[[], Quantizer]) -> None:
     def both(x: Tensor, grad: Tensor, *tensors: Tensor) -> tuple[Tensor, tuple[Tensor | None, ...]]:
         return quantizer.quantize(x, *tensors), quantizer.backward(grad.clone(), x, *tensors)
 
-    torch._dynamo.reset()
     x_q, grads = both(x, grad, *tensors)
     compiled_x_q, compiled = torch.compile(both, fullgraph=True, backend="aot_eager")(x, grad, *tensors)
     assert compiled_x_q.equal(x_q)

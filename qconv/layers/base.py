@@ -20,7 +20,7 @@ from ..schemes import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
 from .origin import follow, leave, mark
 from .steps import LIFE, check_step
-from .uncalibrated import described, warn_uncalibrated
+from .uncalibrated import described, warn_partly_calibrated, warn_uncalibrated
 from .watch import watch
 
 
@@ -227,6 +227,8 @@ class QuantizedLayer(nn.Module):
                 self.calibrate_(input)
         if not self.training and not self.input_quantizer.calibrated:
             warn_uncalibrated(self, input)
+        elif not self.training and not torch.compiler.is_compiling():
+            warn_partly_calibrated(self, input)
         if not torch.compiler.is_compiling() and self.training:
             watch(self, input)
         output = self._compute(input, op, bias, quantizers, *extra)

@@ -1,4 +1,7 @@
-"""Evaluation before calibration: a quantizer that still has the range it was made with says so, once."""
+"""Evaluation before calibration: a quantizer that still has the range it was made with says so, once.
+
+So does one whose range is little more than that: an average that was copied before training.
+"""
 
 import warnings
 from collections.abc import Iterator
@@ -8,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+ENOUGH = 0.99
+"""The share of its data with which an average is as good as calibrated."""
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
@@ -38,6 +43,21 @@ def warn_uncalibrated(layer: Any, input: Tensor) -> None:
         f"{described(layer)} is evaluated before {type(layer.input_quantizer).__name__} has had data: it quantizes "
         "inputs in the range that it was made with, not in theirs. Call qconv.calibrate(model, batches), or run a "
         "training batch in training mode, which sets the range",
+        stacklevel=4,
+    )
+
+
+def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
+    """Warn that ``layer`` is evaluated in an average that has had little of its data, the first time."""
+    if _QUIET.get() or input.is_meta or not input.numel():
+        return
+    share = layer.input_quantizer.share_of_data()
+    if share is None or not 0 < share < ENOUGH:
+        return
+    warnings.warn(
+        f"{described(layer)} is evaluated in an average that has had {share:.1%} of its data: "
+        f"{type(layer.input_quantizer).__name__}'s range is still near the one that it was made with. Update the "
+        "average more, copy the model after its first batch, or call qconv.calibrate(average, batches)",
         stacklevel=4,
     )
 

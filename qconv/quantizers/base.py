@@ -6,7 +6,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from .flags import flag_of, is_flag, is_set
+from .flags import flag_of, is_flag, is_readable, is_set
 from .observers import Observer, Samples
 from .part import Part, as_it_is_now
 
@@ -91,6 +91,7 @@ class Quantizer(Part):
     code_dtype: torch.dtype = torch.int16
     kept: tuple[str, ...] = ()
     _was_calibrated: bool = True  # what was last known of the buffer
+    _share_told: bool = False  # the buffer was looked at by `share_of_data` since it was loaded
 
     @property
     def needs_data(self) -> bool:
@@ -116,6 +117,15 @@ class Quantizer(Part):
         if not self._was_calibrated:
             self._was_calibrated = is_set(cast(Tensor, self._buffers["calibrated"]))
         return self._was_calibrated
+
+    def share_of_data(self) -> float | None:
+        """The flag of its data, below 1 in an average that began before them: once, when it is set; else None."""
+        flag = self._buffers.get("calibrated")
+        if flag is None or self._share_told or not self._was_calibrated or not is_readable(flag):
+            return None
+        share = flag.item()
+        self._share_told = share > 0
+        return share
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "calibrated" and isinstance(value, bool):  # torch.nn.Module would refuse a bool in a buffer's place
@@ -316,6 +326,7 @@ class Quantizer(Part):
         else:
             own.copy_(found)
         self._was_calibrated = is_set(found)
+        self._share_told = False
 
 
 def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whole | None:

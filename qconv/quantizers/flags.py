@@ -49,3 +49,12 @@ def flags_up_to(last: int, count: int) -> Tensor:
 def is_plain(tensor: Tensor) -> bool:
     """Whether it holds values that can be looked at: no fake tensor, none on the meta device."""
     return type(tensor) in (Tensor, nn.Buffer) and not tensor.is_meta and not tensor.is_inference()
+
+
+def is_readable(tensor: Tensor) -> bool:
+    """Whether a number can be read now: of a plain tensor, while nothing is traced, vmapped or captured."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not is_plain(tensor):
+        return False
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # pyright: ignore[reportAttributeAccessIssue]
+        return False
+    return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())

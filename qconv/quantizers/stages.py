@@ -155,6 +155,10 @@ class Stages(Quantizer):
         """Of the stage."""
         return self.current.had_data()
 
+    def share_of_data(self) -> float | None:
+        """Of the stage."""
+        return self.current.share_of_data()
+
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for quantizer in self._all() for tensor in quantizer.tensors())
 
