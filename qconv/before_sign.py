@@ -8,6 +8,8 @@ from torch import nn
 
 from .activations import BeforeSign, calls_relu, replace_, replace_calls_
 from .one_signed import Site, find
+from .quantizers import Quantizer
+from .quantizers.behind import note_of
 
 SHOWN = 3
 NAMES = {
@@ -122,3 +124,15 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
             f"{len(left)} activations let one sign through and stand before signs, which are then constant:\n{where}",
             stacklevel=3,
         )
+
+
+def note_(model: nn.Module, steps: Sequence[ActivationStep], choice: BeforeSign) -> None:
+    """Have the quantizers of signs keep what stands before them, which nothing else of a state dict may tell."""
+    found: dict[str, set[str]] = {}
+    for step in steps:
+        for name in step.layers:
+            found.setdefault(name, set()).add("keep" if step.becomes is None else step.becomes)
+    for name, kinds in found.items():
+        quantizer = model.get_submodule(name).input_quantizer
+        if isinstance(quantizer, Quantizer):
+            quantizer.before_sign = note_of(choice, kinds)

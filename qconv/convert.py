@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from . import layers
 from .activations import BeforeSign, check_choice, replaced, restore_
-from .before_sign import ActivationStep, find_steps, replace_all
+from .before_sign import ActivationStep, find_steps, note_, replace_all
 from .bypassed import forget, parent_of, run, watch_first_forwards
 from .layers import (
     QConv1d,
@@ -135,7 +135,8 @@ def plan(
             only); ``"leaky"``, a slope of 2^-10: the sign is that of what the ReLU gets, and all others see the ReLU's
             values; ``"keep"`` leaves it. All calls of a shared module, or of functions by a module's methods, change
             together: if one of them is followed by no such sign, they become ``"leaky"`` in place of the first three,
-            and the plan says so. `to_float` undoes it.
+            and the plan says so. `to_float` undoes it. The layers keep what stands before their signs, so that a state
+            dict of a model with another choice is refused; one that says nothing, as of earlier versions, is loaded.
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. Of `READERS` in `qconv.layers.parents` it is known without an example.
@@ -202,6 +203,7 @@ def convert(
         if step.scheme is not None:
             step.layer.__dict__["name_in_model"] = step.names[0]
     replace_all(made.activations)
+    note_(model, made.activations, before_sign)
     call_children_(model)
     watch_first_forwards(model)
     return model

@@ -6,7 +6,7 @@ import pickle
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast, get_args
 
 import pytest
 import torch
@@ -14,14 +14,19 @@ import torch.nn.functional as F
 import torchvision
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import qconv
 from qconv import models as qconv_models
 from qconv import schemes
 from qconv.activations import CHOICES, BeforeSign, replaced
 from qconv.one_signed import one_signed_inputs
+from qconv.quantizers.behind import ACTIVATIONS, note_of
 from qconv.training.checkpoint_io import CheckpointError
+from qconv.training.compare import check_tensors, fill_tensors
+from qconv.training.initial_weights import load_weights
 from qconv.training.run import quantized_model, read_checkpoint
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -283,6 +288,82 @@ def test_packed_files_hold_the_activations(make: Callable[[], nn.Module], choice
             qconv.PackedFileError, match=rf"activation '1' \({choice}\) of the file can't be restored: Tanh"
         ):
             qconv.load_packed(tmp_path / "model.safetensors", chain(nn.Tanh()))
+
+
+def note_keys(model: nn.Module) -> list[str]:
+    return [key for key in model.state_dict() if key.endswith(".before_sign")]
+
+
+@pytest.mark.parametrize("way", ["torch.save", "safetensors", "plain dictionary", "average"])
+@pytest.mark.parametrize("choice", CHOICES)
+def test_a_state_dict_of_another_choice_is_refused(choice: BeforeSign, way: str, tmp_path: Path) -> None:
+    """None of these activations but PReLU has a tensor by which it could be told."""
+    model = qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign=choice)
+    state: Any = model.state_dict()
+    if way == "torch.save":
+        torch.save(state, tmp_path / "model.pt")
+        state = torch.load(tmp_path / "model.pt", weights_only=True)
+    elif way == "safetensors":
+        save_file(state, tmp_path / "model.safetensors")
+        state = load_file(tmp_path / "model.safetensors")
+    elif way == "plain dictionary":
+        state = {key: value.clone() for key, value in state.items()}
+    else:
+        average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+        for _ in range(3):
+            average.update_parameters(model)
+        state = average.module.state_dict()
+    qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign=choice).load_state_dict(state)
+    every: tuple[BeforeSign, ...] = get_args(BeforeSign)
+    for other in set(every) - {choice}:
+        with pytest.raises(
+            RuntimeError,
+            match=rf"2: what stands before its signs became '{choice}' in the checkpoint's model and '{other}' in this "
+            rf"one: convert the model with before_sign='{choice}'",
+        ):
+            qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign=other).load_state_dict(state, strict=False)
+
+
+def test_what_says_nothing_of_activations_is_loaded() -> None:
+    """Float checkpoints, those of earlier versions, and those of networks that never had an activation there."""
+    model = qconv.convert(chain(nn.ReLU()), schemes.bnn())
+    assert note_keys(model) == ["2.input_quantizer.before_sign"]
+    for state in (chain(nn.ReLU()).state_dict(), qconv.float_state_dict(model)):
+        assert not any(model.load_state_dict(state))
+        assert not any(chain(nn.ReLU()).load_state_dict(state))
+    without = qconv.convert(chain(nn.Identity()), schemes.bnn())
+    assert not note_keys(without)
+    assert not any(without.load_state_dict(model.state_dict()))
+    assert not any(model.load_state_dict(without.state_dict()))
+    with pytest.raises(RuntimeError, match=r"2: before_sign \(=\[nan, 1.0\]\) in the checkpoint must be two numbers"):
+        model.load_state_dict(model.state_dict() | {"2.input_quantizer.before_sign": torch.tensor([torch.nan, 1.0])})
+
+
+def test_the_note_stays_with_the_layer() -> None:
+    model = qconv.convert(chain(nn.ReLU()), schemes.bnn())
+    cast(qconv.QConv2d, model[2]).set_scheme(schemes.xnor())
+    model = pickle.loads(pickle.dumps(copy.deepcopy(model.half())))
+    assert len(note_keys(model)) == 1
+    assert not note_keys(qconv.to_float(model))
+    former: Any = qconv.convert(chain(nn.ReLU()), schemes.bnn())
+    former[2].input_quantizer.before_sign = note_of("identity", {"keep"})  # it could not be replaced then
+    with pytest.raises(RuntimeError, match="both were converted with before_sign='identity', so the networks or the v"):
+        qconv.convert(chain(nn.ReLU()), schemes.bnn()).load_state_dict(former.state_dict())
+
+
+def test_notes_are_in_no_way_of_weights_from_elsewhere(tmp_path: Path) -> None:
+    """A run may start from weights that were trained with another choice; an earlier run's file says nothing."""
+    model, other = (qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign=each) for each in ("keep", "identity"))
+    torch.save(model.state_dict(), tmp_path / "keep.pt")
+    load_weights(other, str(tmp_path / "keep.pt"))
+    assert other.get_parameter("2.weight").equal(model.get_parameter("2.weight"))
+    stored = {key: value for key, value in model.state_dict().items() if not key.endswith("before_sign")}
+    fill_tensors(stored, model.state_dict())
+    check_tensors("a.ckpt", {"state_dict": stored}, model.state_dict())
+
+
+def test_the_names_in_files_are_those_of_the_choices() -> None:
+    assert ACTIVATIONS == CHOICES
 
 
 WARN: dict[str, tuple[qconv.QuantizedLayer, Callable[[], Tensor], str]] = {

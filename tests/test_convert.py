@@ -106,7 +106,8 @@ def test_weights_hooks_and_mode_are_kept() -> None:
     assert model[2] is layer
     assert not layer.training
     assert [p for group in optimizer.param_groups for p in group["params"]] == list(model.parameters())
-    assert all(tensor is before[name] for name, tensor in model.state_dict(keep_vars=True).items())
+    after = model.state_dict(keep_vars=True)
+    assert all(after[name] is tensor for name, tensor in before.items())
     layer(torch.randn(1, 8, 5, 5))
     assert seen == ["called"]
 

@@ -24,7 +24,7 @@ LAYERS = {
     "layers": {"schemes", "function", "operations", "quantizers", "grad", "grad_deform"},
     "activations": set(),
     "one_signed": {"activations"},
-    "before_sign": {"activations", "one_signed"},
+    "before_sign": {"activations", "one_signed", "quantizers"},
     "bypassed": {"layers"},
     "convert": {"activations", "before_sign", "bypassed", "layers", "schemes"},
     "steps": {"layers", "quantizers"},

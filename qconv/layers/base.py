@@ -79,7 +79,10 @@ class QuantizedLayer(nn.Module):
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             with torch.no_grad():
                 self.weight.copy_(self.float_weight())  # go on from what was learned
+        before = self._modules.get("input_quantizer")
         self.input_quantizer = scheme.input()
+        if isinstance(before, Quantizer):
+            self.input_quantizer.before_sign = before.before_sign
         self.weight_quantizer = scheme.weight()
         self.grad_quantizer = None if scheme.grad is None else scheme.grad()
         self.scheme = scheme

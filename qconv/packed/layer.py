@@ -16,6 +16,7 @@ from .. import layers
 from ..activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
+from ..quantizers.behind import KEY
 from ..schemes import Scheme
 from . import header
 from .bits import LARGEST_RADIX, pack, packed_length, radix_of, unpack
@@ -256,12 +257,12 @@ def current(quantizer: Quantizer) -> Quantizer:
 
 
 def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
-    """What an input's quantizer computes with: no surrogate, no random stream, and no flag."""
+    """What an input's quantizer computes with: no surrogate, no random stream, no flag, no note of the conversion."""
     other = tuple(
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )
     for key, tensor in quantizer.state_dict().items():
-        if not key.startswith(other) and key != "calibrated":
+        if not key.startswith(other) and key not in ("calibrated", KEY):
             yield key, tensor
 
 

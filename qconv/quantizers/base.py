@@ -6,6 +6,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
+from .behind import KEY, difference
 from .flags import flag_of, is_flag, is_readable, is_set
 from .observers import Observer, Samples
 from .part import Part, as_it_is_now
@@ -76,6 +77,8 @@ class Quantizer(Part):
         has_whole: `whole` belongs to `quantize`: no subclass has written `quantize` alone.
         code_dtype: of the integers that `codes` makes of `whole`.
         kept: the learned tensors that a quantizer of the same class with other bits goes on with: ranges, not steps.
+        before_sign: `note_of` what `qconv.convert` found before it; it is saved, and a state dict that says something
+            else is refused. No buffer, for it says how the model was made, as a class does.
 
     A quantizer that needs data sets ``self.calibrated = False`` in its constructor. That makes a float buffer of this
     name, 0 while it waits, above 0 once it is set: an average of models, a broadcast and a state dict carry it like any
@@ -90,6 +93,7 @@ class Quantizer(Part):
     has_whole: bool = True
     code_dtype: torch.dtype = torch.int16
     kept: tuple[str, ...] = ()
+    before_sign: Tensor | None = None
     _was_calibrated: bool = True  # what was last known of the buffer
     _share_told: bool = False  # the buffer was looked at by `share_of_data` since it was loaded
 
@@ -294,6 +298,11 @@ class Quantizer(Part):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
+        behind = state_dict.pop(f"{prefix}{KEY}", None)  # absent in float checkpoints and in those of earlier versions
+        if behind is not None and self.before_sign is not None:
+            where = prefix.removesuffix(".").removesuffix("input_quantizer").removesuffix(".")
+            if wrong := difference(self.before_sign, behind, where or type(self).__name__):
+                error_msgs.append(wrong)
         # Where a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight instead.
         flag = self._buffers.pop("calibrated", None)  # which depends on what becomes of the others
         before = len(missing_keys) + len(error_msgs)
@@ -315,6 +324,11 @@ class Quantizer(Part):
         # A step of another shape or none was not loaded, and the one that is here still waits for data.
         if len(missing_keys) + len(error_msgs) == before:
             self._load_flag(state_dict[key], local_metadata.get("assign_to_params_buffers", False))
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.before_sign is not None:
+            destination[f"{prefix}{KEY}"] = self.before_sign.clone()
 
     def _load_flag(self, value: bool | Tensor, assign: bool) -> None:
         if isinstance(value, Tensor) and value.is_meta:

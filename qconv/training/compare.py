@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..quantizers.behind import KEY
 from .checkpoint_io import CheckpointError
 
 ABSENT = "(nothing)"
@@ -55,8 +56,13 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
 
 
 def fill_tensors(stored: dict[str, Any], names: Mapping[str, Tensor]) -> None:
-    """Put into the tensors of an earlier run what they lack: DeepShift-PS's flag that it still rounds at random."""
+    """Put into the tensors of an earlier run what they lack.
+
+    That is DeepShift-PS's flag that it still rounds at random, and what stands before signs, which the config says.
+    """
     for name, tensor in names.items():
+        if name.endswith(f".input_quantizer.{KEY}"):
+            stored.setdefault(name, tensor)
         if name.endswith(".is_random") and f"{name.removesuffix('is_random')}shift" in stored:
             stored.setdefault(name, torch.ones_like(tensor))
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..convert import quantizer_prefixes
 from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
+from ..quantizers.behind import KEY
 from ..quantizers.part import Part
 from .checkpoint_io import CheckpointError
 
@@ -25,7 +26,12 @@ def load_weights(model: nn.Module, path: str) -> None:
             over, or of another shape is named.
     """
     found, kinds = read_weights(path)
-    own, own_kinds = model.state_dict(), describe_quantizers(model)
+    # What stands before its signs is this network's own choice, as its scheme is.
+    found, own = (
+        {name: tensor for name, tensor in state.items() if not name.endswith(f".input_quantizer.{KEY}")}
+        for state in (found, model.state_dict())
+    )
+    own_kinds = describe_quantizers(model)
     of_quantizers = quantizer_prefixes(model)
     for name, part in model.named_modules():
         if isinstance(part, Part):

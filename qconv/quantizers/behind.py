@@ -1,0 +1,63 @@
+"""What the input of a quantizer was converted to stand behind: kept in state dicts, compared when one is loaded.
+
+A ReLU before a sign and what `qconv.convert` puts in its place may have no tensors at all, so that nothing else of a
+state dict tells a model with one from a model with the other.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor
+
+KEY = "before_sign"
+"""Its name in state dicts, behind that of the quantizer."""
+ACTIVATIONS = ("identity", "hardtanh", "prelu", "leaky", "keep")
+"""What may stand there. Their order is that of files: new ones come last."""
+
+
+def note_of(choice: str, found: Collection[str]) -> Tensor:
+    """``choice``, the argument of `qconv.convert`, and the set of what it made of the activations, as two numbers.
+
+    They are float, for averages of models refuse whole numbers or cut them off; on the CPU, wherever the model is.
+    """
+    marks = sum(2 ** ACTIVATIONS.index(name) for name in set(found))
+    return torch.tensor([ACTIVATIONS.index(choice), marks], dtype=torch.float32, device="cpu")
+
+
+def difference(own: Tensor, stored: object, where: str) -> str:
+    """What to say if ``stored``, the note of a state dict, tells other activations than ``own``; empty if it doesn't.
+
+    Args:
+        own: of the model.
+        stored: of the checkpoint.
+        where: the layer.
+    """
+    if not isinstance(stored, Tensor) or stored.shape != own.shape:
+        return f"{where}: {KEY} in the checkpoint must be two numbers"
+    if stored.is_meta:
+        return ""
+    here, there = _read(own), _read(stored)
+    if there is None or here is None:
+        return f"{where}: {KEY} (={stored.tolist()}) in the checkpoint must be two numbers that qconv knows"
+    if here[1] == there[1]:
+        return ""
+    remedy = (
+        f"convert the model with before_sign={there[0]!r}"
+        if here[0] != there[0]
+        else f"both were converted with before_sign={here[0]!r}, so the networks or the versions of qconv differ"
+    )
+    return (
+        f"{where}: what stands before its signs became {_listed(there[1])} in the checkpoint's model and "
+        f"{_listed(here[1])} in this one: {remedy}"
+    )
+
+
+def _read(note: Tensor) -> tuple[str, int] | None:
+    choice, marks = note.tolist()
+    if not (-0.5 < choice < len(ACTIVATIONS) - 0.5 and 0.5 < marks < 2 ** len(ACTIVATIONS) - 0.5):  # NaN, too
+        return None
+    return ACTIVATIONS[round(choice)], round(marks)
+
+
+def _listed(marks: int) -> str:
+    return " and ".join(repr(name) for bit, name in enumerate(ACTIVATIONS) if marks >> bit & 1)
