@@ -6,9 +6,11 @@ that a module's forward calls is replaced there alone, by a subclass of that mod
 kept in the module, so it survives copying and pickling.
 """
 
-from collections.abc import Callable, Mapping
+import dis
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, Literal, get_args
 
 import torch
@@ -142,16 +144,34 @@ def _methods(kind: type[nn.Module]) -> dict[str, FunctionType]:
 
 
 def _called(method: FunctionType) -> dict[str, Any]:
-    """The global names by which the method may reach a ReLU, and what they stand for."""
-    names, found = method.__code__.co_names, method.__globals__
+    """The global names by which the method may reach a ReLU, and what they stand for; none if it can't be changed."""
+    every, found = list(_codes(method.__code__)), method.__globals__
+    uses = {(each.argval, each.opname) for code in every for each in dis.get_instructions(code)}
+    names = {name for name, way in uses if way == "LOAD_GLOBAL"}
     functions = {name: found[name] for name in names if any(found.get(name) is relu for relu in _RELUS)}
-    if any(relu.__name__ in names for relu in _RELUS):
+    if any(relu.__name__ in code.co_names for relu in _RELUS for code in every):
         functions |= {name: found[name] for name in names if any(found.get(name) is part for part in _MODULES)}
-    return functions
+    # A code has one list of names, for globals and for attributes.
+    return {} if any(name in functions and way != "LOAD_GLOBAL" for name, way in uses) else functions
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code and those of the functions in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
 
 
 def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
-    """The subclass of ``kind``, under the same name, whose methods call another function in place of a ReLU."""
+    """The subclass of ``kind``, under the same name, whose methods call another function in place of a ReLU.
+
+    Its methods are those of ``kind`` but for the names of the globals that they look up: ``F`` is another one there.
+    So children, helper functions and other modules of that class keep their ReLUs, and what traces, compiles or copies
+    the module sees a plain method. (What intercepts calls while a forward runs, a `torch.overrides.TorchFunctionMode`,
+    is on in the forwards of the children, too, and `torch.fx` does not ask it about ``x.relu()``, which it would be
+    needed for: a graph would have the ReLU again. Such calls are told, not replaced.)
+    """
     if (kind, choice) not in _CLASSES:
 
         def reduce(self: nn.Module, protocol: Any) -> Any:
@@ -159,7 +179,7 @@ def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
             return _blank, (kind, choice), *rest
 
         changed: dict[str, Any] = {
-            name: _with_globals(method, called, choice)
+            name: _with_others(method, called, choice)
             for name, method in _methods(kind).items()
             if (called := _called(method))
         }
@@ -174,22 +194,35 @@ def _blank(kind: type[nn.Module], choice: str) -> nn.Module:
     return made.__new__(made)
 
 
-def _with_globals(method: FunctionType, called: dict[str, Any], choice: str) -> FunctionType:
-    """The same method with other functions under the names ``called``."""
-    names = method.__globals__ | {name: _instead(value, choice) for name, value in called.items()}
-    copy = FunctionType(method.__code__, names, method.__name__, method.__defaults__, method.__closure__)
+def _with_others(method: FunctionType, called: dict[str, Any], choice: str) -> FunctionType:
+    """The same method with other functions in place of ``called``.
+
+    They stand beside them in the method's own globals, under names that nothing else has: a copy of the globals would
+    not see what becomes of the others.
+    """
+    names = {name: f"_qconv_{choice}_for_{name}" for name in called}
+    for name, value in called.items():
+        method.__globals__[names[name]] = _instead(value, choice)
+    code = _renamed(method.__code__, names)
+    copy = FunctionType(code, method.__globals__, method.__name__, method.__defaults__, method.__closure__)
     copy.__kwdefaults__ = method.__kwdefaults__
     copy.__dict__.update(method.__dict__)
     copy.__qualname__, copy.__doc__, copy.__annotations__ = method.__qualname__, method.__doc__, method.__annotations__
     return copy
 
 
+def _renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
+    """The code, and the functions in it, with other names."""
+    consts = tuple(_renamed(each, names) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=consts)
+
+
 def _instead(value: Any, choice: str) -> Any:
-    """Another function for a ReLU; for a module one with the same content, but for its ReLUs."""
+    """Another function for a ReLU; for a module one that hands on all of it but its ReLUs."""
     if any(value is relu for relu in _RELUS):
         return _FUNCTIONS[choice]
     made = ModuleType(value.__name__)
-    made.__dict__.update(vars(value))
+    made.__dict__["__getattr__"] = partial(getattr, value)
     made.__dict__.update(
         {
             name: _instead(each, choice)

@@ -4,6 +4,7 @@ import copy
 import io
 import pickle
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -75,6 +76,27 @@ class WithF(Calls):
 class WithTorch(Calls):
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.third(torch.relu(self.second(torch.nn.functional.relu(self.first(x))))))
+
+
+FACTOR = 1.0
+
+
+class WithGlobals(Calls):
+    """A global name beside the functions, and a function in the method."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = lambda x: FACTOR * F.relu(x)  # noqa: E731  # the name of the ReLU's module is in its code alone
+        return self.last(self.third(act(self.second(act(self.first(x))))))
+
+
+class WithTwoMeanings(Calls):
+    """``F`` is a global and an attribute."""
+
+    F: Any = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.F is None
+        return self.last(self.third(F.relu(self.second(x))))
 
 
 class WithMethod(Calls):
@@ -177,7 +199,7 @@ def test_calls_before_float_layers_keep_their_values(function: bool, choice: Bef
         assert [each.becomes for each in every] == [choice]
 
 
-@pytest.mark.parametrize(("kind", "left"), [(WithF, 0), (WithTorch, 0), (WithMethod, 1)])
+@pytest.mark.parametrize(("kind", "left"), [(WithF, 0), (WithTorch, 0), (WithGlobals, 0), (WithMethod, 1)])
 @pytest.mark.parametrize("choice", ["hardtanh", "leaky", "identity"])
 def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSign) -> None:
     model = kind(torch.relu)
@@ -205,12 +227,33 @@ def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSig
         expected.train()
 
 
-def test_it_compiles_in_one_graph_and_freezes() -> None:
+def test_replaced_functions_see_what_becomes_of_globals(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = qconv.convert(WithGlobals(torch.relu), schemes.bnn()), WithGlobals(torch.relu)
+    input = torch.randn(2, 3, 9, 9)
+    before = [each(input) for each in (model, other)]
+    monkeypatch.setitem(globals(), "FACTOR", 0.0)
+    assert not any(each(input).equal(was) for each, was in zip((model, other), before, strict=True))
+
+
+def test_a_name_of_two_meanings_is_told() -> None:
+    model = WithTwoMeanings(torch.relu)
+    with pytest.warns(UserWarning, match="convert can't replace relu here"):
+        qconv.convert(model, schemes.bnn(), skip=("first", "second", "last"))
+    assert type(model) is WithTwoMeanings
+
+
+@pytest.mark.parametrize("kind", [WithTorch, WithGlobals])
+@pytest.mark.parametrize("inside", [False, True])
+def test_it_compiles_in_one_graph_traces_and_freezes(inside: bool, kind: type[Calls]) -> None:
     torch.compiler.reset()
-    model = qconv.convert(WithTorch(torch.relu), schemes.bnn(), before_sign="hardtanh")
+    made = kind(torch.relu)
+    model = qconv.convert(nn.Sequential(made) if inside else made, schemes.bnn(), before_sign="hardtanh")
     input = torch.randn(2, 3, 9, 9)
     compiled: Any = torch.compile(model, fullgraph=True, backend="aot_eager")
     assert compiled(input).equal(model(input))
+    assert torch.fx.symbolic_trace(model)(input).equal(model(input))
+    with ThreadPoolExecutor(2) as pool:
+        assert all(each.equal(model(input)) for each in pool.map(model, [input] * 4))
     frozen = qconv.freeze(model.eval())
     torch.testing.assert_close(frozen(input), model(input))
 
