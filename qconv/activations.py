@@ -126,7 +126,11 @@ def _identity(input: Tensor, inplace: bool = False) -> Tensor:
 
 
 _FUNCTIONS: dict[str, Callable[..., Tensor]] = {"hardtanh": _hardtanh, "leaky": _leaky, "identity": _identity}
-_RELUS: tuple[Any, ...] = (F.relu, F.relu_, F.relu6, torch.relu, torch.relu_)
+RELUS: dict[Any, type[nn.Module]] = {
+    **dict.fromkeys((F.relu, F.relu_, torch.relu, torch.relu_), nn.ReLU),
+    F.relu6: nn.ReLU6,
+}
+"""The functions that cut off what is below 0, and the modules that do the same."""
 _MODULES: tuple[ModuleType, ...] = (torch, torch.nn, F)
 _CLASSES: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
@@ -148,8 +152,8 @@ def _called(method: FunctionType) -> dict[str, Any]:
     every, found = list(_codes(method.__code__)), method.__globals__
     uses = {(each.argval, each.opname) for code in every for each in dis.get_instructions(code)}
     names = {name for name, way in uses if way == "LOAD_GLOBAL"}
-    functions = {name: found[name] for name in names if any(found.get(name) is relu for relu in _RELUS)}
-    if any(relu.__name__ in code.co_names for relu in _RELUS for code in every):
+    functions = {name: found[name] for name in names if any(found.get(name) is relu for relu in RELUS)}
+    if any(relu.__name__ in code.co_names for relu in RELUS for code in every):
         functions |= {name: found[name] for name in names if any(found.get(name) is part for part in _MODULES)}
     # A code has one list of names, for globals and for attributes.
     return {} if any(name in functions and way != "LOAD_GLOBAL" for name, way in uses) else functions
@@ -219,7 +223,7 @@ def _renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
 
 def _instead(value: Any, choice: str) -> Any:
     """Another function for a ReLU; for a module one that hands on all of it but its ReLUs."""
-    if any(value is relu for relu in _RELUS):
+    if any(value is relu for relu in RELUS):
         return _FUNCTIONS[choice]
     made = ModuleType(value.__name__)
     made.__dict__["__getattr__"] = partial(getattr, value)
@@ -227,7 +231,7 @@ def _instead(value: Any, choice: str) -> Any:
         {
             name: _instead(each, choice)
             for name, each in vars(value).items()
-            if any(each is other for other in (*_RELUS, *(part for part in _MODULES[1:] if part is not value)))
+            if any(each is other for other in (*RELUS, *(part for part in _MODULES[1:] if part is not value)))
         }
     )
     return made

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
-from .activations import is_one_signed
+from .activations import RELUS, is_one_signed
 
 
 class Site(NamedTuple):
@@ -50,7 +50,7 @@ class Found:
         self.inputs[layer] = self.inputs.get(layer, frozenset()) | sites
 
 
-RELU_FUNCTIONS = ("relu", "relu_", "relu6")
+RELU_FUNCTIONS = frozenset(function.__name__ for function in RELUS)
 _PASSING_MODULES = (
     *(nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.LPPool1d, nn.LPPool2d),
     *(nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d, nn.AdaptiveMaxPool3d, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d),

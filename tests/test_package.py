@@ -38,7 +38,7 @@ LAYERS = {
     "files": set(),
     "packed": {"activations", "files", "layers", "quantizers", "schemes", "models"},
     "summary": {"layers", "quantizers", "summary_table", "packed", "bypassed"},
-    "inference": {"layers", "quantizers", "packed", "integer", "convert", "bypassed"},
+    "inference": {"activations", "layers", "quantizers", "packed", "integer", "convert", "bypassed"},
     "onnx": {"inference", "files", "layers"},
     "images": set(),
     "data": {"files", "images"},

@@ -2,7 +2,7 @@
 
 import copy
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
 import torch
@@ -14,6 +14,7 @@ from ..layers import QuantizedLayer
 from ..packed.layer import describe
 from ..packed.tensors import inner_model, joined
 from ..quantizers import Quantizer
+from .functional import trained_module
 from .layers import IntegerLayer
 from .parts import Part
 from .proof import Parts, find_sample, takes
@@ -30,6 +31,8 @@ class FrozenModel(nn.Module):
         layers: what became of each quantized layer.
         untraced: names of the modules whose forward stays Python, and why; those inside of them may be frozen.
         nan: what samples with NaN lead to, "pass" or "refuse", as of `freeze`.
+        functions: what functions in forwards compute, as modules, by the names that `Frozen.folded` may have of them.
+        batch_dims: how many dimensions a batch has; None if that is not known.
     """
 
     def __init__(
@@ -38,16 +41,21 @@ class FrozenModel(nn.Module):
         layers: tuple[Frozen, ...],
         untraced: dict[str, str] | None = None,
         nan: Literal["pass", "refuse"] = "pass",
+        functions: Mapping[str, nn.Module] | None = None,
+        batch_dims: int | None = None,
     ) -> None:
         super().__init__()
         self.network, self.layers, self.untraced, self.nan = network, layers, untraced or {}, nan
+        self.functions = {} if functions is None else dict(functions)
+        self.batch_dims = batch_dims
         self._hides_nan = any(told.arithmetic in ("integer", "shift") for told in layers)
 
     def forward(self, input: Tensor) -> Tensor:
         """What the trained model gives in evaluation.
 
         Raises:
-            ValueError: NaN in the input of a model that was frozen with ``nan="refuse"``.
+            ValueError: NaN in the input of a model that was frozen with ``nan="refuse"``; a single sample that is no
+                batch, where the model can't compute it.
         """
         if not self._hides_nan and self.nan == "pass":
             return self._run(input)
@@ -59,7 +67,15 @@ class FrozenModel(nn.Module):
     def _run(self, input: Tensor) -> Tensor:
         if input.ndim == 4 and isinstance(self.network, fx.GraphModule):  # the format of the integer operators
             input = input.contiguous(memory_format=torch.channels_last)
-        return self.network(input)
+        try:
+            return self.network(input)
+        except (RuntimeError, ValueError, IndexError) as error:
+            if self.batch_dims is None or input.ndim != self.batch_dims - 1:
+                raise
+            raise ValueError(
+                f"input has shape {tuple(input.shape)}; a frozen model takes batches, of {self.batch_dims} dimensions: "
+                "call it with input.unsqueeze(0)"
+            ) from error
 
     def find(self, name: str) -> nn.Module:
         """What stands for the module that has this name in the trained model.
@@ -71,6 +87,15 @@ class FrozenModel(nn.Module):
         for key in name.split(".") if name else ():
             module = getattr(module.graph if isinstance(module, Part) else module, key)
         return module.graph if isinstance(module, Part) else module
+
+    def folded(self, name: str, model: nn.Module) -> nn.Module:
+        """What `Frozen.folded` names, as it was trained: a module of the trained `model`, or what a function does.
+
+        Raises:
+            AttributeError: the model has no such module.
+        """
+        function = self.functions.get(name)
+        return trained_module(model, name) if function is None else function
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         if fn(torch.zeros(1)).dtype != torch.float32:
@@ -97,8 +122,9 @@ def freeze(
     Quantized layers run on integer operators where their codes allow it: signs by exclusive or and counting bits, codes
     of up to 8 bits as int8 with 32-bit sums, powers of two on fixed-point inputs by shifts. Batch norm behind a layer
     becomes its scale and bias. Where nothing but batch norm, monotone activations and maximum pooling lies between two
-    quantized layers, they become integers, too: a threshold per channel for signs, else a rounding that is proved to
-    give the trained codes for every possible sum. `FrozenModel.layers` says what became of each layer, and why.
+    quantized layers, as modules or as functions (``F.relu(x)``, ``x.clamp(0, 6)``), they become integers, too: a
+    threshold per channel for signs, else a rounding that is proved to give the trained codes for every possible sum.
+    `FrozenModel.layers` says what became of each layer, and why.
 
     The model takes one tensor; what else its forward takes has its default. What can't be traced faithfully by
     `torch.fx` stays Python, and its parts are frozen alone: a forward that branches on shapes, that changes the module,
@@ -195,10 +221,12 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
         parts.prove(sample)
     frozen = [_untouched(name, reason) for name, reason in parts.reasons.items() if _is_layer(model, name)]
     shared = parts.shared()
+    functions: dict[str, nn.Module] = {}
     for part in parts.graphs.values():
         rewriter = Rewriter(part.graph, joined(part.name, ""), part.is_single, tolerance, shared)
         rewriter.run()
         frozen += rewriter.frozen
+        functions |= rewriter.functions
     network = parts.place().requires_grad_(False)
     for module in network.modules():
         # Not where a quantizer is left: in another order of the weights its means are rounded otherwise.
@@ -206,7 +234,8 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
             module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     order = {name: index for index, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
     layers = tuple(sorted(frozen, key=lambda each: order[each.name]))
-    made = FrozenModel(network, layers, parts.reasons).eval()
+    dims = None if sample is None else sample.ndim
+    made = FrozenModel(network, layers, parts.reasons, functions=functions, batch_dims=dims).eval()
     if sample is not None:
         _run(made, sample)
     return made

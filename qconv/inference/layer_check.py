@@ -90,7 +90,7 @@ class LayerPair:
         self.nothing = LayerCheck(told.name, told.arithmetic, told.gives)
         self.layer = cast(Any, model.get_submodule(told.name))
         self.whole = frozen.find(told.name)
-        self.folded = [copy.deepcopy(model.get_submodule(name)).double() for name in told.folded]
+        self.folded = [copy.deepcopy(frozen.folded(name, model)).double() for name in told.folded]
         self.next = cast(Any, model.get_submodule(told.reader)).input_quantizer if told.reader else None
         self.integer: Any = None
         if told.arithmetic != "float":

@@ -14,13 +14,14 @@ from ..quantizers import Codes, Identity
 from .arithmetic import Arithmetic, arithmetic, frozen_layer
 from .around import Distance, OfLastDimension, Padded, WithScaleMap
 from .boundaries import as_rounding, staircase
+from .functional import Clamp, as_modules
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .operators import WORD
 
 _POOLS = (nn.MaxPool2d,)
 UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus)
+_RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, Clamp)
 
 
 class Frozen(NamedTuple):
@@ -30,7 +31,8 @@ class Frozen(NamedTuple):
         name: of the layer in the model.
         arithmetic: "binary", "integer", "shift" or "float".
         gives: what it hands on: "floats", "bits", "codes", or "distances" of sums from their thresholds.
-        folded: names of the modules that it does the work of.
+        folded: names of what it does the work of: modules of the model, the "norm" of one that holds its activation,
+            or functions in its forward, which `FrozenModel.functions` has as modules.
         reader: the layer whose codes it gives; empty with floats.
         reason: why it stays float, or hands floats on.
     """
@@ -56,6 +58,10 @@ class Rewriter:
         is_single: it calls one layer, whose name is the prefix.
         tolerance: as of `freeze`.
         shared: modules that other traced modules call, too, and what they were replaced by there.
+
+    Attributes:
+        frozen: what became of the layers.
+        functions: the modules that functions became, by their names in the model.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Rewriter:
     ) -> None:
         self.module, self.prefix, self.is_single, self.tolerance = module, prefix, is_single, tolerance
         self.shared = shared
+        self.functions = {prefix + name: made for name, made in as_modules(module, shared).items()}
         self.nodes = [node for node in module.graph.nodes if node.op == "call_module"]
         self.calls = Counter(node.target for node in self.nodes)
         self.calls.update({node.target for node in self.nodes if self.of(node) in shared})
@@ -215,6 +222,8 @@ class Rewriter:
         if not readers or not all(isinstance(layer, QuantizedLayer) for layer in layers):
             raise _StaysFloat("what follows is not a quantized layer alone")
         for reader, layer in zip(readers, layers, strict=True):
+            if layer in self.beside:
+                raise _StaysFloat(f"'{reader.target}' behind it stays as it was trained")
             of_reader = self.arithmetic[reader]
             if of_reader.kind != found.kind or found.kind == "shift":
                 raise _StaysFloat(f"'{reader.target}' behind it is {of_reader.kind}")

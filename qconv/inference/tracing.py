@@ -90,6 +90,8 @@ class _Tracer(fx.Tracer):
             return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        if type(m) is nn.Sequential:  # which may hold activations that can be folded
+            return False
         inner = (each for each in m.modules() if each is not m)
         kinds = QuantizedLayer, _ConvNd, _BatchNorm
         is_torch = m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
