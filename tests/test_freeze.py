@@ -14,6 +14,7 @@ from qconv import schemes
 from qconv.inference import FrozenModel, freeze, verify
 from qconv.inference.around import Distance
 from qconv.inference.boundaries import as_rounding, staircase
+from qconv.inference.fixed_weight import FixedWeight
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.models import resnet20
 from qconv.models.activations import RPReLU
@@ -72,6 +73,11 @@ INTEGER = {
     "n2uq": schemes.n2uq(),
     "apot": schemes.apot(),
     "minmax": schemes.minmax(),
+    "minmax8": schemes.minmax(8, 8),
+    "affine": schemes.minmax(8, 8, symmetric=False),
+    "percentile8": schemes.percentile(8, 8),
+    "dorefa8": schemes.dorefa(8, 8),
+    "pact8": schemes.pact(8, 8),
     "shift": schemes.shift_q(fixed_point=(16, 16)),
     "shift_ps": schemes.shift_ps(fixed_point=(4, 4)),
 }
@@ -82,6 +88,7 @@ FLOAT = {
     "shift_float": schemes.shift_q(),
     "lsq_plus": schemes.lsq_plus(),
     "adabin": schemes.adabin(),
+    "dsq": schemes.dsq(),
     "fp8": schemes.fp8(),
 }
 
@@ -97,6 +104,45 @@ def test_every_scheme(name: str) -> None:
     assert all(each.arithmetic != "float" for each in frozen.layers) == (name in INTEGER), frozen.layers
     assert all(each.reason for each in frozen.layers if each.arithmetic == "float" or each.gives == "floats")
     assert all(torch.equal(model.state_dict()[key], value) for key, value in before.items())
+
+
+@pytest.mark.parametrize("name", ["lsq_plus", "adabin", "dsq", "fp8", "xnor"])
+def test_weights_of_float_layers_are_quantized_once(name: str) -> None:
+    scheme = schemes.xnor(center=True) if name == "xnor" else FLOAT[name]
+    torch.manual_seed(0)
+    layers = (
+        (qconv.QConv1d(6, 4, 3, groups=2, bias=False, scheme=scheme), torch.randn(2, 6, 9)),
+        (qconv.QConv3d(3, 4, 3, bias=False, scheme=scheme), torch.randn(2, 3, 5, 5, 4)),
+        (qconv.QConvTranspose2d(4, 6, 3, groups=2, bias=False, scheme=scheme), torch.randn(2, 4, 5, 5)),
+        (qconv.QDeformConv2dPack(4, 6, 3, bias=False, scheme=scheme), torch.randn(2, 4, 6, 6)),
+    )
+    for layer, input in layers:
+        model = nn.Sequential(layer)
+        qconv.calibrate(model, [input])
+        frozen = freeze(model.eval())
+        (told,) = frozen.layers
+        assert told.arithmetic == "float"
+        inner = next(module for module in frozen.modules() if isinstance(module, type(layer)))
+        assert isinstance(inner.weight_quantizer, FixedWeight)
+        torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-6)  # in another memory format
+        assert verify(model, frozen, input).equal
+        with torch.no_grad():
+            inner.weight.mul_(1.01)  # which is what the input is multiplied with
+        torch.testing.assert_close(frozen(input), 1.01 * model(input), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["minmax8", "affine"])
+def test_codes_around_a_zero_go_from_layer_to_layer(name: str) -> None:
+    input = torch.randn(4, 3, 12, 12)
+    model = trained(chain(activation=nn.Identity), INTEGER[name], input)
+    frozen = freeze(model, tolerance=0.01)
+    assert codes_of(frozen) == {"integer codes": 2, "integer floats": 1}
+    convs = [module for module in frozen.modules() if isinstance(module, IntegerConv2d)]
+    assert all(0 < conv.zero < 255 for conv in convs)
+    assert (convs[0].low, convs[0].high) == (0, 255)
+    torch.testing.assert_close(frozen(input), model(input), rtol=0, atol=0.02)
+    checked = verify(model, freeze(model), input)
+    assert checked.equal, f"\n{checked}"
 
 
 @pytest.mark.parametrize("pool", ["", "first", "last"])

@@ -16,9 +16,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qconv.inference import native, onednn, operators
+from qconv.inference import exact_sums, native, onednn, operators
+from qconv.inference.exact_sums import sums_of_products
+from qconv.inference.layers import Encode, IntegerConv2d
 from qconv.inference.native import Window
-from qconv.inference.operators import code_dtype, pack_signs, pack_weight, unpack_signs, unpack_weight
+from qconv.inference.operators import (
+    code_dtype,
+    digits_of_shifts,
+    of_8_bits,
+    pack_signs,
+    pack_weight,
+    unpack_signs,
+    unpack_weight,
+)
+from qconv.quantizers import MinMaxInput
 
 # channels, outputs, groups, kernel, stride, padding, dilation, padding value, height, width, batch
 SHAPES = [
@@ -216,20 +227,76 @@ def test_sums_after_a_call_with_a_scale_of_zero() -> None:
     assert torch.equal(torch.ops.qconv.integer_conv2d(*arguments), operators.integer_conv2d(*arguments))
 
 
-def test_shift_convolution() -> None:
-    torch.manual_seed(0)
-    codes = torch.randint(-(2**31), 2**31, (2, 6, 5, 5))
-    sign, shift = (
-        torch.randint(-1, 2, (4, 3, 3, 3), dtype=torch.int8),
-        torch.randint(0, 15, (4, 3, 3, 3), dtype=torch.int8),
-    )
-    weight = sign.long() * 2 ** shift.long()
+@pytest.mark.parametrize(("bits", "largest"), [(32, 14), (10, 3), (8, 7), (7, 20)])
+@pytest.mark.parametrize("signed", [True, False])
+def test_shift_convolution(bits: int, largest: int, signed: bool) -> None:
+    codes = torch.randint(-(2 ** (bits - 1)) if signed else 0, 2**bits - 2 ** (bits - 1) * signed, (2, 6, 5, 5))
+    weight = torch.randint(-1, 2, (4, 3, 3, 3)) << torch.randint(0, largest + 1, (4, 3, 3, 3))
     wanted = torch.zeros(2, 4, 5, 5, dtype=torch.long)
     columns = F.unfold(F.pad(codes, (1, 1, 1, 1)).double(), 3).long().view(2, 2, 27, 25)  # exact below 2^53
     for group in range(2):
         filters = weight[2 * group : 2 * group + 2].flatten(1)
         wanted[:, 2 * group : 2 * group + 2] = (filters.unsqueeze(-1) * columns[:, group, None]).sum(2).view(2, 2, 5, 5)
-    assert torch.equal(torch.ops.qconv.shift_conv2d(codes, sign, shift, (1, 1), (1, 1, 1, 1), (1, 1), 2), wanted)
+    digits, places = digits_of_shifts(weight)
+    assert all(digit.abs().max() <= 64 for digit in digits)
+    whole = sum((digit.long() << place for digit, place in zip(digits, places, strict=True)), torch.zeros_like(weight))
+    assert whole.equal(weight)
+    got = torch.ops.qconv.shift_conv2d(codes, digits, places, (1, 1), (1, 1, 1, 1), (1, 1), 2)
+    assert torch.equal(got, wanted)
+
+
+def test_shift_convolution_of_nothing() -> None:
+    digits, places = digits_of_shifts(torch.zeros(4, 3, 3, 3, dtype=torch.long))
+    geometry = (2, 2), (1, 1, 1, 1), (1, 1), 2
+    for batch in (0, 2):
+        got = torch.ops.qconv.shift_conv2d(torch.ones(batch, 6, 5, 5, dtype=torch.long), digits, places, *geometry)
+        assert got.shape == (batch, 4, 3, 3)
+        assert not got.any()
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("padding", [(1, 1, 1, 1), (0, 2, 1, 0)])
+@pytest.mark.parametrize("fast", [True, False])
+def test_codes_with_a_zero_and_weights_beyond_8_bits(
+    groups: int, padding: tuple[int, int, int, int], fast: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not fast:
+        monkeypatch.setattr(onednn, "has_fast_integers", lambda: False)
+    zero = 127
+    codes = torch.randint(0, 256, (2, 12, 7, 6), dtype=torch.uint8)
+    whole = torch.randint(-100, 100, (6, 12 // groups, 3, 3))
+    whole[0, 0, 1, 1], whole[1, 1, 0, 0], whole[-1, 2 % (12 // groups), 2, 2] = 255, -200, -255
+    weight, taken = of_8_bits(whole, groups)
+    assert taken is not None
+    assert weight.shape[1] < 2 * whole.shape[1] + 2
+    values = F.pad(codes.double() - zero, padding)
+    wanted = F.conv2d(values, whole.double(), None, 2, 0, 1, groups).long()
+    operands = codes.index_select(1, taken), weight, (2, 2), padding, (1, 1), groups, 0
+    assert torch.equal(torch.ops.qconv.integer_conv2d(*operands, zero=zero).long(), wanted)
+    scaled = torch.ops.qconv.integer_conv2d(*operands, torch.full((6,), 0.5), torch.ones(6), zero=zero)
+    assert torch.equal(scaled.double(), wanted / 2 + 1)
+    layer = IntegerConv2d(
+        *(whole, Window((2, 2), padding, (1, 1), 0), groups, torch.ones(6), torch.zeros(6)),
+        *(Encode(MinMaxInput(), torch.uint8, zero=zero), zero),
+    )
+    layer.encoder = None
+    assert torch.equal(layer.whole_weight().long(), whole)
+    assert torch.equal(layer.accumulate(codes).long(), wanted)
+    assert torch.equal(layer.handed(layer.codes(codes)), codes)
+
+
+@pytest.mark.parametrize(("channels", "parts"), [(16, 1), (100, 2), (200, 4), (700, 0)])
+def test_sums_are_exact_in_float32_or_in_float64(channels: int, parts: int) -> None:
+    codes = torch.randint(200, 256, (1, channels, 4, 4), dtype=torch.uint8)
+    weight = torch.randint(100, 128, (3, channels, 3, 3), dtype=torch.int8)
+    wanted = F.conv2d(codes.double(), weight.double(), padding=1)
+    got = sums_of_products(codes, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    assert len(exact_sums._exact_parts(codes, weight, 0)) == parts
+    assert got.dtype == (torch.float32 if parts == 1 else torch.float64)
+    assert torch.equal(got.double(), wanted)
+    weight[:, :, 0, 0] *= 0  # what was kept is that of another weight
+    wanted = F.conv2d(codes.double(), weight.double(), padding=1)
+    assert torch.equal(sums_of_products(codes, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1).double(), wanted)
 
 
 def test_torch_finds_the_operators_well_made() -> None:
@@ -243,7 +310,11 @@ def test_torch_finds_the_operators_well_made() -> None:
     scaled = torch.ones(8), torch.zeros(8)
     for asked in ((), scaled, (*scaled, 0, 15), (*scaled, -8, 7)):
         torch.library.opcheck(torch.ops.qconv.integer_conv2d.default, (codes, weight, *geometry, 1, 0, *asked))
-    torch.library.opcheck(torch.ops.qconv.shift_conv2d.default, (codes.long(), weight, weight, *geometry, 1))
+    for asked in ((), scaled):
+        torch.library.opcheck(
+            torch.ops.qconv.integer_conv2d.default, (codes, weight, *geometry, 1, 0, *asked), {"zero": 3}
+        )
+    torch.library.opcheck(torch.ops.qconv.shift_conv2d.default, (codes.long(), [weight, weight], [0, 7], *geometry, 1))
 
 
 def test_a_kernel_larger_than_the_picture() -> None:

@@ -39,7 +39,7 @@ LAYERS = {
     "packed": {"activations", "files", "layers", "quantizers", "schemes", "models"},
     "summary": {"layers", "quantizers", "summary_table", "packed", "bypassed"},
     "inference": {"activations", "layers", "quantizers", "packed", "integer", "convert", "bypassed"},
-    "onnx": {"inference", "files", "layers"},
+    "onnx": {"inference", "files", "layers", "quantizers"},
     "images": set(),
     "data": {"files", "images"},
     "predict": {"packed", "images", "inference"},

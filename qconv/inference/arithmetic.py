@@ -12,6 +12,7 @@ from .native import Window
 from .operators import code_dtype
 
 LARGEST_SUM = 2**31 - 1
+LARGEST_WEIGHT = 255
 LARGEST_EXACT = 2**53  # sums of shifted numbers, as the definition adds them
 _HUGE = 1e30
 
@@ -26,6 +27,7 @@ class Arithmetic(NamedTuple):
         scale: what a sum of products of codes is worth, float64 for each output channel.
         low: the smallest code of the input.
         high: its largest code.
+        zero: what is added to codes, so that they are 8-bit numbers.
         bound: of the magnitude of sums.
         is_plain: the codes of a binary input are its signs, with no learned shift.
     """
@@ -36,6 +38,7 @@ class Arithmetic(NamedTuple):
     scale: Tensor = torch.zeros(0, device="cpu")
     low: int = 0
     high: int = 0
+    zero: int = 0
     bound: int = 0
     is_plain: bool = True
 
@@ -62,14 +65,17 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     low, high = int(ends[0].values.min()), int(ends[1].values.max())
     per_filter = weight.scale.double().expand(len(weight.values), *[1] * (weight.values.ndim - 1))
     scale = per_filter.flatten() * ends[0].scale.double().flatten()
-    largest = int(weight.values.abs().max()) if weight.values.numel() else 0
-    bound = max(abs(low), abs(high)) * largest * weight.values[:1].numel()
-    found = Arithmetic("integer", "", weight.values.long(), scale, low, high, bound)
-    is_sign = (weight.values.abs() == 1).all()
+    values = weight.values.long()
+    largest = int(values.abs().max()) if values.numel() else 0
+    bound = max(abs(low), abs(high)) * int(values.abs().flatten(1).sum(1).max()) if values.numel() else 0
+    is_int8 = low >= -128 and high <= 127
+    zero = 0 if is_int8 or low >= 0 else -low
+    found = Arithmetic("integer", "", values, scale, low, high, zero, bound)
+    is_sign = (values.abs() == 1).all()
     if quantizer.signs and is_sign:
         edge = [quantizer.codes(torch.full(shape, near), *quantizer.tensors()).values for near in (-1e-30, 0.0)]
         return found._replace(kind="binary", is_plain=bool((edge[0] < 0).all() and (edge[1] > 0).all()))
-    if low < -128 or high > (127 if low < 0 else 255) or largest > 127:
+    if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
         magnitudes = weight.values.abs().double()
         if ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all() and bound < LARGEST_EXACT:
             return found._replace(kind="shift")
@@ -95,5 +101,5 @@ def frozen_layer(layer: QuantizedLayer, found: Arithmetic) -> IntegerLayer:
     if found.kind == "shift":
         encoder = Encode(layer.input_quantizer, torch.int64, of_rows)
         return ShiftConv2d(codes, window, groups, found.scale, bias.double(), encoder)
-    encoder = Encode(layer.input_quantizer, code_dtype(found.low), of_rows)
-    return IntegerConv2d(codes, window, groups, found.scale.float(), bias, encoder)
+    encoder = Encode(layer.input_quantizer, code_dtype(found.low + found.zero), of_rows, found.zero)
+    return IntegerConv2d(codes, window, groups, found.scale.float(), bias, encoder, found.zero)

@@ -120,7 +120,8 @@ def freeze(
     """An inference model of a trained one, which stays as it is: integers inside, batch norm folded; on the CPU.
 
     Quantized layers run on integer operators where their codes allow it: signs by exclusive or and counting bits, codes
-    of up to 8 bits as int8 with 32-bit sums, powers of two on fixed-point inputs by shifts. Batch norm behind a layer
+    of up to 8 bits as 8-bit integers with 32-bit sums, powers of two on fixed-point inputs in 8-bit parts, which are
+    shifted. The others multiply floats, by a weight that is quantized once. Batch norm behind a layer of integers
     becomes its scale and bias. Where nothing but batch norm, monotone activations and maximum pooling lies between two
     quantized layers, as modules or as functions (``F.relu(x)``, ``x.clamp(0, 6)``), they become integers, too: a
     threshold per channel for signs, else a rounding that is proved to give the trained codes for every possible sum.

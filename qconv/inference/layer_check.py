@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
 from ..quantizers.base import Codes
 from .freeze import FrozenModel
-from .layers import BinaryConv2d, IntegerLayer
-from .operators import code_dtype, unpack_signs
+from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from .operators import unpack_signs
 from .rewrite import Frozen, distance_name
 from .rounding import SURE, TINY, Rounded, difference
 from .rounding_rules import COARSE, UNIT, product_error
@@ -92,6 +92,7 @@ class LayerPair:
         self.whole = frozen.find(told.name)
         self.folded = [copy.deepcopy(frozen.folded(name, model)).double() for name in told.folded]
         self.next = cast(Any, model.get_submodule(told.reader)).input_quantizer if told.reader else None
+        self.handed_zero = _zero(frozen.find(told.reader)) if told.reader else 0
         self.integer: Any = None
         if told.arithmetic != "float":
             self.integer = next((module for module in self.whole.modules() if isinstance(module, IntegerLayer)), None)
@@ -103,9 +104,7 @@ class LayerPair:
         padded = self._padded(input)
         if self.is_fed:
             values = self._codes(padded).values
-            if isinstance(self.integer, BinaryConv2d):
-                return values.float()
-            return values.to(code_dtype(int(values.min()) if values.numel() else 0))
+            return values.float() if isinstance(self.integer, BinaryConv2d) else self.integer.handed(values)
         return padded if isinstance(self.layer, QConv2d) else padded.reshape(-1, padded.shape[-1], 1, 1)
 
     def check(self, input: Tensor) -> LayerCheck:
@@ -120,7 +119,7 @@ class LayerPair:
         """The codes that the frozen layer was given; None where it was given floats."""
         if self.integer is None or (given.is_floating_point() and not self.is_fed):
             return None
-        return self.integer.encode(given)
+        return self.integer.codes(given)
 
     def result(self, input: Tensor, codes: Tensor | None, output: Tensor) -> Rounded:
         """The trained layer's output in exact arithmetic, and the error with which the frozen layer gives it.
@@ -143,7 +142,7 @@ class LayerPair:
         exact, (value, error) = self._terms(values, scale)
         found = replace(
             self.nothing,
-            codes=_count(self._like(padded, self.integer.encode(given)), values),
+            codes=_count(self._like(padded, self.integer.codes(given)), values),
             sums=_count(self._like(exact, self.integer.accumulate(given)), exact),
         )
         if self.layer.scheme.scale_map and self.layer.bias is not None:
@@ -157,6 +156,8 @@ class LayerPair:
                 got = unpack_signs(got, wanted.shape[1])
             elif self.told.gives == "distances":
                 got = torch.where(self.distance(got) < 0, -1, 1)
+            elif self.handed_zero:
+                got = got.to(torch.int16) - self.handed_zero
             return replace(found, handed=_count(got, wanted))
         return _with_error(found, self._like(exact, got), *self._folded(value, error))
 
@@ -223,6 +224,11 @@ class LayerPair:
         """A linear layer's integers, which are (rows, features, 1, 1), in the shape of its input or output."""
         is_linear = isinstance(self.layer, QLinear) and integers.numel() == reference.numel()
         return integers.reshape(reference.shape) if is_linear else integers
+
+
+def _zero(reader: nn.Module) -> int:
+    """What stands for 0 in the codes that a frozen layer reads."""
+    return next((module.zero for module in reader.modules() if isinstance(module, IntegerConv2d)), 0)
 
 
 def _count(got: Tensor, wanted: Tensor) -> int:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..quantizers import Quantizer
-from . import operators
+from . import onednn, operators
 from .native import Window
 
 
@@ -18,17 +18,19 @@ class Encode(nn.Module):
         quantizer: the trained one.
         dtype: of the codes.
         of_rows: inputs are (rows, features, 1, 1), and the quantizer is a linear layer's: of (rows, features).
+        zero: what is added, so that it stands for 0.
     """
 
-    def __init__(self, quantizer: Quantizer, dtype: torch.dtype, of_rows: bool = False) -> None:
+    def __init__(self, quantizer: Quantizer, dtype: torch.dtype, of_rows: bool = False, zero: int = 0) -> None:
         super().__init__()
         self.quantizer = copy.deepcopy(quantizer).eval().requires_grad_(False)
-        self.dtype, self.of_rows = dtype, of_rows
+        self.dtype, self.of_rows, self.zero = dtype, of_rows, zero
 
     def forward(self, input: Tensor) -> Tensor:
         """Whole numbers of the shape of `input`."""
         rows = input.flatten(1) if self.of_rows else input
-        return self.quantizer.codes(rows, *self.quantizer.tensors()).values.to(self.dtype).view(input.shape)
+        values = self.quantizer.codes(rows, *self.quantizer.tensors()).values
+        return (values + self.zero if self.zero else values).to(self.dtype).view(input.shape)
 
 
 class IntegerLayer(nn.Module):
@@ -52,9 +54,13 @@ class IntegerLayer(nn.Module):
         self.register_buffer("bias", bias)
         self.register_buffer("negated", torch.zeros(len(scale), dtype=torch.bool))
 
-    def encode(self, input: Tensor) -> Tensor:
-        """The codes of a float input; codes stay what they are."""
-        raise NotImplementedError(f"{type(self).__name__} defines no encode()")
+    def codes(self, input: Tensor) -> Tensor:
+        """The whole numbers that are multiplied: those of a float input, or of what another layer handed on."""
+        raise NotImplementedError(f"{type(self).__name__} defines no codes()")
+
+    def whole_weight(self) -> Tensor:
+        """The whole numbers by which they are multiplied, (C_out, C / groups, kh, kw)."""
+        raise NotImplementedError(f"{type(self).__name__} defines no whole_weight()")
 
     def accumulate(self, input: Tensor) -> Tensor:
         """The integer sums, as of the weights that were trained."""
@@ -105,9 +111,12 @@ class BinaryConv2d(IntegerLayer):
             return self._run(input, None, None, self.threshold)
         return self._run(input, self.scale, self.bias, None)
 
-    def encode(self, input: Tensor) -> Tensor:
+    def codes(self, input: Tensor) -> Tensor:
         signs = torch.ops.qconv.pack_signs(self._signed(input), self.groups) if input.is_floating_point() else input
         return operators.unpack_signs(signs, self.channels[0], self.groups)
+
+    def whole_weight(self) -> Tensor:
+        return operators.unpack_weight(self.weight, *self.channels)
 
     def sums(self, input: Tensor) -> Tensor:
         return self._run(input, None, None, None)
@@ -133,7 +142,7 @@ class BinaryConv2d(IntegerLayer):
     @torch.no_grad()
     def negate_(self, negated: Tensor) -> None:
         """Change the sign of the weights of output channels."""
-        signs = operators.unpack_weight(self.weight, *self.channels)
+        signs = self.whole_weight()
         signs = torch.where(negated.view(-1, 1, 1, 1), -signs, signs)
         self.weight, self.tap_sums = operators.pack_weight(signs, self.groups)
         self.negated = self.negated ^ negated
@@ -148,78 +157,109 @@ class BinaryConv2d(IntegerLayer):
 class IntegerConv2d(IntegerLayer):
     """Convolution of 8-bit codes with 32-bit sums.
 
-    It takes floats, which `encoder` makes codes, or codes where that is None. With `low` and `high` set it gives the
-    next layer's codes, ``clamp(round(acc · scale_c + bias_c), low, high)``.
+    It takes floats, which `encoder` makes codes, or codes where that is None; `zero` stands for 0 in them. With `low`
+    and `high` set it gives the next layer's codes, ``clamp(round(acc · scale_c + bias_c), low, high)``.
+
+    A weight beyond 8 bits, as 2^8 levels around 0 have, is the sum of several: the input's channels that it stands for
+    are taken that many times (`taken`). Without a fast multiplication of 8-bit integers it stays one of 16 bits.
     """
 
     weight: Tensor
+    taken: Tensor | None
 
     def __init__(
-        self, codes: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor, encoder: Encode
+        self, codes: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor, encoder: Encode, zero: int = 0
     ) -> None:
         super().__init__(window, groups, scale, bias)
-        self.register_buffer("weight", codes.to(torch.int8, memory_format=torch.contiguous_format))
+        weight, taken = operators.of_8_bits(codes, groups)
+        if taken is not None and not onednn.has_fast_integers():
+            weight, taken = codes.to(torch.int16), None
+        self.register_buffer("weight", weight)
+        self.register_buffer("taken", taken)
+        self.channels = codes.shape[1] * groups, len(codes)
         self.encoder: Encode | None = encoder
+        self.zero = zero
         self.low: int | None = None
         self.high: int | None = None
 
     def forward(self, input: Tensor) -> Tensor:
         """Floats, or codes (N, C_out, *out)."""
-        return self._run(self.encode(input), self.scale, self.bias, self.low, self.high)
+        return self._run(self._encoded(input), self.scale, self.bias, self.low, self.high)
 
-    def encode(self, input: Tensor) -> Tensor:
-        return input if self.encoder is None else self.encoder(input)
+    def codes(self, input: Tensor) -> Tensor:
+        return self._encoded(input).to(torch.int16) - self.zero
+
+    def handed(self, values: Tensor) -> Tensor:
+        """The whole numbers of another layer as that hands them on; the inverse of `codes`."""
+        return (values + self.zero).to(operators.code_dtype(int(values.min()) + self.zero if values.numel() else 0))
 
     def sums(self, input: Tensor) -> Tensor:
-        return self._run(input if not input.is_floating_point() else self.encode(input))
+        return self._run(self._encoded(input))
+
+    def whole_weight(self) -> Tensor:
+        if self.taken is None:
+            return self.weight
+        inputs, outputs = self.channels
+        of_group = (self.taken.view(self.groups, -1) % (inputs // self.groups)).repeat_interleave(
+            outputs // self.groups, 0
+        )
+        places = of_group[..., None, None].expand(self.weight.shape)
+        whole = torch.zeros(outputs, inputs // self.groups, *self.weight.shape[2:], dtype=torch.int16)
+        return whole.scatter_add_(1, places, self.weight.to(torch.int16))
+
+    def _encoded(self, input: Tensor) -> Tensor:
+        return input if self.encoder is None or not input.is_floating_point() else self.encoder(input)
 
     def _run(self, codes: Tensor, *result: Any) -> Tensor:
         stride, padding, dilation, value = self.window
-        return torch.ops.qconv.integer_conv2d(
-            codes, self.weight, stride, padding, dilation, self.groups, value, *result
-        )
+        codes = codes if self.taken is None else codes.index_select(1, self.taken)
+        operands = codes, self.weight, stride, padding, dilation, self.groups, value
+        return torch.ops.qconv.integer_conv2d(*operands, *result, zero=self.zero)
 
     def round_(self, scale: Tensor, bias: Tensor, low: int, high: int) -> None:
         """Hand codes on."""
         self.scale, self.bias, self.low, self.high = scale, bias, low, high
 
     def extra_repr(self) -> str:
-        groups, (out_channels, in_channels) = self.groups, self.weight.shape[:2]
         handed = "floats" if self.low is None else f"codes {self.low} to {self.high}"
         size = tuple(self.weight.shape[2:])
-        parts = f"{in_channels * groups}", f"{out_channels}", f"kernel_size={size}", super().extra_repr(), f"→ {handed}"
+        parts = f"{self.channels[0]}", f"{self.channels[1]}", f"kernel_size={size}", super().extra_repr(), f"→ {handed}"
         return ", ".join(part for part in parts if part)
 
 
 class ShiftConv2d(IntegerLayer):
-    """Convolution of fixed-point numbers with powers of two: shifts and 64-bit sums."""
-
-    sign: Tensor
-    shift: Tensor
+    """Convolution of fixed-point numbers with powers of two: 8-bit convolutions, shifts and 64-bit sums."""
 
     def __init__(
         self, codes: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor, encoder: Encode
     ) -> None:
         super().__init__(window, groups, scale, bias)
         self.encoder = encoder
-        self.register_buffer("sign", codes.sign().to(torch.int8))
-        self.register_buffer("shift", codes.abs().clamp(min=1).double().log2().to(torch.int8))
+        self.channels = codes.shape[1] * groups, len(codes)
+        weights, self.places = operators.digits_of_shifts(codes)
+        for index, weight in enumerate(weights):  # not in one tensor: kernels keep what they make of each
+            self.register_buffer(f"weight_{index}", weight)
 
     def forward(self, input: Tensor) -> Tensor:
         """Floats (N, C_out, *out)."""
         scaled = self.sums(input) * self.scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
         return scaled.to(torch.float32)
 
-    def encode(self, input: Tensor) -> Tensor:
-        return self.encoder(input)
+    def codes(self, input: Tensor) -> Tensor:
+        return self.encoder(input) if input.is_floating_point() else input
 
     def sums(self, input: Tensor) -> Tensor:
-        codes = self.encode(input) if input.is_floating_point() else input
         stride, padding, dilation, _ = self.window
-        return torch.ops.qconv.shift_conv2d(codes, self.sign, self.shift, stride, padding, dilation, self.groups)
+        operands = self.codes(input), self._weights(), self.places
+        return torch.ops.qconv.shift_conv2d(*operands, stride, padding, dilation, self.groups)
+
+    def whole_weight(self) -> Tensor:
+        return sum(weight.long() << place for weight, place in zip(self._weights(), self.places, strict=True))  # pyright: ignore
+
+    def _weights(self) -> list[Tensor]:
+        return [self.get_buffer(f"weight_{index}") for index in range(len(self.places))]
 
     def extra_repr(self) -> str:
-        groups, (out_channels, in_channels) = self.groups, self.sign.shape[:2]
-        size = tuple(self.sign.shape[2:])
-        parts = f"{in_channels * groups}", f"{out_channels}", f"kernel_size={size}", super().extra_repr()
+        size = tuple(self.get_buffer("weight_0").shape[2:])
+        parts = f"{self.channels[0]}", f"{self.channels[1]}", f"kernel_size={size}", super().extra_repr()
         return ", ".join(part for part in parts if part)

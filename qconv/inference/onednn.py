@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..integer import has_fast_integers
+from .exact_sums import are_floats_exact
 
 _MOST = 4  # of one weight: sizes of pictures that come in turn
 _packed: Any = WeakTensorKeyDictionary()  # weights as oneDNN wants them, while the weight lives
@@ -26,6 +27,7 @@ def integer_conv2d(
     bias: Tensor | None = None,
     low: int | None = None,
     high: int | None = None,
+    zero: int = 0,
 ) -> Tensor | None:
     """`qconv.inference.operators.integer_conv2d` with 32-bit sums, then float32; None where it would not be exact.
 
@@ -35,17 +37,16 @@ def integer_conv2d(
     if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
         return None
     is_sums = scale is None or bias is None
-    if is_sums and 255 * int(weight.int().abs().sum((1, 2, 3)).max()) >= 2**24:
+    if is_sums and not are_floats_exact(input, weight, zero):
         return None
     if scale is None or bias is None:
         scale, bias = torch.ones(len(weight)), torch.zeros(len(weight))
     left, right, top, bottom = padding
     sides = [top, left]
     if padding_value or (left, top) != (right, bottom):
-        input, sides = F.pad(input, tuple(padding), value=padding_value), [0, 0]
-    zero = 0
+        input, sides = F.pad(input, tuple(padding), value=padding_value + zero), [0, 0]
     if input.dtype == torch.int8:  # the operator takes unsigned inputs
-        zero = 128
+        zero += 128
         input = input.view(torch.uint8) ^ 128
     packed = _prepacked(weight, zero, tuple(stride), tuple(sides), tuple(dilation), groups, tuple(input.shape))
     is_codes = low is not None and high is not None

@@ -9,9 +9,12 @@ channels_last.
 the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` of ``(C_out, C / groups, kh, kw)``.
 ``in_channels`` and ``out_channels`` are those of all groups.
 
-**Codes** are uint8 or int8 numbers ``(N, C, H, W)``; their weights are int8 ``(C_out, C / groups, kh, kw)``.
+**Codes** are uint8 or int8 numbers ``(N, C, H, W)``, of which ``zero`` stands for 0; their weights are int8 ``(C_out,
+C / groups, kh, kw)``.
 
 ``padding`` is in the order of `torch.nn.functional.pad`, and filled with ``padding_value`` (signs: −1, 0 or +1).
+
+Definitions add up in float32 where every sum is below 2^24 and so is exact, else in several such sums or in float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import native, onednn
+from .exact_sums import sums_of_products
 from .native import BLOCK
 
 WORD = 64
@@ -34,11 +38,11 @@ LIBRARY.define(
 )
 LIBRARY.define(
     "integer_conv2d(Tensor input, Tensor weight, int[2] stride, int[4] padding, int[2] dilation, int groups, "
-    "int padding_value, Tensor? scale=None, Tensor? bias=None, int? low=None, int? high=None) -> Tensor"
+    "int padding_value, Tensor? scale=None, Tensor? bias=None, int? low=None, int? high=None, int zero=0) -> Tensor"
 )
 LIBRARY.define(
-    "shift_conv2d(Tensor input, Tensor sign, Tensor shift, int[2] stride, int[4] padding, int[2] dilation, int groups) "
-    "-> Tensor"
+    "shift_conv2d(Tensor input, Tensor[] weights, int[] places, int[2] stride, int[4] padding, int[2] dilation, "
+    "int groups) -> Tensor"
 )
 
 
@@ -82,21 +86,6 @@ def unpack_weight(weight: Tensor, in_channels: int, out_channels: int) -> Tensor
     return unpack_signs(words, in_channels // groups)
 
 
-def _sum_products(
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    padding_value: int = 0,
-) -> Tensor:
-    """The accumulators, as float64, in which sums of integers are exact below 2^53."""
-    padded = F.pad(input.double(), tuple(padding), value=padding_value)
-    sums = F.conv2d(padded, weight.double(), None, tuple(stride), 0, tuple(dilation), groups)
-    return sums.contiguous(memory_format=torch.channels_last)
-
-
 def _scaled(accumulators: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
     return accumulators.float() * scale.view(-1, 1, 1) + bias.view(-1, 1, 1)
 
@@ -125,7 +114,8 @@ def binary_conv2d(
     groups = len(weight)
     signs = torch.where(input < 0, -1, 1) if input.is_floating_point() else unpack_signs(input, in_channels, groups)
     filters = unpack_weight(weight, in_channels, out_channels)
-    accumulators = _sum_products(signs, filters, stride, padding, dilation, groups, padding_value).to(torch.int32)
+    signs = signs.to(torch.int8)
+    accumulators = sums_of_products(signs, filters, stride, padding, dilation, groups, padding_value).to(torch.int32)
     if threshold is not None:
         bound = threshold[:, : out_channels // groups].reshape(-1, 1, 1)
         return pack_signs(torch.where(accumulators < bound, -1, 1))
@@ -146,15 +136,16 @@ def integer_conv2d(
     bias: Tensor | None = None,
     low: int | None = None,
     high: int | None = None,
+    zero: int = 0,
 ) -> Tensor:
-    """Convolution of codes.
+    """Convolution of codes, of ``input − zero``.
 
     Returns:
         The sums ``acc`` (N, C_out, *out), int32, which they must not exceed; with `scale` and `bias` (C_out,)
         ``acc · scale_c + bias_c``, float32, in whose last bits kernels may differ; with `low` and `high` codes,
         ``clamp(round(acc · scale_c + bias_c), low, high)``, uint8, or int8 where `low` is negative.
     """
-    sums = _sum_products(input, weight, stride, padding, dilation, groups, padding_value).to(torch.int32)
+    sums = sums_of_products(input, weight, stride, padding, dilation, groups, padding_value, zero).to(torch.int32)
     if scale is None or bias is None:
         return sums
     values = _scaled(sums, scale, bias)
@@ -170,37 +161,84 @@ def code_dtype(low: int) -> torch.dtype:
 
 def shift_conv2d(
     input: Tensor,
-    sign: Tensor,
-    shift: Tensor,
+    weights: Sequence[Tensor],
+    places: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Convolution with powers of two: sums of ``sign · (input << shift)``, int64, of int64 inputs.
+    """Convolution of int64 inputs with ``Σ weight << place``: int64 sums, which must be below 2^53.
 
-    `sign` is −1, 0 or +1 and `shift` at least 0, both int8. All numbers of one shift are added up, then shifted.
+    `weights` are int8, with a `place` for each. The input is taken apart into numbers of 8 bits; integer convolutions
+    of all pairs are shifted, and added up.
     """
     total: Tensor | None = None
-    for amount in shift.unique().tolist():
-        part = _sum_products(input, sign * (shift == amount), stride, padding, dilation, groups).long() << amount
-        total = part if total is None else total + part
-    if total is None:  # no output channel
-        return _sum_products(input, sign, stride, padding, dilation, groups).long()
-    return total
+    for place, digit in _digits(input):
+        for weight, more in zip(weights, places, strict=True):
+            sums = torch.ops.qconv.integer_conv2d(digit, weight, stride, padding, dilation, groups, 0)
+            part = sums.long() << (place + more)
+            total = part if total is None else total.add_(part)
+    return _shift_shape(input, weights, places, stride, padding, dilation, groups).zero_() if total is None else total
+
+
+def _digits(input: Tensor) -> list[tuple[int, Tensor]]:
+    """``input = Σ digit << place``: uint8, the last one int8 if a number is negative; none of an empty input."""
+    if not input.numel():
+        return []
+    digits: list[tuple[int, Tensor]] = []
+    low, high = (int(end) for end in input.aminmax())
+    while low < -128 or high > (127 if low < 0 else 255):
+        digits.append((8 * len(digits), (input & 255).to(torch.uint8)))
+        input, low, high = input >> 8, low >> 8, high >> 8
+    return [*digits, (8 * len(digits), input.to(code_dtype(low)))]
+
+
+def digits_of_shifts(codes: Tensor) -> tuple[list[Tensor], list[int]]:
+    """int8 ``weights`` and ``places`` for `shift_conv2d` of zeros and ±2^s: ±2^(s % 7) at the place s − s % 7."""
+    shift = codes.abs().clamp(min=1).double().log2().long()
+    places = (shift - shift % 7)[codes != 0].unique().tolist() or [0]
+    parts = [torch.where(shift - shift % 7 == place, codes.long() >> place, 0).to(torch.int8) for place in places]
+    return [part.contiguous() for part in parts], places
+
+
+def of_8_bits(codes: Tensor, groups: int) -> tuple[Tensor, Tensor | None]:
+    """Whole numbers ``(C_out, C / groups, kh, kw)`` as an int8 weight, and the input channels that it takes.
+
+    Those whose numbers lie beyond −127 to 127 are taken several times, and stand for the sum of their weights; None
+    where each channel is taken once.
+    """
+    parts, left = [], codes
+    while not parts or left.any():
+        parts.append(left.clamp(-127, 127))
+        left = left - parts[-1]
+    own = torch.arange(codes.shape[1], device=codes.device)
+    taken, weights = [own.expand(groups, -1)], [parts[0]]
+    for part in parts[1:]:
+        of_groups = part.unflatten(0, (groups, -1)).abs().sum((1, 3, 4)) > 0  # (groups, C / groups)
+        count = int(of_groups.sum(1).max())
+        index = of_groups.int().argsort(1, descending=True)[:, :count]  # a group of fewer takes zeros along
+        places = index.repeat_interleave(len(codes) // groups, 0)[..., None, None].expand(-1, -1, *codes.shape[2:])
+        taken.append(index)
+        weights.append(part.gather(1, places))
+    weight = torch.cat(weights, 1).to(torch.int8, memory_format=torch.contiguous_format)
+    if len(parts) == 1:
+        return weight, None
+    first = codes.shape[1] * torch.arange(groups, device=codes.device).unsqueeze(1)
+    return weight, (torch.cat(taken, 1) + first).flatten()
 
 
 def _shift_shape(
     input: Tensor,
-    sign: Tensor,
-    shift: Tensor,
+    weights: Sequence[Tensor],
+    places: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Its definition looks at the shifts that there are, which a tensor without values does not say."""
-    return _sum_products(input, sign, stride, padding, dilation, groups).long()
+    """Its definition looks at the numbers that there are, which a tensor without values does not say."""
+    return sums_of_products(input, weights[0], stride, padding, dilation, groups).long()
 
 
 def _with_kernel(kernel: Callable[..., Tensor | None], definition: Callable[..., Tensor]) -> Callable[..., Tensor]:

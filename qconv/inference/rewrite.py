@@ -14,6 +14,7 @@ from ..quantizers import Codes, Identity
 from .arithmetic import Arithmetic, arithmetic, frozen_layer
 from .around import Distance, OfLastDimension, Padded, WithScaleMap
 from .boundaries import as_rounding, staircase
+from .fixed_weight import fix_weight_
 from .functional import Clamp, as_modules
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .operators import WORD
@@ -152,6 +153,9 @@ class Rewriter:
                 folded = self._fold_float(node)
                 self.frozen.append(Frozen(name, "float", folded=folded, reason=found.reason))
             else:
+                layer = copy.deepcopy(layer)
+                fix_weight_(layer)
+                self._put(node, layer)
                 self.frozen.append(Frozen(name, "float", reason=found.reason))
             return
         new = frozen_layer(layer, found)
@@ -291,8 +295,9 @@ class Rewriter:
                 added = self.module.graph.call_module(target, (last,))
             last.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
             return "distances"
-        low, high = self.arithmetic[readers[0]].low, self.arithmetic[readers[0]].high
-        stairs = staircase(codes, channels, found.bound, low, high)
+        of_reader = self.arithmetic[readers[0]]
+        low, high = of_reader.low + of_reader.zero, of_reader.high + of_reader.zero
+        stairs = staircase(lambda sums: codes(sums) + of_reader.zero, channels, found.bound, low, high)
         step = quantizer.codes(torch.zeros(1, channels, 1, 1), *quantizer.tensors()).scale.double()
         line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape), self.tolerance)
         if line is None or not isinstance(new, IntegerConv2d):

@@ -123,6 +123,6 @@ def encoder(encode: Encode, low: int, high: int) -> nn.Module:
     below, above = ((levels + 0.5 + side).float() * step for side in (-1e-3, 1e-3))
     ends = torch.tensor([-1e30, 1e30])
     points = torch.cat([below, above, ends]).view(1, 1, 1, -1)
-    codes = encode(points).flatten().long()
+    codes = encode(points).flatten().long() - encode.zero
     wanted = torch.cat([levels, levels + 1, torch.tensor([low, high])])
     return LinearEncode(step, low, high) if torch.equal(codes, wanted) else OtherEncode(encode, low)

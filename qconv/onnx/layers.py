@@ -3,14 +3,14 @@
 They are traced by `torch.export`, and do not run in torch where they hold ONNX's own operators.
 """
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
-from ..inference.operators import unpack_weight
+from ..inference.fixed_weight import FixedWeight
+from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer
+from ..inference.operators import of_8_bits
+from ..quantizers import Quantizer
 from .codes import Clip, Dequantize, encoder, even_steps, operator, zero_point
 from .ranges import Ends
 from .rounding import whole_bias
@@ -32,10 +32,11 @@ class FloatConv2d(nn.Module):
 
     def __init__(self, layer: IntegerLayer, offset: int = 0) -> None:
         super().__init__()
-        self.offset, self.window, self.groups = offset, layer.window, layer.groups
+        self.window, self.groups = layer.window, layer.groups
         self.encoder: Encode | None = getattr(layer, "encoder", None)
+        self.offset = offset if self.encoder is None else self.encoder.zero
         self.is_binary = isinstance(layer, BinaryConv2d)
-        self.register_buffer("weight", whole_weight(layer).float())
+        self.register_buffer("weight", layer.whole_weight().float())
         self.register_buffer("scale", layer.scale.float().view(-1, 1, 1).clone())
         self.register_buffer("bias", layer.bias.float().view(-1, 1, 1).clone())
         self.register_buffer("threshold", None)
@@ -48,7 +49,7 @@ class FloatConv2d(nn.Module):
         codes = (input if self.encoder is None else self.encoder(input)).float()
         if self.is_binary:
             codes = torch.where(codes < 0, -1.0, 1.0)
-        elif self.encoder is None:
+        elif self.offset:
             codes = codes - self.offset
         padded = F.pad(codes, self.window.padding, value=self.window.padding_value)
         sums = F.conv2d(padded, self.weight, None, self.window.stride, 0, self.window.dilation, self.groups)
@@ -56,6 +57,31 @@ class FloatConv2d(nn.Module):
             return torch.where(sums < self.threshold, -1.0, 1.0)
         # The scale comes first: behind a convolution, runtimes multiply it into the weights, whose sums are not exact.
         return self.scale * sums + self.bias
+
+
+class StoredCodes(Quantizer):
+    """A fixed weight of 8-bit codes that stay apart from their scale, which the exporter would multiply them by.
+
+    Args:
+        fixed: the weight, with one scale or one for each output channel.
+    """
+
+    codes_8: Tensor
+    scale: Tensor
+    zero: Tensor
+
+    def __init__(self, fixed: FixedWeight) -> None:
+        super().__init__()
+        if fixed.codes_8 is None:
+            raise ValueError("fixed must have codes_8")
+        scale = torch.ones(()) if fixed.scale is None else fixed.scale
+        scale = scale.reshape(-1) if scale.numel() > 1 else scale.reshape(())
+        self.register_buffer("codes_8", fixed.codes_8)
+        self.register_buffer("scale", scale.float())
+        self.register_buffer("zero", torch.zeros_like(scale, dtype=torch.int8))
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return operator("DequantizeLinear", self.codes_8, self.scale, self.zero, dtype=torch.float32, axis=0)
 
 
 class QuantizedConv2d(nn.Module):
@@ -72,6 +98,7 @@ class QuantizedConv2d(nn.Module):
     """
 
     weight: Tensor
+    taken: Tensor | None
     weight_zero: Tensor
     scale: Tensor
     bias: Tensor
@@ -84,11 +111,14 @@ class QuantizedConv2d(nn.Module):
         super().__init__()
         self.window, self.groups = layer.window, layer.groups
         self.encoder = None if layer.encoder is None else encoder(layer.encoder, low, high)
+        layer_weight, taken = of_8_bits(layer.whole_weight(), layer.groups)
+        self.register_buffer("taken", taken)
         self.offset = zero_point(low)
         scale, bias = layer.scale.double(), layer.bias.double()
         # The bias is a whole number of the sums' units, which a few bits make coarse: the weights are multiplied.
-        bound = int(layer.weight.long().abs().flatten(1).sum(1).max()) * max(high, -low) if layer.weight.numel() else 0
-        finer = 127 // max(int(layer.weight.abs().max()), 1) if layer.weight.numel() else 1
+        magnitudes = layer_weight.long().abs()
+        bound = int(magnitudes.flatten(1).sum(1).max()) * max(high, -low) if magnitudes.numel() else 0
+        finer = 127 // max(int(magnitudes.max()), 1) if magnitudes.numel() else 1
         finer = max(min(finer, _MOST // max(bound, 1)), 1)
         if layer.low is not None and layer.high is not None:
             self.after: nn.Module = Clip(layer.low, layer.high)
@@ -102,7 +132,7 @@ class QuantizedConv2d(nn.Module):
             self.after = Dequantize(step, out_zero)
             scale, bias = scale / step, bias / step
         # ONNX's scales are positive: the sign of a folded batch norm goes into the weight.
-        weight = layer.weight * torch.where(scale < 0, -1, 1).to(torch.int8).view(-1, 1, 1, 1)
+        weight = layer_weight * torch.where(scale < 0, -1, 1).to(torch.int8).view(-1, 1, 1, 1)
         weight, scale = weight * finer, scale / finer
         # Sums that a scale of 0 or nearly 0 makes vanish beside the bias: the scale grows, the weight goes.
         least = (bias.abs() / _MOST).clamp(min=2.0**-100)
@@ -125,6 +155,7 @@ class QuantizedConv2d(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         """Floats or uint8 codes to floats or uint8 codes."""
         codes = input if self.encoder is None else self.encoder(input)
+        codes = codes if self.taken is None else codes.index_select(1, self.taken)
         left, right, top, bottom = self.window.padding
         sides, value = (top, left), self.window.padding_value
         if value or (left, top) != (right, bottom):
@@ -136,13 +167,3 @@ class QuantizedConv2d(nn.Module):
         )
         output = F.conv2d(input, weight, bias, self.window.stride, sides, self.window.dilation, self.groups)
         return self.after(operator("QuantizeLinear", output, self.one, self.out_zero, dtype=torch.uint8))
-
-
-def whole_weight(layer: IntegerLayer) -> Tensor:
-    """The integers of a frozen layer's weight."""
-    if isinstance(layer, BinaryConv2d):
-        return unpack_weight(layer.weight, *layer.channels)
-    if isinstance(layer, ShiftConv2d):
-        return layer.sign.long() << layer.shift.long()
-    weight: Any = layer.weight
-    return weight

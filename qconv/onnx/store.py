@@ -41,27 +41,56 @@ def _store_int8(graph: ir.Graph, value: ir.Value, array: NDArray[np.int8]) -> No
 
 
 def _store_float(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -> None:
-    build = _Builder(graph, value)
-    if (np.abs(array) <= 127).all() and (np.trunc(array) == array).all():
-        codes = array.astype(np.int8)
-        integers = build.constant(codes.astype(int4) if _fits_4_bits(codes) else codes, "codes")
-        _replace(graph, value, build.cast(integers, ir.DataType.FLOAT))
-        return
     largest = np.abs(array).reshape(len(array), -1).max(1, initial=0)
+    is_whole = bool((largest <= 32767).all() and (np.trunc(array) == array).all())
+    if is_whole and (largest <= 127).all():
+        codes = array.astype(np.int8)
+        _store_whole(graph, value, codes.astype(int4) if _fits_4_bits(codes) else codes)
+        return
     scale = np.where(largest == 0, 1, largest).astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
     alone, scaled = _levels(array), _levels(array / scale)
     if scaled is not None and not np.array_equal(scaled[0][scaled[1]] * scale, array):
         scaled = None
-    if alone is None and scaled is None:
+    fewest = min(len(found[0]) for found in (alone, scaled, ([None] * 257,)) if found is not None)
+    if fewest > 16 and _store_rows(graph, value, array):
+        return
+    if fewest > 256:
+        if is_whole:
+            _store_whole(graph, value, array.astype(np.int16))
         return
     is_scaled = alone is None or (scaled is not None and len(scaled[0]) < len(alone[0]))
     levels, places = cast(Any, scaled if is_scaled else alone)
     indices = places.astype(uint4 if len(levels) <= 16 else np.uint8)
+    build = _Builder(graph, value)
     whole = build.cast(build.constant(indices, "places"), ir.DataType.INT32)
     floats = build.node("Gather", build.constant(levels, "levels"), whole)
     if is_scaled:
         floats = build.node("Mul", floats, build.constant(scale, "scale"))
     _replace(graph, value, floats)
+
+
+def _store_whole(graph: ir.Graph, value: ir.Value, codes: NDArray[Any]) -> None:
+    """Store whole numbers."""
+    build = _Builder(graph, value)
+    _replace(graph, value, build.cast(build.constant(codes, "codes"), ir.DataType.FLOAT))
+
+
+def _store_rows(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -> bool:
+    """Store up to 16 levels for each output channel, and the places of all numbers in 4 bits, if these are enough."""
+    if not array.size or len(np.unique(array[0])) > 16:
+        return False
+    rows = [np.unique(row, return_inverse=True) for row in array.reshape(len(array), -1)]
+    count = max(len(levels) for levels, _ in rows)
+    if count > 16 or 2 * count > array[0].size:
+        return False
+    table = np.stack([np.pad(levels, (0, count - len(levels))) for levels, _ in rows]).ravel()
+    places = np.stack([places for _, places in rows]).reshape(array.shape).astype(uint4)
+    firsts = count * np.arange(len(array), dtype=np.int32).reshape(-1, *[1] * (array.ndim - 1))
+    build = _Builder(graph, value)
+    whole = build.cast(build.constant(places, "places"), ir.DataType.INT32)
+    indices = build.node("Add", whole, build.constant(firsts, "firsts"), dtype=ir.DataType.INT32)
+    _replace(graph, value, build.node("Gather", build.constant(table, "levels"), indices))
+    return True
 
 
 def _levels(array: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:

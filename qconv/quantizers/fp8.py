@@ -108,7 +108,7 @@ class FP8(Quantizer):
         wide_x = wide(x)
         scale = wide_x.new_ones(())
         if self.scale == "dynamic" and x.numel():
-            scale = wide_x.abs().amax() / FORMATS[self.format].largest
+            scale = wide_x.abs().max() / FORMATS[self.format].largest
             scale = torch.where(scale < torch.finfo(scale.dtype).tiny * 2**20, 1.0, scale)
         return round_fp8(wide_x / scale, self.format), scale
 

@@ -1,0 +1,83 @@
+"""Sums of products of whole numbers by convolutions of floats, exact and as fast as floats allow."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+_LIMIT = 2**24  # float32 holds every smaller whole number, and so every partial sum, in whatever order
+_MOST = 4  # parts, which together take no longer than one convolution in float64
+_Parts = tuple[tuple[int, int], ...]
+_parts: Any = WeakTensorKeyDictionary()  # of weights, while they live
+
+
+def sums_of_products(
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    padding_value: int = 0,
+    zero: int = 0,
+) -> Tensor:
+    """The convolution of ``input − zero`` with ``weight``: whole numbers below 2^53, as float32 or float64.
+
+    8-bit operands are added up in float32 where no sum can reach 2^24, or in parts of the input channels for which that
+    holds; all else in float64.
+    """
+    parts = _exact_parts(input, weight, zero)
+    if len(parts) > 1 and groups > 1:
+        parts = ()
+    dtype = torch.float32 if parts else torch.float64
+    values = input.to(dtype) - zero if zero else input.to(dtype)
+    padded, filters = F.pad(values, tuple(padding), value=padding_value), weight.to(dtype)
+    window = tuple(stride), 0, tuple(dilation)
+    if len(parts) < 2:
+        sums = F.conv2d(padded, filters, None, *window, groups)
+    else:
+        sums = torch.zeros(1, dtype=torch.float64)  # with a dimension, so that its dtype counts
+        for begin, end in parts:
+            sums = sums + F.conv2d(padded[:, begin:end], filters[:, begin:end], None, *window)
+    return sums.contiguous(memory_format=torch.channels_last)
+
+
+def are_floats_exact(input: Tensor, weight: Tensor, zero: int) -> bool:
+    """Whether float32 holds every sum of products of 8-bit codes of any value with this weight."""
+    return len(_exact_parts(input, weight, zero)) == 1
+
+
+def _exact_parts(input: Tensor, weight: Tensor, zero: int) -> _Parts:
+    """Ranges of input channels whose sums float32 holds; none where there is no such division, or it is not known.
+
+    A GPU's library may choose a convolution by transforms, which rounds.
+    """
+    if input.dtype not in (torch.uint8, torch.int8) or type(input) is not Tensor or not input.is_cpu:
+        return ()
+    largest = max(zero, 255 - zero) if input.dtype == torch.uint8 else 128
+    key = largest, 0 if weight.is_inference() else weight._version
+    known: dict[Any, _Parts] = _parts.get(weight, {})
+    if key not in known:
+        known = {key: _divided(weight, largest)}
+        _parts[weight] = known  # a new dictionary: other threads may be reading the one that is there
+    return known[key]
+
+
+def _divided(weight: Tensor, largest: int) -> _Parts:
+    channels = weight.shape[1]
+    reached = largest * weight.double().abs().sum((2, 3)).cumsum(1)  # (C_out, C / groups)
+    if not weight.numel() or float(reached[:, -1].max()) < _LIMIT:
+        return ((0, channels),)
+    ends = [0]
+    while ends[-1] < channels and len(ends) <= _MOST:
+        before = reached[:, ends[-1] - 1 : ends[-1]] if ends[-1] else 0
+        fits = (reached - before < _LIMIT).all(0)
+        end = int(fits.cumprod(0).sum())  # those before fit as well: what they reach is smaller
+        if end == ends[-1]:
+            return ()
+        ends.append(end)
+    return tuple(pairwise(ends)) if ends[-1] == channels else ()
