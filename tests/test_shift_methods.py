@@ -663,6 +663,15 @@ def test_apot_constant_layers_give_zeros() -> None:
             assert not APoTWeight(5).quantize(w, torch.tensor(3.0)).any()
 
 
+def test_apot_ranges_start_where_few_bits_have_levels() -> None:
+    assert [APoTInput(bits).alpha.item() for bits in (2, 3, 4, 5)] == pytest.approx([1.6, 56 / 15, 8, 8])
+    starts = [APoTInput(bits, "imagenet").alpha.item() for bits in (2, 3, 4, 5)]
+    assert starts == pytest.approx([1.2, 2.8, 6, 6])
+    for variant in ("cifar", "imagenet"):
+        behind_a_hardtanh = torch.linspace(-1, 1, 201)
+        assert (APoTInput(2, variant)(behind_a_hardtanh) != 0).float().mean() > 0.3
+
+
 def test_apot_ranges_start_where_the_authors_do_and_stay_positive() -> None:
     starts = [APoTWeight(), APoTWeight(variant="imagenet"), APoTInput(), APoTInput(variant="imagenet")]
     assert [quantizer.alpha.item() for quantizer in starts] == [3, 3, 8, 6]
