@@ -160,6 +160,60 @@ def test_writing_leaves_the_model_as_it_is(trained: nn.Module, tmp_path: Path) -
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+class OfSides(Network):
+    """Takes pictures of one size alone, which is no usual one."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The scores of four classes."""
+        return super().forward(input.view(-1, 3, 9, 9))
+
+
+class OfTwo(Network):
+    """Takes two inputs."""
+
+    def forward(self, input: Tensor, other: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The scores of four classes."""
+        return super().forward(input + other)
+
+
+def test_without_an_example_usual_shapes_are_tried(trained: nn.Module, tmp_path: Path) -> None:
+    path = tmp_path / "model"
+    model = copy.deepcopy(trained).train()
+    qconv.save_packed(model, path)
+    trial = read_header(path).trial
+    assert trial is not None
+    assert trial.shape == [3, 32, 32]
+    assert model.training
+    x = torch.randn(5, 3, 8, 8)
+    assert torch.equal(qconv.load_packed(path, Network())(x), trained(x))
+    with pytest.raises(PackedFileError, match="a function in a forward must be another one"):
+        qconv.load_packed(path, Network(function=F.relu))
+
+
+def test_where_no_usual_shape_suits_it_is_told(trained: nn.Module, tmp_path: Path) -> None:
+    for kind in (OfSides, OfTwo):
+        model = copy.deepcopy(trained)
+        model.__class__ = kind
+        if kind is OfTwo:  # which an example could not mend
+            qconv.save_packed(model, tmp_path / "model")
+            qconv.save_packed(model.half(), tmp_path / "model")
+        else:
+            with pytest.warns(UserWarning, match=r"no usual shape suit it.*save_packed\(model, path, example=batch\)"):
+                qconv.save_packed(model, tmp_path / "model")
+            assert read_header(tmp_path / "model").trial is None
+            qconv.save_packed(model, tmp_path / "model", example=torch.zeros(1, 3, 9, 9))
+        assert (read_header(tmp_path / "model").trial is not None) == (kind is OfSides)
+
+
+def test_a_scale_of_the_whole_batch_is_that_of_the_two_inputs(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = qconv.convert(Network(), schemes.fp8())
+    model(torch.randn(16, 3, 8, 8))
+    qconv.save_packed(model.eval(), tmp_path / "model", example=torch.zeros(1, 3, 8, 8))
+    assert read_header(tmp_path / "model").trial is not None
+    qconv.load_packed(tmp_path / "model", Network())
+
+
 def test_rounding_is_allowed_and_a_planted_difference_is_not(trained: nn.Module) -> None:
     trial = make_trial(trained, (3, 8, 8))
     assert trial is not None

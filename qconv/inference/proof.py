@@ -13,12 +13,12 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..layers import QuantizedLayer
+from ..packed.shapes import usual_shapes
 from ..packed.tensors import joined
 from .parts import Part, ReadBeside
 from .state import State
 from .tracing import NotTraceable, trace
 
-_SIZES = 32, 64, 224, 28  # of pictures that are tried where no example is given
 _LOOKED_AT = "the forward around it looks at more than what it gives"
 
 
@@ -202,12 +202,8 @@ def takes(network: nn.Module, sample: Tensor) -> None:
 
 def find_sample(network: nn.Module) -> Tensor | None:
     """Random inputs that the network takes, if some of usual shapes suit it."""
-    kinds = QuantizedLayer, _ConvNd, nn.Linear
-    first: Any = next((each for each in network.modules() if isinstance(each, kinds)), None)
-    if first is None:
-        return None
     generator = torch.Generator().manual_seed(0)
-    for shape in _shapes(first):
+    for shape in usual_shapes(network):
         sample = torch.randn(2, *shape, generator=generator)
         try:
             takes(network, sample)
@@ -215,14 +211,6 @@ def find_sample(network: nn.Module) -> Tensor | None:
             continue
         return sample
     return None
-
-
-def _shapes(first: Any) -> list[tuple[int, ...]]:
-    if isinstance(first, nn.Linear):
-        return [(first.in_features,), (16, first.in_features)]
-    dimensions = len(first.kernel_size)
-    sizes = _SIZES if dimensions == 2 else (64, 1024) if dimensions == 1 else (16, 32)
-    return [(first.in_channels, *[size] * dimensions) for size in sizes]
 
 
 def _equal(first: list[Any], second: list[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from .header import Header, checksum, first_line, to_json
 from .layer import QUANTIZERS, Entry, check_quantizers, describe, entry
 from .load import Content
 from .tensors import check_values, counters, inner_model, joined
-from .trial import make_trial
+from .trial import can_be_tried, find_shape, make_trial
 
 DTYPES = {
     # The names of safetensors, in the order in which it stores them; all others come last.
@@ -53,9 +54,11 @@ def save_packed(
     One bit takes one, three values five to a byte (1.6 bits), other weights their own number of bits; scales, and all
     that is not quantized, are stored as they are. `load_packed` gives a model with the same outputs, bit for bit. What
     serves training alone is left out: latent weights, surrogates, quantizers of gradients, batch norm's count of
-    batches. The file says the class and the arguments of each module, and what the model makes of two inputs, where
-    `pictures` or `example` tells their shape: `load_packed` refuses another network with the same tensors. Without that
-    test the file can't tell another function in a forward, nor another argument that a class of one's own keeps.
+    batches. The file says the class and the arguments of each module, and what the model makes of two inputs, of the
+    shape that `pictures` or `example` tells or of a usual one that suits it: `load_packed` refuses another network with
+    the same tensors. Without that test the file can't tell another function in a forward, nor another argument that a
+    class of one's own keeps: a warning says so where no usual shape suits. A model of several inputs, in another
+    dtype than float32, or of which rounding moves the outputs by a quarter (an untrained one) has none.
 
     Args:
         model: a converted model, trained and at its final stage.
@@ -64,7 +67,8 @@ def save_packed(
             ``{"_target_": "qconv.models.resnet20", "num_classes": 10}``. Without it, `load_packed` needs a model.
         pictures: what the network takes, as `header.Pictures`: size, resize, mean, std.
         classes: names of the outputs.
-        example: a batch of inputs, of which the shape alone is used; not needed with `pictures`.
+        example: a batch of inputs, of which the shape alone is used; not needed with `pictures`, nor where inputs of a
+            usual shape suit: 32, 64, 224, 28, 16 or 8 pixels a side, 64 or 1024 in a row.
 
     Raises:
         ValueError: a quantizer that waits for data, is not at its last stage, or is none of qconv's; numbers that are
@@ -83,7 +87,7 @@ def save_packed(
             _check_modules(model, Content(described, tensors).of_network())
         except ValueError as error:
             raise ValueError(f"network (={dict(network)}) must be the model's: {error}") from error
-    shape = tuple(example.shape[1:]) if example is not None else described.pictures and tuple(described.pictures.size)
+    shape = _shape_of_input(model, described, example)
     described = described.model_copy(update={"trial": make_trial(model, shape) if shape else None})
     described = described.model_copy(update={"sha256": checksum(described, tensors)})
     data = save(tensors, {"qconv": to_json(described)})
@@ -92,6 +96,22 @@ def save_packed(
             file.write(data)
     except OSError as error:
         raise OSError(error.errno, f"packed model cannot be written: {error.strerror}", str(path)) from error
+
+
+def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None) -> tuple[int, ...] | None:
+    """Without the batch; a warning where none is known."""
+    if example is not None:
+        return tuple(example.shape[1:])
+    if described.pictures is not None:
+        return tuple(described.pictures.size)
+    shape = find_shape(model) if can_be_tried(model) else None
+    if shape is None and can_be_tried(model):
+        warnings.warn(
+            "the file can't hold what the model computes, by which load_packed would refuse another function in a "
+            "forward: inputs of no usual shape suit it. Give one: save_packed(model, path, example=batch)",
+            stacklevel=3,
+        )
+    return shape
 
 
 def _check_not_frozen(model: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 import base64
 import copy
+import inspect
 import struct
 import warnings
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from .header import Trial
+from .shapes import usual_shapes
 
 NUMBERS = 32  # of each output, evenly spaced
 CANDIDATES = 16  # inputs, of which those two are kept at which rounding changes least: it may turn no sign
@@ -24,23 +26,50 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
     Its tolerance follows from the model: how far the outputs move where the inputs move by rounding errors, and in
     float64. None if that is too far, or if the model can't be copied, or takes no such inputs.
     """
-    if {each.dtype for each in model.parameters() if each.is_floating_point()} != {torch.float32}:
+    if not _is_float32(model):
         return None
     inputs = _inputs(shape)
     try:
         outputs = _outputs(model, inputs)
         if outputs is None or not outputs.isfinite().all() or not outputs.abs().amax(1).all():
             return None
+        kept = _moved_by_rounding(model, inputs, outputs).argsort()[:2].sort().values
+        inputs = inputs[kept]
+        outputs = _outputs(model, inputs)  # again: a scale may come from the whole batch, as that of FP8
+        if outputs is None:
+            return None
         moved = _moved_by_rounding(model, inputs, outputs)
     except FAILURES:
         return None
-    kept = moved.argsort()[:2].sort().values
-    tolerance = max(TOLERANCE, 8 * moved[kept].max().item())
+    tolerance = max(TOLERANCE, 8 * moved.max().item())
     if tolerance > LARGEST:
         return None
-    numbers = outputs[kept].flatten().tolist()
+    numbers = outputs.flatten().tolist()
     text = base64.b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
     return Trial(shape=list(shape), inputs=kept.tolist(), outputs=text, tolerance=float(f"{tolerance:.2g}"))
+
+
+def find_shape(model: nn.Module) -> tuple[int, ...] | None:
+    """The first of the usual shapes that the model takes, without the batch; it is left as it is."""
+    for shape in usual_shapes(model):
+        try:
+            outputs = _outputs(model, _inputs(shape)[:2])
+        except FAILURES:
+            continue
+        if outputs is not None:
+            return shape
+    return None
+
+
+def can_be_tried(model: nn.Module) -> bool:
+    """Whether the model is in float32 and takes one input, as far as its forward tells."""
+    needed = [each for each in inspect.signature(model.forward).parameters.values() if each.default is each.empty]
+    one = sum(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed) <= 1
+    return one and _is_float32(model)
+
+
+def _is_float32(model: nn.Module) -> bool:
+    return {each.dtype for each in model.parameters() if each.is_floating_point()} == {torch.float32}
 
 
 def check_trial(model: nn.Module, trial: Trial) -> None:

@@ -179,10 +179,10 @@ class APoTInput(_APoT):
     the default, that holds for negative x as well, as in the authors' code for CIFAR-10, which relies on a ReLU before.
     ``"imagenet"``, as in theirs for ImageNet: negative x gives 0 to both.
 
-    ``alpha`` starts at 8 (6 with ``"imagenet"``) with 4 bits and more, at that times ``n / 15``, ``n = 2^b − 1``, with 2
-    and 3: the authors start these from the network with one bit more, whose ``alpha`` is smaller. From 8, 2 bits make 0
-    of all that is at most 1, which is everything behind a Hardtanh. It is clamped to 2^-20 or more after each step. The
-    authors train it with a learning rate of 0.1 (CIFAR-10) and a weight decay of 1e-4, in a group of its own.
+    ``alpha`` starts at 8 (6 with ``"imagenet"``) with 4 bits and more, and at that times ``(2^b − 1) / 15`` with 2 and
+    3: the authors start these from the network with one bit more. From 8, 2 bits make 0 of all that is at most 1, which
+    is everything behind a Hardtanh. It is clamped to 2^-20 or more after each step. The authors train it with a
+    learning rate of 0.1 (CIFAR-10) and a weight decay of 1e-4, in a group of its own.
 
     Args:
         input_bits: 2 to 5.
