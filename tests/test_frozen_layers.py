@@ -232,6 +232,24 @@ def test_a_hook_that_is_lost_is_missed(copies: Any) -> None:
         qconv.after_step(by_hand)
 
 
+def test_an_average_in_training_mode_has_no_optimizer() -> None:
+    """As a teacher whose batch norms see batches: it moves between forwards that build a graph, without a backward."""
+    layer = qconv.BNNConv2d(3, 4, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    qconv.after_every_step(optimizer, layer)
+    average = torch.optim.swa_utils.AveragedModel(layer).train()
+    for _ in range(3):
+        stepped(layer, optimizer)
+        assert average(torch.randn(2, 3, 6, 6)).requires_grad
+        average.update_parameters(layer)
+    trained, its = copy.deepcopy((layer, optimizer))
+    stepped(trained, its)
+    for _ in range(2):  # a copy of the copy has made no step yet
+        copy.deepcopy(trained)(torch.randn(2, 3, 6, 6))
+    with pytest.warns(UserWarning, match="is a copy"):
+        stepped(trained, its)
+
+
 class Wrapping(torch.optim.Optimizer):
     """As Accelerate does it: an optimizer by class, which never ran the base's constructor."""
 

@@ -19,7 +19,7 @@ from ..quantizers.processes import is_distributed, is_sharded, mean_over_process
 from ..schemes import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
 from .origin import follow, leave, mark
-from .steps import LIFE, check_step
+from .steps import LIFE, backward_of, check_step
 from .uncalibrated import described, warn_partly_calibrated, warn_uncalibrated
 from .watch import watch
 
@@ -237,6 +237,8 @@ class QuantizedLayer(nn.Module):
         output = self._compute(input, op, bias, quantizers, *extra)
         if calibrates and is_distributed() and output.requires_grad and not torch.compiler.is_compiling():
             output.register_hook(leaving())
+        if self.lacks_step and self.training and output.requires_grad and not torch.compiler.is_compiling():
+            output.register_hook(backward_of(self))
         return output
 
     def _compute(
@@ -467,6 +469,7 @@ class QuantizedLayer(nn.Module):
             mark(self)
         if self.is_stepped:  # what calls `after_step_` of the original may not call that of the copy
             self.is_stepped, self.lacks_step = False, True
+        self.__dict__.pop("_trained_at", None)  # of the original's tensors
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         follow(self)
