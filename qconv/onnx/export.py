@@ -45,7 +45,8 @@ def export_onnx(
     are found where `torch.fx` can trace the model. On x86 processors without VNNI, ONNX Runtime's sums of 8-bit
     codes can saturate; those of fewer bits can't.
 
-    Weights lie in the file as integers of 4 or 8 bits wherever the same numbers come back, otherwise as floats.
+    Weights lie in the file as integers of 4, 8 or 16 bits wherever the same numbers come back, otherwise as floats, as
+    those of fp8 behind which a batch norm is folded.
 
     Args:
         model: the trained one.
