@@ -1,6 +1,7 @@
 """The folder of a run: it holds one run, one process writes there, and nothing is taken from another one."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -75,6 +76,30 @@ def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
     with pytest.raises(RunFolderError, match=r"of another checkpoint than elsewhere/best.ckpt"):
         program.evaluate(config(*ONE, f"run_dir={run}", "evaluate=elsewhere/best.ckpt"))
     assert content(run) == before
+
+
+def test_hydra_leaves_a_run_that_is_there_as_it_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra writes its own files before the program can look at the folder."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+        (folder / ".hydra").mkdir(exist_ok=True)
+        (folder / ".hydra" / name).write_text("of the first run")
+    before = content(folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    words = [f"hydra.run.dir={folder}", *ONE, "seed=2"]
+    for more in ([], [f"ckpt_path={run / 'checkpoints/last.ckpt'}"]):
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        monkeypatch.setattr(sys, "argv", ["train.py", *words, *more])
+        with pytest.raises(SystemExit, match=r"error: run_dir .* holds a run already|error: .*seed"):
+            program.run_main()
+        assert content(folder) == before
+    monkeypatch.setattr(sys, "argv", ["train.py", words[0], *ONE, "ckpt_path=last"])
+    program.run_main()  # which goes on, and says so
+    assert "ckpt_path=last" in (folder / ".hydra" / "overrides.yaml").read_text()
 
 
 def test_the_line_of_a_requeued_job_starts_and_goes_on(tmp_path: Path) -> None:

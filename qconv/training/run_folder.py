@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, read_write
 from pytorch_lightning.utilities import rank_zero_only
 
 from ..files import atomic_file
@@ -109,6 +110,29 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
 
 
 OTHER = "name another folder; in a sweep one for each run, as in 'run_dir=runs/a/${hydra:job.num}'"
+
+
+class KeepsFirstRun(Callback):
+    """Hydra callback: what Hydra writes of a run (`.hydra`) is left out where the run will be refused by `check_free`.
+
+    Hydra writes before the program can look at the folder. Of a sweep it tells the folders of its runs too late.
+    """
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Look at the folder, which may be Hydra's or another one."""
+        del kwargs
+        hydra = HydraConfig.instance()
+        before = hydra.cfg
+        hydra.set_config(config)  # as Hydra does before it reads the folder, whose name may use it
+        try:
+            folder = Path(config.hydra.run.dir)
+        finally:
+            hydra.cfg = before
+        checkpoint = config.get("ckpt_path")
+        goes_on = checkpoint is not None and (checkpoint == "last" or _holds(folder, Path(checkpoint)))
+        if config.get("evaluate") is None and not goes_on and any((folder / name).is_file() for name in KEPT):
+            with read_write(config.hydra):
+                config.hydra.output_subdir = None
 
 
 def _holds(folder: Path, checkpoint: Path) -> bool:
