@@ -36,8 +36,12 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     these; a batch norm that is alone in evaluation mode is frozen, and keeps its own. No running statistics change.
 
     Under `torch.distributed` every process calls it with its own batches, as many as it has, and all get the mean over
-    those with data. Without this call a layer calibrates itself with its first training batch. A layer that sees equal
-    values only, as from a blank picture, is not calibrated, and warned of; it waits for a training batch.
+    those with data. Without this call a layer calibrates itself with its first training batch, which all processes must
+    do in the same step. One that some processes alone come to is refused: at once if the others calibrate something
+    else in that step; if they calibrate nothing, when the timeout of the process group is over, 10 to 30 minutes unless
+    ``init_process_group(timeout=)`` (`train.py`: ``trainer.timeout_s``) says less, for one that has gone on can't be
+    told from one that is slow. A layer that sees equal values only, as from a blank picture, is not calibrated, and
+    warned of; it waits for a training batch.
 
     Args:
         model: is run as it is; its mode, hooks and buffers come back unchanged.

@@ -21,7 +21,9 @@ PAUSE = 0.2
 def meet(place: str, where: str) -> None:
     """Wait until all processes are at ``place``; nothing without `torch.distributed`.
 
-    Each process counts its calls, and the same call of all must be at the same place.
+    Each process counts its calls, and the same call of all must be at the same place. One that makes no call in a step
+    leaves no trace in the store, and is waited for until the timeout: a shorter one of the meeting's own would refuse
+    processes that are late for a good reason, as they compile or read their first batch.
 
     Args:
         place: what must be equal.
