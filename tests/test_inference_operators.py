@@ -389,3 +389,13 @@ def test_threads_that_share_a_weight_for_pictures_of_many_sizes() -> None:
             assert all(pool.map(work, range(6)))
     finally:
         sys.setswitchinterval(interval)
+
+
+@pytest.mark.parametrize(("outputs", "kernel", "padding", "zero"), [(8, 1, 2, 0), (20, 2, 2, 100), (20, 3, 3, 255)])
+def test_a_grouped_kernel_that_lies_in_the_padding(outputs: int, kernel: int, padding: int, zero: int) -> None:
+    dtype, low = (torch.uint8, 0) if zero else (torch.int8, -128)
+    codes = torch.randint(low, low + 256, (2, 4, 9, 8)).to(dtype)
+    weight = torch.randint(-127, 128, (outputs, 1, kernel, kernel), dtype=torch.int8)
+    operands = codes, weight, (1, 1), (padding,) * 4, (1, 1), 4, 0
+    wanted = operators.integer_conv2d(*operands, zero=zero)
+    assert torch.equal(torch.ops.qconv.integer_conv2d(*operands, zero=zero), wanted)

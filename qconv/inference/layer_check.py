@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
-from ..quantizers.base import Codes
+from ..quantizers.base import Codes, Quantizer
 from .freeze import FrozenModel
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .operators import unpack_signs
@@ -29,7 +29,7 @@ class LayerCheck:
         gives: what it hands on.
         codes: how many codes of the input differ from the trained quantizer's.
         sums: how many integer sums differ from the exact ones of the trained codes.
-        handed: how many codes that it hands on differ from those of the exact sums.
+        handed: how many codes that it hands on differ from those of the exact sums, by more than rounding explains.
         error: the largest difference of a float that it hands on from the exact value.
         of_bound: the largest part of the allowed difference that was used, 1 at the limit.
         drift: how many of its input's codes differ, where the frozen network makes them itself, from those of the
@@ -149,17 +149,23 @@ class LayerPair:
             value = value - self._per_channel(self.layer.bias.double(), value)  # it is added behind the map
         got = self.integer(given)
         if self.next is not None:
-            for module in self.folded:
-                value = module(value)
-            wanted = self.next.codes(value, *self.next.tensors()).values
+            value, error = self._folded(value, error)
             if self.told.gives == "bits":
-                got = unpack_signs(got, wanted.shape[1])
+                got = unpack_signs(got, value.shape[1])
             elif self.told.gives == "distances":
                 got = torch.where(self.distance(got) < 0, -1, 1)
             elif self.handed_zero:
                 got = got.to(torch.int16) - self.handed_zero
-            return replace(found, handed=_count(got, wanted))
+            return replace(found, handed=self._count_handed(got, value, error))
         return _with_error(found, self._like(exact, got), *self._folded(value, error))
+
+    def _count_handed(self, got: Tensor, value: Tensor, error: Tensor) -> int:
+        """How many codes are those of no number within the error of the exact ones; all where the shape differs."""
+        if got.shape != value.shape:
+            return max(value.numel(), 1)
+        reader = cast(Quantizer, self.next)
+        ends = [reader.codes(value + side * error, *reader.tensors()).values for side in (-SURE, SURE)]
+        return int(((got < torch.minimum(*ends)) | (got > torch.maximum(*ends))).sum())
 
     def _check_float(self, input: Tensor) -> LayerCheck:
         """A float layer against float64."""

@@ -43,7 +43,10 @@ def integer_conv2d(
         scale, bias = torch.ones(len(weight)), torch.zeros(len(weight))
     left, right, top, bottom = padding
     sides = [top, left]
-    if padding_value or (left, top) != (right, bottom):
+    extents = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
+    # oneDNN's sums of grouped kernels are wrong where a kernel lies in the padding as a whole, and zero is none.
+    is_beside = top >= extents[0] or left >= extents[1]
+    if padding_value or is_beside or (left, top) != (right, bottom):
         input, sides = F.pad(input, tuple(padding), value=padding_value + zero), [0, 0]
     if input.dtype == torch.int8:  # the operator takes unsigned inputs
         zero += 128
