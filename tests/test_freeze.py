@@ -127,7 +127,7 @@ def test_weights_of_float_layers_are_quantized_once(name: str) -> None:
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-6)  # in another memory format
         assert verify(model, frozen, input).equal
         with torch.no_grad():
-            inner.weight.mul_(1.01)  # which is what the input is multiplied with
+            inner.weight_quantizer.weight.mul_(1.01)  # which is what the input is multiplied with
         torch.testing.assert_close(frozen(input), 1.01 * model(input), rtol=1e-5, atol=1e-6)
 
 

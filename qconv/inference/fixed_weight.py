@@ -12,39 +12,42 @@ from ..quantizers.base import whole_of
 
 
 class FixedWeight(Quantizer):
-    """The layer's ``weight`` is quantized already: it holds the whole numbers of ``w_q = weight · scale``, or ``w_q``.
+    """A weight that is quantized already, whatever the layer's filters are.
 
     Args:
         trained: the quantizer in whose place it stands.
+        weight: ``w_q``, or if `is_whole` the whole numbers of it.
         whole: the whole numbers and their scale; None where there are none.
-        is_whole: the layer's weight holds those.
+        is_whole: the layer adds up products of whole numbers, and multiplies the sum by the scale.
 
     Attributes:
-        codes_8: the whole numbers as int8, where the weight does not hold them; None if they are none of 8 bits.
+        codes_8: the whole numbers as int8, where `weight` does not hold them; None if they are none of 8 bits.
     """
 
     roles = ("weight",)
     has_whole = True
+    weight: Tensor
     scale: Tensor | None
     codes_8: Tensor | None
 
-    def __init__(self, trained: Quantizer, whole: Whole | None, is_whole: bool) -> None:
+    def __init__(self, trained: Quantizer, weight: Tensor, whole: Whole | None, is_whole: bool) -> None:
         super().__init__()
         self.bits, self.signs, self.code_dtype = trained.bits, trained.signs, trained.code_dtype
         self.is_whole = is_whole
         values, scale = (None, None) if whole is None else whole
         is_8_bits = values is not None and not is_whole and bool((values.abs() <= 127).all())
+        self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_buffer("codes_8", values.to(torch.int8) if is_8_bits and values is not None else None)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return () if self.scale is None else (self.scale,)
+        return (self.weight,) if self.scale is None or not self.is_whole else (self.weight, self.scale)
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
-        return Whole(x, *tensors) if self.is_whole else None
+        return Whole(*tensors) if self.is_whole else None
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return x * tensors[0] if self.is_whole and tensors else x
+        return tensors[0] if len(tensors) == 1 else tensors[0] * tensors[1]
 
     def extra_repr(self) -> str:
         return f"bits={self.bits:g}"
@@ -56,22 +59,20 @@ def fix_weight_(layer: QuantizedLayer) -> None:
 
     Whole numbers and their scale stay apart where the trained layer adds up whole numbers, so that sums are the same.
     """
-    if computed_by(layer):
-        return
-    weight_q = layer.quantized_weight()  # first: learned tensors that follow the weight do so now
-    trained, of_input = layer.weight_quantizer.eval(), layer.input_quantizer
-    whole = whole_of(trained, layer.filters(), trained.tensors())
+    layer.quantized_weight()  # learned tensors that follow the weight do so now
+    trained, of_input, filters = layer.weight_quantizer.eval(), layer.input_quantizer, layer.filters()
+    whole = whole_of(trained, filters, trained.tensors())
     channels, dim = layer.input_channels()
     probe = torch.zeros(channels) if dim == -1 else torch.zeros(1, channels, *[1] * (layer.weight.ndim - 2))
     is_whole = (
         whole is not None
-        and whole.values.dtype == layer.weight.dtype
+        and whole.values.dtype == filters.dtype
         and whole_of(of_input, probe, of_input.tensors()) is not None
     )
-    if whole is not None and is_whole:
-        weight_q = layer.from_filters(whole.values)
-    layer.weight_quantizer = FixedWeight(trained, whole, is_whole)
-    if weight_q.ndim == 4:  # as frozen models have their values
-        weight_q = weight_q.contiguous(memory_format=torch.channels_last)
-    weight: Any = nn.Parameter(weight_q, requires_grad=False)
-    layer.weight = weight
+    weight = whole.values if whole is not None and is_whole else trained.quantize(filters, *trained.tensors())
+    if weight.ndim == 4:  # as frozen models have their values
+        weight = weight.contiguous(memory_format=torch.channels_last)
+    layer.weight_quantizer = FixedWeight(trained, weight, whole, is_whole)
+    if not computed_by(layer) and not layer.filters_are_computed:  # nothing is kept twice
+        parameter: Any = nn.Parameter(layer.from_filters(weight), requires_grad=False)
+        layer.weight = parameter
