@@ -28,14 +28,19 @@ from qconv.environment import commit, machine
 
 RESULTS = Path(__file__).parent / "results.csv"
 BATCH, SEED = 64, 1
-SKIP = ("first", "last", ".*downsample.*")
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "torchvision resnet18": lambda: torchvision.models.resnet18(num_classes=10),
     "torchvision mobilenet_v2": lambda: torchvision.models.mobilenet_v2(num_classes=10),
+    "torchvision mobilenet_v2, depthwise float": lambda: torchvision.models.mobilenet_v2(num_classes=10),
     "resnet20": lambda: models.resnet20(),
     "resnet20 per_conv": lambda: models.resnet20(shortcut="per_conv"),
 }
+SKIP: dict[str, tuple[str, ...]] = {
+    "torchvision resnet18": (".*downsample.*",),
+    "torchvision mobilenet_v2, depthwise float": (r"features\.1\.conv\.0\.0", r"features\.\d+\.conv\.1\.0"),
+}
+"""Layers that stay float, beside the first and the last one."""
 SCHEMES: dict[str, Callable[[], qconv.Scheme]] = {
     "bnn": schemes.bnn,
     "xnor": schemes.xnor,
@@ -156,8 +161,8 @@ def measured(
     """One run's row."""
     torch.manual_seed(SEED)
     model = NETWORKS[network]()
-    skip = SKIP if network == "torchvision resnet18" else SKIP[:2]
-    qconv.convert(model, SCHEMES[scheme](), skip=skip, before_sign=choice)
+    skip = SKIP.get(network, ())
+    qconv.convert(model, SCHEMES[scheme](), skip=("first", "last", *skip), before_sign=choice)
     start = time.perf_counter()
     found, loss = train(model, data, epochs, flip=kind == "cifar10")
     seconds = time.perf_counter() - start
