@@ -8,10 +8,12 @@ from typing import Any, cast
 import pytest
 import torch
 from torch import Tensor, nn
+from torchvision.ops import DeformConv2d
 
 import qconv
 from qconv import schemes
 from qconv.inference import FrozenModel, freeze, verify
+from qconv.inference.layer_check import LayerPair
 from qconv.inference.layer_input import check_input
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.inference.operators import pack_weight, unpack_weight
@@ -392,3 +394,57 @@ def test_codes_of_one_channel_that_all_fall_to_one_side() -> None:
     assert found["of_drift"] == 20 / (3 + 100 / 4)
     own[0, 0] -= 7
     assert check_input(layer, wanted, own, False)["of_drift"] > 1
+
+
+class Averaged(nn.Module):
+    """The mean of each channel."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input.flatten(2).mean(2)
+
+
+@pytest.mark.parametrize("length", [20, 16])
+@pytest.mark.parametrize("dim", [1, 3])
+@pytest.mark.parametrize("scheme", [schemes.twn(), schemes.bwn(), schemes.dorefa(4, None)], ids=str)
+def test_batch_norm_behind_float_layers_of_other_dimensions(scheme: Scheme, dim: int, length: int) -> None:
+    conv: Any = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dim - 1]
+    norm: Any = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[dim - 1](16)
+    input = torch.randn(2, 3, length, *[4] * (dim - 1))
+    layers = conv(3, 16, 3, padding=1), conv(16, 16, 3, padding=1), norm, nn.ReLU(), Averaged(), nn.Linear(16, 4)
+    model = trained(nn.Sequential(*layers), scheme, input)
+    norm.running_mean.copy_(2.0 ** torch.arange(16))
+    frozen = freeze(model, example=input)
+    (told,) = (each for each in frozen.layers if each.folded)
+    pair = LayerPair(model, frozen, told, False)
+    value = torch.zeros(1, 16, length, *[4] * (dim - 1), dtype=torch.float64)
+    error = pair._folded(value, value).error[0].flatten(1)
+    assert torch.equal(error, error[:, :1].expand_as(error))  # it is a channel's, wherever
+    assert error.unique().numel() > 1
+
+
+class Deformed(nn.Module):
+    """A layer that is called with three arguments, one of them by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.offset = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 18, 3, padding=1)
+        self.deform, self.head = DeformConv2d(8, 8, 3, padding=1), nn.Linear(8, 4)
+
+    def forward(self, input: Tensor) -> Tensor:
+        first = self.stem(input)
+        output = self.deform(first, self.offset(first), mask=first[:, :1].sigmoid().expand(-1, 9, -1, -1))
+        return self.head(output.relu().mean((2, 3)))
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.bnn(), schemes.bwn()], ids=str)
+def test_layers_of_more_arguments_than_an_input(scheme: Scheme) -> None:
+    input = torch.randn(2, 3, 8, 8)
+    model = trained(Deformed(), scheme, input)
+    frozen = freeze(model, example=input)
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    layer: Any = frozen.find("deform")
+    getattr(layer, "weight_quantizer", layer).weight[3, 5, 1, 1] += 0.5  # where the input is quantized, too, or alone
+    found = verify(model, frozen, input).first_difference
+    assert found is not None
+    assert found.name == "deform"

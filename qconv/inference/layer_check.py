@@ -2,12 +2,14 @@
 
 import copy
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
 from ..quantizers.base import Codes, Quantizer
@@ -82,6 +84,23 @@ class LayerCheck:
         return replace(self, **merged)
 
 
+class Call(NamedTuple):
+    """The arguments of one call of a layer: the input, and those of some layers beside it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+    @property
+    def input(self) -> Tensor:
+        """The first one."""
+        return self.args[0] if self.args else self.kwargs["input"]
+
+    def kept(self) -> "Call":
+        """With tensors of its own, as others may be written to."""
+        copied = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, (self.args, self.kwargs))
+        return Call(*copied)
+
+
 class LayerPair:
     """A trained layer, its frozen form, and the modules behind it that the frozen form does the work of, in float64."""
 
@@ -107,13 +126,13 @@ class LayerPair:
             return values.float() if isinstance(self.integer, BinaryConv2d) else self.integer.handed(values)
         return padded if isinstance(self.layer, QConv2d) else padded.reshape(-1, padded.shape[-1], 1, 1)
 
-    def check(self, input: Tensor) -> LayerCheck:
-        """What is found at an input of the trained layer."""
+    def check(self, call: Call) -> LayerCheck:
+        """What is found at a call of the trained layer."""
         if self.integer is None:
-            return self._check_float(input)
-        padded = self._padded(input)
+            return self._check_float(call)
+        padded = self._padded(call.input)
         codes = self._codes(padded)
-        return self._check_integer(self.given(input), padded, codes.values.double(), codes.scale.double())
+        return self._check_integer(self.given(call.input), padded, codes.values.double(), codes.scale.double())
 
     def codes_of(self, given: Tensor) -> Tensor | None:
         """The codes that the frozen layer was given; None where it was given floats."""
@@ -167,12 +186,13 @@ class LayerPair:
         ends = [reader.codes(value + side * error, *reader.tensors()).values for side in (-SURE, SURE)]
         return int(((got < torch.minimum(*ends)) | (got > torch.maximum(*ends))).sum())
 
-    def _check_float(self, input: Tensor) -> LayerCheck:
+    def _check_float(self, call: Call) -> LayerCheck:
         """A float layer against float64."""
-        # Of other kinds it is the trained layer itself.
-        is_known = self._is_known
-        wanted = self._floats(self._padded(input)) if is_known else self.result(input, None, self.layer(input))
-        return _with_error(self.nothing, self.whole(input), *self._folded(*wanted))
+        if self._is_known:
+            wanted = self._floats(self._padded(call.input))
+        else:  # it is the trained layer itself
+            wanted = self.result(call.input, None, self.layer(*call.args, **call.kwargs))
+        return _with_error(self.nothing, self.whole(*call.args, **call.kwargs), *self._folded(*wanted))
 
     def _terms(self, values: Tensor, scale: Tensor) -> tuple[Tensor, Rounded]:
         """The sums of products of codes, and the output that they make: one product, rounded, and one sum."""
@@ -224,7 +244,7 @@ class LayerPair:
 
     def _per_channel(self, values: Tensor, output: Tensor) -> Tensor:
         """One number, or one for each channel, against an output."""
-        return values.view(-1, *[1] * (output.ndim - 2)) if isinstance(self.layer, QConv2d) else values
+        return values if isinstance(self.layer, QLinear) else values.view(-1, *[1] * (output.ndim - 2))
 
     def _like(self, reference: Tensor, integers: Tensor) -> Tensor:
         """A linear layer's integers, which are (rows, features, 1, 1), in the shape of its input or output."""

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .layer_check import LayerCheck, LayerPair
+from .layer_check import Call, LayerCheck, LayerPair
 from .layer_input import check_input
 from .rounding import Rounded, Rounding, laid_out
 
-Inputs = dict[str, list[Tensor]]
+Calls = dict[str, list[Call]]
 
 
-def inputs_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Module]) -> tuple[Inputs, Tensor]:
-    """The inputs of some layers at each call, and the output."""
-    seen: Inputs = {name: [] for name in layers}
+def calls_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Module]) -> tuple[Calls, Tensor]:
+    """The calls of some layers, and the output."""
+    seen: Calls = {name: [] for name in layers}
 
-    def watch(inputs: list[Tensor]) -> Any:
-        return lambda layer, args, kwargs: inputs.append(_first(args, kwargs).clone())  # which may be overwritten
+    def watch(calls: list[Call]) -> Any:
+        return lambda layer, args, kwargs: calls.append(Call(args, kwargs).kept())
 
     with ExitStack() as hooks:
         for name, layer in layers.items():
@@ -35,11 +35,11 @@ class Guided:
         last: the name of the last layer that was called.
     """
 
-    def __init__(self, model: nn.Module, pairs: Mapping[str, LayerPair], own: Inputs) -> None:
+    def __init__(self, model: nn.Module, pairs: Mapping[str, LayerPair], own: Calls) -> None:
         self.model, self.pairs = model, pairs
         self.found = {name: pair.nothing for name, pair in pairs.items()}
         self.last = ""
-        self._own = {name: list(inputs) for name, inputs in own.items()}
+        self._own = {name: [call.input for call in calls] for name, calls in own.items()}
         self._rounding = Rounding()
         self._running: list[tuple[LayerPair, Tensor, Tensor | None]] = []
 
@@ -61,7 +61,7 @@ class Guided:
         def hook(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             self._rounding.pause()
             self.last = name
-            input = _first(args, kwargs)
+            input = Call(args, kwargs).input
             wanted = self._rounding.of(input)
             own = self._own[name].pop(0) if self._own[name] else input.new_zeros(0)
             codes = pair.codes_of(own) if own.numel() else None
@@ -86,7 +86,3 @@ class Guided:
     def _add(self, name: str, found: dict[str, Any]) -> None:
         told = self.pairs[name].nothing
         self.found[name] = self.found[name].merged(LayerCheck(told.name, told.arithmetic, told.gives, **found))
-
-
-def _first(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    return args[0] if args else kwargs["input"]

@@ -15,7 +15,7 @@ from ..packed import load_packed
 from ..packed.tensors import inner_model
 from .freeze import FrozenModel, freeze
 from .layer_check import LayerCheck, LayerPair
-from .own_run import Guided, inputs_and_output
+from .own_run import Guided, calls_and_output
 from .rewrite import Frozen
 from .rounding import SURE, TINY, difference
 
@@ -129,7 +129,7 @@ def verify(
 
     Raises:
         ValueError: a frozen model of other layers; no input.
-        TypeError: a model whose output is no tensor.
+        TypeError: a model whose output is not a tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
     model = copy.deepcopy(inner_model(model)).eval().cpu()
@@ -153,17 +153,17 @@ def _compared(
     last = ""
     for batch in inputs:
         batch = batch.cpu()
-        seen, output = inputs_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
+        seen, output = calls_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
         if not isinstance(output, Tensor):
             raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
-        own, output_frozen = inputs_and_output(frozen, batch, {name: pair.whole for name, pair in pairs.items()})
+        own, output_frozen = calls_and_output(frozen, batch, {name: pair.whole for name, pair in pairs.items()})
         following = Guided(model, pairs, own)
         exact, error = following.run(batch)
         last = following.last
         for name, pair in pairs.items():
             found[name] = found[name].merged(following.found[name])
-            for input in seen.pop(name):
-                found[name] = found[name].merged(pair.check(input))
+            for call in seen.pop(name):
+                found[name] = found[name].merged(pair.check(call))
         samples += len(batch)
         if output.numel():
             off = difference(output_frozen, exact)
