@@ -5,6 +5,7 @@ the float convolution are equal, bit for bit, and a training step may run whiche
 with the exact sum, and rounded once.
 """
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -65,6 +66,8 @@ def conv2d_signs(
     codes = (input + zero).view(torch.uint8)
     if border:
         codes = F.pad(codes, border, value=border_value + zero)
+    if may_lie_in_padding(weight.shape[2:], padding, dilation):
+        codes, padding = F.pad(codes, (padding[1], padding[1], padding[0], padding[0]), value=zero), (0, 0)
     scale = torch.ones(weight.shape[0]) if scale is None else scale
     zeros = torch.zeros(weight.shape[0], dtype=torch.long)
     packed = torch.ops.onednn.qconv_prepack(
@@ -76,6 +79,16 @@ def conv2d_signs(
         *(1.0, 0, dtype, "none", [], ""),
     )
     return output if _is_channels_last(input) or _is_channels_last(weight) else output.contiguous()
+
+
+def may_lie_in_padding(kernel_size: Sequence[int], padding: Sequence[int], dilation: Sequence[int]) -> bool:
+    """Whether all taps of a kernel can lie in the padding: oneDNN's sums are wrong there where its zero point is not 0.
+
+    Not so for all geometries for which this is True: what counts is that the input is then padded before.
+    """
+    extents = [(size - 1) * step + 1 for size, step in zip(kernel_size, dilation, strict=True)]
+    is_beside = any(side >= extent for side, extent in zip(padding, extents, strict=True))
+    return any(padding) and (is_beside or max(dilation) > 1)
 
 
 def _is_channels_last(x: Tensor) -> bool:

@@ -389,10 +389,37 @@ def test_nan_becomes_what_training_makes_of_it(name: str) -> None:
     wanted, got = model(x), freeze(model)(x)
     assert got.isnan().any(1).tolist() == wanted.isnan().any(1).tolist() == [False, name not in ("bnn", "irnet"), False]
     assert freeze(model)(x[:1]).isfinite().all()
-    with pytest.raises(ValueError, match="input has NaN in 1 of 3 samples"):
+    x[1, 2, 3, 3] = torch.inf
+    assert freeze(model)(x).isnan().any(1).tolist() == got.isnan().any(1).tolist()
+    with pytest.raises(ValueError, match="input has NaN or inf in 1 of 3 samples"):
         freeze(model, nan="refuse")(x)
     with pytest.raises(ValueError, match=r"nan \(='ignore'\) must be 'pass' or 'refuse'"):
         freeze(model, nan="ignore")  # pyright: ignore[reportArgumentType]
+
+
+def test_inf_of_which_a_float_layer_makes_nan() -> None:
+    x = torch.randn(3, 8, 6, 6)
+    model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3), conv(), nn.Flatten()), LSQ, skip=["0"])
+    qconv.calibrate(model, [x])
+    model.eval()
+    x[1, 2, 3, 3], x[1, 2, 4, 3] = torch.inf, -torch.inf
+    wanted, got = model(x), freeze(model)(x)
+    assert wanted.isnan().any(1).tolist() == got.isnan().any(1).tolist() == [False, True, False]
+
+
+def test_a_linear_layer_of_no_rows() -> None:
+    layer = qconv.QLinear(7, 3, scheme=LSQ)
+    qconv.calibrate(layer, [torch.randn(4, 7)])
+    assert freeze(layer.eval())(torch.randn(0, 7)).shape == (0, 3)
+
+
+def test_an_input_that_is_given_by_name_alone_is_refused() -> None:
+    class ByName(nn.Module):
+        def forward(self, *, image: Tensor) -> Tensor:
+            return image
+
+    with pytest.raises(ValueError, match=r"model \(ByName\) takes image by name alone"):
+        freeze(ByName())
 
 
 def test_nan_in_a_single_row() -> None:

@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import random
 import shutil
 import struct
 import subprocess
@@ -399,3 +400,49 @@ def test_a_grouped_kernel_that_lies_in_the_padding(outputs: int, kernel: int, pa
     operands = codes, weight, (1, 1), (padding,) * 4, (1, 1), 4, 0
     wanted = operators.integer_conv2d(*operands, zero=zero)
     assert torch.equal(torch.ops.qconv.integer_conv2d(*operands, zero=zero), wanted)
+
+
+def test_random_geometries() -> None:
+    draw = random.Random(0)
+    operands: dict[str, Any] = {}
+    for _ in range(1000):
+        groups = draw.choice((1, 1, 2, 4))
+        inputs, outputs = groups * draw.choice((1, 1, 2, 5, 16)), groups * draw.choice((1, 2, 5))
+        (kernel, dilation, stride), sides = ([(draw.randint(1, 3), draw.randint(1, 3)) for _ in range(3)], [0] * 4)
+        if draw.random() < 0.7:
+            (top, left) = sides[2], sides[0] = draw.randint(0, 3), draw.randint(0, 3)
+            sides = [left, left, top, top]
+        size = draw.randint(1, 9), draw.randint(1, 6)
+        extents = [(kernel[i] - 1) * dilation[i] + 1 - sides[2 * (1 - i)] - sides[2 * (1 - i) + 1] for i in range(2)]
+        if size[0] < extents[0] or size[1] < extents[1]:
+            continue
+        low, zero = (-128, 0) if draw.random() < 0.5 else (0, draw.choice((0, 7, 128, 255)))
+        codes = torch.randint(low, low + 256, (2, inputs, *size)).to(code_dtype(low))
+        weight = torch.randint(-127, 128, (outputs, inputs // groups, *kernel), dtype=torch.int8)
+        operands = {"stride": stride, "padding": sides, "dilation": dilation, "groups": groups, "padding_value": 0}
+        got = torch.ops.qconv.integer_conv2d(codes, weight, **operands, zero=zero)
+        wanted = operators.integer_conv2d(codes, weight, **operands, zero=zero)
+        assert torch.equal(got, wanted), (codes.shape, weight.shape, operands, zero)
+
+
+def test_autocast_leaves_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "has_fast_integers", lambda: False)
+    codes = torch.randint(0, 256, (1, 64, 4, 4), dtype=torch.uint8)
+    weight = torch.randint(-127, 128, (8, 64, 3, 3), dtype=torch.int8)
+    operands = codes, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1, 0
+    wanted = torch.ops.qconv.integer_conv2d(*operands)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(torch.ops.qconv.integer_conv2d(*operands), wanted)
+
+
+def test_weights_of_inference_mode_and_of_16_bits() -> None:
+    codes = torch.randint(0, 16, (1, 4, 5, 5), dtype=torch.uint8)
+    geometry = (1, 1), (0, 0, 0, 0), (1, 1), 1, 0
+    with torch.inference_mode():
+        weight = torch.ones(4, 4, 1, 1, dtype=torch.int8)
+        first = torch.ops.qconv.integer_conv2d(codes, weight, *geometry, torch.ones(4), torch.zeros(4))
+        weight.neg_()  # which no version counts
+        again = torch.ops.qconv.integer_conv2d(codes, weight, *geometry, torch.ones(4), torch.zeros(4))
+        assert torch.equal(again, -first)
+    wide = torch.full((4, 4, 1, 1), 300, dtype=torch.int16)
+    assert torch.equal(torch.ops.qconv.integer_conv2d(codes, wide, *geometry), 300 * first.to(torch.int32))

@@ -34,6 +34,23 @@ def test_equals_the_float_convolution(
     assert found.stride() == expected.stride()
 
 
+@pytest.mark.parametrize(
+    ("groups", "kernel", "stride", "padding", "dilation", "size"),
+    [
+        (4, (2, 1), (1, 3), (1, 1), (3, 3), (6, 1)),
+        (1, (2, 2), (2, 2), (3, 1), (1, 3), (5, 2)),
+        (1, (2, 2), (1, 1), (1, 1), (2, 2), (6, 1)),
+        (2, (1, 1), (1, 1), (2, 2), (1, 1), (4, 4)),
+    ],
+)
+def test_kernels_that_can_lie_in_the_padding(
+    groups: int, kernel: Any, stride: Any, padding: Any, dilation: Any, size: Any
+) -> None:
+    input, weight = signs(4, 32 * groups, *size), signs(20 * groups, 32, *kernel)
+    found = integer.conv2d_signs(input, weight, stride, padding, dilation, groups)
+    assert found.equal(F.conv2d(input.float(), weight.float(), None, stride, padding, dilation, groups))
+
+
 def layer_and_input(**options: Any) -> tuple[qconv.QConv2d, Tensor]:
     options = {"bias": False, "scheme": schemes.bnn(), **options}
     layer = qconv.QConv2d(64, 64, 3, padding=1, **options)

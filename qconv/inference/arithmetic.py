@@ -13,6 +13,7 @@ from .operators import code_dtype
 
 LARGEST_SUM = 2**31 - 1
 LARGEST_WEIGHT = 255
+LARGEST_DIGITS = 255 * 64  # the product of the 8-bit parts of a fixed-point input and of a shift
 LARGEST_EXACT = 2**53  # sums of shifted numbers, as the definition adds them
 _HUGE = 1e30
 
@@ -77,7 +78,8 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         return found._replace(kind="binary", is_plain=bool((edge[0] < 0).all() and (edge[1] > 0).all()))
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
         magnitudes = weight.values.abs().double()
-        if ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all() and bound < LARGEST_EXACT:
+        is_shift = ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all()
+        if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
             return found._replace(kind="shift")
         return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are no 8-bit numbers")
     if bound > LARGEST_SUM:

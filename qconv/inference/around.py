@@ -27,7 +27,7 @@ class OfLastDimension(nn.Module):
             raise ValueError(
                 f"input has shape {tuple(input.shape)}; with its batch norm folded it must be (N, features)"
             )
-        return self.conv(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], -1)
+        return self.conv(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], self.conv.channels[1])
 
 
 class Padded(nn.Module):

@@ -28,7 +28,7 @@ def sums_of_products(
     """The convolution of ``input − zero`` with ``weight``: whole numbers below 2^53, as float32 or float64.
 
     8-bit operands are added up in float32 where no sum can reach 2^24, or in parts of the input channels for which that
-    holds; all else in float64.
+    holds; all else in float64. Autocast has no say in it.
     """
     parts = _exact_parts(input, weight, zero)
     if len(parts) > 1 and groups > 1:
@@ -37,12 +37,13 @@ def sums_of_products(
     values = input.to(dtype) - zero if zero else input.to(dtype)
     padded, filters = F.pad(values, tuple(padding), value=padding_value), weight.to(dtype)
     window = tuple(stride), 0, tuple(dilation)
-    if len(parts) < 2:
-        sums = F.conv2d(padded, filters, None, *window, groups)
-    else:
-        sums = torch.zeros(1, dtype=torch.float64)  # with a dimension, so that its dtype counts
-        for begin, end in parts:
-            sums = sums + F.conv2d(padded[:, begin:end], filters[:, begin:end], None, *window)
+    with torch.autocast(input.device.type, enabled=False):
+        if len(parts) < 2:
+            sums = F.conv2d(padded, filters, None, *window, groups)
+        else:
+            sums = torch.zeros(1, dtype=torch.float64)  # with a dimension, so that its dtype counts
+            for begin, end in parts:
+                sums = sums + F.conv2d(padded[:, begin:end], filters[:, begin:end], None, *window)
     return sums.contiguous(memory_format=torch.channels_last)
 
 
@@ -59,7 +60,9 @@ def _exact_parts(input: Tensor, weight: Tensor, zero: int) -> _Parts:
     if input.dtype not in (torch.uint8, torch.int8) or type(input) is not Tensor or not input.is_cpu:
         return ()
     largest = max(zero, 255 - zero) if input.dtype == torch.uint8 else 128
-    key = largest, 0 if weight.is_inference() else weight._version
+    if weight.is_inference():  # which doesn't tell that it has changed
+        return _divided(weight, largest)
+    key = largest, weight._version
     known: dict[Any, _Parts] = _parts.get(weight, {})
     if key not in known:
         known = {key: _divided(weight, largest)}

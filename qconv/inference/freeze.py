@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
@@ -22,6 +23,7 @@ from .rewrite import Frozen, Rewriter, make_contiguous
 
 _COMPARED = 4  # samples of an example on which traces are compared
 _BATCH = 32
+_TRACING = threading.RLock()  # while `torch.fx` traces, every module that any thread calls becomes part of the graph
 
 
 class FrozenModel(nn.Module):
@@ -54,14 +56,15 @@ class FrozenModel(nn.Module):
         """What the trained model gives in evaluation.
 
         Raises:
-            ValueError: NaN in the input of a model that was frozen with ``nan="refuse"``; a single sample that is no
-                batch, where the model can't compute it.
+            ValueError: NaN or inf in the input of a model that was frozen with ``nan="refuse"``; a single sample that
+                is no batch, where the model can't compute it.
         """
         if not self._hides_nan and self.nan == "pass":
             return self._run(input)
-        wrong = input.isnan().flatten(1).any(1) if input.ndim > 1 else input.isnan().any().view(1)
+        wrong = ~input.isfinite()
+        wrong = wrong.flatten(1).any(1) if input.ndim > 1 else wrong.any().view(1)
         if self.nan == "refuse" and bool(wrong.any()):
-            raise ValueError(f"input has NaN in {int(wrong.sum())} of {len(input)} samples")
+            raise ValueError(f"input has NaN or inf in {int(wrong.sum())} of {len(input)} samples")
         return tree_map(lambda output: _with_nan(output, wrong), self._run(input))
 
     def _run(self, input: Tensor) -> Tensor:
@@ -136,7 +139,8 @@ def freeze(
     shown it, a `ReadBeside` that names the part is raised when it happens.
 
     Integers have no NaN. A trained sign makes +1 of it, and so does a frozen one; all other quantizers hand it on, and
-    a frozen model with layers of such codes gives NaN for each sample that holds one. (An ONNX file does not.)
+    a frozen model with layers of such codes gives NaN for each sample that holds one, or inf, of which a float layer
+    makes NaN. (An ONNX file does not.)
 
     Args:
         model: the trained one.
@@ -144,7 +148,7 @@ def freeze(
             which float32 does not allow for codes of 8 bits: those go through floats. With 0.01 they are handed on, and
             may be off by one.
         example: inputs as in use, with which the frozen model is compared with the trained one by `qconv.verify`.
-        nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN.
+        nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN or inf.
 
     Raises:
         TypeError: `model` is no module, or can't be copied; `example` is no tensor.
@@ -164,16 +168,21 @@ def freeze(
     return made
 
 
-@torch.no_grad()
-def _required_inputs(model: nn.Module) -> list[str]:
+def _required_inputs(model: nn.Module) -> list[inspect.Parameter]:
     """The arguments without which the model can't be called."""
     kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     arguments = inspect.signature(model.forward, follow_wrapped=False).parameters.values()
-    return [each.name for each in arguments if each.default is each.empty and each.kind not in kinds]
+    return [each for each in arguments if each.default is each.empty and each.kind not in kinds]
 
 
 def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
     """As `freeze`, with traces compared on samples of `example`, and nothing else."""
+    with _TRACING:
+        return _build(model, tolerance, example)
+
+
+@torch.no_grad()
+def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
     if example is not None and not isinstance(example, Tensor):
         raise TypeError(f"example ({type(example).__name__}) must be a tensor of inputs")
     if example is not None and not example.numel():
@@ -181,10 +190,16 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
     if not isinstance(model, nn.Module):
         raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
     model = inner_model(model)
-    if len(needed := _required_inputs(model)) > 1:
+    needed = _required_inputs(model)
+    if len(needed) > 1:
         raise ValueError(
-            f"model ({type(model).__name__}) takes {', '.join(needed)}: a frozen model takes one tensor. Freeze the "
-            "part that does, or give the others a default"
+            f"model ({type(model).__name__}) takes {', '.join(each.name for each in needed)}: a frozen model takes one "
+            "tensor. Freeze the part that does, or give the others a default"
+        )
+    if needed and needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
+        raise ValueError(
+            f"model ({type(model).__name__}) takes {needed[0].name} by name alone: a frozen model takes one tensor by "
+            "its place. Take the * out of its forward"
         )
     if any(isinstance(module, IntegerLayer | FrozenModel) for module in model.modules()):
         raise ValueError("model is frozen already")

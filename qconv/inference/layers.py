@@ -39,6 +39,7 @@ class IntegerLayer(nn.Module):
     ``forward`` hands on ``acc · scale_c + bias_c``, or codes of the next layer; ``acc`` is `accumulate`.
 
     Attributes:
+        channels: how many the input and the output have.
         negated: output channels whose weights have changed their sign, so that the next sign falls where the sum is
             small (batch norm with a negative gamma).
     """
@@ -46,6 +47,7 @@ class IntegerLayer(nn.Module):
     scale: Tensor
     bias: Tensor
     negated: Tensor
+    channels: tuple[int, int]
 
     def __init__(self, window: Window, groups: int, scale: Tensor, bias: Tensor) -> None:
         super().__init__()

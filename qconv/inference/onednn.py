@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..integer import has_fast_integers
+from ..integer import has_fast_integers, may_lie_in_padding
 from .exact_sums import are_floats_exact
 
 _MOST = 4  # of one weight: sizes of pictures that come in turn
@@ -31,21 +31,23 @@ def integer_conv2d(
 ) -> Tensor | None:
     """`qconv.inference.operators.integer_conv2d` with 32-bit sums, then float32; None where it would not be exact.
 
-    That is without VNNI, where sums of two products saturate, and for sums that are asked for and need not be exact in
-    float32, in which the operator gives them.
+    That is without VNNI, where sums of two products saturate; for a weight of more than 8 bits; for sums that are asked
+    for and need not be exact in float32, in which the operator gives them; and where oneDNN is wrong, as random layers
+    have shown: outputs of one column with a stride along the rows.
     """
     if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
+        return None
+    left, right, top, bottom = padding
+    columns = (input.shape[3] + left + right - (weight.shape[3] - 1) * dilation[1] - 1) // stride[1] + 1
+    if weight.dtype != torch.int8 or (columns == 1 and stride[1] > 1):
         return None
     is_sums = scale is None or bias is None
     if is_sums and not are_floats_exact(input, weight, zero):
         return None
     if scale is None or bias is None:
         scale, bias = torch.ones(len(weight)), torch.zeros(len(weight))
-    left, right, top, bottom = padding
     sides = [top, left]
-    extents = [(size - 1) * step + 1 for size, step in zip(weight.shape[2:], dilation, strict=True)]
-    # oneDNN's sums of grouped kernels are wrong where a kernel lies in the padding as a whole, and zero is none.
-    is_beside = top >= extents[0] or left >= extents[1]
+    is_beside = may_lie_in_padding(weight.shape[2:], sides, dilation)
     if padding_value or is_beside or (left, top) != (right, bottom):
         input, sides = F.pad(input, tuple(padding), value=padding_value + zero), [0, 0]
     if input.dtype == torch.int8:  # the operator takes unsigned inputs
@@ -75,15 +77,31 @@ def _prepacked(
     groups: int,
     shape: tuple[int, ...],
 ) -> Tensor:
-    """The weight in oneDNN's layout, made once for each way in which it is used."""
-    version = 0 if weight.is_inference() else weight._version
-    key = zero, stride, padding, dilation, groups, shape, version
+    """The weight in oneDNN's layout, made once for each way in which it is used.
+
+    Tensors of inference mode don't tell that they have changed: theirs is made for each call.
+    """
+    if weight.is_inference():
+        return _packed_for(weight, zero, stride, padding, dilation, groups, shape)
+    key = zero, stride, padding, dilation, groups, shape, weight._version
     known: dict[Any, Tensor] = _packed.get(weight, {})
     if key in known:
         return known[key]
-    geometry = list(stride), list(padding), list(dilation), groups, list(shape)
-    # Not with the scale of a call: one of 0 would spoil the layout for other calls.
-    packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)
+    packed = _packed_for(weight, zero, stride, padding, dilation, groups, shape)
     # A new dictionary: other threads may be reading the one that is there. What two of them add at once is made again.
     _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
     return packed
+
+
+def _packed_for(
+    weight: Tensor,
+    zero: int,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    shape: tuple[int, ...],
+) -> Tensor:
+    geometry = list(stride), list(padding), list(dilation), groups, list(shape)
+    # Not with the scale of a call: one of 0 would spoil the layout for other calls.
+    return torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)

@@ -9,8 +9,8 @@ channels_last.
 the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` of ``(C_out, C / groups, kh, kw)``.
 ``in_channels`` and ``out_channels`` are those of all groups.
 
-**Codes** are uint8 or int8 numbers ``(N, C, H, W)``, of which ``zero`` stands for 0; their weights are int8 ``(C_out,
-C / groups, kh, kw)``.
+**Codes** are uint8 or int8 numbers ``(N, C, H, W)``, of which ``zero`` stands for 0; their weights, ``(C_out, C /
+groups, kh, kw)``, are int8, for which there is a kernel, or int16.
 
 ``padding`` is in the order of `torch.nn.functional.pad`, and filled with ``padding_value`` (signs: −1, 0 or +1).
 

@@ -45,8 +45,9 @@ def export_onnx(
     are found where `torch.fx` can trace the model. On x86 processors without VNNI, ONNX Runtime's sums of 8-bit
     codes can saturate; those of fewer bits can't.
 
-    Weights lie in the file as integers of 4, 8 or 16 bits wherever the same numbers come back, otherwise as floats, as
-    those of fp8 behind which a batch norm is folded.
+    Weights lie in the file as integers of 4, 8 or 16 bits, or as places in a list of numbers, wherever the same numbers
+    come back; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of DSQ with more than 4 bits,
+    into which the exporter multiplies a batch norm's factors.
 
     Args:
         model: the trained one.

@@ -11,9 +11,10 @@ _SMALL = 256  # bytes: smaller tensors are not worth the nodes
 
 
 def store_integers(model: ir.Model) -> None:
-    """Replace the initializers of a model by integers of 4 or 8 bits wherever the same numbers come back.
+    """Replace the initializers of a model by integers of 4, 8 or 16 bits wherever the same numbers come back.
 
-    These are whole numbers; else places in a list of at most 256 levels, times a scale for each output channel.
+    These are whole numbers; else places in a list of at most 256 levels, times a scale for each output channel, or in a
+    list of at most 16 for each.
     """
     graph = model.graph
     for value in list(graph.initializers.values()):
