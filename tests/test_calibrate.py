@@ -4,6 +4,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -240,7 +241,7 @@ def test_an_average_from_before_the_first_batch_is_told() -> None:
 
     update(1)
     (message,) = evaluated(average.eval(), input)
-    assert message.startswith("layer '1' (QLinear) is evaluated in an average that has had 10.0% of its data: MinMax")
+    assert message.startswith("layer '1' (QLinear) is used in an average that has seen 10.0% of its data: MinMax")
     assert "call qconv.calibrate(average, batches)" in message
     assert evaluated(average, input) == []
     loaded = copy.deepcopy(average)
@@ -252,6 +253,17 @@ def test_an_average_from_before_the_first_batch_is_told() -> None:
     update(50)
     average.load_state_dict(average.state_dict())
     assert evaluated(average, input) == []  # 99.5 %
+
+
+def test_an_average_of_little_data_is_told_before_it_ships(tmp_path: Path) -> None:
+    model = nn.Sequential(qconv.QLinear(3, 4, scheme=qconv.schemes.minmax(4, 4)))
+    average = copy.deepcopy(model)
+    model(torch.randn(8, 3))
+    for own, new in zip(average.state_dict().values(), model.state_dict().values(), strict=True):
+        own.lerp_(new.to(own), 0.03)
+    for ship in (lambda each: qconv.freeze(each), lambda each: qconv.save_packed(each, tmp_path / "packed")):
+        with pytest.warns(UserWarning, match=r"QLinear.* is used in an average that has seen 3.0% of its"):
+            ship(copy.deepcopy(average).eval())
 
 
 def test_a_part_in_evaluation_while_the_rest_trains_is_told() -> None:

@@ -48,14 +48,14 @@ def warn_uncalibrated(layer: Any, input: Tensor) -> None:
 
 
 def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
-    """Warn that ``layer`` is evaluated in an average that has had little of its data, the first time."""
+    """Warn that ``layer`` is evaluated, or shipped, in an average that has seen little data, the first time."""
     if _QUIET.get() or input.is_meta or not input.numel():
         return
     share = layer.input_quantizer.share_of_data()
     if share is None or not 0 < share < ENOUGH:
         return
     warnings.warn(
-        f"{described(layer)} is evaluated in an average that has had {share:.1%} of its data: "
+        f"{described(layer)} is used in an average that has seen {share:.1%} of its data: "
         f"{type(layer.input_quantizer).__name__}'s range is still near the one that it was made with. Update the "
         "average more, copy the model after its first batch, or call qconv.calibrate(average, batches)",
         stacklevel=4,

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from .. import layers
 from ..activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
+from ..layers.uncalibrated import warn_partly_calibrated
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.behind import KEY
 from ..schemes import Scheme
@@ -122,6 +123,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
                 "the float model with it in skip"
             )
         check_quantizers(f"layer '{name}' ({layer.scheme.name})", layer.quantizers())
+        warn_partly_calibrated(layer, layer.weight)
         if parametrize.is_parametrized(layer) or "weight" not in layer._parameters:
             raise ValueError(f"layer '{name}': its weight is parametrized or pruned: make that permanent first")
     try:
