@@ -120,8 +120,10 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
     left = [step for step in steps if step.becomes is None and step.reason != "before_sign='keep'"]
     if left:
         where = "\n".join(f"{step.names[0] or '(the model itself)'}  {step}" for step in left)
+        let = "activation lets" if len(left) == 1 else "activations let"
+        stand = "stands" if len(left) == 1 else "stand"
         warnings.warn(
-            f"{len(left)} activations let one sign through and stand before signs, which are then constant:\n{where}",
+            f"{len(left)} {let} one sign through and {stand} before signs, which are then constant:\n{where}",
             stacklevel=3,
         )
 

@@ -63,7 +63,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         input_size: of one sample, without the batch: (C, H, W) for pictures.
 
     Raises:
-        TypeError: `model` is no module, or `input_size` no sequence of whole numbers.
+        TypeError: `model` is not a module, or `input_size` not a sequence of whole numbers.
         ValueError: `input_size` has a dimension less than 1, or the model does not take such an input; the model has
             lazy parameters without a shape, or nothing that could be counted.
     """

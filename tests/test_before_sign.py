@@ -207,7 +207,8 @@ def test_functions_before_a_sign(kind: type[Calls], left: int, choice: BeforeSig
     input = torch.randn(2, 3, 9, 9)
     if left:
         with pytest.warns(
-            UserWarning, match=r"convert can't replace \.relu\(\) here: use nn.ReLU; .* of second is one"
+            UserWarning,
+            match=r"1 activation lets one sign (?s:.*): convert can't replace \.relu\(\) here: .* of second is one",
         ):
             qconv.convert(model, schemes.bnn(), before_sign=choice)
     else:
@@ -380,6 +381,23 @@ def test_what_says_nothing_of_activations_is_loaded() -> None:
     assert not any(model.load_state_dict(without.state_dict()))
     with pytest.raises(RuntimeError, match=r"2: before_sign \(=\[nan, 1.0\]\) in the checkpoint must be two numbers"):
         model.load_state_dict(model.state_dict() | {"2.input_quantizer.before_sign": torch.tensor([torch.nan, 1.0])})
+
+
+def test_a_note_that_is_refused_leaves_the_layer_as_it_was() -> None:
+    model, other = (
+        qconv.convert(chain(nn.ReLU()), schemes.reactnet(), before_sign=each) for each in ("keep", "identity")
+    )
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1.0)
+    layer, stored = cast(Any, model)[2], cast(Any, other)[2].state_dict()
+    before = {key: value.clone() for key, value in layer.state_dict().items()}
+    with pytest.raises(RuntimeError, match=r"\n\tQConv2d: what stands before its signs became [^\n]*$"):
+        layer.load_state_dict(stored)
+    with pytest.raises(RuntimeError, match=r"\n\t2: what stands before its signs became [^\n]*$"):
+        model.load_state_dict(other.state_dict())
+    assert all(torch.equal(value, before[key]) for key, value in layer.state_dict().items())
+    assert stored.keys() == before.keys()
 
 
 def test_the_note_stays_with_the_layer() -> None:

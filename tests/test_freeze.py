@@ -2,12 +2,16 @@
 
 import copy
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import spectral_norm
+from torch.nn.utils.parametrizations import orthogonal
+from torch.nn.utils.prune import l1_unstructured
 
 import qconv
 from qconv import schemes
@@ -438,6 +442,22 @@ def test_subclasses_compute_what_they_did() -> None:
     assert verify(model, freeze(model), input).equal
     model[1].register_forward_hook(lambda module, args, output: 2 * output)  # pyright: ignore[reportIndexIssue]
     with pytest.raises(ValueError, match=r"'1' \(Standardized\) has hooks, which a frozen model would lose"):
+        freeze(model)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "remedy"),
+    [
+        (lambda layer: l1_unstructured(layer, "weight", 0.5), r"torch.nn.utils.prune.remove\(layer, 'weight'\) first"),
+        (spectral_norm, r"torch.nn.utils.remove_spectral_norm\(layer\) first"),
+        (orthogonal, r"torch.nn.utils.parametrize.remove_parametrizations\(layer, 'weight'\) first"),
+    ],
+    ids=["prune", "hooks", "parametrize"],
+)
+def test_a_computed_weight_is_refused_with_its_remedy(wrap: Callable[[nn.Module], Any], remedy: str) -> None:
+    model, _ = sequence(conv(), nn.BatchNorm2d(24), conv(), scheme=schemes.bwn())
+    wrap(model.get_submodule("2"))
+    with pytest.raises(ValueError, match=rf"layer '2': its weight is computed \(.*\): call {remedy}"):
         freeze(model)
 
 

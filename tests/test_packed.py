@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 from torch.nn.utils.prune import l1_unstructured
 
 import qconv
@@ -362,8 +363,15 @@ def test_what_would_come_back_as_something_else(tmp_path: Path) -> None:
         qconv.save_packed(tied, path)
     pruned = qconv.QConv2d(3, 4, 3)
     l1_unstructured(pruned, "weight", 0.5)
-    with pytest.raises(ValueError, match="its weight is parametrized or pruned"):
+    with pytest.raises(
+        ValueError, match=r"computed \(pruning\): call torch.nn.utils.prune.remove\(layer, 'weight'\) first"
+    ):
         qconv.save_packed(pruned, path)
+    biased = parametrize.register_parametrization(qconv.QConv2d(3, 4, 3), "bias", nn.Identity())
+    with pytest.raises(
+        ValueError, match=r"its bias is computed: call .*remove_parametrizations\(layer, 'bias'\) first"
+    ):
+        qconv.save_packed(biased, path)
     with pytest.raises(TypeError, match=r"model \(={}\) must be a torch.nn.Module"):
         qconv.save_packed({}, path)  # pyright: ignore[reportArgumentType]
     assert not path.exists()
@@ -411,7 +419,7 @@ def test_a_summary_does_not_need_what_can_be_packed() -> None:
 
 def test_a_quantizer_of_ones_own(tmp_path: Path) -> None:
     model = trained(qconv.Scheme("own", input=Own))
-    with pytest.raises(ValueError, match=r"layer '0': Own is none of qconv's quantizers: it can't be packed"):
+    with pytest.raises(ValueError, match=r"layer '0': Own is not one of qconv's quantizers: it can't be packed"):
         qconv.save_packed(model, tmp_path / "model")
     assert qconv.summarize(model, (3, 8, 8)).packed_bytes > 0
 
@@ -500,7 +508,7 @@ def test_damaged_files(file: Path, tmp_path: Path) -> None:
     flipped = bytearray(data)
     flipped[-1] ^= 1
     refused(tmp_path, bytes(flipped), "its checksum does not fit: it is damaged, or was edited")
-    refused(tmp_path, save({"a": torch.ones(2)}), "none of qconv")
+    refused(tmp_path, save({"a": torch.ones(2)}), "not one of qconv")
     refused(tmp_path, save({"a": torch.ones(2)}, {"qconv": "{"}), "")
     refused(tmp_path, save({"a": torch.ones(2)}, {"qconv": "[" * 100_000}), "")
     refused(

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,21 @@ def test_where_no_usual_shape_suits_it_is_told(trained: nn.Module, tmp_path: Pat
             assert read_header(tmp_path / "model").trial is None
             qconv.save_packed(model, tmp_path / "model", example=torch.zeros(1, 3, 9, 9))
         assert (read_header(tmp_path / "model").trial is not None) == (kind is OfSides)
+
+
+class Locked(Network):
+    """Holds what can't be copied."""
+
+    lock: Any
+
+
+def test_a_model_that_can_not_be_copied_has_no_test(trained: nn.Module, tmp_path: Path) -> None:
+    model: Any = copy.deepcopy(trained)
+    model.__class__, model.lock = Locked, threading.Lock()
+    for example in (None, torch.zeros(1, 3, 8, 8)):
+        with pytest.warns(UserWarning, match=r"forward: a model that can't be copied \(.*lock.*\) is not tried$"):
+            qconv.save_packed(model, tmp_path / "model", example=example)
+        assert read_header(tmp_path / "model").trial is None
 
 
 def test_a_scale_of_the_whole_batch_is_that_of_the_two_inputs(tmp_path: Path) -> None:

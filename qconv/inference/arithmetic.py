@@ -81,9 +81,9 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         is_shift = ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all()
         if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
             return found._replace(kind="shift")
-        return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are no 8-bit numbers")
+        return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are not 8-bit numbers")
     if bound > LARGEST_SUM:
-        return Arithmetic("float", f"its sums, of up to {bound}, are no 32-bit numbers")
+        return Arithmetic("float", f"its sums, of up to {bound}, are not 32-bit numbers")
     return found
 
 

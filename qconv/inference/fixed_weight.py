@@ -21,7 +21,7 @@ class FixedWeight(Quantizer):
         is_whole: the layer adds up products of whole numbers, and multiplies the sum by the scale.
 
     Attributes:
-        codes_8: the whole numbers as int8, where `weight` does not hold them; None if they are none of 8 bits.
+        codes_8: the whole numbers as int8, where `weight` does not hold them; None if they do not have 8 bits.
     """
 
     roles = ("weight",)

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_map
 
 from ..bypassed import forget, is_own_hook
 from ..layers import QuantizedLayer
+from ..layers.computed import computed_by
 from ..packed.layer import describe
 from ..packed.tensors import inner_model, joined
 from ..quantizers import Quantizer
@@ -57,7 +58,7 @@ class FrozenModel(nn.Module):
 
         Raises:
             ValueError: NaN or inf in the input of a model that was frozen with ``nan="refuse"``; a single sample that
-                is no batch, where the model can't compute it.
+                is not a batch, where the model can't compute it.
         """
         if not self._hides_nan and self.nan == "pass":
             return self._run(input)
@@ -151,7 +152,7 @@ def freeze(
         nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN or inf.
 
     Raises:
-        TypeError: `model` is no module, or can't be copied; `example` is no tensor.
+        TypeError: `model` is not a module, or can't be copied; `example` is not a tensor.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
             than float32; hooks, which would be lost; a model that is frozen, or needs several inputs; a tolerance
             outside 0 to 1; another `nan`; an example that the model does not take; a frozen model that differs from the
@@ -213,6 +214,8 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
             raise ValueError(f"'{name}' has NaN or inf: nothing can be frozen with it")
     for name, module in model.named_modules():
         if not all(map(is_own_hook, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
+            if maker := computed_by(module):
+                raise ValueError(f"layer '{name}': {maker}")
             raise ValueError(
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )

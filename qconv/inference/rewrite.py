@@ -301,7 +301,7 @@ class Rewriter:
         step = quantizer.codes(torch.zeros(1, channels, 1, 1), *quantizer.tensors()).scale.double()
         line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape), self.tolerance)
         if line is None or not isinstance(new, IntegerConv2d):
-            raise _StaysFloat("the codes behind it are no rounded straight line of its sums")
+            raise _StaysFloat("the codes behind it are not a rounded straight line of its sums")
         new.round_(*line, low, high)
         return "codes"
 

@@ -1,6 +1,6 @@
 """What all quantized layers share: their quantizers, casts, checks and state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self, cast
 
@@ -12,6 +12,7 @@ from .. import schemes
 from ..function import Quantizers, quantized_op
 from ..operations import ExtendedOperation, Operation
 from ..quantizers import Codes, Quantizer
+from ..quantizers.behind import KEY, difference
 from ..quantizers.meeting import leaving, meet
 from ..quantizers.observers import Observer
 from ..quantizers.part import Part
@@ -443,16 +444,42 @@ class QuantizedLayer(nn.Module):
             self.__dict__.pop(name, None)
         cast(nn.Module, self).__class__ = kind
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        for name, part in self.named_modules():  # before the weight: a step that is refused leaves all as it was
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        # Before the weight: where a step or a note is refused, weight, bias and quantizers stay as they were.
+        for name, part in self.named_modules():
             if isinstance(part, Part):
                 part.check_state(state_dict, f"{prefix}{name}.")
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        if wrong := self._differs_before_sign(state_dict, prefix):
+            error_msgs.append(wrong)
+            own = tuple(f"{prefix}{name}." for name in self.quantizers())
+            for key in [key for key in state_dict if key.startswith(prefix)]:
+                if key.startswith(own) or "." not in key.removeprefix(prefix):
+                    del state_dict[key]  # of this call's dict, of which the quantizers get their parts
+            return
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
         learned = f"{prefix}weight_quantizer."
         if f"{prefix}weight" in state_dict and not any(key.startswith(learned) for key in state_dict):
             self.weight_quantizer.initialize(self.filters().detach())
             if self.__dict__.get("_origin") is not None:
                 mark(self)
+
+    def _differs_before_sign(self, state_dict: Mapping[str, Any], prefix: str) -> str:
+        """What to say if the checkpoint tells of other activations before the layer's sign; else empty."""
+        own, stored = self.input_quantizer.before_sign, state_dict.get(f"{prefix}input_quantizer.{KEY}")
+        if own is None or stored is None:
+            return ""
+        return difference(own, stored, prefix.removesuffix(".") or type(self).__name__)
 
     def train(self, mode: bool = True) -> Self:
         """As of any module."""

@@ -61,7 +61,7 @@ def export_onnx(
 
     Raises:
         ImportError: onnx and onnxscript are missing: ``pip install "qconv[onnx]"``.
-        TypeError: `model` is no module, or gives no tensor; `example` is no float tensor.
+        TypeError: `model` is not a module, or does not give a tensor; `example` is not a float tensor.
         ValueError: what `qconv.freeze` refuses; a layer that ONNX has no operator for; an empty example.
         OSError: the file can't be written.
     """

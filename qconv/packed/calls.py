@@ -29,11 +29,11 @@ def quantizer_call(part: Part) -> Node:
     """The call that makes a quantizer that computes what `part` does, with all arguments but surrogates.
 
     Raises:
-        ValueError: it is none of qconv's.
+        ValueError: it is not one of qconv's.
     """
     names = {each: name for name, each in _quantizer_classes().items()}
     if type(part) not in names:
-        raise ValueError(f"{type(part).__name__} is none of qconv's quantizers: it can't be packed")
+        raise ValueError(f"{type(part).__name__} is not one of qconv's quantizers: it can't be packed")
     arguments = {name: each.default for name, each in inspect.signature(type(part)).parameters.items()}
     arguments.update(part.arguments)
     plain = {name: value for name, value in arguments.items() if not callable(value)}
@@ -44,7 +44,7 @@ def build_quantizer(node: Mapping[str, Any]) -> Any:
     """The quantizer of a call.
 
     Raises:
-        ValueError: what is called is no quantizer of qconv, or doesn't take the arguments.
+        ValueError: what is called is not a quantizer of qconv, or doesn't take the arguments.
     """
     return _build(node, _quantizer_classes())
 
@@ -53,7 +53,7 @@ def build_network(node: Mapping[str, Any]) -> nn.Module:
     """The float network of a call: of a function of `qconv.models` whose activations are torch's or qconv's.
 
     Raises:
-        ValueError: what is called is no network of qconv, or doesn't take the arguments.
+        ValueError: what is called is not a network of qconv, or doesn't take the arguments.
     """
     return _build(node, _networks(), _activations())
 

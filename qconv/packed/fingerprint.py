@@ -51,7 +51,7 @@ def check_fingerprint(model: nn.Module, expected: str) -> None:
 def described(module: nn.Module, *, former: bool = False) -> str:
     """The class of a module and those arguments of its constructor that it keeps, but for defaults and training's.
 
-    A quantized layer is its float twin; `qconv.convert` may have replaced an activation. Of a class that is none of
+    A quantized layer is its float twin; `qconv.convert` may have replaced an activation. Of a class that is not one of
     torch's, torchvision's, timm's or qconv's they are those of the one of these that it derives from: what else it
     keeps may serve anything, and the test vector shows what it changes. `former` is the text of earlier files.
     """

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from .. import layers
 from ..activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
+from ..layers.computed import computed_by
 from ..layers.uncalibrated import warn_partly_calibrated
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.behind import KEY
@@ -70,7 +71,7 @@ def class_name(layer: QuantizedLayer) -> str:
     """The name of the class by which the layer is loaded: that of its float twin's quantized form.
 
     Raises:
-        ValueError: its class is none of qconv's, so that its forward may be another one.
+        ValueError: its class is not one of qconv's, so that its forward may be another one.
     """
     if type(layer).__module__.startswith(f"{layers.__name__}."):
         names = CLASSES + (DEFORMABLE if "Deform" in layer.float_type.__name__ else ())
@@ -111,7 +112,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         strict: raise unless it can be stored as it is now; else its size is that of a layer that can.
 
     Raises:
-        ValueError: a quantizer that still waits for data, that is not final, or that is none of qconv's; a layer of
+        ValueError: a quantizer that still waits for data, that is not final, or that is not one of qconv's; a layer of
             another class than qconv's, whose weight is computed, or that the model never calls; codes that do not give
             its quantized weight.
     """
@@ -124,8 +125,8 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
             )
         check_quantizers(f"layer '{name}' ({layer.scheme.name})", layer.quantizers())
         warn_partly_calibrated(layer, layer.weight)
-        if parametrize.is_parametrized(layer) or "weight" not in layer._parameters:
-            raise ValueError(f"layer '{name}': its weight is parametrized or pruned: make that permanent first")
+        if computed := _computed(layer):
+            raise ValueError(f"layer '{name}': {computed}")
     try:
         kind, call = class_name(layer), quantizer_call(input)
     except ValueError as error:
@@ -144,6 +145,18 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         scale_map=layer.scheme.scale_map,
     )
     return described, entries
+
+
+def _computed(layer: QuantizedLayer) -> str:
+    """What is the matter where the weight or another tensor is computed by the layer, or not its own; else empty."""
+    if maker := computed_by(layer):
+        return str(maker)
+    if parametrize.is_parametrized(layer):
+        parametrizations: Any = layer.parametrizations
+        key = next(iter(parametrizations))
+        remedy = f"call torch.nn.utils.parametrize.remove_parametrizations(layer, '{key}') first"
+        return f"its {key} is computed: {remedy}"
+    return "" if "weight" in layer._parameters else "its weight is not a parameter of the layer: make it one first"
 
 
 def check_quantizers(what: str, quantizers: Mapping[str, Quantizer]) -> None:
@@ -334,7 +347,7 @@ def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
 def _progression(levels: Tensor) -> tuple[int, int, int]:
     """First element, step and length of the shortest arithmetic progression with all of the sorted levels.
 
-    The step is 0 if they are no whole numbers, or so large that they are powers of two.
+    The step is 0 if they are not whole numbers, or so large that they are powers of two.
     """
     if levels.is_floating_point():
         return 0, 0, len(levels)

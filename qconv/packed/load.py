@@ -45,7 +45,7 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
 
     Raises:
         PackedFileError: no such file, a damaged one, one of another version or of another model than `model`.
-        TypeError: `model` is no module, or can't be copied.
+        TypeError: `model` is not a module, or can't be copied.
         ValueError: `model` is on the meta device.
     """
     if model is None:
@@ -111,7 +111,7 @@ def _read(path: Path) -> tuple[Header, dict[str, Tensor]]:
             raise ValueError("there is no such file")
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dictionary
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a dictionary
         with path.open("rb") as raw:  # safetensors takes the last of two tensors of one name
             (length,) = struct.unpack("<Q", raw.read(8))
             json.loads(raw.read(length), object_pairs_hook=_without_repetition)
@@ -120,7 +120,7 @@ def _read(path: Path) -> tuple[Header, dict[str, Tensor]]:
     except (SafetensorError, UnicodeDecodeError, KeyError, AttributeError) as error:
         raise ValueError(f"cut off, damaged, or no safetensors file ({error})") from error
     if "qconv" not in metadata:
-        raise ValueError("a safetensors file, but none of qconv: there is no entry 'qconv' in its metadata")
+        raise ValueError("a safetensors file, but not one of qconv: there is no entry 'qconv' in its metadata")
     plain = json.loads(metadata["qconv"], object_pairs_hook=_without_repetition)
     version = plain.get("version") if isinstance(plain, dict) else None
     if isinstance(version, int) and version > VERSION:

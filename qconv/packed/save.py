@@ -23,7 +23,7 @@ from .header import Header, checksum, first_line, to_json
 from .layer import QUANTIZERS, Entry, check_quantizers, describe, entry
 from .load import Content
 from .tensors import check_values, counters, inner_model, joined
-from .trial import can_be_tried, find_shape, make_trial
+from .trial import can_be_tried, find_shape, make_trial, why_not_copied
 
 DTYPES = {
     # The names of safetensors, in the order in which it stores them; all others come last.
@@ -57,8 +57,9 @@ def save_packed(
     batches. The file says the class and the arguments of each module, and what the model makes of two inputs, of the
     shape that `pictures` or `example` tells or of a usual one that suits it: `load_packed` refuses another network with
     the same tensors. Without that test the file can't tell another function in a forward, nor another argument that a
-    class of one's own keeps: a warning says so where no usual shape suits. A model of several inputs, in another
-    dtype than float32, or of which rounding moves the outputs by a quarter (an untrained one) has none.
+    class of one's own keeps: a warning says so where no usual shape suits, or where the model can't be copied. A
+    model of several inputs, in another dtype than float32, or of which rounding moves the outputs by a quarter (an
+    untrained one) has none.
 
     Args:
         model: a converted model, trained and at its final stage.
@@ -71,9 +72,9 @@ def save_packed(
             usual shape suit: 32, 64, 224, 28, 16 or 8 pixels a side, 64 or 1024 in a row.
 
     Raises:
-        ValueError: a quantizer that waits for data, is not at its last stage, or is none of qconv's; numbers that are
-            not finite; a weight that a float layer shares; a `network` that is another one than the model's.
-        TypeError: `model` is no module, or a frozen one.
+        ValueError: a quantizer that waits for data, is not at its last stage, or is not one of qconv's; numbers that
+            are not finite; a weight that a float layer shares; a `network` that is another one than the model's.
+        TypeError: `model` is not a module, or a frozen one.
         OSError: the file can't be written.
     """
     model = inner_model(model)
@@ -100,15 +101,22 @@ def save_packed(
 
 def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None) -> tuple[int, ...] | None:
     """Without the batch; a warning where none is known."""
-    if example is not None:
-        return tuple(example.shape[1:])
-    if described.pictures is not None:
-        return tuple(described.pictures.size)
-    shape = find_shape(model) if can_be_tried(model) else None
-    if shape is None and can_be_tried(model):
+    given = None if example is None else tuple(example.shape[1:])
+    if given is None and described.pictures is not None:
+        given = tuple(described.pictures.size)
+    if given is None and not can_be_tried(model):
+        return None
+    uncopied = why_not_copied(model)
+    shape = None if uncopied else find_shape(model) if given is None else given
+    if shape is None:
+        why = (
+            f"a model that can't be copied ({uncopied}) is not tried"
+            if uncopied
+            else "inputs of no usual shape suit it. Give one: save_packed(model, path, example=batch)"
+        )
         warnings.warn(
             "the file can't hold what the model computes, by which load_packed would refuse another function in a "
-            "forward: inputs of no usual shape suit it. Give one: save_packed(model, path, example=batch)",
+            f"forward: {why}",
             stacklevel=3,
         )
     return shape

@@ -1,4 +1,4 @@
-"""The test vector of a packed file: what its model makes of two inputs, by which functions that are no modules show."""
+"""The test vector of a packed file: what its model makes of two inputs, which shows functions that are not modules."""
 
 import base64
 import copy
@@ -68,6 +68,15 @@ def can_be_tried(model: nn.Module) -> bool:
     return one and _is_float32(model)
 
 
+def why_not_copied(model: nn.Module) -> str:
+    """What is the matter where the model can't be copied, without which it can't be tried; else empty."""
+    try:
+        copy.deepcopy(model)
+    except FAILURES as error:
+        return str(error) or type(error).__name__
+    return ""
+
+
 def _is_float32(model: nn.Module) -> bool:
     return {each.dtype for each in model.parameters() if each.is_floating_point()} == {torch.float32}
 
@@ -116,7 +125,7 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
     model = copy.deepcopy(model).to(inputs.dtype)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # noise is no input to warn of
+        warnings.simplefilter("ignore")  # noise is not an input to warn of
         found = tree_leaves(model.eval()(inputs.to(device)))
     floating = [each for each in found if isinstance(each, Tensor) and each.is_floating_point()]
     tensors = [each for each in floating if each.ndim and len(each) == len(inputs)]
