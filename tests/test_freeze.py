@@ -583,3 +583,13 @@ def test_frozen_under_inference_mode() -> None:
         frozen = freeze(model)
         for size in range(3, 12):
             assert frozen(input[:, :, :size, :size]).shape[2:] == (size, size)
+
+
+def test_fixed_point_sums_that_32_bits_may_not_hold_stay_float() -> None:
+    layer = qconv.QLinear(140_000, 2, bias=False, scheme=schemes.shift_q(fixed_point=(8, 8)))
+    with torch.no_grad():
+        layer.weight.fill_(2.0**-9)
+    input = torch.full((1, 140_000), 127.99)
+    frozen = freeze(layer.eval())
+    assert frozen.layers[0].arithmetic == "float"
+    torch.testing.assert_close(frozen(input), layer(input), rtol=1e-5, atol=0)

@@ -21,7 +21,8 @@ class FixedWeight(Quantizer):
         is_whole: the layer adds up products of whole numbers, and multiplies the sum by the scale.
 
     Attributes:
-        codes_8: the whole numbers as int8, where `weight` does not hold them; None if they do not have 8 bits.
+        codes_8: the whole numbers as int8, where `weight` does not hold them; None if they are not of 8 bits, or have
+            other scales than one float32 number or one for each filter.
     """
 
     roles = ("weight",)
@@ -36,6 +37,9 @@ class FixedWeight(Quantizer):
         self.is_whole = is_whole
         values, scale = (None, None) if whole is None else whole
         is_8_bits = values is not None and not is_whole and bool((values.abs() <= 127).all())
+        if scale is not None and values is not None:
+            by_filter = len(values), *[1] * (values.ndim - 1)
+            is_8_bits = is_8_bits and scale.dtype == torch.float32 and (scale.numel() == 1 or scale.shape == by_filter)
         self.register_buffer("weight", weight)
         self.register_buffer("scale", scale)
         self.register_buffer("codes_8", values.to(torch.int8) if is_8_bits and values is not None else None)

@@ -81,27 +81,15 @@ def _prepacked(
 
     Tensors of inference mode don't tell that they have changed: theirs is made for each call.
     """
-    if weight.is_inference():
-        return _packed_for(weight, zero, stride, padding, dilation, groups, shape)
-    key = zero, stride, padding, dilation, groups, shape, weight._version
-    known: dict[Any, Tensor] = _packed.get(weight, {})
+    is_kept = not weight.is_inference()
+    key = zero, stride, padding, dilation, groups, shape, weight._version if is_kept else 0
+    known: dict[Any, Tensor] = _packed.get(weight, {}) if is_kept else {}
     if key in known:
         return known[key]
-    packed = _packed_for(weight, zero, stride, padding, dilation, groups, shape)
-    # A new dictionary: other threads may be reading the one that is there. What two of them add at once is made again.
-    _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
-    return packed
-
-
-def _packed_for(
-    weight: Tensor,
-    zero: int,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    shape: tuple[int, ...],
-) -> Tensor:
     geometry = list(stride), list(padding), list(dilation), groups, list(shape)
     # Not with the scale of a call: one of 0 would spoil the layout for other calls.
-    return torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)
+    packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)
+    if is_kept:
+        # A new dictionary: other threads may be reading the one that is there. What two add at once is made again.
+        _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
+    return packed
