@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 # torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
 if TYPE_CHECKING:
-    from qconv.training.result import Evaluation, Result
+    from qconv.training.report.result import Evaluation, Result
 
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
 
@@ -41,7 +41,7 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
     from lightning_fabric.utilities.exceptions import MisconfigurationException
     from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-    from qconv.training.result import objective
+    from qconv.training.report.result import objective
 
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)

@@ -94,8 +94,7 @@ def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
     Raises:
         DecodingError: it is so long and narrow that it would have more than `MAX_RESIZED` pixels.
     """
-    from torchvision.transforms.v2.functional import center_crop
-    from torchvision.transforms.v2.functional import resize as resized
+    from torchvision.transforms.v2.functional import center_crop, resize as resized
 
     height, width = image.shape[1:]
     if resize * resize * max(height, width) > MAX_RESIZED * min(height, width):

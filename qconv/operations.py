@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .grad import conv_backward
-from .integer import conv2d_signs
+from .kernels.signs import conv2d_signs
 
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool]

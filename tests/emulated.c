@@ -3,7 +3,7 @@
 
 #include <stdio.h>
 
-#include "../qconv/inference/csrc/binary.c"
+#include "../qconv/kernels/csrc/binary.c"
 
 enum { BUFFERS = 7 }; /* the pointers with which a call begins; the last one is the output */
 

@@ -45,7 +45,7 @@ CALLABLES: dict[str, Callable[..., object]] = {
     **{name: getattr(schemes, name) for name in schemes.__all__ if name != "Scheme"},
     **{
         name: kind
-        for name, kind in vars(quantizers).items()
+        for name, kind in ((name, getattr(quantizers, name)) for name in dir(quantizers))
         if isinstance(kind, type) and issubclass(kind, Quantizer | Surrogate)
     },
 }

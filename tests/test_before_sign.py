@@ -20,14 +20,13 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import qconv
-from qconv import models as qconv_models
-from qconv import schemes
-from qconv.activations import CHOICES, BeforeSign, replaced
-from qconv.one_signed import one_signed_inputs
+from qconv import models as qconv_models, schemes
+from qconv.convert.activations import CHOICES, BeforeSign, replaced
+from qconv.convert.one_signed import one_signed_inputs
 from qconv.quantizers.behind import ACTIVATIONS, note_of
 from qconv.training.checkpoint_io import CheckpointError
-from qconv.training.compare import check_tensors, fill_tensors
 from qconv.training.initial_weights import load_weights
+from qconv.training.resume import check_tensors, fill_tensors
 from qconv.training.run import quantized_model, read_checkpoint
 
 CONFIGS = Path(__file__).parent.parent / "configs"

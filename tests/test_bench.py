@@ -11,7 +11,7 @@ from PIL import Image
 from qconv import schemes
 from qconv.bench import binary_conv, data, train_step
 from qconv.cli import main
-from qconv.inference import operators
+from qconv.kernels import operators
 
 QUICK = ["bench", "train-step", "--rounds", "2", "--warmup", "0", "--batch-size", "2"]
 

@@ -16,16 +16,18 @@ import yaml
 from torch import Tensor
 
 import qconv
+from qconv import schemes as binary
+from qconv.methods.adabin import AdaBinInput, AdaBinWeight
+from qconv.methods.bireal import BiRealWeight
+from qconv.methods.irnet import IRNetWeight
+from qconv.methods.reactnet import ReActNetInput
+from qconv.methods.recu import ReCUInput, ReCUWeight
+from qconv.methods.reste import ReSTEWeight
+from qconv.methods.xnorpp import XNORppWeight
 from qconv.quantizers import Quantizer, ScaledSign, Sign
-from qconv.quantizers.adabin import AdaBinInput, AdaBinWeight
-from qconv.quantizers.bireal import BiRealWeight
-from qconv.quantizers.irnet import IRNetWeight, standardize
-from qconv.quantizers.reactnet import ReActNetInput
-from qconv.quantizers.recu import ReCUInput, ReCUWeight
-from qconv.quantizers.reste import ReSTEWeight
+from qconv.quantizers.filters import standardize
 from qconv.quantizers.surrogates import EDE, ApproxSign, HardClip, Polynomial, ReSTE, Straight, Surrogate, SwishSign
-from qconv.quantizers.xnorpp import XNORppWeight
-from qconv.schemes import Scheme, binary
+from qconv.scheme import Scheme
 
 W = torch.tensor([-1.2, -0.6, -0.3, -0.1, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)[None]
 G = torch.tensor([0.1, -0.2, 0.3, -0.4, 0.5, 0.6, 0.7, -0.8], dtype=torch.float64)[None]

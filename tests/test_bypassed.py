@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import qconv
 from qconv import schemes
-from qconv.bypassed import Watch
+from qconv.layers.bypassed import Watch
 
 
 class Attention(nn.Module):

@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel
 
 import qconv
 from qconv import schemes
-from qconv.quantizers.meeting import meet
+from qconv.processes import meet
 
 SECONDS = 1  # of the store's timeout, at last
 

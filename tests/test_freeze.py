@@ -23,7 +23,7 @@ from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.models import resnet20
 from qconv.models.activations import RPReLU
 from qconv.models.vgg import vgg_small
-from qconv.schemes import Scheme
+from qconv.scheme import Scheme
 
 
 def trained(model: nn.Module, scheme: Scheme, input: Tensor, **convert: Any) -> nn.Module:

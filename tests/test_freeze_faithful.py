@@ -14,7 +14,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 import qconv
 from qconv import schemes
 from qconv.inference import ReadBeside, freeze, verify
-from qconv.schemes import Scheme
+from qconv.scheme import Scheme
 from tests.test_freeze import trained as converted_and_trained
 
 LSQ = schemes.lsq(4, 4)

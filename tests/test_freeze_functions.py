@@ -18,7 +18,7 @@ from qconv.inference import freeze, verify
 from qconv.inference.functional import Clamp
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d
 from qconv.models import resnet20
-from qconv.schemes import Scheme
+from qconv.scheme import Scheme
 
 
 class Net(nn.Module):

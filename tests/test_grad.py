@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qconv import grad, grad_composed
+from qconv import grad
+from qconv.grad import composed as grad_composed
 
 FORMS = [pytest.param(grad, id="aten"), pytest.param(grad_composed, id="composed")]
 Draw = Callable[[Sequence[int]], Tensor]

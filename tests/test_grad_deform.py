@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torchvision.ops import deform_conv2d
 
-from qconv import grad_deform
-from qconv.grad_deform import (
+from qconv.grad import deform as grad_deform
+from qconv.grad.deform import (
     deform_conv2d_backward,
     deform_conv2d_input,
     deform_conv2d_mask,

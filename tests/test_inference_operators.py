@@ -17,11 +17,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qconv.inference import exact_sums, native, onednn, operators
-from qconv.inference.exact_sums import sums_of_products
 from qconv.inference.layers import Encode, IntegerConv2d
-from qconv.inference.native import Window
-from qconv.inference.operators import (
+from qconv.kernels import exact_sums, native, onednn, operators
+from qconv.kernels.exact_sums import sums_of_products
+from qconv.kernels.native import Window
+from qconv.kernels.operators import (
     code_dtype,
     digits_of_shifts,
     of_8_bits,

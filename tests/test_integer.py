@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import qconv
-from qconv import integer, operations, schemes, sums
+from qconv import operations, schemes, sums
+from qconv.kernels import signs as integer
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qconv_pointwise"), reason="torch without oneDNN")
 

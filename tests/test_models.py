@@ -23,7 +23,7 @@ from qconv.models.reactnet import MobileBlock
 from qconv.models.resnet import BasicBlock, make_downsample
 from qconv.models.vgg import ConvBlock
 from qconv.summary import summarize
-from qconv.summary_table import Summary
+from qconv.summary.table import Summary
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 CIFAR = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "vgg_small", "vgg7")

@@ -16,7 +16,7 @@ import qconv
 from qconv import schemes
 from qconv.inference import freeze
 from qconv.inference.layers import Encode, IntegerConv2d
-from qconv.inference.native import Window
+from qconv.kernels.native import Window
 from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
 from qconv.onnx.codes import LinearEncode, OtherEncode, Quantize, encoder

@@ -18,7 +18,7 @@ import qconv
 from qconv import schemes
 from qconv.optim import KINDS, Bop, ModelOptimizer, parameter_groups, shift_penalty
 from qconv.quantizers import Quantizer
-from qconv.schemes import Scheme
+from qconv.scheme import Scheme
 
 BINARY = {"binary_weights": {"binary": True, "lr": 0.01, "threshold": 1e-3}}
 

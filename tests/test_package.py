@@ -10,60 +10,40 @@ import pytest
 import qconv
 
 ROOT = Path(qconv.__file__).parent
-LAYERS = {
-    # each part of the package, and the parts that it may import
-    "quantizers": set(),
-    "grad": set(),
-    "grad_composed": {"grad"},
-    "integer": set(),
-    "operations": {"grad", "integer"},
-    "sums": {"operations", "quantizers", "integer"},
-    "function": {"quantizers", "operations", "sums"},
-    "schemes": {"quantizers"},
-    "grad_deform": {"grad"},
-    "layers": {"schemes", "function", "operations", "quantizers", "grad", "grad_deform"},
-    "activations": set(),
-    "one_signed": {"activations"},
-    "before_sign": {"activations", "one_signed", "quantizers"},
-    "bypassed": {"layers"},
-    "convert": {"activations", "before_sign", "bypassed", "layers", "schemes"},
-    "steps": {"layers", "quantizers"},
-    "optim": {"layers", "quantizers"},
-    "distillation": set(),
-    "norms": set(),
-    "calibrate": {"layers", "norms", "quantizers"},
-    "environment": set(),
-    "summary_table": {"files"},
-    "models": set(),
+ROOMS = {
+    # each room of the package, and the rooms that it may import
+    "checks": set(),
     "files": set(),
-    "packed": {"activations", "files", "layers", "quantizers", "schemes", "models"},
-    "summary": {"layers", "quantizers", "summary_table", "packed", "bypassed"},
-    "inference": {"activations", "layers", "quantizers", "packed", "integer", "convert", "bypassed"},
-    "onnx": {"inference", "files", "layers", "quantizers"},
     "images": set(),
+    "environment": set(),
+    "processes": set(),
+    "distillation": set(),
+    "grad": set(),
+    "kernels": set(),
+    "quantizers": {"checks", "processes", "methods", "schemes"},  # those of methods by name, when they are asked for
+    "scheme": {"checks", "quantizers"},
+    "methods": {"checks", "processes", "quantizers", "scheme"},
+    "schemes": {"methods", "scheme"},
+    "operations": {"grad", "kernels"},
+    "sums": {"operations", "quantizers", "kernels"},
+    "function": {"quantizers", "operations", "sums"},
+    "layers": {"checks", "schemes", "scheme", "function", "operations", "quantizers", "processes", "grad"},
+    "convert": {"checks", "layers", "quantizers", "schemes", "scheme"},
+    "lifecycle": {"checks", "layers", "quantizers", "processes"},
+    "optim": {"checks", "layers", "quantizers"},
+    "models": {"checks"},
+    "packed": {"convert", "files", "layers", "quantizers", "schemes", "scheme", "models"},
+    "summary": {"files", "layers", "quantizers", "packed"},
+    "inference": {"convert", "kernels", "layers", "quantizers", "packed"},
+    "onnx": {"inference", "kernels", "files", "layers", "quantizers"},
     "data": {"files", "images"},
     "predict": {"packed", "images", "inference"},
-    "bench": {"convert", "schemes", "models", "environment", "data", "inference"},
+    "bench": {"convert", "schemes", "scheme", "models", "environment", "data", "inference", "kernels"},
     "training": {
-        *(
-            "activations",
-            "distillation",
-            "optim",
-            "steps",
-            "convert",
-            "layers",
-            "summary",
-            "summary_table",
-            "schemes",
-            "models",
-            "data",
-            "environment",
-            "quantizers",
-            "packed",
-        ),
-        "files",
+        *("checks", "convert", "data", "distillation", "environment", "files", "layers", "lifecycle", "models"),
+        *("optim", "packed", "quantizers", "schemes", "scheme", "summary"),
     },
-    "cli": {"bench", "schemes", "packed", "predict", "summary", "inference", "onnx", "training"},
+    "cli": {"bench", "images", "schemes", "packed", "predict", "summary", "inference", "onnx", "training"},
 }
 
 
@@ -86,7 +66,7 @@ def test_imports_point_one_way() -> None:
     for file in ROOT.rglob("*.py"):
         part = file.relative_to(ROOT).parts[0].removesuffix(".py")
         if part not in ("__init__", "__main__"):
-            assert imported_parts(file) - {part, "__version__"} <= LAYERS[part], file
+            assert imported_parts(file) - {part, "__version__"} <= ROOMS[part], file
 
 
 def test_public_surface() -> None:

@@ -13,8 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import METHODS
-from hypothesis import HealthCheck, given, seed, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, seed, settings, strategies as st
 from safetensors import safe_open
 from safetensors.torch import load_file, save
 from torch import Tensor, nn

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 
 import qconv
+from qconv.methods.apot import APoTInput, APoTWeight, apot, levels, project
+from qconv.methods.deepshift import shift_ps, shift_q
+from qconv.methods.inq import INQ, inq, power_exponent
+from qconv.methods.ttq import TTQ, ttq
+from qconv.methods.twn import TWN, twn
 from qconv.quantizers import Quantizer, ShiftPS, ShiftQ
-from qconv.quantizers.apot import APoTInput, APoTWeight, levels, project
-from qconv.quantizers.inq import INQ, power_exponent
-from qconv.quantizers.ttq import TTQ
-from qconv.quantizers.twn import TWN, ternary
-from qconv.schemes.scheme import Scheme
-from qconv.schemes.shift import apot, inq, shift_ps, shift_q, ttq, twn
+from qconv.quantizers.levels import ternary
+from qconv.scheme import Scheme
 
 W = torch.tensor([-1.2, -0.6, -0.3, -0.1, 0.05, 0.2, 0.5, 0.9], dtype=torch.float64)[None]
 G = torch.tensor([0.1, -0.2, 0.3, -0.4, 0.5, 0.6, 0.7, -0.8], dtype=torch.float64)[None]
@@ -260,7 +261,7 @@ def test_configs_name_every_argument_with_its_default(name: str) -> None:
 
     import yaml
 
-    from qconv.schemes import shift
+    from qconv import schemes as shift
 
     config = yaml.safe_load((Path(__file__).parents[1] / "configs/scheme" / f"{name}.yaml").read_text())
     assert config.pop("_target_") == f"qconv.schemes.{name}"

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.steps import is_final
+from qconv.lifecycle.steps import is_final
 
 STARTS_FROM_DATA = [schemes.lsq(), schemes.lsq_plus(), schemes.minmax(4, 4), schemes.dsq(), schemes.percentile(4, 4)]
 

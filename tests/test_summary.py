@@ -17,9 +17,9 @@ from qconv import schemes
 from qconv.models import resnet18, resnet20, small_cnn
 from qconv.quantizers import Codes
 from qconv.summary import summarize, summary
-from qconv.summary_table import Row, Summary, format_int
-from qconv.training.result import about_run
-from qconv.training.screen import model_table, short
+from qconv.summary.table import Row, Summary, format_int
+from qconv.training.report.result import about_run
+from qconv.training.report.screen import model_table, short
 
 
 def row_of(layer: nn.Module, input_size: tuple[int, ...]) -> Row:

@@ -29,7 +29,7 @@ from qconv.models import small_cnn
 from qconv.onnx import compare_onnx
 from qconv.packed import read_header
 from qconv.training import load_checkpoint
-from qconv.training.result import check_objective, objective
+from qconv.training.report.result import check_objective, objective
 from qconv.training.shipping import ship
 
 ROOT = Path(__file__).parent.parent

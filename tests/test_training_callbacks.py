@@ -27,8 +27,8 @@ from qconv.training import (
     load_checkpoint,
     make_trainer,
 )
-from qconv.training.diagnostics import FIGURES, of_input
-from qconv.training.history import write_csv
+from qconv.training.callbacks.diagnostics import FIGURES, of_input
+from qconv.training.callbacks.history import write_csv
 from qconv.training.schedules import constant, cosine
 
 

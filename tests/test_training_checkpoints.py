@@ -10,7 +10,7 @@ import torch
 import qconv
 from qconv import schemes
 from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
-from qconv.training.compare import check_config, check_tensors, fill_tensors
+from qconv.training.resume import check_config, check_tensors, fill_tensors
 from qconv.training.run_folder import same_run
 
 CHECKPOINT = {"state_dict": {"weight": torch.arange(6.0)}, "epoch": 3, "config": {"seed": 1}}

@@ -14,15 +14,14 @@ import yaml
 from torch import Tensor, nn
 
 import qconv
-from qconv.calibrate import calibrate
+from qconv import schemes
+from qconv.lifecycle.calibrate import calibrate
+from qconv.methods.dorefa import DoReFaGradient, DoReFaInput, DoReFaWeight, dorefa
+from qconv.methods.lsq import LSQ, LSQInput, lsq
+from qconv.methods.lsq_plus import LSQPlus, LSQPlusInput, least_squares_range, lsq_plus
+from qconv.methods.pact import PACT, pact
 from qconv.quantizers import Identity, Quantizer
-from qconv.quantizers.dorefa import DoReFaGradient, DoReFaInput, DoReFaWeight
-from qconv.quantizers.lsq import LSQ, LSQInput
-from qconv.quantizers.lsq_plus import LSQPlus, LSQPlusInput, least_squares_range
 from qconv.quantizers.numbers import SMALLEST
-from qconv.quantizers.pact import PACT
-from qconv.schemes import uniform
-from qconv.schemes.uniform import dorefa, lsq, lsq_plus, pact
 
 F64 = torch.float64
 W = torch.tensor([-1.2, -0.6, -0.3, -0.1, 0.05, 0.2, 0.5, 0.9], dtype=F64)[None]
@@ -719,7 +718,7 @@ def test_configs_hold_the_defaults(name: str) -> None:
     text = (Path(__file__).parents[1] / "configs" / "scheme" / f"{name}.yaml").read_text()
     config = yaml.safe_load(text)
     assert config.pop("_target_") == f"qconv.schemes.{name}"
-    make = getattr(uniform, name)
+    make = getattr(schemes, name)
     assert set(config) == set(make.__annotations__) - {"return"}
     assert make(**config).name == make().name
 

@@ -16,9 +16,9 @@ from qconv.inference import FrozenModel, freeze, verify
 from qconv.inference.layer_check import LayerPair
 from qconv.inference.layer_input import check_input
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
-from qconv.inference.operators import pack_weight, unpack_weight
 from qconv.inference.rounding import SURE, Rounded, Rounding, difference
-from qconv.schemes import Scheme
+from qconv.kernels.operators import pack_weight, unpack_weight
+from qconv.scheme import Scheme
 
 WIDTH = 32
 

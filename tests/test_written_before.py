@@ -1,10 +1,13 @@
 """Checkpoints and packed files of the version before must still be read, and give what they gave."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import METHODS
+from written_before.surface import surface
 from written_before.write import SCHEMES, float_network, optimizer_of, train_a_step
 
 import qconv
@@ -34,3 +37,43 @@ def test_a_checkpoint_is_loaded_and_trained_on(name: str, kept: dict[str, Any]) 
 def test_a_packed_file_is_loaded(name: str, kept: dict[str, Any]) -> None:
     loaded = qconv.load_packed(FOLDER / f"{name}.safetensors", float_network())
     torch.testing.assert_close(loaded(kept["images"]), kept[name]["output"])
+
+
+SINCE = torch.load(FOLDER / "a434486" / "methods.pt", weights_only=True)
+"""What commit a434486 made of every method: the state dicts, the packed file, the outputs, and those a step later."""
+
+
+@pytest.mark.parametrize("name", [name for name in SINCE if name != "images"])
+def test_every_method_goes_on_from_the_commit_before(name: str, tmp_path: Path) -> None:
+    before, images = SINCE[name], SINCE["images"]
+    model = qconv.convert(float_network(), METHODS[name])
+    optimizer = optimizer_of(model)
+    model.load_state_dict(before["model"])
+    optimizer.load_state_dict(before["optimizer"])
+    torch.testing.assert_close(model.eval()(images), before["output"])
+    (tmp_path / "packed").write_bytes(before["packed"])
+    loaded = qconv.load_packed(tmp_path / "packed", float_network())
+    torch.testing.assert_close(loaded(images), before["output"])
+    train_a_step(model.train(), optimizer, images)
+    torch.testing.assert_close(model.eval()(images), before["next"])
+
+
+CHANGED = {
+    "qconv.Scheme",  # a scheme may be without a name of its own
+    "qconv.schemes.Scheme",
+    *(f"qconv.grad.{name}" for name in ("gradients", "input_gradient", "weight_gradient")),  # they take a kernel
+    "qconv.schemes.check_padding_value",  # it is in qconv.checks
+}
+"""What CHANGELOG tells of."""
+
+
+def test_the_public_surface_is_that_of_the_commit_before() -> None:
+    before: dict[str, dict[str, str]] = json.loads((FOLDER / "a434486" / "surface.json").read_text())
+    now = surface()
+    changed = {
+        f"{module}.{name}": (parameters, now.get(module, {}).get(name))
+        for module, names in before.items()
+        for name, parameters in names.items()
+        if now.get(module, {}).get(name) != parameters
+    }
+    assert {name: each for name, each in changed.items() if name not in CHANGED} == {}

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import models, schemes
-from qconv.activations import CHOICES, BeforeSign
+from qconv.convert.activations import CHOICES, BeforeSign
 from qconv.environment import commit, machine
 
 RESULTS = Path(__file__).parent / "results.csv"

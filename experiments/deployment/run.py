@@ -23,8 +23,8 @@ from qconv.data import ImageFolderDataModule
 from qconv.environment import commit, machine
 from qconv.models import resnet18, resnet20
 from qconv.onnx import OnnxModel
+from qconv.training.callbacks.history import read_csv, write_csv
 from qconv.training.finished import FinishedRun
-from qconv.training.history import read_csv, write_csv
 
 HERE = Path(__file__).parent
 LATENCY, AGREEMENT = HERE / "latency.csv", HERE / "agreement.csv"

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..environment import commit, machine, versions
-from ..inference.native import library
-from ..inference.operators import pack_weight
+from ..kernels.native import library
+from ..kernels.operators import pack_weight
 from .rows import append_row, quartiles
 
 HEADER = (

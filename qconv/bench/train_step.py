@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..convert import convert
 from ..environment import commit, machine, versions
 from ..models import resnet18
-from ..schemes import Scheme, identity
+from ..scheme import Scheme, identity
 from .rows import append_row, quartiles
 
 Step = Callable[[], None]

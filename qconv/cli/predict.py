@@ -26,7 +26,7 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each picture; 1 where one can't be read."""
-    from ..predict import DecodingError
+    from ..images import DecodingError
 
     if options.top < 1:
         raise ValueError(f"--top (={options.top}) must be at least 1")

@@ -12,18 +12,12 @@ The contract a data module keeps, and all that the training side asks of it:
 """
 
 from ..images import Normalize as Normalize
-from .augment import Augment as Augment
-from .augment import Cutout as Cutout
-from .augment import RandomCrop as RandomCrop
-from .augment import RandomFlip as RandomFlip
+from .augment import Augment as Augment, Cutout as Cutout, RandomCrop as RandomCrop, RandomFlip as RandomFlip
 from .cifar import CIFARDataModule as CIFARDataModule
 from .digits import DigitsDataModule as DigitsDataModule
-from .image_folder import BrokenPictureError as BrokenPictureError
-from .image_folder import ImageFolderDataModule as ImageFolderDataModule
+from .image_folder import BrokenPictureError as BrokenPictureError, ImageFolderDataModule as ImageFolderDataModule
 from .imagenet import ImageNetDataModule as ImageNetDataModule
-from .loader import EpochOrder as EpochOrder
-from .loader import TensorLoader as TensorLoader
-from .pictures import Pictures as Pictures
-from .pictures import PicturesDataModule as PicturesDataModule
+from .loader import EpochOrder as EpochOrder, TensorLoader as TensorLoader
+from .pictures import Pictures as Pictures, PicturesDataModule as PicturesDataModule
 from .shard_index import ShardError as ShardError
 from .shards import WebDatasetDataModule as WebDatasetDataModule

@@ -5,11 +5,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..kernels.native import Window
+from ..kernels.operators import code_dtype
 from ..layers import QConv2d, QLinear, QuantizedLayer
 from ..quantizers import Identity
 from .layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
-from .native import Window
-from .operators import code_dtype
 
 LARGEST_SUM = 2**31 - 1
 LARGEST_WEIGHT = 255

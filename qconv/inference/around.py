@@ -4,9 +4,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..kernels.native import Window
 from ..quantizers import input_scale
 from .layers import IntegerLayer
-from .native import Window
 
 
 class OfLastDimension(nn.Module):

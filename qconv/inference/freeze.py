@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
-from ..bypassed import forget, is_own_hook
 from ..layers import QuantizedLayer
+from ..layers.bypassed import forget, is_own_hook
 from ..layers.computed import computed_by
 from ..packed.layer import describe
 from ..packed.tensors import inner_model, joined

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from ..activations import RELUS
+from ..convert.activations import RELUS
 from ..layers import QuantizedLayer
 
 Maker = Callable[..., nn.Module | None]

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from ..kernels.operators import unpack_signs
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
 from ..quantizers.base import Codes, Quantizer
 from .freeze import FrozenModel
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
-from .operators import unpack_signs
 from .rewrite import Frozen, distance_name
 from .rounding import SURE, TINY, Rounded, difference
 from .rounding_rules import COARSE, UNIT, product_error

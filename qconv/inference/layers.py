@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..kernels import onednn, operators
+from ..kernels.native import Window
 from ..quantizers import Quantizer
-from . import onednn, operators
-from .native import Window
 
 
 class Encode(nn.Module):

@@ -9,6 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
+from ..kernels.operators import WORD
 from ..layers import QConv2d, QLinear, QuantizedLayer
 from ..quantizers import Codes, Identity
 from .arithmetic import Arithmetic, arithmetic, frozen_layer
@@ -17,7 +18,6 @@ from .boundaries import as_rounding, staircase
 from .fixed_weight import fix_weight_
 from .functional import Clamp, as_modules
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
-from .operators import WORD
 
 _POOLS = (nn.MaxPool2d,)
 UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)

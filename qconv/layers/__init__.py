@@ -3,35 +3,45 @@
 from typing import TYPE_CHECKING, Any
 
 from .base import QuantizedLayer as QuantizedLayer
-from .conv import QConv1d as QConv1d
-from .conv import QConv2d as QConv2d
-from .conv import QConv3d as QConv3d
-from .conv import QConvTranspose1d as QConvTranspose1d
-from .conv import QConvTranspose2d as QConvTranspose2d
-from .conv import QConvTranspose3d as QConvTranspose3d
+from .conv import (
+    QConv1d as QConv1d,
+    QConv2d as QConv2d,
+    QConv3d as QConv3d,
+    QConvTranspose1d as QConvTranspose1d,
+    QConvTranspose2d as QConvTranspose2d,
+    QConvTranspose3d as QConvTranspose3d,
+)
 from .linear import QLinear as QLinear
-from .named import BNNConv2d as BNNConv2d
-from .named import BWNConv2d as BWNConv2d
-from .named import Conv2dShift as Conv2dShift
-from .named import Conv2dShiftQ as Conv2dShiftQ
-from .named import XNORConv2d as XNORConv2d
-from .variants import ComputedFilters as ComputedFilters
-from .variants import SamePadded as SamePadded
-from .variants import StandardizedFilters as StandardizedFilters
+from .named import (
+    BNNConv2d as BNNConv2d,
+    BWNConv2d as BWNConv2d,
+    Conv2dShift as Conv2dShift,
+    Conv2dShiftQ as Conv2dShiftQ,
+    XNORConv2d as XNORConv2d,
+)
+from .variants import (
+    ComputedFilters as ComputedFilters,
+    SamePadded as SamePadded,
+    StandardizedFilters as StandardizedFilters,
+)
 
 OF_TIMM = ("QConv2dSame", "QStdConv2d", "QStdConv2dSame", "QScaledStdConv2d", "QScaledStdConv2dSame", "QTimmLinear")
 """The quantized forms of timm's layers; to look one up imports timm."""
 
 if TYPE_CHECKING:
-    from .deform import DeformConv2dPack as DeformConv2dPack
-    from .deform import QDeformConv2d as QDeformConv2d
-    from .deform import QDeformConv2dPack as QDeformConv2dPack
-    from .of_timm import QConv2dSame as QConv2dSame
-    from .of_timm import QScaledStdConv2d as QScaledStdConv2d
-    from .of_timm import QScaledStdConv2dSame as QScaledStdConv2dSame
-    from .of_timm import QStdConv2d as QStdConv2d
-    from .of_timm import QStdConv2dSame as QStdConv2dSame
-    from .of_timm import QTimmLinear as QTimmLinear
+    from .deform import (
+        DeformConv2dPack as DeformConv2dPack,
+        QDeformConv2d as QDeformConv2d,
+        QDeformConv2dPack as QDeformConv2dPack,
+    )
+    from .of_timm import (
+        QConv2dSame as QConv2dSame,
+        QScaledStdConv2d as QScaledStdConv2d,
+        QScaledStdConv2dSame as QScaledStdConv2dSame,
+        QStdConv2d as QStdConv2d,
+        QStdConv2dSame as QStdConv2dSame,
+        QTimmLinear as QTimmLinear,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -11,13 +11,12 @@ from torch.fx.proxy import TraceError
 from .. import schemes
 from ..function import Quantizers, quantized_op
 from ..operations import ExtendedOperation, Operation
+from ..processes import is_distributed, is_sharded, leaving, mean_over_processes, meet, sum_over_processes
 from ..quantizers import Codes, Quantizer
 from ..quantizers.behind import KEY, difference
-from ..quantizers.meeting import leaving, meet
 from ..quantizers.observers import Observer
 from ..quantizers.part import Part
-from ..quantizers.processes import is_distributed, is_sharded, mean_over_processes, sum_over_processes
-from ..schemes import Factory, Scheme
+from ..scheme import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
 from .origin import follow, leave, mark
 from .steps import LIFE, backward_of, check_step

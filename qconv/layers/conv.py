@@ -8,7 +8,7 @@ from torch import Tensor, fx, nn
 
 from ..operations import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
-from ..schemes import Factory, Scheme
+from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, chosen
 
 Size = int | tuple[int, ...]

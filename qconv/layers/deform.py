@@ -10,9 +10,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from ..grad import _ints
-from ..grad_deform import NO_TORCHVISION, check_sizes, deform_conv2d_backward, wide
-from ..schemes import Factory, Scheme
+from ..grad.aten import _ints
+from ..grad.deform import NO_TORCHVISION, check_sizes, deform_conv2d_backward, wide
+from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, _autocast_dtype, chosen
 from .conv import _check_groups, _check_shape
 

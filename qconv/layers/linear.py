@@ -4,8 +4,9 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
+from ..checks import check_padding_value
 from ..operations import Linear
-from ..schemes import Factory, Scheme, check_padding_value
+from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, chosen
 
 

@@ -10,7 +10,7 @@ from timm.layers.linear import Linear
 from timm.layers.std_conv import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d, StdConv2dSame
 from torch import nn
 
-from ..schemes import Factory, Scheme
+from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, chosen
 from .conv import QConv2d
 from .linear import QLinear

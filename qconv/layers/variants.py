@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ..operations import Convolution
 from ..quantizers import INQ, ShiftPS
-from ..schemes import Scheme
+from ..scheme import Scheme
 from .base import QuantizedLayer
 from .conv import QConv2d
 

@@ -7,8 +7,8 @@ shortcuts and the linear layer float: ``skip=("first", "last", ".*downsample.*")
 
 from torch import Tensor, nn
 
+from ..checks import check_at_least_one, check_stages
 from .activations import Activation, build_activation
-from .checks import check_at_least_one, check_stages
 from .resnet import average_pool
 
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import check_at_least_one, check_stages
 from .activations import Activation, build_activation
-from .checks import check_at_least_one, check_stages
 
 
 class Blur(nn.Module):

@@ -9,9 +9,9 @@ the shortcuts in `reactnet18`: ``skip=("first", "last", ".*downsample.*")``; `re
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_at_least_one
 from .activations import Activation, RPReLU, build_activation
 from .birealnet import BiRealNet
-from .checks import check_at_least_one
 from .resnet import average_pool
 
 STEM_WIDTH = 32

@@ -13,8 +13,8 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..checks import check_at_least_one, check_stages
 from .activations import Activation, build_activation
-from .checks import check_at_least_one, check_stages
 
 SHORTCUTS = ("normal", "per_conv")
 DOWNSAMPLES = ("A", "avgpool", "B")

@@ -8,8 +8,8 @@ linear layer; pooling stands before batch norm, as in BNN (arXiv:1602.02830): a 
 
 from torch import Tensor, nn
 
+from ..checks import check_at_least_one
 from .activations import Activation, build_activation
-from .checks import check_at_least_one
 
 WIDTHS = (128, 128, 256, 256, 512, 512)
 SHRINKS = 8

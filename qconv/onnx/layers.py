@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..inference.fixed_weight import FixedWeight
 from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer
-from ..inference.operators import of_8_bits
+from ..kernels.operators import of_8_bits
 from ..quantizers import Quantizer
 from .codes import Clip, Dequantize, encoder, even_steps, operator, zero_point
 from .ranges import Ends

@@ -1,7 +1,5 @@
 """Optimizers of quantized networks: parameter groups by what a parameter is, Bop, and DeepShift-PS's weight decay."""
 
 from .bop import Bop as Bop
-from .groups import KINDS as KINDS
-from .groups import ModelOptimizer as ModelOptimizer
-from .groups import parameter_groups as parameter_groups
+from .groups import KINDS as KINDS, ModelOptimizer as ModelOptimizer, parameter_groups as parameter_groups
 from .penalty import shift_penalty as shift_penalty

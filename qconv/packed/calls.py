@@ -59,7 +59,7 @@ def build_network(node: Mapping[str, Any]) -> nn.Module:
 
 
 def _quantizer_classes() -> dict[str, Callable[..., Any]]:
-    named = {f"qconv.quantizers.{name}": each for name, each in vars(quantizers).items()}
+    named = {f"qconv.quantizers.{name}": getattr(quantizers, name) for name in dir(quantizers)}
     abstract = (quantizers.Quantizer, quantizers.Stages)
     return {
         name: each

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..activations import replaced
+from ..convert.activations import replaced
 from ..layers import QuantizedLayer
 from .tensors import joined
 

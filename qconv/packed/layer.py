@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import layers
-from ..activations import is_one_signed, replace_, replace_calls_
+from ..convert.activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
 from ..layers.uncalibrated import warn_partly_calibrated
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.behind import KEY
-from ..schemes import Scheme
+from ..scheme import Scheme
 from . import header
 from .bits import LARGEST_RADIX, pack, packed_length, radix_of, unpack
 from .calls import build_quantizer, quantizer_call

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..activations import replaced
+from ..convert.activations import replaced
 from ..files import atomic_file
 from ..layers import QuantizedLayer
 from ..quantizers import Quantizer

@@ -1,57 +1,40 @@
-"""Quantizers: one method, one file. `base.Quantizer` is their contract."""
+"""Quantizers: their contract (`base.Quantizer`) and what several papers share; and by name those of `qconv.methods`."""
 
-from .adabin import AdaBinInput as AdaBinInput
-from .adabin import AdaBinWeight as AdaBinWeight
-from .apot import APoTInput as APoTInput
-from .apot import APoTWeight as APoTWeight
-from .base import Codes as Codes
-from .base import Quantizer as Quantizer
-from .base import Whole as Whole
-from .bireal import BiRealWeight as BiRealWeight
-from .bnn import Sign as Sign
-from .bnn import sign as sign
-from .deepshift import FixedPoint as FixedPoint
-from .deepshift import ShiftPS as ShiftPS
-from .deepshift import ShiftQ as ShiftQ
-from .deepshift import round_power_of_two as round_power_of_two
-from .dorefa import DoReFaGradient as DoReFaGradient
-from .dorefa import DoReFaInput as DoReFaInput
-from .dorefa import DoReFaWeight as DoReFaWeight
-from .dsq import DSQInput as DSQInput
-from .dsq import DSQWeight as DSQWeight
-from .fp8 import FP8 as FP8
+from typing import TYPE_CHECKING, Any
+
+from .base import Codes as Codes, Quantizer as Quantizer, Whole as Whole
+from .filters import filter_scale as filter_scale
 from .identity import Identity as Identity
-from .inq import INQ as INQ
-from .int8 import Int8Stochastic as Int8Stochastic
-from .irnet import IRNetWeight as IRNetWeight
-from .lsq import LSQ as LSQ
-from .lsq import LSQInput as LSQInput
-from .lsq_plus import LSQPlus as LSQPlus
-from .lsq_plus import LSQPlusInput as LSQPlusInput
-from .minmax import MinMaxInput as MinMaxInput
-from .minmax import MinMaxWeight as MinMaxWeight
-from .minmax import PercentileInput as PercentileInput
-from .minmax import PercentileWeight as PercentileWeight
-from .n2uq import N2UQInput as N2UQInput
-from .n2uq import N2UQWeight as N2UQWeight
-from .pact import PACT as PACT
-from .reactnet import ReActNetInput as ReActNetInput
-from .recu import ReCUInput as ReCUInput
-from .recu import ReCUWeight as ReCUWeight
-from .reste import ReSTEWeight as ReSTEWeight
+from .signs import sign as sign
 from .stages import Stages as Stages
 from .stochastic import Stream as Stream
-from .surrogates import EDE as EDE
-from .surrogates import ApproxSign as ApproxSign
-from .surrogates import HardClip as HardClip
-from .surrogates import Polynomial as Polynomial
-from .surrogates import ReSTE as ReSTE
-from .surrogates import Straight as Straight
-from .surrogates import Surrogate as Surrogate
-from .surrogates import SwishSign as SwishSign
-from .ttq import TTQ as TTQ
-from .twn import TWN as TWN
-from .xnor import ScaledSign as ScaledSign
-from .xnor import filter_scale as filter_scale
-from .xnor import input_scale as input_scale
-from .xnorpp import XNORppWeight as XNORppWeight
+from .surrogates import (
+    EDE as EDE,
+    ApproxSign as ApproxSign,
+    HardClip as HardClip,
+    Polynomial as Polynomial,
+    ReSTE as ReSTE,
+    Straight as Straight,
+    Surrogate as Surrogate,
+    SwishSign as SwishSign,
+)
+
+if TYPE_CHECKING:
+    from ..methods import *  # noqa: F403
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_") or name not in _of_methods():
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _of_methods()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_of_methods()})
+
+
+def _of_methods() -> dict[str, Any]:
+    """The quantizers of `qconv.methods`, which import this package, and their functions but for schemes."""
+    from .. import methods, schemes
+
+    return {name: each for name, each in vars(methods).items() if callable(each) and name not in schemes.__all__}

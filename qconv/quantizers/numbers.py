@@ -1,43 +1,10 @@
 """What several methods need of numbers: arguments in their range, wider dtypes, a search among sorted levels."""
 
-from numbers import Integral, Real
-
 import torch
 from torch import Tensor, nn
 
 SMALLEST = 2.0**-20
 """What learned steps, ranges and scales are clamped to from below; every floating dtype has it, float16 too."""
-
-
-def check_whole(name: str, value: int) -> int:
-    """``value`` as an int; a ValueError with ``name`` unless it is an integer: no bool, no float, no string."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name} (={value!r}) must be a whole number, not of type {type(value).__name__}")
-    return int(value)
-
-
-def check_bits(name: str, bits: int, low: int = 1, high: int = 8, method: str = "") -> int:
-    """``bits`` as an int; a ValueError with ``name`` and ``method`` unless it is whole, from ``low`` to ``high``."""
-    of_type = isinstance(bits, Integral) and not isinstance(bits, bool)
-    if not of_type or bits not in range(low, high + 1):
-        where = f" for {method}" if method else ""
-        kind = "" if of_type else f", not of type {type(bits).__name__}"
-        raise ValueError(f"{name} (={bits!r}) must be a whole number from {low} to {high}{where}{kind}")
-    return int(bits)
-
-
-def check_numbers(**values: float | None) -> None:
-    """Raise a TypeError with the name of the first of ``values`` that is neither None nor a number; a bool is none."""
-    for name, value in values.items():
-        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
-            raise TypeError(f"{name} (={value!r}) must be a number, not of type {type(value).__name__}")
-
-
-def check_flags(**values: bool) -> None:
-    """Raise a TypeError with the name of the first of ``values`` that is no bool: ``"false"`` would count as True."""
-    for name, value in values.items():
-        if not isinstance(value, bool):
-            raise TypeError(f"{name} (={value!r}) must be True or False")
 
 
 def within(x: Tensor, low: float, high: float) -> Tensor:

@@ -1,11 +1,13 @@
 """Surrogates: what stands for the derivative of the sign. Any binary quantizer takes one as ``surrogate=``."""
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .numbers import check_flags, check_numbers, within
+from ..checks import check_flags, check_numbers
+from .numbers import within
 from .part import POSITIVE, Part, Rule
 
 
@@ -22,6 +24,15 @@ class Surrogate(Part):
 
     def set_progress_(self, progress: float) -> None:
         """Set the buffers; ``progress`` goes from 0 to 1 over the training."""
+
+
+Make = Callable[[], Surrogate]
+"""A class of surrogates, or a `functools.partial` of one."""
+
+
+def chosen(given: Make | None, published: Make) -> Make:
+    """What makes the surrogate: that of the method where none is given."""
+    return published if given is None else given
 
 
 class Straight(Surrogate):

@@ -1,16 +1,18 @@
 """Training with Lightning: what `train.py` is made of, and usable without it."""
 
-from .checkpoint_io import AtomicCheckpointIO as AtomicCheckpointIO
-from .checkpoint_io import CheckpointError as CheckpointError
-from .checkpoint_io import load_checkpoint as load_checkpoint
-from .checkpoints import Checkpoints as Checkpoints
+from .callbacks.checkpoints import Checkpoints as Checkpoints
+from .callbacks.diagnostics import Diagnostics as Diagnostics
+from .callbacks.finite_guard import FiniteGuard as FiniteGuard
+from .callbacks.history import History as History
+from .callbacks.progress import Progress as Progress
+from .callbacks.random_state import RandomState as RandomState
+from .callbacks.weight_averaging import MovingAverage as MovingAverage
+from .checkpoint_io import (
+    AtomicCheckpointIO as AtomicCheckpointIO,
+    CheckpointError as CheckpointError,
+    load_checkpoint as load_checkpoint,
+)
 from .classifier import Classifier as Classifier
-from .curves import draw_curves as draw_curves
-from .diagnostics import Diagnostics as Diagnostics
-from .finite_guard import FiniteGuard as FiniteGuard
-from .history import History as History
 from .memory import keep_freed_memory as keep_freed_memory
-from .progress import Progress as Progress
-from .random_state import RandomState as RandomState
+from .report.curves import draw_curves as draw_curves
 from .trainer import make_trainer as make_trainer
-from .weight_averaging import MovingAverage as MovingAverage

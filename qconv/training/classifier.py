@@ -12,10 +12,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
+from ..checks import check_flags
 from ..layers import QuantizedLayer
+from ..lifecycle.steps import after_every_step
 from ..optim import ModelOptimizer, shift_penalty
-from ..quantizers.numbers import check_flags
-from ..steps import after_every_step
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
 

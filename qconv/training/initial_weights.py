@@ -5,7 +5,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from ..convert import quantizer_prefixes
+from ..convert.swap import quantizer_prefixes
 from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
 from ..quantizers.behind import KEY

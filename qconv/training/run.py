@@ -17,20 +17,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
-from ..activations import replaced
 from ..convert import convert
-from ..schemes import Scheme
-from ..steps import is_final
+from ..convert.activations import replaced
+from ..lifecycle.steps import is_final
+from ..scheme import Scheme
 from ..summary import summarize
+from .callbacks.checkpoints import Checkpoints, where_to_go_on
+from .callbacks.history import History
 from .checkpoint_io import CheckpointError, load_checkpoint
-from .checkpoints import Checkpoints, where_to_go_on
 from .classifier import Classifier
-from .compare import call, check_config, check_tensors, fill_tensors
-from .history import History
 from .initial_weights import load_weights
-from .result import Evaluation, Result, about_run, check_objective, write_json
+from .report.result import Evaluation, Result, about_run, check_objective, write_json
+from .report.screen import show_model, show_outcome
+from .resume import call, check_config, check_tensors, fill_tensors
 from .run_folder import EVALUATION, NETWORK, RESULT, RUN, average_of, check_free, claimed, find_last, is_first_process
-from .screen import show_model, show_outcome
 from .shipping import ship
 
 # What gloo and NCCL say.

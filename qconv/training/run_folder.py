@@ -14,8 +14,8 @@ from pytorch_lightning.utilities import rank_zero_only
 
 from ..files import atomic_file
 from ..packed import FILE
-from .compare import with_former_defaults
-from .screen import show_note
+from .report.screen import show_note
+from .resume import with_former_defaults
 
 try:
     import fcntl

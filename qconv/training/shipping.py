@@ -9,7 +9,7 @@ from torch import nn
 
 from ..packed import FILE, save_packed
 from ..packed.calls import build_network
-from .screen import show_note
+from .report.screen import show_note
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, Trainer
 from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
 from pytorch_lightning.strategies import DDPStrategy
 
-from ..quantizers.numbers import check_numbers
+from ..checks import check_numbers
 from .checkpoint_io import AtomicCheckpointIO
 from .memory import keep_freed_memory
 

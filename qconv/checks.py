@@ -1,0 +1,56 @@
+"""Checks of arguments: errors that name the argument, its value and the rule."""
+
+from collections.abc import Sequence
+from numbers import Integral, Real
+
+
+def check_whole(name: str, value: int) -> int:
+    """``value`` as an int; a ValueError with ``name`` unless it is an integer: no bool, no float, no string."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise ValueError(f"{name} (={value!r}) must be a whole number, not of type {type(value).__name__}")
+    return int(value)
+
+
+def check_bits(name: str, bits: int, low: int = 1, high: int = 8, method: str = "") -> int:
+    """``bits`` as an int; a ValueError with ``name`` and ``method`` unless it is whole, from ``low`` to ``high``."""
+    of_type = isinstance(bits, Integral) and not isinstance(bits, bool)
+    if not of_type or bits not in range(low, high + 1):
+        where = f" for {method}" if method else ""
+        kind = "" if of_type else f", not of type {type(bits).__name__}"
+        raise ValueError(f"{name} (={bits!r}) must be a whole number from {low} to {high}{where}{kind}")
+    return int(bits)
+
+
+def check_numbers(**values: float | None) -> None:
+    """Raise a TypeError with the name of the first of ``values`` that is neither None nor a number; a bool is none."""
+    for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
+            raise TypeError(f"{name} (={value!r}) must be a number, not of type {type(value).__name__}")
+
+
+def check_flags(**values: bool) -> None:
+    """Raise a TypeError with the name of the first of ``values`` that is no bool: ``"false"`` would count as True."""
+    for name, value in values.items():
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} (={value!r}) must be True or False")
+
+
+def check_at_least_one(**values: int) -> None:
+    """Raise a ValueError that names the first value below 1."""
+    for name, value in values.items():
+        if value < 1:
+            raise ValueError(f"{name} (={value}) must be at least 1")
+
+
+def check_stages(widths: Sequence[int], blocks: Sequence[int]) -> None:
+    """Raise a ValueError unless there are as many widths as numbers of blocks, one or more, and all are positive."""
+    if not widths or len(widths) != len(blocks) or min(*widths, *blocks) < 1:
+        raise ValueError(
+            f"widths (={widths}) and blocks (={blocks}) must be as many positive numbers, at least one each"
+        )
+
+
+def check_padding_value(padding_value: float) -> None:
+    """Raise a ValueError unless ``padding_value`` is 0, +1 or -1."""
+    if padding_value not in (0, 1, -1):
+        raise ValueError(f"padding_value (={padding_value}) must be 0, +1 or -1")

@@ -1,0 +1,237 @@
+"""What is put in the place of activations that let one sign through, before a sign; and how they are put back.
+
+A quantizer with its only edge at 0 (`Quantizer.splits_at_zero`) makes one value of everything that a ReLU lets through.
+`one_signed` finds these activations. One that is a module stays the same object, with another class; a function
+that a module's forward calls is replaced there alone, by a subclass of that module's class. What was there before is
+kept in the module, so it survives copying and pickling.
+"""
+
+import dis
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BeforeSign = Literal["identity", "hardtanh", "prelu", "leaky", "keep"]
+CHOICES: tuple[str, ...] = get_args(BeforeSign)
+SLOPE = 2.0**-10
+"""Of "leaky" below 0: it keeps the sign of all but the smallest float16 numbers, and hardly any of the value."""
+
+_RECORD = "replaced_activation"
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """What a module was before its activation was replaced.
+
+    Attributes:
+        kind: its class.
+        choice: what the activation became.
+        calls: whether it is a function that the module calls, rather than the module itself.
+        arguments: the attributes that were overwritten.
+        added: those that were not there.
+    """
+
+    kind: type[nn.Module]
+    choice: str
+    calls: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
+
+
+def is_one_signed(module: nn.Module) -> bool:
+    """Whether it is an activation of `torch.nn` that cuts off what is below 0, and that can be replaced."""
+    if type(module) is nn.Hardtanh:
+        return module.min_val >= 0
+    return type(module) in (nn.ReLU, nn.ReLU6)
+
+
+def check_choice(choice: str) -> None:
+    """Raise a ValueError unless ``choice`` is one of `BeforeSign`."""
+    if choice not in CHOICES:
+        raise ValueError(f"before_sign (={choice!r}) must be one of {', '.join(map(repr, CHOICES))}")
+
+
+def replaced(module: nn.Module) -> Replaced | None:
+    """What the module was, if its activation has been replaced."""
+    return module.__dict__.get(_RECORD)
+
+
+def replace_(module: nn.Module, choice: str, like: nn.Module | None = None) -> None:
+    """Make ``module``, an activation, what ``choice`` stands for; a learned slope is made where ``like`` is."""
+    new = _made(choice, bool(getattr(module, "inplace", False)))
+    common = nn.Module().__dict__
+    attributes = {name: value for name, value in new.__dict__.items() if name not in common}
+    old = {name: module.__dict__[name] for name in attributes if name in module.__dict__}
+    added = (*(name for name in attributes if name not in old), *new._parameters)
+    record = Replaced(type(module), choice, False, old, added)
+    module.__class__ = type(new)
+    module.__dict__.update(attributes)
+    module.__dict__[_RECORD] = record
+    weight = None if like is None else like.weight
+    for name, parameter in new.named_parameters():
+        value = parameter.detach() if not isinstance(weight, Tensor) else parameter.detach().to(weight)
+        module.register_parameter(name, nn.Parameter(value))
+
+
+def replace_calls_(module: nn.Module, choice: str) -> None:
+    """Have ``module``, whose forward calls functions such as ``F.relu``, call what ``choice`` stands for.
+
+    Raises:
+        ValueError: `calls_relu` is False, or ``choice`` needs a parameter.
+    """
+    if not calls_relu(type(module)) or choice == "prelu":
+        raise ValueError(f"{type(module).__name__} calls no function that can be replaced by {choice!r}")
+    record = Replaced(type(module), choice, calls=True)
+    module.__class__ = _with_calls(type(module), choice)
+    module.__dict__[_RECORD] = record
+
+
+def restore_(module: nn.Module) -> None:
+    """Undo `replace_` or `replace_calls_`, if one was called."""
+    record = replaced(module)
+    if record is None:
+        return
+    for name in (*record.added, _RECORD):
+        delattr(module, name)
+    module.__dict__.update(record.arguments)
+    module.__class__ = record.kind
+
+
+def _made(choice: str, inplace: bool) -> nn.Module:
+    if choice == "hardtanh":
+        return nn.Hardtanh(inplace=inplace)
+    if choice == "prelu":
+        return nn.PReLU()
+    if choice == "leaky":
+        return nn.LeakyReLU(SLOPE, inplace=inplace)
+    return nn.Identity()
+
+
+def _hardtanh(input: Tensor, inplace: bool = False) -> Tensor:
+    return F.hardtanh(input, inplace=inplace)
+
+
+def _leaky(input: Tensor, inplace: bool = False) -> Tensor:
+    return F.leaky_relu(input, SLOPE, inplace=inplace)
+
+
+def _identity(input: Tensor, inplace: bool = False) -> Tensor:
+    return input
+
+
+_FUNCTIONS: dict[str, Callable[..., Tensor]] = {"hardtanh": _hardtanh, "leaky": _leaky, "identity": _identity}
+RELUS: dict[Any, type[nn.Module]] = {
+    **dict.fromkeys((F.relu, F.relu_, torch.relu, torch.relu_), nn.ReLU),
+    F.relu6: nn.ReLU6,
+}
+"""The functions that cut off what is below 0, and the modules that do the same."""
+_MODULES: tuple[ModuleType, ...] = (torch, torch.nn, F)
+_CLASSES: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
+
+
+def calls_relu(kind: type[nn.Module]) -> bool:
+    """Whether a method of the class calls ``F.relu``, ``torch.relu`` or the like by a global name."""
+    return any(_called(method) for method in _methods(kind).values())
+
+
+def _methods(kind: type[nn.Module]) -> dict[str, FunctionType]:
+    """The plain methods of the class, without those of `torch.nn`."""
+    own = [base for base in kind.__mro__ if not base.__module__.startswith("torch.nn.") and base is not object]
+    every = {name: value for base in reversed(own) for name, value in vars(base).items()}
+    return {name: value for name, value in every.items() if isinstance(value, FunctionType)}
+
+
+def _called(method: FunctionType) -> dict[str, Any]:
+    """The global names by which the method may reach a ReLU, and what they stand for; none if it can't be changed."""
+    every, found = list(_codes(method.__code__)), method.__globals__
+    uses = {(each.argval, each.opname) for code in every for each in dis.get_instructions(code)}
+    names = {name for name, way in uses if way == "LOAD_GLOBAL"}
+    functions = {name: found[name] for name in names if any(found.get(name) is relu for relu in RELUS)}
+    if any(relu.__name__ in code.co_names for relu in RELUS for code in every):
+        functions |= {name: found[name] for name in names if any(found.get(name) is part for part in _MODULES)}
+    # A code has one list of names, for globals and for attributes.
+    return {} if any(name in functions and way != "LOAD_GLOBAL" for name, way in uses) else functions
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """The code and those of the functions in it."""
+    yield code
+    for each in code.co_consts:
+        if isinstance(each, CodeType):
+            yield from _codes(each)
+
+
+def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
+    """The subclass of ``kind``, under the same name, whose methods call another function in place of a ReLU.
+
+    Its methods are those of ``kind`` but for the names of the globals that they look up: ``F`` is another one there.
+    So children, helper functions and other modules of that class keep their ReLUs, and what traces, compiles or copies
+    the module sees a plain method. (What intercepts calls while a forward runs, a `torch.overrides.TorchFunctionMode`,
+    is on in the forwards of the children, too, and `torch.fx` does not ask it about ``x.relu()``, which it would be
+    needed for: a graph would have the ReLU again. Such calls are told, not replaced.)
+    """
+    if (kind, choice) not in _CLASSES:
+
+        def reduce(self: nn.Module, protocol: Any) -> Any:
+            _, _, *rest = super(_CLASSES[kind, choice], self).__reduce_ex__(protocol)
+            return _blank, (kind, choice), *rest
+
+        changed: dict[str, Any] = {
+            name: _with_others(method, called, choice)
+            for name, method in _methods(kind).items()
+            if (called := _called(method))
+        }
+        described = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
+        _CLASSES[kind, choice] = type(kind.__name__, (kind,), changed | described | {"__reduce_ex__": reduce})
+    return _CLASSES[kind, choice]
+
+
+def _blank(kind: type[nn.Module], choice: str) -> nn.Module:
+    """A module that copying or unpickling fills."""
+    made = _with_calls(kind, choice)
+    return made.__new__(made)
+
+
+def _with_others(method: FunctionType, called: dict[str, Any], choice: str) -> FunctionType:
+    """The same method with other functions in place of ``called``.
+
+    They stand beside them in the method's own globals, under names that nothing else has: a copy of the globals would
+    not see what becomes of the others.
+    """
+    names = {name: f"_qconv_{choice}_for_{name}" for name in called}
+    for name, value in called.items():
+        method.__globals__[names[name]] = _instead(value, choice)
+    code = _renamed(method.__code__, names)
+    copy = FunctionType(code, method.__globals__, method.__name__, method.__defaults__, method.__closure__)
+    copy.__kwdefaults__ = method.__kwdefaults__
+    copy.__dict__.update(method.__dict__)
+    copy.__qualname__, copy.__doc__, copy.__annotations__ = method.__qualname__, method.__doc__, method.__annotations__
+    return copy
+
+
+def _renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
+    """The code, and the functions in it, with other names."""
+    consts = tuple(_renamed(each, names) if isinstance(each, CodeType) else each for each in code.co_consts)
+    return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=consts)
+
+
+def _instead(value: Any, choice: str) -> Any:
+    """Another function for a ReLU; for a module one that hands on all of it but its ReLUs."""
+    if any(value is relu for relu in RELUS):
+        return _FUNCTIONS[choice]
+    made = ModuleType(value.__name__)
+    made.__dict__["__getattr__"] = partial(getattr, value)
+    made.__dict__.update(
+        {
+            name: _instead(each, choice)
+            for name, each in vars(value).items()
+            if any(each is other for other in (*RELUS, *(part for part in _MODULES[1:] if part is not value)))
+        }
+    )
+    return made

@@ -1,0 +1,140 @@
+"""What a conversion makes of the activations before signs: the steps of `plan`, and doing them."""
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..quantizers import Quantizer
+from ..quantizers.behind import note_of
+from .activations import BeforeSign, calls_relu, replace_, replace_calls_
+from .one_signed import Site, find
+
+SHOWN = 3
+NAMES = {
+    "hardtanh": "Hardtanh",
+    "prelu": "PReLU",
+    "leaky": "LeakyReLU, which keeps the sign",
+    "identity": "Identity",
+}
+
+
+@dataclass(frozen=True)
+class ActivationStep:
+    """What becomes of one activation that lets one sign through, before signs.
+
+    Attributes:
+        names: where it stands in the model, or of the module whose forward calls it.
+        module: that module.
+        kind: its class before the conversion.
+        function: the function that is called; empty for an activation that is a module.
+        layers: the layers, by their names, that would see one sign because of it.
+        like: one of these layers.
+        becomes: what takes its place, as ``before_sign`` has it; None where it stays.
+        reason: why it stays, or becomes something else than was chosen.
+    """
+
+    names: tuple[str, ...]
+    module: nn.Module
+    kind: type[nn.Module]
+    function: str
+    layers: tuple[str, ...]
+    like: nn.Module
+    becomes: str | None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        what = f"{self.function} in {self.kind.__name__}" if self.function else self.kind.__name__
+        shown = ", ".join(self.layers[:SHOWN]) + (", …" if len(self.layers) > SHOWN else "")
+        if self.becomes is None:
+            return f"{what} stays: {self.reason}; the input of {shown} is one-signed"
+        because = f", because {self.reason}" if self.reason else ""
+        return f"{what} → {NAMES[self.becomes]}{because} (before the sign of {shown})"
+
+
+def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: BeforeSign) -> tuple[ActivationStep, ...]:
+    """What ``choice`` makes of the activations in ``model`` because of which one of ``layers`` sees one sign alone."""
+    if not layers:
+        return ()
+    looked = find(model, layers)
+    elsewhere = {(site.module, _way(site)) for site in looked.elsewhere}
+    found: dict[Site, list[nn.Module]] = {}
+    for layer, sites in looked.inputs.items():
+        for site in sites:
+            found.setdefault(site, []).append(layer)
+    names: dict[nn.Module, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(module, []).append(name)
+    order = {module: number for number, module in enumerate(names)}
+    steps = []
+    for site in sorted(found, key=lambda site: (order[site.module], site.function)):
+        leaky = (site.module, _way(site)) in elsewhere and choice not in ("keep", "leaky")
+        becomes: BeforeSign = "leaky" if leaky else choice
+        stays = _why_not(site, becomes)
+        readers = tuple(name for layer, name in layers.items() if layer in found[site])
+        steps.append(
+            ActivationStep(
+                names=tuple(names[site.module]),
+                module=site.module,
+                kind=type(site.module),
+                function=site.function,
+                layers=readers,
+                like=found[site][0],
+                becomes=None if stays else becomes,
+                reason=stays or ("it is also called where no sign follows" if leaky else ""),
+            )
+        )
+    return tuple(steps)
+
+
+def _way(site: Site) -> str:
+    """How it is replaced: the functions that a module calls all change together, methods of tensors can't."""
+    return site.function if site.function.startswith(".") else "functions" if site.function else ""
+
+
+def _why_not(site: Site, choice: BeforeSign) -> str:
+    """Why the activation stays; empty if it is replaced."""
+    if choice == "keep":
+        return "before_sign='keep'"
+    if not site.function:
+        return ""
+    if choice == "prelu":
+        return "a function has no parameter: use nn.ReLU"
+    if site.function.startswith(".") or not calls_relu(type(site.module)):
+        return f"convert can't replace {site.function} here: use nn.ReLU"
+    return ""
+
+
+def replace_all(steps: Sequence[ActivationStep]) -> None:
+    """Replace the activations; warn of those that should be replaced and can't be."""
+    done = set()
+    for step in steps:
+        if step.becomes is None or step.module in done:
+            continue
+        done.add(step.module)
+        if step.function:
+            replace_calls_(step.module, step.becomes)
+        else:
+            replace_(step.module, step.becomes, step.like)
+    left = [step for step in steps if step.becomes is None and step.reason != "before_sign='keep'"]
+    if left:
+        where = "\n".join(f"{step.names[0] or '(the model itself)'}  {step}" for step in left)
+        let = "activation lets" if len(left) == 1 else "activations let"
+        stand = "stands" if len(left) == 1 else "stand"
+        warnings.warn(
+            f"{len(left)} {let} one sign through and {stand} before signs, which are then constant:\n{where}",
+            stacklevel=3,
+        )
+
+
+def note_(model: nn.Module, steps: Sequence[ActivationStep], choice: BeforeSign) -> None:
+    """Have the quantizers of signs keep what stands before them, which nothing else of a state dict may tell."""
+    found: dict[str, set[str]] = {}
+    for step in steps:
+        for name in step.layers:
+            found.setdefault(name, set()).add("keep" if step.becomes is None else step.becomes)
+    for name, kinds in found.items():
+        quantizer = model.get_submodule(name).input_quantizer
+        if isinstance(quantizer, Quantizer):
+            quantizer.before_sign = note_of(choice, kinds)

@@ -1,0 +1,192 @@
+"""Layers that a forward never calls though it computes with their weights, so that their quantizers have no effect."""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from . import QuantizedLayer
+from .uncalibrated import without_warnings
+
+LISTED = 8
+"""How many layers a message names."""
+
+
+class Watch(TorchDispatchMode):
+    """While it is entered, it sees which layers of a model are called, and whose weights any operator reads.
+
+    Attributes:
+        called: the layers that were called.
+        read: the layers whose weight an operator has read, but for weights that several modules hold.
+    """
+
+    def __init__(self, model: nn.Module, layers: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.called: set[nn.Module] = set()
+        self.read: set[nn.Module] = set()
+        self._layers = list(dict.fromkeys(layers))
+        self._handles: list[RemovableHandle] = []
+        holders = Counter(each for module in model.modules() for each in module.parameters(recurse=False))
+        weights = {layer: layer._parameters.get("weight") for layer in self._layers}
+        self._owners: dict[Any, nn.Module] = {
+            weight.untyped_storage(): layer
+            for layer, weight in weights.items()
+            if weight is not None and weight.device.type != "meta" and holders[weight] == 1
+        }
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let Dynamo compile functions that a forward calls; what they read is not seen."""
+        return True
+
+    @property
+    def bypassed(self) -> list[nn.Module]:
+        """The layers that were read and not called."""
+        return [layer for layer in self._layers if layer in self.read and layer not in self.called]
+
+    def __enter__(self) -> "Watch":
+        self._handles = [layer.register_forward_pre_hook(self._call) for layer in self._layers]
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        for handle in self._handles:
+            handle.remove()
+        super().__exit__(*error)
+
+    def _call(self, layer: nn.Module, args: Any) -> None:
+        self.called.add(layer)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if not func.is_view:
+            for each in tree_leaves((args, kwargs)):
+                if type(each) in (Tensor, nn.Parameter) and torch._C._has_storage(each):  # not what oneDNN has packed
+                    owner = self._owners.get(each.untyped_storage())
+                    if owner is not None:
+                        self.read.add(owner)
+        return func(*args, **(kwargs or {}))
+
+
+def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
+    """What `Watch` sees in one forward in evaluation, without gradients; modes and random state come back.
+
+    Args:
+        model: any module.
+        layers: of the model.
+        example: its input; a tuple of them, or a mapping by name.
+    """
+    modes = {module: module.training for module in model.modules()}
+    watch = Watch(model, layers)
+    devices = [each.device for each in model.parameters() if each.device.type == "cuda"]
+    try:
+        model.eval()
+        with torch.random.fork_rng(devices=set(devices)), torch.no_grad(), without_warnings(), watch:
+            if isinstance(example, dict):
+                model(**example)
+            else:
+                model(*(example if isinstance(example, tuple) else (example,)))
+    finally:
+        for module, training in modes.items():
+            module.training = training
+    return watch
+
+
+class FirstForwards:
+    """Watches the first forward of a model in training and the first one in evaluation, then takes itself away.
+
+    Layers that are bypassed there are told by a warning and marked, so that nothing is shipped with them.
+    Forwards that are traced, compiled or have compiled parts are let through.
+    """
+
+    def __init__(self) -> None:
+        self.left = {True, False}
+        self.watch: Watch | None = None
+        self.thread = 0  # of the forward that is watched: others may run at the same time
+
+    def before(self, model: nn.Module, args: tuple[Any, ...]) -> None:
+        """The hook before the forward."""
+        if (
+            torch.compiler.is_compiling()
+            or torch._C._get_tracing_state() is not None
+            or any(isinstance(each, Proxy) for each in args)
+        ):
+            return
+        if self.watch is not None or model.training not in self.left or getattr(model, "_is_replica", False):
+            return
+        self.left = self.left - {model.training}
+        if any(map(is_compiled, model.modules())):  # Dynamo compiles nothing that a dispatch mode looks at
+            if not self.left:
+                forget(model)
+            return
+        self.thread = get_ident()
+        self.watch = Watch(model, [module for module in model.modules() if isinstance(module, QuantizedLayer)])
+        self.watch.__enter__()
+
+    def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        """The hook after it, also where it fails."""
+        if torch.compiler.is_compiling() or self.watch is None or self.thread != get_ident():
+            return
+        watch, self.watch = self.watch, None
+        watch.__exit__(None, None, None)
+        if not self.left:
+            forget(model)
+        if watch.bypassed:
+            mark(model, watch.bypassed)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` made a module of it, or its call or forward a compiled one."""
+    forward = getattr(module, "forward", None)
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(forward, "_torchdynamo_orig_callable")
+
+
+def watch_first_forwards(model: nn.Module) -> None:
+    """Attach `FirstForwards` anew; a model that is one layer needs none."""
+    forget(model)
+    if isinstance(model, QuantizedLayer):
+        return
+    first = FirstForwards()
+    model.register_forward_pre_hook(first.before)
+    model.register_forward_hook(first.after, always_call=True)
+
+
+def forget(model: nn.Module) -> None:
+    """Take `FirstForwards` away from a model and its parts."""
+    for module in model.modules():
+        for hooks in (module._forward_pre_hooks, module._forward_hooks):
+            for key in [key for key, hook in hooks.items() if is_own_hook(hook)]:
+                hooks.pop(key, None)
+                module._forward_hooks_always_called.pop(key, None)
+
+
+def is_own_hook(hook: Any) -> bool:
+    """Whether a hook is one of `FirstForwards`."""
+    return isinstance(getattr(hook, "__self__", None), FirstForwards)
+
+
+def mark(model: nn.Module, layers: Iterable[nn.Module]) -> None:
+    """Warn of bypassed layers by their names, and remember that they are."""
+    wrong = set(layers)
+    names = [name for name, module in model.named_modules() if module in wrong]
+    for layer in wrong:
+        layer.__dict__["bypassed_in"] = layer.__dict__.get("bypassed_in", frozenset()) | {model.training}
+    listed = ", ".join(f"'{name}' in {parent_of(model, name)}" for name in names[:LISTED])
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    warnings.warn(
+        f"{type(model).__name__} computes with the float weights of quantized layers that it never calls "
+        f"({len(names)}): {listed}{more}. Convert the float model with these in skip, or with example=input, which "
+        "leaves them float",
+        stacklevel=2,
+    )
+
+
+def parent_of(model: nn.Module, name: str) -> str:
+    """The class of the module that holds the one of this name."""
+    return type(model.get_submodule(name.rpartition(".")[0])).__name__

@@ -1,0 +1,203 @@
+"""Learned steps, clips and ranges of input quantizers, set from real inputs."""
+
+import inspect
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from ..checks import check_whole
+from ..layers import QuantizedLayer
+from ..processes import meet, sum_over_processes
+from ..quantizers import Identity
+from ..quantizers.observers import Observer
+from .norms import batch_statistics
+
+
+def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 512) -> list[str]:
+    """Set the learned tensors of all input quantizers that start from data (LSQ's step, a percentile's range).
+
+    The model runs without gradients, quantized weights on inputs that are not quantized, so that no layer is calibrated
+    behind one that is not yet. Each quantizer watches what its layer sees, batch by batch, and keeps a few figures of
+    it (`Quantizer.observer`): the memory does not grow with the samples. Quantizers that you wrote yourself, with
+    `initialize` alone, get the first samples, at most 2^22 values of them.
+
+    The model runs in evaluation mode, but batch norm normalizes with the batch itself, as in training, where it is in
+    training mode or its running statistics are still those it was made with: the ranges are those of training, also
+    before the first step. A model in evaluation mode (``model.eval()``) with trained statistics is calibrated with
+    these; a batch norm that is alone in evaluation mode is frozen, and keeps its own. No running statistics change.
+
+    Under `torch.distributed` every process calls it with its own batches, as many as it has, and all get the mean over
+    those with data. Without this call a layer calibrates itself with its first training batch, which all processes must
+    do in the same step. One that some processes alone come to is refused: at once if the others calibrate something
+    else in that step; if they calibrate nothing, when the timeout of the process group is over, 10 to 30 minutes unless
+    ``init_process_group(timeout=)`` (`train.py`: ``trainer.timeout_s``) says less, for one that has gone on can't be
+    told from one that is slow. A layer that sees equal values only, as from a blank picture, is not calibrated, and
+    warned of; it waits for a training batch.
+
+    Args:
+        model: is run as it is; its mode, hooks and buffers come back unchanged.
+        batches: inputs, or tuples and lists that begin with the input, as a DataLoader gives; a mapping is the keyword
+            arguments of the model. They are read until ``max_samples`` are reached.
+        max_samples: so many samples are looked at.
+
+    Returns:
+        The names of the layers whose quantizers were set; empty if none needs data.
+
+    Raises:
+        TypeError: a tensor or a mapping in place of batches; a model that needs several inputs, which only a mapping of
+            its arguments by name gives.
+        ValueError: no batch, or none with a sample; ``max_samples`` no whole number or less than 1; NaN or inf in the
+            input of a layer, which is named. In all processes, if in one; no quantizer is set then.
+    """
+    if isinstance(batches, Tensor | Mapping):
+        kind = type(batches).__name__
+        raise TypeError(f"batches ({kind}) must be batches one after another, such as [images] or a DataLoader")
+    if check_whole("max_samples", max_samples) < 1:
+        raise ValueError(f"max_samples (={max_samples}) must be at least 1")
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLayer) and module.input_quantizer.needs_data
+    }
+    if not layers:
+        return []
+    meet(", ".join(layers), "qconv.calibrate")
+    observers = {name: layer.input_quantizer.observer() for name, layer in layers.items()}
+    count, empty = _watch(model, layers, observers, _shown(batches, max_samples), max_samples)
+    device = next(iter(layers.values())).weight.device
+    reached = [not observer.is_empty for observer in observers.values()]
+    count, empty, *reached = sum_over_processes([count, empty, *reached], device)
+    if not count:
+        raise ValueError("batches must hold at least one batch")
+    if empty and not any(reached):
+        raise ValueError(f"batches must hold at least one sample: all {count} are empty")
+    wrong = sum_over_processes([not observer.is_finite for observer in observers.values()], device)
+    for name, is_wrong in zip(layers, wrong, strict=True):
+        if is_wrong:
+            raise ValueError(f"the input of layer '{name}' has NaN or inf: nothing can be calibrated with it")
+    # By all processes, also those whose own batches did not reach the layer.
+    seen = [name for name, number in zip(layers, reached, strict=True) if number]
+    done = [name for name in seen if layers[name].calibrate_from_(observers[name])]
+    if blank := [name for name in seen if name not in done]:
+        names = ", ".join(f"'{name}'" for name in blank)
+        warnings.warn(
+            f"calibrate: {'layer' if len(blank) == 1 else 'layers'} {names} saw inputs without a range, such as equal "
+            "values only, and could not be calibrated: give calibrate other or more batches",
+            stacklevel=2,
+        )
+    return done
+
+
+def _watch(
+    model: nn.Module,
+    layers: Mapping[str, QuantizedLayer],
+    observers: Mapping[str, Observer],
+    batches: Iterable[Any],
+    max_samples: int,
+) -> tuple[int, int]:
+    """Run the batches up to ``max_samples``; return their number and how often a layer saw an empty one."""
+    # Their own forward waits for all processes, of which one may have fewer batches, or runs copies of the layers.
+    forward = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
+    left, count, empty = max_samples, 0, 0
+    share = 1, 1  # of the current batch, that counts
+
+    def watching(observer: Observer) -> Callable[[Tensor], None]:
+        def observe(input: Tensor) -> None:
+            nonlocal empty
+            empty += not input.numel()
+            part, whole = share
+            observer.observe(input if part == whole else input[: -(-len(input) * part // whole)])
+
+        return observe
+
+    with _as_in_training(model), _observed({layers[name]: watching(each) for name, each in observers.items()}):
+        for batch in batches:
+            size = max(_size(batch), 1)
+            share = min(left, size), size
+            _run(forward, batch)
+            count += 1
+            left -= _size(batch)
+            if left <= 0:
+                break
+    return count, empty
+
+
+def _run(forward: nn.Module, batch: Any) -> None:
+    if isinstance(batch, Mapping):
+        forward(**batch)
+    else:
+        input = batch[0] if isinstance(batch, tuple | list) else batch
+        try:
+            inspect.signature(forward.forward, follow_wrapped=False).bind(input)
+        except TypeError as error:
+            raise TypeError(
+                f"model ({type(forward).__name__}) can't be called with the first of a batch alone ({error}): give "
+                "batches that are mappings of its arguments by name"
+            ) from error
+        forward(input)
+
+
+def _size(batch: Any) -> int:
+    """The number of samples in a batch: the length of its first tensor."""
+    if isinstance(batch, Mapping):
+        return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim), 1)
+    input = batch[0] if isinstance(batch, tuple | list) else batch
+    if isinstance(input, Mapping):
+        return _size(input)
+    return len(input) if not isinstance(input, Tensor) or input.ndim else 1
+
+
+@contextmanager
+def _observed(observe: Mapping[QuantizedLayer, Callable[[Tensor], None]]) -> Iterator[None]:
+    """Layers that show their inputs, and leave them as they are."""
+    quantizers = {layer: layer.input_quantizer for layer in observe}
+    try:
+        for layer, function in observe.items():
+            layer.input_quantizer = Identity()
+            layer.observe = function
+        yield
+    finally:
+        for layer, quantizer in quantizers.items():
+            layer.input_quantizer = quantizer
+            layer.__dict__.pop("observe", None)
+
+
+@contextmanager
+def _as_in_training(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode without gradients, in which batch norm normalizes as training does."""
+    modes = {module: module.training for module in model.modules()}
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        if "torch._dynamo" in sys.modules:  # compiled code knows no observer
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(batch_statistics(model))
+        try:
+            model.eval()
+            yield
+        finally:
+            for module, training in modes.items():
+                module.training = training
+
+
+def _shown(batches: Iterable[Any], max_samples: int) -> Iterator[Any]:
+    """The batches, with a bar on a terminal that moves as they are run."""
+    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    if not (first and sys.stderr.isatty() and find_spec("rich")):
+        yield from batches
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("calibrating", total=max_samples)
+        for batch in batches:
+            yield batch
+            bar.advance(task, _size(batch))

@@ -1,0 +1,98 @@
+"""What a training loop calls beside the optimizer: after each step, and as training goes on."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from ..layers import QuantizedLayer
+from ..quantizers import Quantizer
+
+
+def after_step(model: nn.Module) -> None:
+    """Do what follows an optimizer step in all quantized layers, in place.
+
+    Latent weights are clamped to the range of their quantizers (BNN and BWN to [-1, 1], DeepShift to its powers),
+    learned steps kept positive, random streams of stochastic rounding moved on. Weights and learned tensors that are
+    frozen (``requires_grad=False``) stay as they are. Call it after ``optimizer.step()``, or
+    let `after_every_step` do so.
+    """
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            module.after_step_()
+
+
+def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
+    """Make every ``optimizer.step()`` end with `after_step`; ``handle.remove()`` undoes it.
+
+    Works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step`` of
+    the optimizer itself: of one that wraps another, the innermost is meant. `copy.deepcopy` and `pickle` of torch's
+    optimizers leave this out: call it again for the copies, which warn otherwise once they are trained.
+
+    Raises:
+        TypeError: ``optimizer`` is no torch optimizer and wraps none.
+    """
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+    for layer in layers:
+        layer.is_stepped, layer.lacks_step = True, False
+    return _innermost(optimizer).register_step_post_hook(_AfterStep(model))
+
+
+class _AfterStep:
+    """A hook that is copied together with its model, for optimizers whose copies keep their hooks."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        after_step(self.model)
+
+
+def _innermost(optimizer: Any) -> Optimizer:
+    """The optimizer that makes the step: Accelerate's, Lightning's and others wrap it."""
+    seen: set[int] = set()
+    while id(optimizer) not in seen:
+        seen.add(id(optimizer))
+        attributes = getattr(optimizer, "__dict__", {})
+        inside = (attributes.get(name) for name in ("optimizer", "_optimizer"))
+        optimizer = next((each for each in inside if isinstance(each, Optimizer)), optimizer)
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer (={optimizer!r:.200}) must be a torch.optim.Optimizer, or wrap one")
+    return optimizer
+
+
+def set_progress(model: nn.Module, progress: float) -> None:
+    """Set every schedule in the quantizers of ``model``: EDE's t and k, ReCU's tau, ReSTE's o, INQ's portions.
+
+    Call it at the start of each epoch with ``epoch / epochs``; the schedules' ends are the quantizers' arguments. What
+    it sets are buffers: they are saved, resumed and broadcast.
+
+    Raises:
+        ValueError: ``progress`` is not from 0 to 1.
+        TypeError: it is no number.
+    """
+    if not isinstance(progress, int | float):
+        raise TypeError(f"progress (={progress!r}) must be a number from 0 to 1")
+    if not 0 <= progress <= 1:
+        raise ValueError(f"progress (={progress}) must be from 0, the start of training, to 1, its end")
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            module.set_progress_(progress)
+
+
+def is_final(model: nn.Module) -> bool:
+    """Whether all quantizers of ``model`` are past their stages and portions: whether it is what will ship."""
+    return all(quantizer.is_final for quantizer in _quantizers(model))
+
+
+def final_from(model: nn.Module) -> float:
+    """The progress from which all quantizers of ``model`` are final, if `set_progress` is called with it."""
+    return max((quantizer.final_from for quantizer in _quantizers(model)), default=0.0)
+
+
+def _quantizers(model: nn.Module) -> Iterator[Quantizer]:
+    for module in model.modules():
+        if isinstance(module, QuantizedLayer):
+            yield from module.quantizers().values()

@@ -1,0 +1,79 @@
+"""Bi-Real Net: scaled signs whose scale is constant in the gradient (Liu et al., arXiv:1808.00278)."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+from torch import Tensor
+
+from ..quantizers.base import Whole
+from ..quantizers.filters import filter_scale
+from ..quantizers.signs import Binary, sign
+from ..quantizers.surrogates import ApproxSign, HardClip, Make, Surrogate, chosen
+from ..scheme import Scheme, named
+from .bnn import Sign
+
+
+class BiRealWeight(Binary):
+    r"""Binary weights of Bi-Real Net and of ReActNet.
+
+    ``w_q = alpha_c · sign(w)`` with ``alpha_c = mean |w|`` over filter c, a constant in the gradient; ``sign(±0)
+    = +1``.
+
+    ``gradient="code"``, as in the authors' PyTorch code, from which the published 56.4 % (ResNet-18 on ImageNet) and
+    those of ReActNet come: ``dw = g · d(w)``, without alpha. ``gradient="paper"``: ``dw = alpha_c · g · d(w)``, the
+    paper's magnitude-aware gradient, which is Larq's, too. Adam barely tells them apart; under SGD the steps differ by
+    the factor alpha. The surrogate's ``d(w) = 1[|w| ≤ 1]`` lets ties at ±1 pass. Latent weights are not clipped.
+
+    A filter of zeros gives zeros, one of a constant or of one element itself. A NaN or an inf makes its filter NaN or
+    inf.
+
+    Args:
+        gradient: ``"code"`` or ``"paper"``.
+        surrogate: makes what stands for the derivative of the sign.
+
+    Raises:
+        ValueError: ``gradient`` is none of the two.
+    """
+
+    def __init__(
+        self, gradient: Literal["code", "paper"] = "code", surrogate: Callable[[], Surrogate] = HardClip
+    ) -> None:
+        super().__init__(surrogate)
+        if gradient not in ("code", "paper"):
+            raise ValueError(f"gradient (={gradient!r}) must be 'code' or 'paper'")
+        self.gradient = gradient
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(x), filter_scale(x))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        grad_sign = self.surrogate.backward(grad, x, *tensors)
+        grad_x = grad_sign * filter_scale(x) if self.gradient == "paper" else grad_sign
+        return grad_x, *(None for _ in tensors)
+
+    def extra_repr(self) -> str:
+        return f"gradient={self.gradient!r}"
+
+
+@named
+def bireal(
+    gradient: Literal["code", "paper"] = "code",
+    padding_value: int = 0,
+    *,
+    surrogate: Make | None = None,
+    weight_surrogate: Make | None = None,
+) -> Scheme:
+    """Bi-Real Net, W1A1: the derivative of a piecewise quadratic for the input's sign (arXiv:1808.00278).
+
+    ``gradient`` is that of `qconv.methods.bireal.BiRealWeight`: of the weight, without or with the scale.
+
+    Raises:
+        ValueError: ``gradient`` is none of the two.
+        TypeError: a surrogate that is none.
+    """
+    return Scheme(
+        input=partial(Sign, chosen(surrogate, ApproxSign)),
+        weight=partial(BiRealWeight, gradient, chosen(weight_surrogate, HardClip)),
+        padding_value=padding_value,
+    )

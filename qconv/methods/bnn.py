@@ -1,0 +1,132 @@
+"""BNN: sign with a straight-through gradient (Courbariaux and Hubara, arXiv:1602.02830)."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..checks import check_flags, check_numbers
+from ..quantizers.base import Quantizer, Whole
+from ..quantizers.numbers import wide
+from ..quantizers.signs import sign
+from ..quantizers.stochastic import Stream
+from ..quantizers.surrogates import HardClip, Make, Straight, Surrogate, chosen
+from ..scheme import Factory, Scheme, named
+
+
+class Sign(Quantizer):
+    r"""Binary values without a scale, the quantizer of BNN for both weights and activations.
+
+    ``x_q = sign(x)`` with ``sign(±0) = +1``; ``dx = g · d(x)`` with the surrogate's d: for BNN ``1[|x| ≤ 1]``, where
+    ties at ±1 pass.
+
+    The paper clips the gradient of activations and, instead of the gradient, the latent weight itself after every
+    optimizer step: ``weight_clip`` is the bound of `after_step_`. BinaryNet.pytorch leaves the activation mask to a
+    Hardtanh before the sign; its latest version has lost the latent clamp, which is kept here. Larq's ``SteSign`` masks
+    the weight gradient too (``surrogate=HardClip, weight_clip=1``).
+
+    Args:
+        surrogate: makes what stands for the derivative (`qconv.quantizers.surrogates`).
+        weight_clip: latent weights are clamped to ``[-weight_clip, weight_clip]`` after each step; None leaves them.
+        stochastic: in training, +1 with probability ``clamp((x + 1) / 2, 0, 1)``, the paper's equation 2, from a
+            `Stream`; in evaluation the sign.
+        sharded: with ``stochastic``: whether processes see different elements, as of an input, or the same, as of a
+            weight.
+
+    Raises:
+        ValueError: ``weight_clip`` is not positive.
+    """
+
+    bits = 1
+    signs = True
+    code_dtype = torch.int8
+
+    def __init__(
+        self,
+        surrogate: Callable[[], Surrogate] = HardClip,
+        weight_clip: float | None = None,
+        stochastic: bool = False,
+        sharded: bool = True,
+    ) -> None:
+        super().__init__()
+        check_numbers(weight_clip=weight_clip)
+        check_flags(stochastic=stochastic, sharded=sharded)
+        if weight_clip is not None and not weight_clip > 0:
+            raise ValueError(f"weight_clip (={weight_clip}) must be positive or None")
+        self.surrogate = surrogate()
+        self.weight_clip = weight_clip
+        self.stream = Stream(sharded) if stochastic else None
+        if stochastic and sharded:
+            self.roles = ("input", "grad")  # of a weight every process would hold another one
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        random = () if self.stream is None else self.stream.tensors()
+        return *self.surrogate.tensors(), *random
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        if self.stream is None or not self.training:
+            return Whole(sign(x))
+        key, step = tensors[-2:]
+        # +1 where u is below (x + 1) / 2, so that x = −1 is never +1; sign(0) is +1, hence the two minus signs.
+        return Whole(-sign(self.stream.uniform(x, key, step) - (wide(x) + 1) / 2).to(x.dtype))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        count = len(self.surrogate.tensors())
+        return self.surrogate.backward(grad, x, *tensors[:count]), *(None,) * len(tensors)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        if self.weight_clip is not None and x is not None:
+            x.clamp_(-self.weight_clip, self.weight_clip)
+        if self.stream is not None:
+            self.stream.after_step_()
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        self.surrogate.set_progress_(progress)
+
+    def extra_repr(self) -> str:
+        return f"weight_clip={self.weight_clip}"
+
+
+@named
+def bnn(
+    padding_value: int = 0,
+    *,
+    stochastic: bool = False,
+    surrogate: Make | None = None,
+    weight_surrogate: Make | None = None,
+) -> Scheme:
+    """BNN, W1A1: signs without a scale (arXiv:1602.02830).
+
+    The gradient of the input passes where ``|x| <= 1``, the weight's everywhere; latent weights are clamped to [-1, 1]
+    after each optimizer step (`qconv.after_every_step`). The authors make the last layer binary, too
+    (``skip=("first",)``). ``stochastic`` draws the signs of the input, in training, as in some of the paper's
+    experiments; those of the weight it never draws.
+
+    Raises:
+        TypeError: a surrogate that is none.
+    """
+    return Scheme(
+        input=partial(Sign, chosen(surrogate, HardClip), stochastic=stochastic),
+        weight=partial(Sign, chosen(weight_surrogate, Straight), weight_clip=1.0),
+        padding_value=padding_value,
+    )
+
+
+def signs_or_float(
+    weight: Factory, surrogate: Make | None, published: Make, padding_value: int, binary_input: bool
+) -> Scheme:
+    """The scheme of binary weights with the signs of the input; ``binary_input=False`` leaves the input float.
+
+    Raises:
+        ValueError: a padding value or a surrogate for an input that is float.
+        TypeError: ``binary_input`` is no bool.
+    """
+    check_flags(binary_input=binary_input)
+    if binary_input:
+        return Scheme(input=partial(Sign, chosen(surrogate, published)), weight=weight, padding_value=padding_value)
+    if padding_value != 0:
+        raise ValueError(f"padding_value (={padding_value}) must be 0 with binary_input=False")
+    if surrogate is not None:
+        raise ValueError(f"surrogate (={surrogate}) must be None with binary_input=False: give weight_surrogate")
+    return Scheme(weight=weight)

@@ -1,0 +1,286 @@
+"""DeepShift: power-of-two weights, as rounded weights (Q) or as learned shift and sign (PS) (arXiv:1905.13298)."""
+
+import math
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_bits, check_numbers, check_whole
+from ..quantizers.base import Codes, Quantizer, Whole
+from ..quantizers.flags import SHARE, flag_of
+from ..quantizers.numbers import clamp_trained_, set_parameter, wide
+from ..quantizers.part import Rule
+from ..quantizers.stochastic import Stream, uniform
+from ..scheme import Factory, Scheme, named
+
+Rounding = Literal["deterministic", "stochastic"]
+
+
+def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
+    """``sign(x) · 2^round(log2 |x|)`` with the exponent in ``[low, high]``; ±0 gives 0, NaN gives NaN.
+
+    The rounding is in the log domain: from 2^e to 2^(e+1) the threshold is 2^(e+½), not the midpoint 1.5 · 2^e.
+
+    Example:
+        >>> round_power_of_two(torch.tensor([0.7, -0.8, 0.0, 3.0, 0.1]), -15, 0)
+        tensor([ 0.5000, -1.0000,  0.0000,  1.0000,  0.1250])
+    """
+    exponent = x.abs().log2().round().clamp(low, high)
+    return torch.exp2(exponent) * x.sign()
+
+
+def _stream(rounding: str) -> Stream | None:
+    if rounding not in ("deterministic", "stochastic"):
+        raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
+    return Stream(sharded=False) if rounding == "stochastic" else None
+
+
+def _power_codes(x_q: Tensor, low: int) -> Codes:
+    # Whole multiples of the smallest power, up to 2^-low: with 7 and 8 bits beyond int64, so whole numbers in float64.
+    values = torch.ldexp(x_q.double(), torch.tensor(-low, device=x_q.device))
+    return Codes(values if low < -62 else values.long(), torch.tensor(2.0**low, dtype=torch.float64, device=x_q.device))
+
+
+class ShiftQ(Quantizer):
+    r"""Weights rounded to signed powers of two, DeepShift-Q.
+
+    ``w_q = sign(w) · 2^round(log2 |w|)`` with the exponent in ``[−(2^(b−1) − 1), 0]``: 5 bits hold −15 … 0. A weight
+    of exactly ±0 stays 0, ±inf gives ±1, NaN gives NaN. ``dw = g``, straight through rounding, logarithm and sign
+    together, with no mask. After each step |w| is clamped to the range of the powers (the authors do it before the
+    forward, with the same result).
+
+    Stochastic rounding takes ``floor(log2 |w| + u)`` with u uniform in [0, 1), so that inside the range the exponent,
+    not the weight, is right in the mean. It acts in training; in evaluation the rounding is deterministic. The numbers
+    are those of a `Stream`: the same in every process and in a recomputed forward, others after each step.
+
+    Args:
+        weight_bits: 2 to 8, the sign included.
+        rounding: ``"deterministic"`` or ``"stochastic"``.
+
+    Raises:
+        ValueError: ``weight_bits`` out of range, or ``rounding`` is none of the two.
+    """
+
+    def __init__(
+        self, weight_bits: int = 5, rounding: Literal["deterministic", "stochastic"] = "deterministic"
+    ) -> None:
+        super().__init__()
+        self.bits = check_bits("weight_bits", weight_bits, 2, 8, "DeepShift-Q")
+        self.low = -(2 ** (weight_bits - 1) - 1)
+        self.rounding = rounding
+        self.stream = _stream(rounding)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return () if self.stream is None else self.stream.tensors()
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        if self.stream is None or not self.training:
+            return Whole(round_power_of_two(x, self.low, 0))
+        exponent = wide(x).abs().log2() + self.stream.uniform(x, *tensors)
+        return Whole(torch.exp2(exponent.floor().clamp(self.low, 0)).to(x.dtype) * x.sign())
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, *(None,) * len(tensors)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return _power_codes(self.quantize(x, *tensors), self.low)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        if x is not None:
+            x.copy_(x.abs().clamp_(2.0**self.low, 1.0).mul_(x.sign()))
+        if self.stream is not None:
+            self.stream.after_step_()
+
+    def extra_repr(self) -> str:
+        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
+
+
+class ShiftPS(Quantizer):
+    r"""Weights as a learned shift and a learned sign, DeepShift-PS.
+
+    ``w_q = 2^round(shift) · sign(round(s))``, the shift in ``[−(2^(b−1) − 2), 0]`` (5 bits: −14 … 0; 2 bits:
+    ternary), the sign ternary because ``round(s) = 0`` for ``|s| ≤ ½``. ``dshift = g · w_q · ln 2``; ``ds = g``,
+    which is not multiplied by ``2^shift`` (as in the authors' code). The weight itself is only the start: it receives
+    no gradient, and ``shift = round(log2 |w|)``, ``s = sign(w)`` from it, which is what the authors train from (their
+    ``reset_parameters`` is never used). After each step the shift is clamped to its range.
+
+    Stochastic rounding, as in the authors' code, is of both shift and s: ``floor(shift + u)`` and ``floor(s + v)``, u
+    and v uniform in [0, 1) and independent. It acts in training; in evaluation the rounding is deterministic. The
+    numbers are those of a `Stream`: the same in every process and in a recomputed forward, others after each step.
+
+    The mean of a random sign is s itself, so a network learns what its rounded weights have not, and its batch norms
+    the statistics of it: evaluated by rounded weights it may be much worse than in training. So the rounding becomes
+    deterministic from `random_until` on, by `set_progress_` (the authors round at random to the end, in evaluation
+    too). Without a call of `qconv.set_progress` it stays random, and batch norms should be estimated anew.
+
+    Args:
+        weight_bits: 2 to 8, the sign included.
+        rounding: ``"deterministic"`` or ``"stochastic"``.
+        random_until: the progress at which stochastic rounding ends; 1 for never.
+
+    Raises:
+        ValueError: ``weight_bits`` or ``random_until`` out of range, or ``rounding`` is none of the two.
+    """
+
+    replaces_weight = True
+    roles = ("weight",)
+    shift: nn.Parameter
+    sign: nn.Parameter
+    is_random: Tensor | None
+
+    def __init__(
+        self,
+        weight_bits: int = 5,
+        rounding: Literal["deterministic", "stochastic"] = "deterministic",
+        random_until: float = 0.8,
+    ) -> None:
+        super().__init__()
+        self.bits = check_bits("weight_bits", weight_bits, 2, 8, "DeepShift-PS")
+        check_numbers(random_until=random_until)
+        if not 0 <= random_until <= 1:
+            raise ValueError(f"random_until (={random_until}) must be from 0 to 1")
+        self.low = -(2 ** (weight_bits - 1) - 2)
+        self.rounding = rounding
+        self.random_until = random_until
+        self.stream = _stream(rounding)
+        self.register_buffer("is_random", None if self.stream is None else flag_of(True))
+        self.register_parameter("shift", None)
+        self.register_parameter("sign", None)
+
+    def initialize(self, x: Tensor) -> None:
+        with torch.no_grad():
+            shift = x.abs().log2().round().clamp(self.low, 0)
+            sign = x.sign()
+        self.shift, self.sign = set_parameter(self.shift, shift), set_parameter(self.sign, sign)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        random = () if self.stream is None or self.is_random is None else (*self.stream.tensors(), self.is_random)
+        return self.shift, self.sign, *random
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        shift, sign, *random = tensors
+        rounded = torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
+        if self.stream is None or not self.training:
+            return Whole(rounded)
+        key, step, is_random = random
+        exponent = (wide(shift) + self.stream.uniform(shift, key, step)).floor().clamp(self.low, 0)
+        noise = uniform(sign.shape, key, step, sign.device, len(sign))  # the numbers after those of the shift
+        drawn = torch.exp2(exponent).to(shift.dtype) * (wide(sign) + noise).floor().sign().to(sign.dtype)
+        return Whole(torch.where(is_random > 0, drawn, rounded))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return None, grad * self.quantize(x, *tensors) * math.log(2), grad, *(None,) * (len(tensors) - 2)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        return _power_codes(self.quantize(x, *tensors), self.low)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        clamp_trained_(self.shift, self.low, 0)
+        if self.stream is not None:
+            self.stream.after_step_()
+
+    def rules(self) -> dict[str, Rule]:
+        return {"is_random": SHARE}
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        if self.is_random is not None:
+            self.is_random.fill_(float(progress < self.random_until or self.random_until == 1))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if self.is_random is not None and any(key.startswith(prefix) for key in state_dict):
+            state_dict.setdefault(f"{prefix}is_random", flag_of(True))  # older versions had no end of it
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"weight_bits={self.bits}, rounding={self.rounding!r}"
+
+
+class FixedPoint(Quantizer):
+    r"""Fixed-point activations of DeepShift: ``integer_bits`` before and ``fraction_bits`` after the point.
+
+    ``x_q = clamp(floor(x · 2^f) / 2^f, −2^(i−1), 2^(i−1))``, NaN gives NaN; ``dx = g``, with no mask. The authors use
+    16.16, which float32 barely notices, and round the biases alike; here the bias stays float.
+
+    Args:
+        integer_bits: 1 or more, the sign included.
+        fraction_bits: 0 or more.
+
+    Raises:
+        ValueError: a count that is no whole number or out of range, or more than 32 bits together.
+    """
+
+    def __init__(self, integer_bits: int = 16, fraction_bits: int = 16) -> None:
+        super().__init__()
+        integer_bits = check_whole("integer_bits", integer_bits)
+        fraction_bits = check_whole("fraction_bits", fraction_bits)
+        if integer_bits < 1:
+            raise ValueError(f"integer_bits (={integer_bits}) must be at least 1: one bit is the sign")
+        if fraction_bits < 0:
+            raise ValueError(f"fraction_bits (={fraction_bits}) must not be negative")
+        if integer_bits + fraction_bits > 32:
+            raise ValueError(f"integer_bits + fraction_bits (={integer_bits + fraction_bits}) must be at most 32")
+        self.integer_bits = integer_bits
+        self.fraction_bits = fraction_bits
+        self.bits = integer_bits + fraction_bits
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        step = 2.0**-self.fraction_bits
+        bound = 2.0 ** (self.integer_bits - 1)
+        wide = x.float() if x.dtype == torch.float16 else x  # x / step leaves the range of float16
+        return Whole((torch.floor(wide / step) * step).clamp(-bound, bound).to(x.dtype))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad,)
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
+        scale = 2.0**-self.fraction_bits
+        values = (self.quantize(x).double() / scale).long()
+        return Codes(values, torch.tensor(scale, dtype=torch.float64, device=x.device))
+
+    def extra_repr(self) -> str:
+        return f"integer_bits={self.integer_bits}, fraction_bits={self.fraction_bits}"
+
+
+@named
+def shift_q(
+    weight_bits: int = 5, fixed_point: tuple[int, int] | None = None, rounding: Rounding = "deterministic"
+) -> Scheme:
+    """DeepShift-Q: weights rounded to powers of two (arXiv:1905.13298).
+
+    ``fixed_point=(integer_bits, fraction_bits)`` also puts the input in fixed point; the authors use (16, 16).
+    ``rounding="stochastic"`` rounds the exponent at random in training.
+    """
+    return _scheme(partial(ShiftQ, weight_bits, rounding), rounding, fixed_point)
+
+
+@named
+def shift_ps(
+    weight_bits: int = 5,
+    fixed_point: tuple[int, int] | None = None,
+    rounding: Rounding = "deterministic",
+    random_until: float = 0.8,
+) -> Scheme:
+    """DeepShift-PS: weights as a learned shift and a learned sign (arXiv:1905.13298).
+
+    The authors give shift and sign no weight decay and add ``wd · ½ · Σ (2^shift)²`` to the loss; here the optimizer's
+    decay acts on them unless they are put in a group of their own.
+
+    ``fixed_point=(integer_bits, fraction_bits)`` also puts the input in fixed point; the authors use (16, 16).
+    ``rounding="stochastic"`` rounds shift and sign at random in training, up to the progress ``random_until``: what
+    was trained with random signs to the end is worse when it is evaluated with rounded ones.
+    """
+    return _scheme(partial(ShiftPS, weight_bits, rounding, random_until=random_until), rounding, fixed_point)
+
+
+def _scheme(weight: Factory, rounding: Rounding, fixed_point: tuple[int, int] | None) -> Scheme:
+    if rounding not in ("deterministic", "stochastic"):  # not by making one, which would draw a random key
+        raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
+    if fixed_point is None:
+        return Scheme(weight=weight)
+    try:
+        integer_bits, fraction_bits = fixed_point
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"fixed_point (={fixed_point!r}) must be (integer_bits, fraction_bits)") from error
+    return Scheme(input=partial(FixedPoint, integer_bits, fraction_bits), weight=weight)

@@ -1,0 +1,192 @@
+"""DoReFa-Net: weights, activations and gradients of few bits on fixed ranges (Zhou et al., arXiv:1606.06160)."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..checks import check_bits, check_flags
+from ..quantizers.base import Quantizer, Whole
+from ..quantizers.levels import level_step
+from ..quantizers.numbers import wide, within
+from ..quantizers.signs import sign
+from ..quantizers.stochastic import Stream
+from ..scheme import Scheme, named, of_input
+
+
+class DoReFaWeight(Quantizer):
+    r"""Weights of DoReFa-Net.
+
+    One bit: ``w_q = E · sign(w)`` with ``E = mean |w|`` over the whole layer and ``sign(±0) = +1``; ``dw = g``: E is a
+    constant and nothing is masked.
+
+    More bits: with ``t = tanh(w)``, ``m = max |t|`` over the whole layer and ``n = 2^b − 1``, ``w_q = 2/n ·
+    round(n · (t / 2m + ½)) − 1``, half to even. There are 2^b levels from −1 to +1 in steps of 2/n, and 0 is none of
+    them: a weight of ±0 gives +1/n. The range is [−1, 1] whatever the weights are, with no rescaling.
+    ``dw = g · (1 − t²) / m``, with no mask. ``detach_max=False`` also follows the gradient through m: each of the r
+    weights with ``|t| = m`` gets ``−(1 − t²) · sign(t) · Σ_j g_j t_j / (r m²)`` in addition.
+
+    Larq treats m as a constant, the default here; tensorpack, by the authors (58.0 % of AlexNet with 8, 8 and 8 bits),
+    has the other. Bitorch's gradient is g,
+    without the factor ``(1 − t²) / m``. Latent weights are not clipped. The paper leaves the first and the last layer
+    as they are.
+
+    A layer of zeros gives zeros with one bit, +1/n and ``dw = g`` with more; a layer of one element, or of one
+    magnitude, gives ``E · sign(w)`` or ±1. One NaN makes the whole layer NaN; with more bits ±inf gives ±1.
+
+    Args:
+        bits: 1 to 8.
+        detach_max: treat m as a constant in the gradient.
+
+    Raises:
+        ValueError: ``bits`` out of range.
+    """
+
+    def __init__(self, bits: int = 1, detach_max: bool = True) -> None:
+        super().__init__()
+        self.bits = check_bits("bits", bits)
+        check_flags(detach_max=detach_max)
+        self.detach_max = detach_max
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        """Odd whole numbers from −n to n, and the step 1 / n; with one bit the sign and E."""
+        if self.bits == 1:
+            return Whole(sign(x), _layer_mean(x))
+        count = 2**self.bits - 1
+        t = wide(x).tanh()
+        _, divisor = _layer_max(t)
+        values = ((t / (2 * divisor) + 0.5) * count).round_().mul_(2).sub_(count)
+        return Whole(values, level_step(count, t))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        if self.bits == 1:
+            return (grad,)
+        t = wide(x).tanh()
+        maximum, divisor = _layer_max(t)
+        grad_t = grad.to(t.dtype) / divisor
+        if not self.detach_max:
+            largest = t.abs() == maximum
+            grad_max = -(grad_t * t).sum() / divisor
+            grad_t = grad_t + t.sign() * largest * (grad_max / largest.sum())
+        return ((grad_t * (1 - t.square())).to(x.dtype),)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, detach_max={self.detach_max}"
+
+
+class DoReFaInput(Quantizer):
+    r"""Activations of DoReFa-Net: unsigned, in [0, 1].
+
+    ``x_q = round(n · clamp(x, 0, 1)) / n`` with ``n = 2^b − 1``, half to even; one bit gives {0, 1}, not a sign.
+    ``dx = g · 1[0 ≤ x ≤ 1]``: ties at 0 and at 1 pass. ±inf gives 1 or 0; NaN gives NaN, and 0 as gradient.
+
+    The paper leaves the input of the first layer as it is, and clips the input of the last one without rounding it.
+
+    Args:
+        bits: 1 to 8.
+
+    Raises:
+        ValueError: ``bits`` out of range.
+    """
+
+    def __init__(self, bits: int = 2) -> None:
+        super().__init__()
+        self.bits = check_bits("bits", bits)
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        """Whole numbers from 0 to n, and the step 1 / n."""
+        count = 2**self.bits - 1
+        values = (wide(x).clamp(0, 1) * count).round_()
+        return Whole(values, level_step(count, values))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return (grad * within(x, 0, 1),)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"
+
+
+class DoReFaGradient(Quantizer):
+    r"""Gradients of DoReFa-Net, rounded stochastically; the gradient quantizer of a `Scheme`.
+
+    ``g_q = 2m · (round(clamp(n · (g / 2m + ½) + u, 0, n)) / n − ½)`` with ``n = 2^b − 1``, ``m = max |g|`` over each
+    sample (dimension 0; a tensor of one dimension is one sample) and u uniform in [−½, ½): the 2^b levels go from −m
+    to m, and the mean of ``g_q`` is g. A sample of zeros stays zero; in every other one a zero becomes ±m/n, for 0 is
+    no level. A NaN or inf in a sample leaves no finite number in it, so that a gradient scaler sees it.
+
+    u comes from a `Stream` in which each process has its own numbers and each optimizer step other ones. Only
+    `quantize` is used in a layer; its own gradient is that of the identity.
+
+    Args:
+        bits: 1 to 8; the paper's AlexNet with one-bit weights and two-bit activations has 6.
+
+    Raises:
+        ValueError: ``bits`` out of range.
+    """
+
+    roles = ("grad",)
+
+    def __init__(self, bits: int = 6) -> None:
+        super().__init__()
+        self.bits = check_bits("bits", bits)
+        self.stream = Stream(sharded=True)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.stream.tensors()
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return grad, *(None for _ in tensors)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        self.stream.after_step_()
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        """Odd whole numbers from −n to n, and the step m / n of each sample."""
+        key, step = tensors
+        count = 2**self.bits - 1
+        wide_x = wide(x)
+        maximum = _sample_max(wide_x)
+        divisor = torch.where(maximum == 0, 1.0, maximum)  # a NaN stays
+        noise = self.stream.uniform(x, key, step).to(wide_x.dtype) - 0.5
+        values = ((wide_x / (2 * divisor) + 0.5) * count + noise).clamp_(0, count).round_().mul_(2).sub_(count)
+        return Whole(values, maximum / count)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"
+
+
+def _layer_mean(weight: Tensor) -> Tensor:
+    return weight.abs().mean() if weight.numel() else weight.new_zeros(())
+
+
+def _layer_max(t: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest magnitude, and what to divide by: 1 in place of a maximum too small to have a finite inverse."""
+    if not t.numel():
+        return t.new_zeros(()), t.new_ones(())
+    maximum = t.abs().amax()
+    return maximum, torch.where(maximum < torch.finfo(t.dtype).tiny, 1.0, maximum)
+
+
+def _sample_max(x: Tensor) -> Tensor:
+    if x.ndim < 2:
+        return x.abs().amax() if x.numel() else x.new_zeros(())
+    if not x[:1].numel():
+        return x.new_zeros(x.shape[0], *[1] * (x.ndim - 1))
+    return x.abs().amax(dim=tuple(range(1, x.ndim)), keepdim=True)
+
+
+@named
+def dorefa(
+    weight_bits: int = 1, input_bits: int | None = 2, grad_bits: int | None = None, detach_max: bool = True
+) -> Scheme:
+    """DoReFa-Net: weights, inputs in [0, 1] and gradients of few bits (arXiv:1606.06160).
+
+    ``input_bits=None`` leaves the input float, ``grad_bits=None`` the gradient. The paper leaves the first and the last
+    layer float. ``detach_max=False`` follows the gradient through the largest weight, as tensorpack does.
+    """
+    check_bits("weight_bits", weight_bits)
+    return Scheme(
+        input=of_input(DoReFaInput, input_bits),
+        weight=partial(DoReFaWeight, weight_bits, detach_max),
+        grad=None if grad_bits is None else partial(DoReFaGradient, check_bits("grad_bits", grad_bits)),
+    )

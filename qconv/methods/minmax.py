@@ -1,0 +1,310 @@
+"""Uniform levels on the range of the data: minimum and maximum, or percentiles."""
+
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ..checks import check_bits, check_flags, check_numbers
+from ..quantizers.base import FromData, Quantizer, Whole
+from ..quantizers.levels import divisor
+from ..quantizers.numbers import wide
+from ..quantizers.observers import Extremes
+from ..quantizers.part import Rule
+from ..quantizers.percentiles import Percentiles, extent
+from ..scheme import Scheme, named, of_input
+
+
+def uniform_codes(x: Tensor, low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """``x`` on ``2^bits`` levels from ``low`` to ``high``: whole numbers, 0 for 0, and the step.
+
+    Symmetric: from ``−n`` to ``n = 2^(bits−1) − 1``, one level less, with ``step = high / n``. Otherwise ``step =
+    (high − low) / n``, ``n = 2^bits − 1``, from ``−zero`` to ``n − zero`` with ``zero = round(−low / step)``: 0 is a
+    level, and both ends move by at most half a step. A range of 0 has step 0.
+    """
+    if symmetric:
+        count = 2 ** (bits - 1) - 1
+        step = high / count
+        first = torch.full_like(step, -count)
+        last = -first
+    else:
+        count = 2**bits - 1
+        step = (high - low) / count
+        first = -(-low / divisor(step)).round()
+        last = count + first
+    return (x / divisor(step)).round_().clamp_(first, last), step
+
+
+def check_percentile(percentile: float) -> float:
+    """``percentile``; a ValueError unless it is above 50 and at most 100."""
+    check_numbers(percentile=percentile)
+    if not 50 < percentile <= 100:
+        raise ValueError(f"percentile (={percentile}) must be above 50 and at most 100")
+    return float(percentile)
+
+
+class MinMaxWeight(Quantizer):
+    r"""Weights on uniform levels from their minimum to their maximum.
+
+    ``w_q = clamp(round(w / step), first, last) · step``, half to even, with range, step and codes of the filter, or of
+    the whole layer, at every forward. Symmetric: ``step = max |w| / n``, codes −n … n with ``n = 2^(b−1) − 1`` (2 bits
+    are ternary). Affine: the range from the minimum to the maximum, widened to hold 0, in 2^b levels, moved by at most
+    half a step so that 0 is one of them: ``±0`` is always exactly 0.
+
+    ``dw = g``: straight through, the range a constant. Nothing lies outside, nothing is masked, and latent weights are
+    not clipped.
+
+    A filter of zeros, whose range is 0, gives zeros; a constant or single weight gives itself up to rounding; an empty
+    one is left empty. A NaN or inf makes its filter NaN (with ``per_channel=False`` the layer).
+
+    Jacob et al. (arXiv:1712.05877) have the affine form with a range for each layer, Krishnamoorthi (arXiv:1806.08342)
+    finds a symmetric one for each filter better; both move the ends so that 0 is a level.
+
+    Args:
+        bits: 2 to 8.
+        symmetric: whether the range is the same on both sides of 0.
+        per_channel: whether each filter has its own range, or the layer one.
+
+    Raises:
+        ValueError: ``bits`` out of range.
+    """
+
+    percentile: float = 100.0
+
+    def __init__(self, bits: int = 8, symmetric: bool = True, per_channel: bool = True) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
+        check_flags(symmetric=symmetric, per_channel=per_channel)
+        self.symmetric = symmetric
+        self.per_channel = per_channel
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        wide_x = wide(x)
+        return Whole(*uniform_codes(wide_x, *self._range(wide_x), self._bits, self.symmetric))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        if self.percentile == 100:
+            return (grad,)
+        wide_x = wide(x)
+        low, high = self._range(wide_x)
+        return (grad * ((wide_x >= low) & (wide_x <= high)),)
+
+    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        rows = _first_rows(x) if self.per_channel else x.reshape(1, -1)
+        low, high = extent(rows, self.percentile, self.symmetric)
+        shape = -1, *[1] * (x.ndim - 1)
+        return low.view(shape), high.view(shape)
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
+
+
+class PercentileWeight(MinMaxWeight):
+    r"""Weights on uniform levels between percentiles: `MinMaxWeight` that clips the few largest.
+
+    The range ends at the weight of rank ``ceil(percentile / 100 · n)`` of the n in a filter (or in the layer), without
+    interpolation: of the magnitudes if symmetric, else of the weights, from below and from above. So of n weights
+    ``n − rank`` are clipped on a side: none of a small filter, one in a thousand with 99.9. Beyond the range weights
+    take the last level. ``dw = g · 1[low ≤ w ≤ high]`` with both ends included. Latent weights are not clipped.
+
+    ±inf takes the last level and NaN gives NaN alone, as long as the range leaves them out; else the filter is NaN.
+    A filter with so many zeros that both ends are 0 gives zeros.
+
+    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles from 99.9 on.
+
+    Args:
+        bits: 2 to 8.
+        percentile: above 50, at most 100, which is `MinMaxWeight`.
+        symmetric: whether the range is the same on both sides of 0.
+        per_channel: whether each filter has its own range, or the layer one.
+
+    Raises:
+        ValueError: ``bits`` or ``percentile`` out of range.
+    """
+
+    def __init__(
+        self, bits: int = 8, percentile: float = 99.9, symmetric: bool = True, per_channel: bool = True
+    ) -> None:
+        super().__init__(bits, symmetric, per_channel)
+        self.percentile = check_percentile(percentile)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, percentile={self.percentile}"
+
+
+class MinMaxInput(FromData[Extremes]):
+    r"""Inputs on uniform levels from the minimum to the maximum of the data that calibrated them.
+
+    The levels are those of `MinMaxWeight`, for the range ``[low, high]`` in two buffers. They come from the first
+    training batch or from `qconv.calibrate`, and then stay: the forward is a pure function, so no running average
+    moves them. Calibrate again where the inputs have drifted. Until the first time the range is [−1, 1].
+
+    ``dx = g · 1[low ≤ x ≤ high]`` with both ends included. ±inf takes the last level, NaN gives NaN, and 0 as gradient.
+    Data of equal values, as of a blank picture, are no range: it waits for the next ones. A channel of zeros takes the
+    range of the layer.
+
+    Jacob et al., arXiv:1712.05877, have a running average instead.
+
+    Args:
+        bits: 2 to 8.
+        symmetric: whether the range is the same on both sides of 0; after a ReLU it wastes a bit.
+        per_channel: whether each channel has its own range, or the layer one.
+
+    Raises:
+        ValueError: ``bits`` out of range, a ``low`` above 0 or a ``high`` below it in a checkpoint, or ``per_channel``
+            and data before `build`.
+    """
+
+    percentile: float = 100.0
+    roles = ("input",)
+    low: Tensor
+    high: Tensor
+
+    def __init__(self, bits: int = 8, symmetric: bool = False, per_channel: bool = False) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
+        check_flags(symmetric=symmetric, per_channel=per_channel)
+        self.symmetric = symmetric
+        self.per_channel = per_channel
+        self.dim: int | None = None
+        self.calibrated = False
+        self.register_buffer("low", torch.tensor(-1.0))
+        self.register_buffer("high", torch.tensor(1.0))
+
+    def build(self, channels: int, dim: int) -> None:
+        if self.per_channel:
+            self.dim = dim
+            self.low = self.low.new_full((channels,), -1.0)
+            self.high = self.high.new_full((channels,), 1.0)
+
+    def new_observer(self) -> Extremes:
+        if self.per_channel and self.dim is None:
+            raise ValueError("per_channel (=True) needs the number of channels: call build(channels, dim) first")
+        if self.percentile == 100:
+            return Extremes(self.dim, self.symmetric)
+        return Percentiles(self.percentile, self.dim, self.symmetric)
+
+    def start(self, observer: Extremes) -> bool:
+        low, high = observer.extent()
+        if (low == high).all():
+            return False
+        empty = low == high
+        self.low.copy_(torch.where(empty, low.amin(), low).view(self.low.shape))
+        self.high.copy_(torch.where(empty, high.amax(), high).view(self.high.shape))
+        return True
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.low, self.high
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        wide_x = wide(x)
+        return Whole(*uniform_codes(wide_x, *self._range(wide_x, *tensors), self._bits, self.symmetric))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        wide_x = wide(x)
+        low, high = self._range(wide_x, *tensors)
+        return grad * ((wide_x >= low) & (wide_x <= high)), None, None
+
+    def _range(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = (end.to(x.dtype) for end in (low, high))
+        if self.dim is None:
+            return low, high
+        shape = [1] * x.ndim
+        shape[self.dim] = -1
+        return low.view(shape), high.view(shape)
+
+    def rules(self) -> dict[str, Rule]:
+        return {
+            "low": (lambda low: (low <= 0) & low.isfinite(), "in the checkpoint must be at most 0 and finite"),
+            "high": (lambda high: (high >= 0) & high.isfinite(), "in the checkpoint must be at least 0 and finite"),
+        }
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, symmetric={self.symmetric}, per_channel={self.per_channel}"
+
+
+class PercentileInput(MinMaxInput):
+    r"""Inputs on uniform levels between percentiles: `MinMaxInput` that leaves out the few largest when it calibrates.
+
+    The range ends at the value of rank ``ceil(percentile / 100 · n)`` of the n in the calibrating data (in the
+    channel): of the magnitudes if symmetric, else of the values, from below and from above. It is exact for one batch;
+    several are counted in bins (2^8 for a factor of 2, 2^4 with ``per_channel``), so that none has to be kept. Where
+    both ends are 0 it waits for the next batch. All else is as there.
+
+    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles from 99.9 on.
+
+    Args:
+        bits: 2 to 8.
+        percentile: above 50, at most 100, which is `MinMaxInput`.
+        symmetric: whether the range is the same on both sides of 0.
+        per_channel: whether each channel has its own range, or the layer one.
+
+    Raises:
+        ValueError: as `MinMaxInput`, or ``percentile`` out of range.
+    """
+
+    def __init__(
+        self, bits: int = 8, percentile: float = 99.9, symmetric: bool = False, per_channel: bool = False
+    ) -> None:
+        super().__init__(bits, symmetric, per_channel)
+        self.percentile = check_percentile(percentile)
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, percentile={self.percentile}"
+
+
+def _first_rows(x: Tensor) -> Tensor:
+    """``x`` with all dimensions after the first in one."""
+    return x.flatten(1) if x.ndim > 1 else x[:, None]
+
+
+@named
+def minmax(
+    weight_bits: int = 8,
+    input_bits: int | None = 8,
+    symmetric: bool = True,
+    input_symmetric: bool = False,
+    per_channel: bool = True,
+) -> Scheme:
+    """Plain fake quantization from minimum to maximum (arXiv:1712.05877, arXiv:1806.08342).
+
+    Args:
+        weight_bits: 2 to 8.
+        input_bits: 2 to 8; None leaves the input float. Its range comes from the first training batch or `calibrate`.
+        symmetric: whether the range of the weight is the same on both sides of 0.
+        input_symmetric: whether that of the input is.
+        per_channel: whether each filter has a range of its own; the input has one for the layer.
+    """
+    check_bits("weight_bits", weight_bits, 2, method="minmax")
+    check_flags(input_symmetric=input_symmetric)
+    return Scheme(
+        input=of_input(MinMaxInput, input_bits, input_symmetric, low=2, method="minmax"),
+        weight=partial(MinMaxWeight, weight_bits, symmetric, per_channel),
+    )
+
+
+@named
+def percentile(
+    weight_bits: int = 8,
+    input_bits: int | None = 8,
+    percentile: float = 99.9,
+    symmetric: bool = True,
+    input_symmetric: bool = False,
+    per_channel: bool = True,
+) -> Scheme:
+    """Fake quantization on the range that ends at a percentile (arXiv:1809.04191); all else as in `minmax`.
+
+    Args:
+        weight_bits: 2 to 8.
+        input_bits: 2 to 8; None leaves the input float.
+        percentile: above 50, at most 100, of weights and of inputs.
+        symmetric: whether the range of the weight is the same on both sides of 0.
+        input_symmetric: whether that of the input is.
+        per_channel: whether each filter has a range of its own; the input has one for the layer.
+    """
+    check_bits("weight_bits", weight_bits, 2, method="percentile")
+    check_flags(input_symmetric=input_symmetric)
+    return Scheme(
+        input=of_input(PercentileInput, input_bits, percentile, input_symmetric, low=2, method="percentile"),
+        weight=partial(PercentileWeight, weight_bits, percentile, symmetric, per_channel),
+    )

@@ -1,0 +1,93 @@
+"""PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
+
+from functools import partial
+
+from torch import Tensor
+
+from ..checks import check_bits, check_numbers
+from ..quantizers.base import Quantizer, Whole
+from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
+from ..quantizers.part import POSITIVE, Rule
+from ..scheme import Scheme, named, of_input
+from .dorefa import DoReFaWeight
+
+
+class PACT(Quantizer):
+    r"""Activations in [0, alpha], alpha learned, one for a layer.
+
+    ``x_q = round(n · clamp(x, 0, alpha) / alpha) · alpha / n`` with ``n = 2^b − 1``, half to even; one bit gives {0,
+    alpha}. ``dx = g · 1[0 ≤ x < alpha]`` and ``dalpha = Σ g · 1[x ≥ alpha]``: at x = 0 the gradient goes to x, at x =
+    alpha to alpha alone. (Bitorch gives it to both there.) ±inf gives alpha or 0. NaN gives NaN, and 0 in both
+    gradients.
+
+    With 4 bits and more alpha starts at 8, as in the paper (re-implementations start at 10); with fewer at
+    ``8 · n / 15``, where the step is that of 4 bits: 8 would make a step of 8/3 with 2 bits and of 8 with one, and all
+    that is below its half becomes 0, which is everything behind a Hardtanh; alpha gets no gradient then. A number
+    starts there with any bits. The paper needs weight decay on alpha, with the coefficient of the weights: it pulls
+    alpha down, for the gradient through the clipped values hardly does. So leave alpha in the optimizer's group of the
+    weights. After each step alpha is at least 2^-20.
+
+    The paper's weights are DoReFa's, and its first and last layer stay float. (SAWB, the authors' later quantizer of
+    weights, is not here.)
+
+    Args:
+        bits: 1 to 8.
+        alpha: the first bound; None is ``min(8, 8 · n / 15)``.
+
+    Raises:
+        ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
+    """
+
+    kept = ("alpha",)
+    roles = ("input",)
+
+    def __init__(self, bits: int = 4, alpha: float | None = None) -> None:
+        super().__init__()
+        self.bits = check_bits("bits", bits)
+        check_numbers(alpha=alpha)
+        if alpha is None:
+            alpha = min(8.0, 8.0 * (2**self.bits - 1) / 15)
+        if not SMALLEST <= alpha < float("inf"):
+            raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
+        self.alpha = learned(float(alpha))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return scalars(self.alpha)
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        """Whole numbers from 0 to n, and the step alpha / n."""
+        count = 2**self.bits - 1
+        wide_x = wide(x)
+        bound = tensors[0].to(wide_x.dtype)
+        # Divided before it is multiplied, so that alpha itself is exactly n steps.
+        ratio = (wide_x / bound).clamp_(0, 1)
+        return Whole(ratio.mul_(count).round_(), bound / count)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        (alpha,) = tensors
+        wide_x = wide(x)
+        bound = alpha.to(wide_x.dtype)
+        above = wide_x >= bound
+        grad_alpha = (grad.to(wide_x.dtype) * above).sum().to(alpha.dtype)
+        return grad * ((x >= 0) & (wide_x < bound)), grad_alpha
+
+    def after_step_(self, x: Tensor | None) -> None:
+        clamp_trained_(self.alpha, SMALLEST)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"alpha": POSITIVE}
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}"
+
+
+@named
+def pact(weight_bits: int = 4, input_bits: int | None = 4, alpha: float | None = None) -> Scheme:
+    """PACT: inputs clipped at a learned bound that starts at ``alpha``, the weights of `dorefa` (arXiv:1805.06085).
+
+    ``input_bits=None`` leaves the input float. Without ``alpha`` the bound starts at 8 as in the paper, and lower with
+    less than 4 bits (`qconv.quantizers.PACT`). It needs weight decay; the paper leaves the first and the last layer
+    float.
+    """
+    check_bits("weight_bits", weight_bits)
+    return Scheme(input=of_input(PACT, input_bits, alpha), weight=partial(DoReFaWeight, weight_bits))

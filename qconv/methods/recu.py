@@ -1,0 +1,187 @@
+"""ReCU: weights clamped at a quantile, which revives those that never change sign (Xu et al., arXiv:2103.12369)."""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_numbers
+from ..quantizers.base import Whole
+from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
+from ..quantizers.numbers import set_parameter, wide
+from ..quantizers.part import Rule
+from ..quantizers.signs import Binary, sign
+from ..quantizers.stochastic import uniform
+from ..quantizers.surrogates import ApproxSign, Make, Straight, Surrogate, chosen
+from ..scheme import Scheme, named
+
+EPS = 1e-5
+"""What is added to variances."""
+FACTOR = 2 * math.sqrt(2)
+"""The constant of the authors' code in the standardized weights."""
+
+
+class ReCUWeight(Binary):
+    r"""Binary weights of ReCU, the rectified clamp unit.
+
+    ``w1 = 2√2 · (w − mean_c) / sqrt(var_c + 1e-5)`` over filter c (var with n − 1); ``Q = −mean |w1| · ln(2 − 2 tau)``,
+    the mean over the whole layer, a constant in the gradient; ``w2 = clamp(w1, −Q, Q)``; ``w_q = alpha_c · sign(w2)``,
+    ``sign(±0) = +1``. alpha is learned, and equals a factor of the output.
+
+    ``dalpha_c = Σ g · sign(w2)`` over the filter; ``dw1 = alpha_c · g · d(w1) · 1[|w1| ≤ Q]``, where ties at ±Q pass
+    and the surrogate is that of the sign, for ReCU ``d = 1``; dw follows through mean and variance. Latent weights are
+    not clipped.
+
+    tau is a schedule: ``tau = A · e^progress + B``, ``A = (tau_max − tau_min) / (e − 1)``, ``B = tau_min − A``, from
+    tau_min = 0.85 at the start to tau_max = 0.99 at the end. The paper divides by the scale of a Laplace distribution
+    instead of the constant 2√2 of the code, from which the published 87.5 % (ResNet-20, W1A1) come. There alpha starts
+    at random numbers from [0, 1) (``scale_init="uniform"``; here keyed by the weight), and has weight decay;
+    ``"mean"`` starts at the filter's ``mean |w|``.
+
+    A constant filter, one of zeros among them, and one of one element have ``w1 = 0`` and so give +alpha_c; dw is
+    finite, and 0 with one element. A NaN or an inf gives its filter arbitrary signs and NaN as gradient, and makes Q
+    NaN, so that all other filters get 0.
+
+    Args:
+        tau_min: tau at the start of training.
+        tau_max: tau at its end.
+        scale_init: ``"uniform"`` or ``"mean"``.
+        surrogate: makes what stands for the derivative of the sign.
+
+    Raises:
+        ValueError: not ``0.5 < tau_min <= tau_max < 1`` (Q would be negative or infinite), or ``scale_init`` is none
+            of the two.
+    """
+
+    roles = ("weight",)
+    alpha: nn.Parameter
+    tau: Tensor
+
+    def __init__(
+        self,
+        tau_min: float = 0.85,
+        tau_max: float = 0.99,
+        scale_init: Literal["uniform", "mean"] = "uniform",
+        surrogate: Callable[[], Surrogate] = Straight,
+    ) -> None:
+        super().__init__(surrogate)
+        check_numbers(tau_min=tau_min, tau_max=tau_max)
+        if not 0.5 < tau_min <= tau_max < 1:
+            raise ValueError(
+                f"tau_min (={tau_min}) must be above 0.5 and at most tau_max (={tau_max}), and that below 1"
+            )
+        if scale_init not in ("uniform", "mean"):
+            raise ValueError(f"scale_init (={scale_init!r}) must be 'uniform' or 'mean'")
+        self.tau_min, self.tau_max = tau_min, tau_max
+        self.scale_init = scale_init
+        self.register_parameter("alpha", None)
+        self.register_buffer("tau", torch.tensor(tau_min))
+
+    def initialize(self, x: Tensor) -> None:
+        if self.scale_init == "mean":
+            self.alpha = set_parameter(self.alpha, filter_scale(x).flatten())
+            return
+        # Keyed by the weight, which all processes share, and not from torch's generator, which they do not: a stage
+        # that begins in the middle of a distributed run must begin alike.
+        key = x.detach().double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6).abs().sum().mul(2**20).long()
+        drawn = uniform(torch.Size((x.shape[0],)), key, torch.zeros_like(key), x.device)
+        self.alpha = set_parameter(self.alpha, drawn.to(x.dtype))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.alpha, self.tau, *super().tensors()
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(_standardized(x)), per_filter(tensors[0], x))  # no clamp changes a sign
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        alpha, tau, *schedule = tensors
+        standard = standardize(x, eps=EPS)
+        w1 = standard.values * FACTOR
+        bound = w1.abs().sum() / max(w1.numel(), 1) * -torch.log(2 - 2 * tau)
+        scale = per_filter(alpha, x)
+        grad_sign = wide(grad)
+        grad_alpha = (grad_sign * sign(w1)).sum_to_size(scale.shape).view_as(alpha).to(alpha.dtype)
+        grad_w1 = self.surrogate.backward(grad_sign * scale, w1, *schedule) * (w1.abs() <= bound)
+        grad_x = standardize_backward(grad_w1 * FACTOR, standard).to(x.dtype)
+        return grad_x, grad_alpha, None, *(None for _ in schedule)
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        super().set_progress_(progress, x)
+        factor = (self.tau_max - self.tau_min) / (math.e - 1)
+        self.tau.fill_(factor * math.exp(progress) + self.tau_min - factor)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"tau": (lambda tau: (tau >= 0.5) & (tau < 1), "in the checkpoint must be from 0.5 to below 1")}
+
+    def extra_repr(self) -> str:
+        return f"tau_min={self.tau_min}, tau_max={self.tau_max}, scale_init={self.scale_init!r}"
+
+
+class ReCUInput(Binary):
+    r"""Signs of the input, as `Sign`, whose gradient in training is taken at the normalized input.
+
+    ``x_q = sign(x)``, ``sign(±0) = +1``. In training ``x̃ = x / sqrt(var + 1e-5)`` with the variance (n − 1) of each
+    sample, dimension 0 of the input; it isn't centred, so its sign is that of x. ``dx̃ = g · d(x̃)`` with the surrogate's
+    ``d = max(2 − 2|x̃|, 0)``, and ``dx = r · (dx̃ − r² · (x − mean)/(n − 1) · Σ_j dx̃_j x_j)`` with
+    ``r = 1 / sqrt(var + 1e-5)``, through the variance. In evaluation ``dx = g · d(x)``.
+
+    ±inf gives ±1, NaN one of the two; either makes the gradient of its sample NaN. In a sample that is constant or has
+    one element the variance is 0.
+
+    Args:
+        surrogate: makes what stands for the derivative of the sign.
+    """
+
+    signs = True
+
+    def __init__(self, surrogate: Callable[[], Surrogate] = ApproxSign) -> None:
+        super().__init__(surrogate)
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        return Whole(sign(x))
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        none = (None,) * len(tensors)
+        if not self.training:
+            return self.surrogate.backward(grad, x, *tensors), *none
+        wide_x = wide(x)
+        shape = (x.shape[0] if x.ndim > 1 else 1, *[1] * (x.ndim - 1))
+        count = x.numel() // max(shape[0], 1)
+        centered = wide_x - wide_x.sum_to_size(shape) / max(count, 1)
+        variance = centered.square().sum_to_size(shape) / max(count - 1, 1)
+        inverse = 1 / (variance + EPS).sqrt()
+        grad_normal = self.surrogate.backward(wide(grad), wide_x * inverse, *tensors)
+        slope = (grad_normal * wide_x).sum_to_size(shape) * inverse.square() / max(count - 1, 1)
+        return ((grad_normal - centered * slope) * inverse).to(x.dtype), *none
+
+
+def _standardized(x: Tensor) -> Tensor:
+    return standardize(x, eps=EPS).values
+
+
+@named
+def recu(
+    tau_min: float = 0.85,
+    tau_max: float = 0.99,
+    scale_init: Literal["uniform", "mean"] = "uniform",
+    padding_value: int = 0,
+    *,
+    surrogate: Make | None = None,
+    weight_surrogate: Make | None = None,
+) -> Scheme:
+    """ReCU, W1A1: standardized weights clamped at a quantile, a learned scale (arXiv:2103.12369).
+
+    ``tau_min``, ``tau_max`` and ``scale_init`` are those of `qconv.methods.recu.ReCUWeight`.
+
+    Raises:
+        ValueError: not ``0.5 < tau_min <= tau_max < 1``, or ``scale_init`` is none of the two.
+        TypeError: a surrogate that is none.
+    """
+    return Scheme(
+        input=partial(ReCUInput, chosen(surrogate, ApproxSign)),
+        weight=partial(ReCUWeight, tau_min, tau_max, scale_init, chosen(weight_surrogate, Straight)),
+        padding_value=padding_value,
+    )

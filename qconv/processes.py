@@ -1,0 +1,155 @@
+"""The processes of a distributed run: sums over them, and places where they meet before they exchange numbers.
+
+A collective pairs up whatever the processes are at, or waits for one that never comes. `meet` finds out before, through
+the group's key-value store, whether all are at the same place.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import distributed_c10d
+
+WATCHED = 8
+"""How many of the others a process that waits looks at one by one, so that many processes don't overwhelm the store."""
+PAUSE = 0.2
+"""Seconds between two looks."""
+
+
+def is_distributed() -> bool:
+    """Whether this is one of the processes of a run of `torch.distributed`."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
+    """The sums over all processes, which must all call it; without `torch.distributed` the numbers themselves.
+
+    ``device`` is one whose tensors the processes can exchange: NCCL's are on the GPU.
+    """
+    if not is_distributed():
+        return numbers
+    sums = torch.tensor(numbers, dtype=torch.long, device=device)
+    dist.all_reduce(sums)
+    return sums.tolist()
+
+
+def mean_over_processes(tensors: Iterable[Tensor], mine: bool, count: int) -> None:
+    """Set floating-point tensors, in place, to their mean over the ``count`` processes for which ``mine`` is True.
+
+    All processes must call it; without `torch.distributed` the tensors stay.
+    """
+    if is_distributed():
+        for tensor in tensors:
+            if tensor.is_floating_point():
+                dist.all_reduce(tensor if mine else tensor.zero_())
+                tensor.div_(count)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` holds the parameters of ``module``: what a forward writes to them is lost behind it."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return False
+    from torch.distributed._composable_state import _module_state_mapping  # a module doesn't know what it is part of
+    from torch.distributed.fsdp import FSDPModule
+
+    return any(isinstance(each, FSDPModule) and module in set(each.modules()) for each in list(_module_state_mapping))
+
+
+def whole(x: Tensor) -> Tensor:
+    """``x``; of a shard that ``fully_shard`` left to this process the whole, for which all of them must call it."""
+    full: Any = getattr(x, "full_tensor", None)
+    return x if full is None else full()
+
+
+def write_whole_(x: Tensor, values: Tensor) -> None:
+    """Write ``values`` into ``x``, in place, or this process's part of them into its shard."""
+    if hasattr(x, "full_tensor"):
+        from torch.distributed.tensor import distribute_tensor
+
+        shard: Any = x
+        values = distribute_tensor(values, shard.device_mesh, shard.placements, src_data_rank=None)
+    x.copy_(values)
+
+
+def meet(place: str, where: str) -> None:
+    """Wait until all processes are at ``place``; nothing without `torch.distributed`.
+
+    Each process counts its calls, and the same call of all must be at the same place. One that makes no call in a step
+    leaves no trace in the store, and is waited for until the timeout: a shorter one of the meeting's own would refuse
+    processes that are late for a good reason, as they compile or read their first batch.
+
+    Args:
+        place: what must be equal.
+        where: what a message calls it: a layer, a function.
+
+    Raises:
+        RuntimeError: another process is at another place, has gone on to the backward, or has not come within the
+            timeout of the process group.
+    """
+    store = _store()
+    if store is None:
+        return
+    rank, size = dist.get_rank(), dist.get_world_size()
+    turn = store.add(f"qconv/{rank}/turns", 1)
+    store.set(f"qconv/{rank}/{turn}", f"{where}\n{place}")
+    keys = [f"qconv/{other}/{turn}" for other in range(size)]
+    watched = [(rank + ahead) % size for ahead in range(1, min(size, WATCHED + 1))]
+    until = time.monotonic() + store.timeout.total_seconds()
+    pause = 1e-3
+    while not store.check(keys):
+        time.sleep(pause)
+        pause = min(2 * pause, PAUSE)
+        if pause < PAUSE:
+            continue
+        for other in watched:
+            if store.check([f"qconv/{other}/{turn}"]):
+                _compare(store, other, turn, place, where)
+            elif _backward_after(store, other) == turn - 1 > _backward_after(store, rank):
+                raise _apart(where, f"process {other} has gone on to the backward without it")
+        if time.monotonic() > until:
+            missing = [other for other in range(size) if not store.check([f"qconv/{other}/{turn}"])]
+            raise _apart(where, f"process {missing[0]} has not come there within {store.timeout}")
+    for other in range(size):
+        if other != rank:
+            _compare(store, other, turn, place, where)
+
+
+def leaving() -> Callable[[object], None]:
+    """What a hook of the gradient calls: tells those that wait in `meet` that this process has gone on."""
+
+    def mark(grad: object) -> None:
+        if (store := _store()) is not None:
+            rank = dist.get_rank()
+            store.set(f"qconv/{rank}/backward", str(store.add(f"qconv/{rank}/turns", 0)))
+
+    return mark
+
+
+def _store() -> Any:
+    """The store of the processes; None where there are no others."""
+    if not is_distributed() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
+        return None
+    return distributed_c10d._get_default_store()  # there is no public way to it
+
+
+def _backward_after(store: Any, rank: int) -> int:
+    """The number of turns after which that process last was in the backward; -1 if it never was."""
+    key = f"qconv/{rank}/backward"
+    return int(store.get(key)) if store.check([key]) else -1
+
+
+def _compare(store: Any, other: int, turn: int, place: str, where: str) -> None:
+    there, found = store.get(f"qconv/{other}/{turn}").decode().split("\n", 1)
+    if found != place:
+        raise _apart(where, f"process {other} is at {there}")
+
+
+def _apart(where: str, why: str) -> RuntimeError:
+    return RuntimeError(
+        f"{where}: its range is the mean over all processes, but {why}: where processes take different paths, call "
+        "qconv.calibrate(model, batches) in all of them before training"
+    )

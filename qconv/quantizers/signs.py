@@ -1,0 +1,59 @@
+"""Signs: the function with two values, and the base of the quantizers that make them."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .base import Quantizer, is_plain_cpu
+from .surrogates import Surrogate
+
+_INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def sign(x: Tensor) -> Tensor:
+    """The sign with two values: +1 where ``x >= 0``, at -0.0 too, else -1; a NaN gives one of the two. Has no gradient.
+
+    Example:
+        >>> sign(torch.tensor([-2.0, -0.0, 0.0, 0.5]))
+        tensor([-1.,  1.,  1.,  1.])
+    """
+    if torch.compiler.is_compiling():
+        return torch.where(x < 0, -1.0, 1.0).to(x.dtype)  # Inductor fuses this, and would take `x + 0.0` for `x`
+    # On the CPU copysign and addition cost what a copy costs; comparisons and `where` are not vectorized and cost ten
+    # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one costs less than adding.
+    x = x.detach()
+    one = torch.ones((), dtype=x.dtype, device=x.device)
+    if is_plain_cpu(x) and not _has_negative_zero(x):
+        return torch.copysign(one, x)
+    positive_zero = x + 0.0
+    return torch.copysign(one, positive_zero, out=positive_zero)
+
+
+def _has_negative_zero(x: Tensor) -> bool:
+    """Whether -0.0 is among the values: as an integer of the same bits it is the smallest one."""
+    bits = x.view(_INTEGER[x.element_size()])
+    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        bits = bits.movedim(1, -1)  # contiguous: a reduction over other strides is slower than the addition
+    return x.numel() > 0 and bits.min().item() == torch.iinfo(bits.dtype).min
+
+
+class Binary(Quantizer):
+    """Base of quantizers with two values for each scale: holds the surrogate of the sign and moves its schedule.
+
+    Args:
+        surrogate: makes what stands for the derivative of the sign (`qconv.quantizers.surrogates`).
+    """
+
+    bits = 1
+    code_dtype = torch.int8
+
+    def __init__(self, surrogate: Callable[[], Surrogate]) -> None:
+        super().__init__()
+        self.surrogate = surrogate()
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.surrogate.tensors()
+
+    def set_progress_(self, progress: float, x: Tensor | None) -> None:
+        self.surrogate.set_progress_(progress)

@@ -1,0 +1,172 @@
+"""What a scheme is: which quantizer a layer puts on its input, its weight and its output gradient."""
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial, wraps
+from typing import Literal, ParamSpec
+
+import torch
+
+from .checks import check_bits, check_flags, check_padding_value
+from .quantizers.base import Quantizer
+from .quantizers.identity import Identity
+from .quantizers.surrogates import Surrogate
+
+Factory = Callable[[], Quantizer]
+P = ParamSpec("P")
+SURROGATES = ("surrogate", "weight_surrogate")
+BITS = ("weight_bits", "input_bits", "format", "input_format")
+"""The arguments that say how many bits there are."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """What a quantized layer is made of. Every layer calls the factories for quantizers of its own.
+
+    Factories are classes or `functools.partial` objects rather than lambdas, so that a layer can be pickled. Each is
+    called once here, so that what can't be made or combined is told at once; no random numbers are used up.
+
+    Attributes:
+        name: how the scheme is written, for tables and messages; without one, by its quantizers.
+        input: makes the quantizer of the input.
+        weight: makes the quantizer of the weight.
+        grad: makes the quantizer of the output's gradient; None leaves the gradient as it is.
+        backward_weight: the weight at which the gradient of the input is taken: ``"quantized"`` as published, or
+            ``"float"``, the latent one.
+        padding_value: what zero-padding convolutions pad the quantized input with: 0, or +1 or -1 where the input is
+            made of these.
+        scale_map: multiply the output by XNOR-Net's map K of input magnitudes, where the input's quantizer leaves only
+            signs.
+
+    Raises:
+        ValueError: ``backward_weight`` or ``padding_value`` is none of the values above; a quantizer in a place for
+            which it isn't (`Quantizer.roles`); ``padding_value`` or ``scale_map`` with an input that isn't ±1;
+            ``"float"`` with a weight that learned tensors replace.
+        TypeError: a quantizer in place of what makes one, what makes something else, or a ``scale_map`` that is no
+            bool.
+    """
+
+    name: str = ""
+    input: Factory = Identity
+    weight: Factory = Identity
+    grad: Factory | None = None
+    backward_weight: Literal["quantized", "float"] = "quantized"
+    padding_value: int = 0
+    scale_map: bool = False
+
+    def __post_init__(self) -> None:
+        if self.backward_weight not in ("quantized", "float"):
+            raise ValueError(f"backward_weight (={self.backward_weight!r}) must be 'quantized' or 'float'")
+        check_padding_value(self.padding_value)
+        check_flags(scale_map=self.scale_map)
+        # Streams draw a key on the CPU, which is thrown away with what is made here.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            input, weight = _made("input", self.input), _made("weight", self.weight)
+            if self.grad is not None:
+                _made("grad", self.grad)
+        if not self.name:
+            object.__setattr__(self, "name", f"Scheme(input={input}, weight={weight})")
+        if self.backward_weight == "float" and weight.replaces_weight:
+            raise ValueError(
+                f"backward_weight (='float') must be 'quantized' with {type(weight).__name__}: "
+                "it learns other tensors in place of the float weight"
+            )
+        signs = any(part.signs for part in input.modules() if isinstance(part, Quantizer))  # of some stage
+        if self.padding_value != 0 and not signs:
+            raise ValueError(f"padding_value (={self.padding_value}) must be 0: {input} doesn't make the input ±1")
+        if self.scale_map and not signs:
+            raise ValueError(f"scale_map (=True) needs an input that is only signs: {input} keeps magnitudes itself")
+
+    def with_grad(self, grad: Factory | None) -> "Scheme":
+        """This scheme with another quantizer of the output's gradient, or with none.
+
+        Raises:
+            TypeError: ``grad`` makes no quantizer, or is one.
+
+        Example:
+            >>> qconv.schemes.bnn().with_grad(qconv.quantizers.DoReFaGradient).name
+            'bnn() + grad DoReFaGradient(bits=6)'
+        """
+        plain, _, _ = self.name.partition(" + grad ")
+        if grad is None:
+            return replace(self, name=plain, grad=None)
+        if not callable(grad) or isinstance(grad, Quantizer):
+            raise TypeError(
+                f"grad_quantizer (={grad}) must make a quantizer: give a class or a functools.partial of one"
+            )
+        with torch.random.fork_rng(devices=[]):  # its key is drawn, and thrown away with it
+            made = grad()
+        if not isinstance(made, Quantizer):
+            raise TypeError(f"grad_quantizer (={grad}) must make a quantizer, not {type(made).__name__}")
+        return replace(self, name=f"{plain} + grad {made}", grad=grad)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _made(role: str, factory: Factory) -> Quantizer:
+    """What the factory makes, if it is a quantizer for ``role``."""
+    if isinstance(factory, Quantizer):
+        raise TypeError(f"{role} (={factory}) must make a quantizer, not be one: give the class or a partial")
+    made = factory() if callable(factory) else factory
+    if not isinstance(made, Quantizer):
+        raise TypeError(f"{role} (={factory}) must make a quantizer, not {type(made).__name__}")
+    if role not in made.roles:
+        raise ValueError(f"{role} (={made}) must make a quantizer for {role}, not one for {' or '.join(made.roles)}")
+    return made
+
+
+def identity() -> Scheme:
+    """No quantization: the layer computes what its ``torch.nn`` twin computes."""
+    return Scheme("identity()")
+
+
+def of_input(
+    quantizer: type[Quantizer], input_bits: int | None, *arguments: object, low: int = 1, method: str = ""
+) -> Factory:
+    """Makes the quantizer of the input of so many bits, at least ``low``; `Identity` for None.
+
+    Raises:
+        ValueError: ``input_bits`` out of range, for this ``method``.
+    """
+    if input_bits is None:
+        return Identity
+    return partial(quantizer, check_bits("input_bits", input_bits, low, method=method), *arguments)
+
+
+def named(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
+    """Decorate a function that makes a scheme: its call is the scheme's name, ``lsq(weight_bits=2, input_bits=4)``.
+
+    The name has the arguments that differ from their defaults, and always those that say how many bits there are. What
+    makes a surrogate is written as that surrogate.
+
+    Raises:
+        TypeError: from the function, if ``surrogate`` or ``weight_surrogate`` makes no surrogate.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def make(*args: P.args, **kwargs: P.kwargs) -> Scheme:
+        surrogates = {name: _surrogate(name, kwargs[name]) for name in SURROGATES if kwargs.get(name) is not None}
+        made = function(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        shown = []
+        for name, value in {**bound.arguments, **surrogates}.items():
+            plain = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+            if name in BITS or plain != signature.parameters[name].default:
+                shown.append(f"{name}={plain}")
+        return replace(made, name=f"{function.__name__}({', '.join(shown)})")
+
+    return make
+
+
+def _surrogate(name: str, make: object) -> Surrogate:
+    made = make() if callable(make) and not isinstance(make, Surrogate) else None
+    if not isinstance(made, Surrogate):
+        raise TypeError(
+            f"{name} (={make}) must make a surrogate: give a class of qconv.quantizers.surrogates or a "
+            "functools.partial of one"
+        )
+    return made

@@ -1,0 +1,19 @@
+"""Schemes: which quantizer a layer puts on its input, its weight and its output gradient.
+
+A scheme is plain data, and a published one is a plain function of `qconv.methods`. Write your own by calling `Scheme`
+with your quantizers.
+"""
+
+from . import methods
+from .methods import *  # noqa: F403  # a method is imported by one line, in methods/__init__.py
+from .scheme import Factory as Factory, Scheme as Scheme, identity as identity
+
+__all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
+    "Scheme",
+    "identity",
+    *(name for name, each in vars(methods).items() if getattr(each, "__annotations__", {}).get("return") is Scheme),
+]
+
+
+def __dir__() -> list[str]:
+    return __all__

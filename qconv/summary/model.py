@@ -1,0 +1,233 @@
+"""What a model consists of, layer by layer: bits, parameters, multiply-accumulates, bit operations and bytes."""
+
+import copy
+import math
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import index
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from ..layers import QuantizedLayer
+from ..layers.bypassed import Watch, forget
+from ..layers.uncalibrated import without_warnings
+from ..quantizers import Quantizer
+from .table import FLOAT_BITS, Row, Summary
+
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
+
+
+def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
+    """Print what `model` is made of as a table with its totals, and return it as data.
+
+    Arguments, errors and what is counted are those of `summarize`, which prints nothing.
+
+    Example:
+        >>> table = summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 5, 5))  # doctest: +ELLIPSIS
+        layer  type    output  scheme  bits w/in  parameters   MACs       BOPs  float bytes  packed bytes  saved bytes
+        ...
+        >>> table.macs, table.saved_bytes
+        (1944, 588)
+    """
+    result = summarize(model, input_size)
+    print(result)  # noqa: T201  # it is there to be read on the screen
+    return result
+
+
+def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
+    """Count what `model` is made of, by one forward of a batch of one, a sample of zeros.
+
+    The forward runs on a copy and with a random state of its own, so nothing of `model` changes. A parameter that
+    several modules share counts once, with the first of them; a module that is called several times counts its
+    multiply-accumulates as often.
+
+    Multiply-accumulates are those of the convolution, transposed convolution or linear layer itself, padding included.
+    Not counted are products elsewhere (attention, XNOR-Net's map of input magnitudes) and, of a deformable convolution,
+    the sampling: it counts as the convolution of its kernel, and the layer that predicts its offsets on its own.
+
+    Saved bytes are the storages that autograd keeps for the backward as the parameters of `model` require it, under
+    an autocast around this call, too. A storage counts once, with the first module that saves it in its own forward:
+    what a parent computes between its children counts with the parent. Parameters and buffers do not count, nor does
+    what a checkpointed part computes again. The forward is that of evaluation with dropout layers on, so that a sample
+    alone is enough: the statistics that batch norm keeps of a training batch, two numbers a channel, are not in it.
+
+    Args:
+        model: any module, quantized or not, that takes one tensor.
+        input_size: of one sample, without the batch: (C, H, W) for pictures.
+
+    Raises:
+        TypeError: `model` is not a module, or `input_size` not a sequence of whole numbers.
+        ValueError: `input_size` has a dimension less than 1, or the model does not take such an input; the model has
+            lazy parameters without a shape, or nothing that could be counted.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model (={model!r}) must be a torch.nn.Module")
+    size = _checked_size(input_size)
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if nn.parameter.is_lazy(tensor):
+            raise ValueError(f"model ({type(model).__name__}) has no shape for {name!r} yet: call it once before")
+    with torch.inference_mode(False):
+        trace = _trace(copy.deepcopy(model).eval(), size)
+    from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does without
+
+    packed, header = packed_sizes(model)
+    seen: set[Tensor] = set()
+    rows = []
+    for name, module in _modules(model):
+        own = _unseen([*module.parameters(recurse=False), *module.buffers(recurse=False)], seen)
+        if own or trace.macs[name] or trace.saved[name]:
+            rows.append(_row(name, module, own, trace, packed.get(name, 0)))
+    if not rows:
+        raise ValueError(f"model ({type(model).__name__}) has no parameters, buffers or layers to count")
+    return Summary(tuple(rows), header)
+
+
+def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
+    try:
+        size = tuple(index(each) for each in input_size)
+    except TypeError as error:
+        raise TypeError(
+            f"input_size (={input_size!r}) must be a sequence of whole numbers, such as (3, 32, 32)"
+        ) from error
+    if not size or min(size) < 1:
+        raise ValueError(f"input_size (={size}) must be one sample's shape, each dimension at least 1")
+    return size
+
+
+def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """All modules but the quantizers of layers: what those hold is counted with their layer."""
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+    quantizers = [child for layer in layers for child in layer.children() if isinstance(child, Quantizer)]
+    inner = {module for quantizer in quantizers for module in quantizer.modules()}
+    return [(name, module) for name, module in model.named_modules() if module not in inner]
+
+
+def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
+    """The tensors that were not met before, each once; they are remembered."""
+    new = [tensor for tensor in dict.fromkeys(tensors) if tensor not in seen]
+    seen.update(new)
+    return new
+
+
+@dataclass
+class _Trace:
+    """What one forward showed of the modules, by name.
+
+    Attributes:
+        shapes: output shape of the last call.
+        macs: multiply-accumulates of all calls.
+        saved: bytes that were first saved for the backward in the module's own forward.
+        bypassed: quantized layers that were never called, though the forward computed with their weights.
+    """
+
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    macs: Counter[str] = field(default_factory=Counter)
+    saved: Counter[str] = field(default_factory=Counter)
+    bypassed: set[str] = field(default_factory=set)
+
+
+def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
+    trace = _Trace()
+    running: list[str] = []
+    # The storages themselves, not their addresses: a freed address can be another tensor's.
+    known = {tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())}
+
+    def enter(name: str) -> Callable[..., None]:
+        return lambda module, args: running.append(name)
+
+    def leave(name: str) -> Callable[..., None]:
+        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+            running.pop()
+            if isinstance(output, Tensor):
+                trace.shapes[name] = tuple(output.shape[1:] if output.shape[:1] == (1,) else output.shape)
+                trace.macs[name] += count_macs(module, args[0] if args else kwargs.get("input"), output)
+
+        return record
+
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage not in known:
+            known.add(storage)
+            trace.saved[running[-1]] += storage.nbytes()
+        return tensor
+
+    forget(model)
+    for name, module in _modules(model):
+        module.register_forward_pre_hook(enter(name))
+        module.register_forward_hook(leave(name), with_kwargs=True, always_call=True)
+        if isinstance(module, DROPOUTS):
+            module.train()
+    floats = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
+    reference = next(floats, torch.zeros(()))
+    watch = Watch(model, [module for module in model.modules() if isinstance(module, QuantizedLayer)])
+    sample = torch.zeros(1, *input_size, dtype=reference.dtype, device=reference.device)
+    try:
+        kept = saved_tensors_hooks(save, lambda tensor: tensor)
+        with _random_state_kept(sample.device), torch.enable_grad(), without_warnings(), kept, watch:
+            model(sample)
+    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
+        raise ValueError(f"input_size (={input_size}) must be what the model takes: {error}") from error
+    trace.bypassed = {name for name, module in _modules(model) if module in watch.bypassed}
+    return trace
+
+
+def _random_state_kept(device: torch.device):
+    if device.type in ("cpu", "meta"):
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
+
+
+def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:
+    """Multiply-accumulates of one call: of a convolution, zero padding included, or of a linear layer.
+
+    ``output.numel() · in_channels / groups · prod(kernel_size)``, a deformable convolution's likewise; of a transposed
+    one ``input.numel() · out_channels / groups · prod(kernel_size)``; ``output.numel() · in_features`` of a linear one.
+    """
+    if isinstance(module, nn.Linear):
+        return output.numel() * module.in_features
+    if isinstance(module, CONVOLUTIONS):
+        return output.numel() * module.in_channels // module.groups * math.prod(module.kernel_size)
+    if isinstance(module, TRANSPOSED):
+        return input.numel() * module.out_channels // module.groups * math.prod(module.kernel_size)
+    if _is_deformable(module):
+        weight: Any = module.weight  # (C_out, C_in / groups, *kernel_size)
+        return output.numel() * weight[0].numel()
+    return 0
+
+
+def _is_deformable(module: nn.Module) -> bool:
+    """Whether it is torchvision's layer; where torchvision was never imported, nothing is."""
+    layer = getattr(sys.modules.get("torchvision.ops"), "DeformConv2d", None)
+    return layer is not None and isinstance(module, layer)
+
+
+def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, packed_bytes: int) -> Row:
+    scheme, weight_bits, input_bits, weights = "float", FLOAT_BITS, FLOAT_BITS, 0
+    if isinstance(module, QuantizedLayer) and name in trace.bypassed:
+        scheme = f"float: never called, not {module.scheme.name}"
+    elif isinstance(module, QuantizedLayer):
+        scheme, weight_bits = module.scheme.name, module.weight_quantizer.bits
+        input_bits = FLOAT_BITS if _is_deformable(module) else module.input_quantizer.bits
+        if any(tensor is module.weight for tensor in own):  # not where another layer has counted it
+            weights = module.weight.numel()
+    return Row(
+        name=name or "(model)",
+        type=type(module).__name__,
+        output_shape=trace.shapes.get(name, ()),
+        scheme=scheme,
+        weight_bits=weight_bits,
+        input_bits=input_bits,
+        parameters=sum(tensor.numel() for tensor in own if isinstance(tensor, nn.Parameter)),
+        weights=weights,
+        macs=trace.macs[name],
+        float_bytes=sum(tensor.numel() * tensor.element_size() for tensor in own),
+        packed_bytes=packed_bytes,
+        saved_bytes=trace.saved[name],
+    )

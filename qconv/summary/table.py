@@ -1,0 +1,286 @@
+"""The table of what a model consists of: rows, totals, and how they are written."""
+
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ..files import atomic_file
+
+FLOAT_BITS = 32
+TEXT_COLUMNS = 4
+HEAD = (
+    *("layer", "type", "output", "scheme", "bits w/in"),
+    *("parameters", "MACs", "BOPs", "float bytes", "packed bytes", "saved bytes"),
+)
+
+Key = TypeVar("Key", float, tuple[float, float])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One module that has parameters or buffers of its own, multiplies, or keeps something for the backward.
+
+    Attributes:
+        name: the module's name in the model.
+        type: its class.
+        output_shape: of one sample, without the batch; of a dimension 0 that is not the batch of one, with it.
+        scheme: of a quantized layer; "float" of any other.
+        weight_bits: information per weight; 32 where it is not quantized, whatever the dtype.
+        input_bits: information per input value; 32 where it is not quantized, whatever the dtype, and in deformable
+            layers, which multiply the weight with values between those of the quantized input.
+        parameters: of the float layer: weight and bias, without the tensors that its quantizers learn.
+        weights: how many of the parameters are a quantized layer's weights, of `weight_bits`; the others have 32.
+        macs: multiply-accumulates for one sample; of convolutions and linear layers, others count 0.
+        float_bytes: parameters and buffers as the float layer stores them.
+        packed_bytes: of its tensors in the file of `qconv.save_packed`: a quantized weight in its bits, its scales, and
+            what the quantizer of the input has learned; all else as it is, but for batch norm's count of batches.
+        saved_bytes: what autograd keeps of one sample for the backward: see `summarize`.
+    """
+
+    name: str
+    type: str
+    output_shape: tuple[int, ...]
+    scheme: str
+    weight_bits: float
+    input_bits: float
+    parameters: int
+    weights: int
+    macs: int
+    float_bytes: int
+    packed_bytes: int
+    saved_bytes: int
+
+    @property
+    def parameters_by_bits(self) -> dict[float, int]:
+        """The number of parameters of each bit width."""
+        counts = Counter({self.weight_bits: self.weights})
+        counts[FLOAT_BITS] += self.parameters - self.weights
+        return _without_zeros(counts)
+
+    @property
+    def macs_by_bits(self) -> dict[tuple[float, float], int]:
+        """The multiply-accumulates of each pair (weight bits, input bits)."""
+        return _without_zeros({(self.weight_bits, self.input_bits): self.macs})
+
+    @property
+    def bops(self) -> int:
+        """Bit operations, ``macs · weight_bits · input_bits``, rounded where bits are no whole number.
+
+        So counts Bayesian Bits (arXiv:2005.07093); float counts as 32 bits, 1024 operations a multiply-accumulate.
+        Papers on binary networks often give ``OPs = binary macs / 64 + float macs`` instead: take `macs_by_bits`.
+        """
+        return round(self.macs * self.weight_bits * self.input_bits)
+
+
+@dataclass(frozen=True, repr=False)
+class Summary:
+    """The rows of a model in the order of its modules, and their totals; ``str`` of it is a table.
+
+    Attributes:
+        rows: the modules.
+        header_bytes: what the packed file says of them: names, shapes, how each weight is stored.
+    """
+
+    rows: tuple[Row, ...]
+    header_bytes: int = 0
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of the float model."""
+        return sum(row.parameters for row in self.rows)
+
+    @property
+    def parameters_by_bits(self) -> dict[float, int]:
+        """The number of parameters of each bit width, from few bits to many."""
+        return _added(row.parameters_by_bits for row in self.rows)
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one sample."""
+        return sum(row.macs for row in self.rows)
+
+    @property
+    def macs_by_bits(self) -> dict[tuple[float, float], int]:
+        """The multiply-accumulates of each pair (weight bits, input bits), from few bits to many."""
+        return _added(row.macs_by_bits for row in self.rows)
+
+    @property
+    def bops(self) -> int:
+        """Bit operations of one sample: the sum of `Row.bops`."""
+        return sum(row.bops for row in self.rows)
+
+    @property
+    def float_bytes(self) -> int:
+        """Bytes of the float model."""
+        return sum(row.float_bytes for row in self.rows)
+
+    @property
+    def packed_bytes(self) -> int:
+        """Bytes of the file that `qconv.save_packed` writes: the rows' and the header."""
+        return self.header_bytes + sum(row.packed_bytes for row in self.rows)
+
+    @property
+    def compression(self) -> float:
+        """``float_bytes / packed_bytes``; 1 for a model that stores nothing."""
+        return self.float_bytes / self.packed_bytes if self.packed_bytes else 1.0
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes that autograd keeps of one sample for the backward."""
+        return sum(row.saved_bytes for row in self.rows)
+
+    def totals(self) -> dict[str, Any]:
+        """All totals as plain data: bits are keys such as ``"1"`` of parameters and ``"1x32"`` of MACs."""
+        return {
+            "parameters": self.parameters,
+            "parameters_by_bits": _labelled(self.parameters_by_bits),
+            "macs": self.macs,
+            "macs_by_bits": _labelled(self.macs_by_bits),
+            "bops": self.bops,
+            "float_bytes": self.float_bytes,
+            "packed_bytes": self.packed_bytes,
+            "compression": self.compression,
+            "saved_bytes": self.saved_bytes,
+        }
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """``{"rows": [...], "totals": {...}}``: a row's fields with `Row.bops` and the counts by bits, and `totals`.
+
+        Args:
+            path: where to write it, too. The file is replaced as a whole or not at all.
+
+        Returns:
+            The text.
+
+        Raises:
+            FileNotFoundError: the folder of ``path`` does not exist.
+        """
+        rows = [
+            {
+                **asdict(row),
+                "bops": row.bops,
+                "parameters_by_bits": _labelled(row.parameters_by_bits),
+                "macs_by_bits": _labelled(row.macs_by_bits),
+            }
+            for row in self.rows
+        ]
+        return _written(json.dumps({"rows": rows, "totals": self.totals()}, indent=2) + "\n", path)
+
+    def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
+        """A header and one line a row, without the totals, so that a column can be summed.
+
+        After `Row.parameters` stands a column for each bit width of the model (``parameters_1bit``), after `Row.macs`
+        one for each pair of weight and input bits (``macs_1x1bit``). Shapes are written ``64x32x32``.
+
+        Arguments, result and errors are those of `to_json`.
+        """
+        lines = [self._csv_line(row) for row in self.rows]
+        text = io.StringIO()
+        writer = csv.DictWriter(text, lines[0] if lines else (), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(lines)
+        return _written(text.getvalue(), path)
+
+    def _csv_line(self, row: Row) -> dict[str, Any]:
+        parameters, macs = row.parameters_by_bits, row.macs_by_bits
+        return {
+            "name": row.name,
+            "type": row.type,
+            "output_shape": "x".join(map(str, row.output_shape)),
+            "scheme": row.scheme,
+            "weight_bits": row.weight_bits,
+            "input_bits": row.input_bits,
+            "parameters": row.parameters,
+            **{f"parameters_{_label(bits)}bit": parameters.get(bits, 0) for bits in self.parameters_by_bits},
+            "macs": row.macs,
+            **{f"macs_{_label(bits)}bit": macs.get(bits, 0) for bits in self.macs_by_bits},
+            "bops": row.bops,
+            "float_bytes": row.float_bytes,
+            "packed_bytes": row.packed_bytes,
+            "saved_bytes": row.saved_bytes,
+        }
+
+    def __str__(self) -> str:
+        numbers = self.parameters, self.macs, self.bops, self.float_bytes, self.packed_bytes, self.saved_bytes
+        header = ("(header)", *[""] * 8, format_int(self.header_bytes), "")
+        total = ("total", "", "", "", "", *map(format_int, numbers))
+        table = [HEAD, *(cells(row) for row in self.rows), header, total]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = [_line(cells, widths) for cells in table]
+        rule = "  ".join("-" * width for width in widths)
+        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], "", *notes(self)])
+
+    def __repr__(self) -> str:
+        return f"Summary({len(self.rows)} rows, {format_int(self.parameters)} parameters, {format_int(self.macs)} MACs)"
+
+
+def cells(row: Row) -> tuple[str, ...]:
+    """The row as text, in the order of `HEAD`."""
+    numbers = row.parameters, row.macs, row.bops, row.float_bytes, row.packed_bytes, row.saved_bytes
+    shape = "×".join(map(str, row.output_shape))
+    return row.name, row.type, shape, row.scheme, format_bits(row), *map(format_int, numbers)
+
+
+def notes(summary: Summary) -> list[str]:
+    """The totals that do not fit in columns: a line for the parameters by bits, the MACs by bits, the compression."""
+    parameters = [f"{bits:.3g}: {format_int(count)}" for bits, count in summary.parameters_by_bits.items()]
+    macs = [f"{w:.3g}×{i:.3g}: {format_int(count)}" for (w, i), count in summary.macs_by_bits.items()]
+    before, after = format_int(summary.float_bytes), format_int(summary.packed_bytes)
+    return [
+        f"parameters by bits         {'; '.join(parameters) or 0}",
+        f"MACs by weight×input bits  {'; '.join(macs) or 0}",
+        f"compression                {summary.compression:.2f} ({before} bytes to {after})",
+    ]
+
+
+def format_int(value: int) -> str:
+    """1234567 as 1,234,567."""
+    return f"{value:,}"
+
+
+def format_bits(row: Row) -> str:
+    """Weight and input bits as 1/32; log2(3) as 1.58."""
+    return f"{row.weight_bits:.3g}/{row.input_bits:.3g}"
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    text, numbers = slice(None, TEXT_COLUMNS), slice(TEXT_COLUMNS, None)
+    left = [cell.ljust(width) for cell, width in zip(cells[text], widths[text], strict=True)]
+    right = [cell.rjust(width) for cell, width in zip(cells[numbers], widths[numbers], strict=True)]
+    return "  ".join([*left, *right])
+
+
+def _without_zeros(counts: Mapping[Key, int]) -> dict[Key, int]:
+    return {key: count for key, count in counts.items() if count}
+
+
+def _added(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
+    total: Counter[Key] = Counter()
+    for each in counts:
+        total.update(each)
+    return {key: total[key] for key in sorted(total)}
+
+
+def _label(bits: float | tuple[float, float]) -> str:
+    return "x".join(f"{each:g}" for each in bits) if isinstance(bits, tuple) else f"{bits:g}"
+
+
+def _labelled(counts: Mapping[Key, int]) -> dict[str, int]:
+    return {_label(bits): count for bits, count in counts.items()}
+
+
+def _written(text: str, path: str | os.PathLike[str] | None) -> str:
+    if path is None:
+        return text
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"path (={str(path)!r}) must be in a folder that exists, {path.parent} does not")
+    with atomic_file(path) as file:
+        file.write(text.encode())
+    return text

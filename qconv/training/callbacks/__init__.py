@@ -1,0 +1,1 @@
+"""Callbacks of Lightning: what a run does beside its steps."""

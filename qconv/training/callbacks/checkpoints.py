@@ -1,0 +1,140 @@
+"""The callback that keeps `best.ckpt` and `last.ckpt`."""
+
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import LightningModule, Trainer
+from pytorch_lightning.callbacks import Checkpoint
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+from ...checks import check_whole
+from ...files import atomic_file
+from ...lifecycle.steps import is_final
+from .termination import Termination
+
+
+class Checkpoints(Checkpoint):
+    """After each epoch: `last.ckpt`, and `best.ckpt` if `monitor` has risen; of equal epochs the earlier stays.
+
+    SIGTERM, by which schedulers announce that they stop a run, ends it after the optimizer's step, with a `last.ckpt`
+    from which the epoch goes on; during a validation, after the epoch; during the test, at once.
+
+    Epochs in which all quantizers are final count more than any before: with float weights still in it, a network of
+    two stages is better than what will ship.
+
+    Names are fixed and files replaced in place (atomically, by `AtomicCheckpointIO`). A run that resumes in a new
+    folder takes the best checkpoint so far from beside the one it resumes from; if there is none, "best" means the best
+    of the epochs from there on.
+
+    Args:
+        folder: where the two files go.
+        monitor: the logged metric that says what is best; higher is better.
+        every_steps: write `last.ckpt` within epochs, too, after as many steps of the optimizer.
+
+    Raises:
+        ValueError: `every_steps` is no whole number from 1 on.
+    """
+
+    def __init__(self, folder: str | Path, monitor: str = "val_accuracy", every_steps: int | None = None) -> None:
+        if every_steps is not None and check_whole("every_steps", every_steps) < 1:
+            raise ValueError(f"every_steps (={every_steps}) must be at least 1")
+        self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
+        self.termination = Termination()
+        self.best, self.last = self.folder / "best.ckpt", self.folder / "last.ckpt"
+        self.best_score: float | None = None
+        self.best_is_final = False
+        self.best_epoch: int | None = None
+        self.is_own = False  # whether last.ckpt is of this run, and not of an earlier one in the same folder
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Bring the best checkpoint of a resumed run along."""
+        del pl_module
+        self.is_own = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.last.resolve()
+        if trainer.ckpt_path is None or self.best_epoch is None:
+            return
+        source = Path(trainer.ckpt_path).with_name("best.ckpt")
+        if not source.is_file():
+            self.best_score = self.best_epoch = None
+        elif trainer.is_global_zero and source.resolve() != self.best.resolve():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with source.open("rb") as old, atomic_file(self.best) as new:
+                shutil.copyfileobj(old, new)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the checkpoints."""
+        final = is_final(pl_module)
+        metric = trainer.callback_metrics.get(self.monitor)
+        score = None if metric is None else float(metric)
+        if score is not None and (self.best_score is None or (final, score) > (self.best_is_final, self.best_score)):
+            self.best_is_final, self.best_score, self.best_epoch = final, score, trainer.current_epoch
+            # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes once more.
+            trainer.save_checkpoint(self.best)
+        self._save_last(trainer)
+        if self.termination.asked(trainer):
+            raise SIGTERMException
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here on SIGTERM waits for a checkpoint."""
+        del pl_module
+        self.termination.notice(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Write `last.ckpt` within the epoch, if the step has left only finite numbers."""
+        del outputs, batch
+        batches = batch_idx + 1
+        # After the last batch comes the checkpoint of the epoch. Between optimizer steps gradients would be lost.
+        if batches == trainer.num_training_batches or batches % trainer.accumulate_grad_batches != 0:
+            return
+        stop = self.termination.asked(trainer)
+        due = self.every_steps is not None and trainer.global_step % self.every_steps == 0
+        if (stop or due) and all(parameter.isfinite().all() for parameter in pl_module.parameters()):
+            self._save_last(trainer)
+        if stop:
+            raise SIGTERMException
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """End the run here if SIGTERM came after the last epoch's checkpoint."""
+        del pl_module
+        stop = self.termination.asked(trainer)
+        self.termination.give_back()
+        if stop:
+            raise SIGTERMException
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """From here on there is nothing to save: SIGTERM ends the process at once."""
+        del trainer, pl_module
+        self.termination.end_at_once()
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Give SIGTERM back."""
+        self.termination.give_back()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Give SIGTERM back."""
+        self.termination.give_back()
+
+    def _save_last(self, trainer: Trainer) -> None:
+        trainer.save_checkpoint(self.last)
+        self.is_own = True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is best so far."""
+        return {"best_score": self.best_score, "best_epoch": self.best_epoch, "best_is_final": self.best_is_final}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.best_score, self.best_epoch = state_dict["best_score"], state_dict["best_epoch"]
+        self.best_is_final = state_dict["best_is_final"]
+
+
+def where_to_go_on(trainer: Trainer) -> str:
+    """How an interrupted run can be resumed."""
+    callbacks: Iterable[Any] = trainer.checkpoint_callbacks
+    for callback in callbacks:
+        if isinstance(callback, Checkpoints) and callback.is_own and callback.last.is_file():
+            return f"ckpt_path={callback.last} goes on from the last checkpoint"
+    return "there is no checkpoint yet"

@@ -1,0 +1,230 @@
+"""The callback that looks into the quantized layers once an epoch: `diagnostics.csv` and `diagnostics.png`."""
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from ...files import atomic_file
+from ...layers import QuantizedLayer
+from .history import write_csv
+
+FIGURES = {
+    "flip_rate": "weights that changed their level in the epoch, %",
+    "weights_never_flipped": "weights that never changed their level, %",
+    "weights_saturated": "weights without gradient, %",
+    "inputs_saturated": "inputs without gradient, %",
+    "inputs_dead": "input channels of one value, %",
+    "weight_error": "quantization error of the weight at the best scale, % of its energy",
+    "input_error": "quantization error of the input at the best scale, % of its energy",
+}
+"""What is measured, shares from 0 to 1; `step`, the mean scale of the weight's codes, has no common axis."""
+
+
+class Diagnostics(Callback):
+    """Measures every quantized layer at the end of each epoch, on the weights and on one validation batch.
+
+    A row has epoch, layer, the `FIGURES`, and `step`, the mean scale of the weight's codes where there are codes. An
+    element has no gradient where its quantizer's pseudo-gradient of a gradient of ones is 0. With a logger, the figures
+    go there as `<figure>/<layer>`, too. It runs in the first process alone.
+
+    Args:
+        folder: where the two files go.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.rows: list[dict[str, Any]] = []
+        self.levels: dict[str, Tensor] = {}
+        self.flipped: dict[str, Tensor] = {}
+        self.inputs: dict[str, Tensor] = {}
+        self.handles: list[torch.utils.hooks.RemovableHandle] = []
+        self.within_epoch = False
+        self.resumed: dict[str, Tensor] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Remember the levels at the start."""
+        if trainer.is_global_zero:
+            self.levels = {name: levels_of(layer) for name, layer in quantized_layers(pl_module)}
+            for name, levels in self.resumed.items():
+                self.levels[name] = levels.to(self.levels[name].device)
+            for name, levels in self.levels.items():  # a resumed run has them
+                self.flipped.setdefault(name, torch.zeros_like(levels, dtype=torch.bool))
+                self.flipped[name] = self.flipped[name].to(levels.device)
+
+    def on_validation_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """Record the layers' inputs of the first batch."""
+        if batch_idx == 0 and self.levels:
+            torch.compiler.set_stance("force_eager")  # hooks would have the network compiled once more
+            for name, layer in quantized_layers(pl_module):
+                self.handles.append(layer.register_forward_pre_hook(self._hook(name)))
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Stop recording."""
+        self._stop()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Stop recording, if the batch failed."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self.handles:
+            torch.compiler.set_stance("default")
+        for handle in self.handles:
+            handle.remove()
+        self.handles.clear()
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """From here on the levels at the start of the epoch are to be saved."""
+        self.within_epoch = True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add a row for each layer."""
+        self.within_epoch = False
+        for name, layer in quantized_layers(pl_module) if self.levels else ():
+            levels = levels_of(layer)
+            changed = levels != self.levels[name]
+            self.flipped[name] |= changed
+            self.levels[name] = levels
+            row = {
+                "flip_rate": share(changed),
+                "weights_never_flipped": share(~self.flipped[name]),
+                **of_weight(layer),
+                **of_input(layer, self.inputs.pop(name, None)),
+            }
+            self.rows.append({"epoch": trainer.current_epoch, "layer": name, **row})
+            for logger in trainer.loggers:
+                logger.log_metrics({f"{key}/{name}": value for key, value in row.items()}, trainer.global_step)
+        if self.rows and trainer.is_global_zero:
+            write_csv(self.rows, self.folder / "diagnostics.csv")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Draw the picture."""
+        if self.rows and trainer.is_global_zero:
+            draw_diagnostics(self.rows, self.folder / "diagnostics.png")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows so far, which weights have changed their level, and within an epoch the levels at its start."""
+        levels = self.levels if self.within_epoch else {}
+        return {"rows": self.rows, "flipped": self.flipped, "levels": levels}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.rows, self.flipped = list(state_dict["rows"]), dict(state_dict["flipped"])
+        self.resumed = dict(state_dict["levels"])
+
+    def _hook(self, name: str):
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            del module
+            self.inputs[name] = args[0].detach()
+
+        return hook
+
+
+def quantized_layers(module: nn.Module) -> list[tuple[str, QuantizedLayer]]:
+    """The quantized layers by their names in the network."""
+    return [
+        (name.removeprefix("model."), layer)
+        for name, layer in module.named_modules()
+        if isinstance(layer, QuantizedLayer)
+    ]
+
+
+@torch.no_grad()
+def levels_of(layer: QuantizedLayer) -> Tensor:
+    """Which level each weight is on: its code, or the quantized weight where there are no codes."""
+    try:
+        return layer.from_filters(layer.weight_codes().values)
+    except TypeError:
+        return layer.quantized_weight().clone()  # it may be the weight itself
+
+
+@torch.no_grad()
+def of_weight(layer: QuantizedLayer) -> dict[str, float]:
+    """Saturation, error and step of a weight."""
+    quantizer = layer.weight_quantizer
+    filters = layer.filters()
+    tensors = quantizer.tensors()
+    found: dict[str, float] = {}
+    if not quantizer.replaces_weight:
+        grad = quantizer.backward(torch.ones_like(filters), filters, *tensors)[0]
+        found["weights_saturated"] = share(grad == 0) if grad is not None else 0.0
+        found["weight_error"] = error(layer.quantized_weight(), layer.weight)
+    with contextlib.suppress(TypeError):  # real numbers have no codes
+        found["step"] = float(layer.weight_codes().scale.float().mean())
+    return found
+
+
+@torch.no_grad()
+def of_input(layer: QuantizedLayer, input: Tensor | None) -> dict[str, float]:
+    """Saturation, dead channels and error of the inputs that a layer has seen."""
+    if input is None or input.numel() == 0:
+        return {}
+    quantizer = layer.input_quantizer
+    tensors = quantizer.tensors()
+    input_q = quantizer.quantize(input, *tensors)
+    grad = quantizer.backward(torch.ones_like(input), input, *tensors)[0]
+    channels = input_q.movedim(layer.input_channels()[1], 0).flatten(1)
+    return {
+        "inputs_saturated": share(grad == 0) if grad is not None else 0.0,
+        "inputs_dead": share((channels == channels[:, :1]).all(1)),
+        "input_error": error(input_q, input),
+    }
+
+
+def share(mask: Tensor) -> float:
+    """How much of it is True."""
+    return float(mask.float().mean()) if mask.numel() else 0.0
+
+
+def error(x_q: Tensor, x: Tensor) -> float:
+    """``min_s ‖s·x_q − x‖² / ‖x‖² = 1 − cos²``, 0 if x is 0: the next batch norm takes a wrong scale away."""
+    cosine = torch.nn.functional.cosine_similarity(x_q.flatten().float(), x.flatten().float(), dim=0)
+    return float(1 - cosine.square()) if x.any() else 0.0
+
+
+def draw_diagnostics(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw each figure that is not 0 throughout as a map of layers by epochs into the PNG file `path`."""
+    # The figure has its own Agg canvas: pyplot would choose a backend for the whole process and keep the figure.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    layers = list(dict.fromkeys(row["layer"] for row in rows))
+    epochs = sorted({row["epoch"] for row in rows})
+    shown = [key for key in FIGURES if any(row.get(key, 0) > 0 for row in rows)]
+    lines = max(1, -(-len(shown) // 2))
+    figure = Figure(figsize=(12, lines * (0.8 + 0.14 * len(layers))), dpi=120, layout="constrained")
+    canvas = FigureCanvasAgg(figure)
+    places = figure.subplots(lines, 2, squeeze=False, sharex=True, sharey=True).flatten()
+    for axes, key in zip(places, shown, strict=False):
+        grid = torch.full((len(layers), len(epochs)), float("nan"))
+        for row in rows:
+            if key in row:
+                grid[layers.index(row["layer"]), epochs.index(row["epoch"])] = 100 * row[key]
+        extent = (epochs[0] - 0.5, epochs[-1] + 0.5, len(layers) - 0.5, -0.5)
+        image = axes.imshow(grid.numpy(), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=extent)
+        axes.set_title(FIGURES[key], loc="left", fontsize=9)
+        axes.set_yticks(range(len(layers)), layers, fontsize=min(7.0, 160 / len(layers)))
+        axes.tick_params(axis="x", labelsize=7)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01).ax.tick_params(labelsize=7)
+    for axes in places[len(shown) :]:
+        axes.set_visible(False)
+    figure.supxlabel("epoch", fontsize=8)
+    with atomic_file(path) as file:
+        canvas.print_png(file)

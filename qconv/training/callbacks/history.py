@@ -1,0 +1,87 @@
+"""The callbacks that write `metrics.csv`, a row an epoch, and `curves.png`."""
+
+import csv
+import io
+import time
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from ...files import atomic_file
+from ..report.curves import draw_curves
+
+Row = dict[str, float]
+
+
+class History(Callback):
+    """Collects what was logged, one row an epoch, and writes `metrics.csv` and `curves.png`.
+
+    The rows are part of the checkpoint: a resumed run's file and figure show all epochs. Lightning's CSVLogger has two
+    half-empty rows an epoch and starts anew on resuming.
+
+    Args:
+        folder: where the two files go.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.rows: list[Row] = []
+        self.validated = False
+        self.earlier_seconds, self.start = 0.0, 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of the run's parts from the beginning of training to the last checkpoint, and since then."""
+        return self.earlier_seconds + time.perf_counter() - self.start
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Start the clock."""
+        self.start = time.perf_counter()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """This epoch has validation figures; in others Lightning still shows those of an earlier one."""
+        self.validated = True
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Add the epoch's row and write the file."""
+        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        logged = {name: metrics[name] for name in sorted(metrics) if self.validated or not name.startswith("val_")}
+        self.validated = False
+        self.rows.append({"epoch": trainer.current_epoch, "step": trainer.global_step, **logged})
+        if trainer.is_global_zero:
+            write_csv(self.rows, self.folder / "metrics.csv")
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write both files; a run that resumes after its last epoch has rows, too."""
+        if trainer.is_global_zero and self.rows:
+            write_csv(self.rows, self.folder / "metrics.csv")
+            draw_curves(self.rows, self.folder / "curves.png")
+
+    def state_dict(self) -> dict[str, Any]:
+        """The rows and the time so far."""
+        return {"rows": self.rows, "seconds": self.seconds}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """The inverse of `state_dict`."""
+        self.rows, self.earlier_seconds = list(state_dict["rows"]), state_dict["seconds"]
+
+
+def read_csv(path: Path) -> list[dict[str, Any]]:
+    """The rows of a file; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
+    """Write rows of equal or different columns; what a row lacks stays empty."""
+    columns = list(dict.fromkeys(column for row in rows for column in row))
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write(text.getvalue().encode())

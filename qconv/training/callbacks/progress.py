@@ -1,0 +1,30 @@
+"""The callback that moves the schedules of quantizers on."""
+
+import math
+
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from ...lifecycle.steps import final_from, set_progress
+
+
+class Progress(Callback):
+    """Sets every schedule at the start of an epoch: ``qconv.set_progress(model, epoch / max_epochs)``.
+
+    The published schedules (EDE, ReCU, ReSTE, INQ) move once an epoch. What is set depends on the epoch alone and is
+    saved with the model: a resumed run goes on where it was.
+    """
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Refuse fewer epochs than the stages need: the last would never begin."""
+        begins, epochs = final_from(pl_module), trainer.max_epochs
+        if epochs is not None and epochs > 0 and begins > 1 - 1 / epochs + 1e-9:
+            needed = math.ceil(round(1 / (1 - begins), 6))
+            raise ValueError(
+                f"max_epochs (={epochs}) must be at least {needed}: the last stage begins at {begins:g} of them"
+            )
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Set the schedules of this epoch."""
+        if trainer.max_epochs is None or trainer.max_epochs < 1:
+            raise ValueError(f"max_epochs (={trainer.max_epochs}) must be given: schedules run over all epochs")
+        set_progress(pl_module, trainer.current_epoch / trainer.max_epochs)

@@ -1,0 +1,1 @@
+"""Reports: what a run leaves in numbers and pictures, and shows on the screen."""

@@ -1,0 +1,109 @@
+"""What a run leaves behind in numbers: `result.json`, or `evaluation.json`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ...environment import commit, machine, versions
+from ...files import atomic_file
+from ...summary.table import Summary
+from ..resume import call
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A checkpoint's figures.
+
+    Attributes:
+        checkpoint: the file.
+        epoch: after which it was written, from 0.
+        val_accuracy: share of the validation pictures named rightly.
+        val_loss: their cross-entropy.
+        test_accuracy: share of the test pictures named rightly.
+        test_loss: their cross-entropy.
+        quantized: whether all stages and portions had come to their end; else it is not what the bits say.
+        about: what was run: see `about_run`.
+    """
+
+    checkpoint: str
+    epoch: int
+    val_accuracy: float
+    val_loss: float
+    test_accuracy: float
+    test_loss: float
+    quantized: bool
+    about: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run's figures.
+
+    Attributes:
+        test_accuracy: share of the test pictures named rightly by the checkpoint `tested`; read once, at the end.
+        test_loss: their cross-entropy.
+        tested: "best", the checkpoint of the best validation accuracy, of equal ones the earliest.
+        val_accuracy_best: validation accuracy of that checkpoint.
+        val_accuracy_final: validation accuracy after the last epoch.
+        best_epoch: the epoch of `val_accuracy_best`, from 0.
+        epochs: number of epochs of the whole run.
+        seconds: wall time of training and test; of a resumed run with the earlier parts, as far as checkpoints kept it.
+        quantized: as of `Evaluation`, of the checkpoint `tested`.
+        about: what was run: see `about_run`.
+    """
+
+    test_accuracy: float
+    test_loss: float
+    tested: str
+    val_accuracy_best: float
+    val_accuracy_final: float
+    best_epoch: int
+    epochs: int
+    seconds: float
+    quantized: bool
+    about: dict[str, Any]
+
+
+def check_objective(names: str | Sequence[str], about: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless these are figures that a run will have."""
+    known = [field.name for field in fields(Result) if field.type in (float, int)]
+    known += [name for name, value in about.items() if type(value) in (float, int)]
+    asked = [names] if isinstance(names, str) else names
+    if not isinstance(asked, Sequence) or not asked or not set(asked) <= set(known):
+        raise ValueError(f"objective (={names}) must be one or several of these figures: {', '.join(known)}")
+
+
+def objective(result: Result, names: str | Sequence[str]) -> float | tuple[float, ...]:
+    """The figures of the run that have these names, one or several: what a sweeper optimizes."""
+    figures = {**vars(result), **result.about}
+    return figures[names] if isinstance(names, str) else tuple(figures[name] for name in names)
+
+
+def write_json(outcome: Result | Evaluation, path: Path) -> None:
+    """Write one flat object: the fields, then those of `about`."""
+    values = asdict(outcome)
+    about = values.pop("about")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_file(path) as file:
+        file.write((json.dumps({**values, **about}, indent=2) + "\n").encode())
+
+
+def about_run(config: dict[str, Any], scheme: str, table: Summary) -> dict[str, Any]:
+    """What was run, on what, from which source: the part of the figures that does not depend on the outcome.
+
+    The totals of the model are those of `Summary.totals`.
+    """
+    return {
+        "data": call(config["data"]),
+        "model": call(config["model"]),
+        "scheme": scheme,
+        "seed": config["seed"],
+        **table.totals(),
+        "run_dir": config["run_dir"],
+        "resumed_from": config["ckpt_path"],
+        "commit": commit(),
+        "versions": versions(),
+        "machine": machine(),
+    }
