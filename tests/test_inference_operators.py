@@ -97,6 +97,11 @@ def test_binary_convolution(shape: tuple[Any, ...]) -> None:
                 assert torch.equal(got, wanted) if got is not None else cut or max(shape[3]) > 64, name
 
 
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_the_kernels_are_where_they_are_looked_for() -> None:
+    assert native.library() is not None
+
+
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The kernels built for another processor, and the emulator that runs them."""
