@@ -1,14 +1,17 @@
 """Train a quantized network, or evaluate one: `train.py --help` shows what can be chosen."""
 
+import ast
 import logging
 import os
 import signal
 import sys
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
@@ -17,7 +20,30 @@ from omegaconf.errors import OmegaConfBaseException
 if TYPE_CHECKING:
     from qconv.training.report.result import Evaluation, Result
 
+CONFIGS = Path(__file__).resolve().parent / "configs"
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
+
+
+def store_schemes() -> None:
+    """Give Hydra a config ``scheme/<name>`` for every scheme of `qconv.methods`: its arguments with their defaults.
+
+    They are read from the source, for to import it would be to import torch.
+    """
+    package = find_spec("qconv")
+    if package is None or package.origin is None:
+        raise SystemExit('error: qconv is not installed: pip install "qconv[train]"')
+    for file in sorted(Path(package.origin).parent.glob("methods/*.py")):
+        for function in ast.parse(file.read_text(encoding="utf-8")).body:
+            if not isinstance(function, ast.FunctionDef) or "named" not in map(ast.unparse, function.decorator_list):
+                continue
+            names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
+            values = (*function.args.defaults, *function.args.kw_defaults)
+            defaults = [ast.literal_eval(value) for value in values if value is not None]
+            node = {"_target_": f"qconv.schemes.{function.name}", **dict(zip(names, defaults, strict=True))}
+            ConfigStore.instance().store(name=function.name, node=node, group="scheme", provider="qconv.methods")
+
+
+store_schemes()
 
 
 def train(cfg: DictConfig) -> "Result":
@@ -34,7 +60,7 @@ def evaluate(cfg: DictConfig) -> "Evaluation":
     return evaluate(cfg)
 
 
-@hydra.main(config_path=str(Path(__file__).resolve().parent / "configs"), config_name="config", version_base="1.3")
+@hydra.main(config_path=str(CONFIGS), config_name="config", version_base="1.3")
 def main(cfg: DictConfig) -> float | tuple[float, ...]:
     """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
     # Importing Lightning sets the levels that are set here.

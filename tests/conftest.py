@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import qconv
+import train  # noqa: F401  # gives Hydra the configs of the schemes
 from qconv import schemes
 from qconv.quantizers import Int8Stochastic
 

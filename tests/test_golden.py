@@ -173,7 +173,7 @@ INPUTS: dict[str, Row] = {
     "Sign(ReSTE, late)": sign_row(ReSTE, golden.reste_slope, 3.0),
     "Sign(SwishSign)": sign_row(SwishSign, golden.swish_sign),
     "ReActNetInput": (ReActNetInput, golden.reactnet_input, (PER_CHANNEL,)),
-    "ReCUInput": (ReCUInput, partial(golden.recu_input, training=True), ()),
+    "ReCUInput": (ReCUInput, lambda v, g, mark: golden.recu_input(v, g, training=True), (1.0,)),
     "ReCUInput(evaluation)": (evaluated, partial(golden.recu_input, training=False), ()),
     "AdaBinInput(paper)": (AdaBinInput, partial(golden.adabin_input, offset="paper"), (1.25, 0.25)),
     "AdaBinInput(code)": (partial(AdaBinInput, "code"), partial(golden.adabin_input, offset="code"), (1.25, 0.25)),
@@ -301,7 +301,7 @@ def test_shift_ps(bits: int) -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.25, 0.5, 0.875])
 def test_stochastic_rounding_of_weights(noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quantizers.stochastic, "uniform", lambda shape, *_: torch.full(shape, noise))
-    monkeypatch.setattr(quantizers.deepshift, "uniform", lambda shape, *_: torch.full(shape, noise))
+    monkeypatch.setattr("qconv.methods.deepshift.uniform", lambda shape, *_: torch.full(shape, noise))
     v, g = golden.FILTERS, golden.GRAD_FILTERS
     q, ps = ShiftQ(4, "stochastic"), ShiftPS(4, "stochastic")
     agree(found(q, v, g, *q.tensors()), golden.shift_q(v, g, 4, noise))
@@ -356,7 +356,8 @@ def test_printed_values_that_no_other_test_has() -> None:
 
 def test_no_method_is_left_out() -> None:
     def classes(base: type) -> set[type]:
-        return {each for each in vars(quantizers).values() if isinstance(each, type) and issubclass(each, base)}
+        public = (getattr(quantizers, name) for name in dir(quantizers))
+        return {each for each in public if isinstance(each, type) and issubclass(each, base)}
 
     made = [row[0]() for row, *_ in CASES.values()]
     above = {INQ, ShiftPS, DoReFaGradient, Int8Stochastic}  # with tests of their own

@@ -129,14 +129,18 @@ def test_of_quantizers_that_users_write(form: str) -> None:
 def test_the_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantizer, "snapshot", lambda self: self)
     input = torch.randn(2, 4, 5, 5)
-    for scheme, number in (
-        (schemes.bnn(stochastic=True), 0),
-        (schemes.recu(), 0),
-        (schemes.two_stage(schemes.bnn()), 2),
-    ):
+    for scheme, number in ((Scheme("noisy", Noisy, Noisy), 0), (schemes.two_stage(schemes.bnn()), 2)):
         layer = prepared(qconv.QConv2d(4, 6, 3, padding=1, scheme=scheme), input)
         undisturbed = gradients(copy.deepcopy(layer), input, None)
         assert not same(gradients(layer, input, disturbances(layer)[number]), undisturbed)
+
+
+def test_no_method_asks_for_its_mode(method: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Quantizer, "snapshot", lambda self: self)
+    input = torch.randn(2, 4, 5, 5)
+    layer = prepared(qconv.QConv2d(4, 6, 3, padding=1, scheme=method), input)
+    undisturbed = gradients(copy.deepcopy(layer), input, None)
+    assert same(gradients(layer, input, layer.eval), undisturbed)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])

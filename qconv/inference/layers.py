@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..kernels import onednn, operators
 from ..kernels.native import Window
 from ..quantizers import Quantizer
+from ..quantizers.levels import Levels
 
 
 class Encode(nn.Module):
@@ -25,6 +26,18 @@ class Encode(nn.Module):
         super().__init__()
         self.quantizer = copy.deepcopy(quantizer).eval().requires_grad_(False)
         self.dtype, self.of_rows, self.zero = dtype, of_rows, zero
+
+    @property
+    def levels(self) -> Levels:
+        """Those of the quantizer, before `zero` is added.
+
+        Raises:
+            TypeError: it states none.
+        """
+        levels = self.quantizer.levels(*self.quantizer.tensors())
+        if levels is None:
+            raise TypeError(f"{self.quantizer} states no levels: its codes depend on the input")
+        return levels
 
     def forward(self, input: Tensor) -> Tensor:
         """Whole numbers of the shape of `input`."""

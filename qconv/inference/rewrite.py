@@ -233,7 +233,7 @@ class Rewriter:
                 raise _StaysFloat(f"'{reader.target}' behind it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.scheme.scale_map or layer.padding_mode != "zeros":  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' behind it needs floats")
-            shares = found.kind == "binary" and all(self.arithmetic[each].is_plain for each in readers)
+            shares = found.kind == "binary" and all(self.arithmetic[each].levels.rounding == "sign" for each in readers)
             if self.calls[reader.target] != 1 or (len(readers) > 1 and not shares):
                 raise _StaysFloat("several calls read it")
             if found.kind == "binary" and layer.groups > 1 and layer.in_channels // layer.groups % WORD:  # pyright: ignore
@@ -296,9 +296,9 @@ class Rewriter:
             last.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
             return "distances"
         of_reader = self.arithmetic[readers[0]]
-        low, high = of_reader.low + of_reader.zero, of_reader.high + of_reader.zero
+        low, high = (end + of_reader.zero for end in of_reader.levels[:2])
         stairs = staircase(lambda sums: codes(sums) + of_reader.zero, channels, found.bound, low, high)
-        step = quantizer.codes(torch.zeros(1, channels, 1, 1), *quantizer.tensors()).scale.double()
+        step = of_reader.levels.scale.detach().double()
         line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape), self.tolerance)
         if line is None or not isinstance(new, IntegerConv2d):
             raise _StaysFloat("the codes behind it are not a rounded straight line of its sums")

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..quantizers.base import Codes
 from ..quantizers.filters import standardize, standardize_backward
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.signs import Binary, sign
@@ -107,6 +108,10 @@ class AdaBinInput(Binary):
         alpha, beta, *_ = tensors
         offset = beta if self.offset == "paper" else beta * alpha
         return Codes(sign((wide(x) - beta) / alpha), alpha, offset=offset)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        alpha, beta, *_ = tensors
+        return Levels(-1, 1, alpha, offset=beta if self.offset == "paper" else beta * alpha)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         alpha, beta, *schedule = tensors

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..checks import check_bits
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.identity import Identity
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named
@@ -73,6 +74,10 @@ class _APoT(Quantizer):
 
     def tensors(self) -> tuple[Tensor, ...]:
         return scalars(self.alpha)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        low = 0 if self.roles == ("input",) else -self.grid[-1]
+        return Levels(low, self.grid[-1], wide(tensors[0]) / self.grid[-1])
 
     def _multiples(self, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """``x / alpha`` in multiples of the grid's unit, exact at 1; and alpha in them, the size of a unit."""

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..checks import check_flags, check_numbers
 from ..quantizers.base import Quantizer, Whole
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
 from ..quantizers.signs import sign
 from ..quantizers.stochastic import Stream
@@ -61,19 +62,26 @@ class Sign(Quantizer):
             self.roles = ("input", "grad")  # of a weight every process would hold another one
 
     def tensors(self) -> tuple[Tensor, ...]:
-        random = () if self.stream is None else self.stream.tensors()
-        return *self.surrogate.tensors(), *random
+        drawn = self.stream.tensors() if self.stream is not None and self.training else ()
+        return *self.surrogate.tensors(), *drawn
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        if self.stream is None or not self.training:
+        if self.stream is None or not self._is_drawn(tensors):
             return Whole(sign(x))
         key, step = tensors[-2:]
         # +1 where u is below (x + 1) / 2, so that x = −1 is never +1; sign(0) is +1, hence the two minus signs.
         return Whole(-sign(self.stream.uniform(x, key, step) - (wide(x) + 1) / 2).to(x.dtype))
 
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(-1, 1, torch.ones(()), "own" if self._is_drawn(tensors) else "sign")
+
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         count = len(self.surrogate.tensors())
         return self.surrogate.backward(grad, x, *tensors[:count]), *(None,) * len(tensors)
+
+    def _is_drawn(self, tensors: tuple[Tensor, ...]) -> bool:
+        """Whether the tensors are those of training, in which signs are drawn."""
+        return len(tensors) > len(self.surrogate.tensors())
 
     def after_step_(self, x: Tensor | None) -> None:
         if self.weight_clip is not None and x is not None:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..checks import check_bits, check_numbers, check_whole
 from ..quantizers.base import Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE, flag_of
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import clamp_trained_, set_parameter, wide
 from ..quantizers.part import Rule
 from ..quantizers.stochastic import Stream, uniform
@@ -43,6 +44,10 @@ def _power_codes(x_q: Tensor, low: int) -> Codes:
     return Codes(values if low < -62 else values.long(), torch.tensor(2.0**low, dtype=torch.float64, device=x_q.device))
 
 
+def _power_levels(low: int) -> Levels:
+    return Levels(-(2**-low), 2**-low, torch.tensor(2.0**low, dtype=torch.float64))
+
+
 class ShiftQ(Quantizer):
     r"""Weights rounded to signed powers of two, DeepShift-Q.
 
@@ -73,10 +78,10 @@ class ShiftQ(Quantizer):
         self.stream = _stream(rounding)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return () if self.stream is None else self.stream.tensors()
+        return self.stream.tensors() if self.stream is not None and self.training else ()
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        if self.stream is None or not self.training:
+        if self.stream is None or not tensors:
             return Whole(round_power_of_two(x, self.low, 0))
         exponent = wide(x).abs().log2() + self.stream.uniform(x, *tensors)
         return Whole(torch.exp2(exponent.floor().clamp(self.low, 0)).to(x.dtype) * x.sign())
@@ -86,6 +91,9 @@ class ShiftQ(Quantizer):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return _power_codes(self.quantize(x, *tensors), self.low)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return _power_levels(self.low)
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is not None:
@@ -156,13 +164,14 @@ class ShiftPS(Quantizer):
         self.shift, self.sign = set_parameter(self.shift, shift), set_parameter(self.sign, sign)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        random = () if self.stream is None or self.is_random is None else (*self.stream.tensors(), self.is_random)
-        return self.shift, self.sign, *random
+        if self.stream is None or self.is_random is None or not self.training:
+            return self.shift, self.sign
+        return self.shift, self.sign, *self.stream.tensors(), self.is_random
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         shift, sign, *random = tensors
         rounded = torch.exp2(shift.round().clamp(self.low, 0)) * sign.round().sign()
-        if self.stream is None or not self.training:
+        if self.stream is None or not random:
             return Whole(rounded)
         key, step, is_random = random
         exponent = (wide(shift) + self.stream.uniform(shift, key, step)).floor().clamp(self.low, 0)
@@ -175,6 +184,9 @@ class ShiftPS(Quantizer):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return _power_codes(self.quantize(x, *tensors), self.low)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return _power_levels(self.low)
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.shift, self.low, 0)
@@ -233,6 +245,10 @@ class FixedPoint(Quantizer):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return (grad,)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        bound = int(2 ** (self.bits - 1))
+        return Levels(-bound, bound, torch.tensor(2.0**-self.fraction_bits, dtype=torch.float64))
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         scale = 2.0**-self.fraction_bits

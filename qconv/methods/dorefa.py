@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
-from ..quantizers.levels import level_step
+from ..quantizers.levels import Levels, level_step
 from ..quantizers.numbers import wide, within
 from ..quantizers.signs import sign
 from ..quantizers.stochastic import Stream
@@ -58,6 +58,12 @@ class DoReFaWeight(Quantizer):
         values = ((t / (2 * divisor) + 0.5) * count).round_().mul_(2).sub_(count)
         return Whole(values, level_step(count, t))
 
+    def levels(self, *tensors: Tensor) -> Levels | None:
+        if self.bits == 1:
+            return None  # E is the weight's
+        count = 2**self.bits - 1
+        return Levels(-int(count), int(count), torch.tensor(1 / count))
+
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         if self.bits == 1:
             return (grad,)
@@ -98,6 +104,10 @@ class DoReFaInput(Quantizer):
         count = 2**self.bits - 1
         values = (wide(x).clamp(0, 1) * count).round_()
         return Whole(values, level_step(count, values))
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        count = 2**self.bits - 1
+        return Levels(0, int(count), torch.tensor(1 / count), "nearest")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return (grad * within(x, 0, 1),)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..checks import check_bits, check_numbers
 from ..quantizers.base import Codes, FromData, Quantizer
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule
@@ -50,6 +51,11 @@ class _DSQ(Quantizer):
         lower, upper, _ = (tensor.to(wide_x.dtype) for tensor in tensors)
         _, _, values, step = self._position(wide_x, lower, upper)
         return Codes(values.to(torch.int16), step, offset=lower)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        lower, upper, _ = (wide(tensor) for tensor in tensors)
+        count = 2**self._bits - 1
+        return Levels(0, count, (upper - lower) / count, offset=lower)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import FromData, Quantizer, Whole
 from ..quantizers.filters import filter_scale
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.observers import Magnitudes
 from ..quantizers.part import POSITIVE, Rule
@@ -123,6 +124,10 @@ class LSQ(Quantizer):
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         step = self._step(x, *tensors)
         return Whole(round_levels(wide(x) / step, self.low, self.high), step)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        is_sign = (self.low, self.high) == (-1, 1)
+        return Levels(self.low, self.high, wide(tensors[0]).clamp(min=SMALLEST), "sign" if is_sign else "nearest")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         step = self._step(x, *tensors)

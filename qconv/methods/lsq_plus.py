@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import check_bits
 from ..quantizers.base import Codes, FromData
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.observers import Values
 from ..quantizers.part import POSITIVE, Rule
@@ -110,6 +111,10 @@ class LSQPlusInput(FromData[Values]):
         wide_x = wide(x)
         step, beta = step.to(wide_x.dtype), beta.to(wide_x.dtype)
         return round_levels((wide_x - beta) / step, 0, self.high), step, beta
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        step, beta = tensors
+        return Levels(0, self.high, wide(step), offset=wide(beta))
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.step, SMALLEST)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import FromData, Quantizer, Whole
-from ..quantizers.levels import divisor
+from ..quantizers.levels import Levels, divisor
 from ..quantizers.numbers import wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule
@@ -22,17 +22,21 @@ def uniform_codes(x: Tensor, low: Tensor, high: Tensor, bits: int, symmetric: bo
     (high − low) / n``, ``n = 2^bits − 1``, from ``−zero`` to ``n − zero`` with ``zero = round(−low / step)``: 0 is a
     level, and both ends move by at most half a step. A range of 0 has step 0.
     """
+    first, last, step = uniform_range(low, high, bits, symmetric)
+    return (x / divisor(step)).round_().clamp_(first, last), step
+
+
+def uniform_range(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """The first and the last of the whole numbers of `uniform_codes`, and the step."""
     if symmetric:
         count = 2 ** (bits - 1) - 1
         step = high / count
         first = torch.full_like(step, -count)
-        last = -first
-    else:
-        count = 2**bits - 1
-        step = (high - low) / count
-        first = -(-low / divisor(step)).round()
-        last = count + first
-    return (x / divisor(step)).round_().clamp_(first, last), step
+        return first, -first, step
+    count = 2**bits - 1
+    step = (high - low) / count
+    first = -(-low / divisor(step)).round()
+    return first, count + first, step
 
 
 def check_percentile(percentile: float) -> float:
@@ -204,6 +208,10 @@ class MinMaxInput(FromData[Extremes]):
         wide_x = wide(x)
         low, high = self._range(wide_x, *tensors)
         return grad * ((wide_x >= low) & (wide_x <= high)), None, None
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        first, last, step = uniform_range(wide(tensors[0]), wide(tensors[1]), self._bits, self.symmetric)
+        return Levels(int(first.min()), int(last.max()), step, "nearest")
 
     def _range(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         low, high = (end.to(x.dtype) for end in (low, high))

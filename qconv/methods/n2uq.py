@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from ..checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.filters import filter_scale
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, count_below, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
@@ -148,6 +149,10 @@ class N2UQInput(Quantizer):
         thresholds = _corners(widths, start)[:-1] + widths / 2
         values = count_below(wide_x * input_scale, thresholds)
         return Whole(torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel()))
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        widths, _, _, output_scale = tensors
+        return Levels(0, widths.numel(), wide(output_scale) * (2 / widths.numel()))
 
     def rules(self) -> dict[str, Rule]:
         return dict.fromkeys(("widths", "input_scale", "output_scale"), POSITIVE)

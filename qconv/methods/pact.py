@@ -6,6 +6,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_numbers
 from ..quantizers.base import Quantizer, Whole
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
@@ -62,6 +63,10 @@ class PACT(Quantizer):
         # Divided before it is multiplied, so that alpha itself is exactly n steps.
         ratio = (wide_x / bound).clamp_(0, 1)
         return Whole(ratio.mul_(count).round_(), bound / count)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        count = 2**self.bits - 1
+        return Levels(0, int(count), wide(tensors[0]) / count, "nearest")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         (alpha,) = tensors

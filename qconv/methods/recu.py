@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..checks import check_numbers
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.part import Rule
 from ..quantizers.signs import Binary, sign
@@ -96,6 +97,9 @@ class ReCUWeight(Binary):
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         return Whole(sign(_standardized(x)), per_filter(tensors[0], x))  # no clamp changes a sign
 
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(-1, 1, tensors[0])
+
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         alpha, tau, *schedule = tensors
         standard = standardize(x, eps=EPS)
@@ -136,24 +140,35 @@ class ReCUInput(Binary):
     """
 
     signs = True
+    mark: Tensor
 
     def __init__(self, surrogate: Callable[[], Surrogate] = ApproxSign) -> None:
         super().__init__(surrogate)
+        self.register_buffer("mark", torch.ones(()), persistent=False)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Those of the surrogate, and in training a mark: without it the gradient is that of evaluation."""
+        return *super().tensors(), *([self.mark] if self.training else [])
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         return Whole(sign(x))
 
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(-1, 1, torch.ones(()), "sign")
+
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         none = (None,) * len(tensors)
-        if not self.training:
-            return self.surrogate.backward(grad, x, *tensors), *none
+        count = len(self.surrogate.tensors())
+        schedule = tensors[:count]
+        if len(tensors) == count:  # no mark
+            return self.surrogate.backward(grad, x, *schedule), *none
         wide_x = wide(x)
         shape = (x.shape[0] if x.ndim > 1 else 1, *[1] * (x.ndim - 1))
         count = x.numel() // max(shape[0], 1)
         centered = wide_x - wide_x.sum_to_size(shape) / max(count, 1)
         variance = centered.square().sum_to_size(shape) / max(count - 1, 1)
         inverse = 1 / (variance + EPS).sqrt()
-        grad_normal = self.surrogate.backward(wide(grad), wide_x * inverse, *tensors)
+        grad_normal = self.surrogate.backward(wide(grad), wide_x * inverse, *schedule)
         slope = (grad_normal * wide_x).sum_to_size(shape) * inverse.square() / max(count - 1, 1)
         return ((grad_normal - centered * slope) * inverse).to(x.dtype), *none
 

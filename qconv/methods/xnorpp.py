@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..quantizers.base import Whole
 from ..quantizers.filters import per_filter
+from ..quantizers.levels import Levels
 from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import HardClip, Make, Surrogate, chosen
@@ -47,6 +48,9 @@ class XNORppWeight(Binary):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         return Whole(sign(x), per_filter(tensors[0], x))
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(-1, 1, tensors[0], "sign")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         gamma, *schedule = tensors

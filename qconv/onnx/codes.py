@@ -113,16 +113,9 @@ class OtherEncode(nn.Module):
         return (codes.to(torch.int32) + self.offset).to(torch.uint8)
 
 
-def encoder(encode: Encode, low: int, high: int) -> nn.Module:
+def encoder(encode: Encode) -> nn.Module:
     """What makes the codes in ONNX: QuantizeLinear where the steps are even."""
-    step = encode.quantizer.codes(torch.zeros(1, 1, 1, 1), *encode.quantizer.tensors()).scale
-    if step.numel() != 1 or not step.item() > 0:
+    low, high, scale, rounding, _ = encode.levels
+    if rounding != "nearest" or scale.numel() != 1 or not scale.item() > 0:
         return OtherEncode(encode, low)
-    step = step.detach().float().item()
-    levels = torch.arange(low, high)
-    below, above = ((levels + 0.5 + side).float() * step for side in (-1e-3, 1e-3))
-    ends = torch.tensor([-1e30, 1e30])
-    points = torch.cat([below, above, ends]).view(1, 1, 1, -1)
-    codes = encode(points).flatten().long() - encode.zero
-    wanted = torch.cat([levels, levels + 1, torch.tensor([low, high])])
-    return LinearEncode(step, low, high) if torch.equal(codes, wanted) else OtherEncode(encode, low)
+    return LinearEncode(scale.detach().float().item(), low, high)

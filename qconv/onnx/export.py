@@ -15,7 +15,7 @@ from ..files import atomic_file
 from ..inference import FrozenModel
 from ..inference.fixed_weight import FixedWeight
 from ..inference.freeze import build
-from ..inference.layers import Encode, IntegerConv2d, IntegerLayer
+from ..inference.layers import IntegerConv2d, IntegerLayer
 from ..inference.parts import Part
 from ..layers import QDeformConv2d
 from .codes import OPSET, zero_point
@@ -143,7 +143,7 @@ def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mod
     givers = {told.reader: network.get_submodule(told.name) for told in frozen.layers if told.gives == "codes"}
     for name, layer in list(network.named_modules()):
         if isinstance(layer, IntegerConv2d):
-            low, high = _handed_on(givers[name], layer.zero) if layer.encoder is None else _made_by(layer.encoder)
+            low, high = _handed_on(givers[name], layer.zero) if layer.encoder is None else layer.encoder.levels[:2]
             ends = reached.layers.get(name)
             gives_codes = layer.low is not None or ends is not None
             new = QuantizedConv2d(layer, low, high, ends) if gives_codes else FloatConv2d(layer, zero_point(low))
@@ -161,12 +161,6 @@ def _handed_on(giver: nn.Module, zero: int) -> tuple[int, int]:
     """The smallest and the largest code that a layer hands on to one with this zero."""
     layer: Any = next(each for each in giver.modules() if isinstance(each, IntegerConv2d))
     return layer.low - zero, layer.high - zero
-
-
-def _made_by(encode: Encode) -> tuple[int, int]:
-    """The smallest and the largest code of a quantizer."""
-    ends = encode(torch.tensor([-1e30, 1e30]).view(2, 1, 1, 1))
-    return int(ends.min()) - encode.zero, int(ends.max()) - encode.zero
 
 
 def _reason(error: BaseException) -> str:

@@ -110,7 +110,7 @@ class QuantizedConv2d(nn.Module):
     def __init__(self, layer: IntegerConv2d, low: int, high: int, ends: Ends | None) -> None:
         super().__init__()
         self.window, self.groups = layer.window, layer.groups
-        self.encoder = None if layer.encoder is None else encoder(layer.encoder, low, high)
+        self.encoder = None if layer.encoder is None else encoder(layer.encoder)
         layer_weight, taken = of_8_bits(layer.whole_weight(), layer.groups)
         self.register_buffer("taken", taken)
         self.offset = zero_point(low)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .behind import KEY, difference
 from .flags import flag_of, is_flag, is_readable, is_set
+from .levels import Levels
 from .observers import Observer, Samples
 from .part import Part, as_it_is_now
 
@@ -156,7 +157,11 @@ class Quantizer(Part):
         return True
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Learned or scheduled tensors, in the order in which `quantize` and `backward` take them."""
+        """Learned or scheduled tensors, in the order in which `quantize` and `backward` take them.
+
+        Where training differs from evaluation, so do they: stochastic rounding is handed a key in training alone. So
+        the two functions need not ask for the mode, which may be another one when the backward runs.
+        """
         return ()
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
@@ -222,6 +227,13 @@ class Quantizer(Part):
         values, scale = whole
         one = torch.ones((), dtype=x.dtype, device=x.device)
         return Codes(values.to(self.code_dtype), one if scale is None else scale)
+
+    def levels(self, *tensors: Tensor) -> Levels | None:
+        """The levels that all ``x`` are quantized to; None where they depend on ``x``, or are real numbers.
+
+        Integer inference and export need those of the input: without them its layer computes on floats.
+        """
+        return None
 
     def build(self, channels: int, dim: int) -> None:
         """Create learned tensors with one element for each of the input's ``channels``, its dimension ``dim``."""

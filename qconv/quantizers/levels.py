@@ -1,7 +1,29 @@
-"""Levels that quantized values lie on."""
+"""Levels that quantized values lie on, and how a quantizer states them."""
+
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Levels(NamedTuple):
+    """What a quantizer makes of an ``x`` of any size: ``code · scale + offset``, with whole codes from low to high.
+
+    Attributes:
+        low: the smallest code, that of −inf.
+        high: the largest code, that of +inf.
+        scale: what 1 is worth in codes: one number, or one for each channel or filter.
+        rounding: how the code of ``x`` is found. ``"nearest"``: ``clamp(round(x / scale), low, high)``, half to even,
+            up to rounding errors of the division; the levels are evenly spaced then. ``"sign"``: ``sign(x)``, with
+            ``sign(±0) = +1``. ``"own"``: the method's own rule.
+        offset: what is added to the product; None is 0.
+    """
+
+    low: int
+    high: int
+    scale: Tensor
+    rounding: Literal["nearest", "sign", "own"] = "own"
+    offset: Tensor | None = None
 
 
 def ternary(x: Tensor, threshold: Tensor) -> Tensor:

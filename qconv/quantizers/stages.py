@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer, Whole, whole_of
 from .flags import SHARE, flags_up_to, is_plain
+from .levels import Levels
 from .observers import Observer, Several
 from .part import Rule, with_dimension
 
@@ -190,6 +191,9 @@ class Stages(Quantizer):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return self.current.codes(x, *tensors[self._own()])
+
+    def levels(self, *tensors: Tensor) -> Levels | None:
+        return self.current.levels(*tensors[self._own()])
 
     def build(self, channels: int, dim: int) -> None:
         self.built = channels, dim
