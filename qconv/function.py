@@ -22,7 +22,7 @@ from .sums import scaled_sums
 T = TypeVar("T")
 
 
-class Quantizers(NamedTuple):
+class LayerQuantizers(NamedTuple):
     """The quantizers of a layer, and whether ``grad_input`` is taken at the quantized or at the float weight."""
 
     input: Quantizer
@@ -30,10 +30,10 @@ class Quantizers(NamedTuple):
     grad: Quantizer | None = None
     backward_weight: Literal["quantized", "float"] = "quantized"
 
-    def as_called(self) -> "Quantizers":
+    def as_called(self) -> "LayerQuantizers":
         """The quantizers for a Function, which a later change of mode or stage must not reach."""
         grad = None if self.grad is None else as_called(self.grad)
-        return Quantizers(as_called(self.input), as_called(self.weight), grad, self.backward_weight)
+        return LayerQuantizers(as_called(self.input), as_called(self.weight), grad, self.backward_weight)
 
 
 def quantized_op(
@@ -41,7 +41,7 @@ def quantized_op(
     weight: Tensor,
     bias: Tensor | None,
     op: Operation | ExtendedOperation,
-    quantizers: Quantizers,
+    quantizers: LayerQuantizers,
     *extra: Tensor,
 ) -> Tensor:
     """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
@@ -76,7 +76,7 @@ class _QuantizedOp(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         op: Any,
-        quantizers: Quantizers,
+        quantizers: LayerQuantizers,
         counts: tuple[int, int, int],
         *tensors: Tensor,
     ) -> Tensor:
@@ -119,9 +119,9 @@ class _QuantizedOp(torch.autograd.Function):
             operand_weight = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
         else:
             operand_weight = weight.to(input.dtype)
-        mask = needs_input, needs_weight, needs_bias, *needs_extra
+        output_mask = needs_input, needs_weight, needs_bias, *needs_extra
         grad_input, grad_weight, grad_bias, *grad_extra = op.backward(
-            grad_output, operand_input, operand_weight, mask, *extra
+            grad_output, operand_input, operand_weight, output_mask, *extra
         )
 
         input_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(input_tensors))

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .grad import conv_backward
+from .grad.aten import Gradients
 from .kernels.signs import conv2d_signs
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
-Mask = tuple[bool, bool, bool]
+OutputMask = tuple[bool, bool, bool]
 
 
 class Operation(Protocol):
@@ -24,8 +24,8 @@ class Operation(Protocol):
         """The output."""
         ...
 
-    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
-        """Gradients of input, weight and bias; None where ``mask`` is False.
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
+        """Gradients of input, weight and bias; None where ``output_mask`` is False.
 
         An operand that no gradient needs is not read.
         """
@@ -40,9 +40,9 @@ class ExtendedOperation(Protocol):
         ...
 
     def backward(
-        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: tuple[bool, ...], *extra: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of input, weight, bias and each extra tensor; None where ``mask`` is False.
+        """Gradients of input, weight, bias and each extra tensor; None where ``output_mask`` is False.
 
         Of input and weight, the quantized values are there if the other one or an extra tensor needs its gradient.
         """
@@ -77,7 +77,7 @@ class Convolution:
         geometry = self.stride, self.padding, self.dilation, self.groups
         return conv2d_signs(input, weight, *geometry, self.border, int(self.border_value), dtype, scale)
 
-    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
         grad_input, grad_weight, grad_bias = conv_backward(
             grad_output,
             self._pad(input),
@@ -86,7 +86,7 @@ class Convolution:
             self.padding,
             self.dilation,
             self.groups,
-            output_mask=mask,
+            output_mask=output_mask,
         )
         if grad_input is not None and self.border:
             grad_input = F.pad(grad_input, [-side for side in self.border])
@@ -119,7 +119,7 @@ class TransposedConvolution:
             self.groups,
         )
 
-    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
         grad_input, grad_weight, grad_bias = conv_backward(
             grad_output,
             input,
@@ -130,7 +130,7 @@ class TransposedConvolution:
             self.groups,
             transposed=True,
             output_padding=self.output_padding,
-            output_mask=mask,
+            output_mask=output_mask,
         )
         if grad_weight is not None:
             grad_weight = exchange_channels(grad_weight, self.groups)
@@ -144,14 +144,14 @@ class Linear:
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight, bias)
 
-    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Mask) -> Gradients:
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
         grad_input = grad_weight = grad_bias = None
         rows = grad_output.reshape(-1, grad_output.shape[-1])
-        if mask[0]:
+        if output_mask[0]:
             grad_input = (rows @ weight).reshape(input.shape)
-        if mask[1]:
+        if output_mask[1]:
             grad_weight = rows.t() @ input.flatten(end_dim=-2) if input.ndim > 1 else torch.outer(rows[0], input)
-        if mask[2]:
+        if output_mask[2]:
             grad_bias = rows.sum(0)
         return grad_input, grad_weight, grad_bias
 

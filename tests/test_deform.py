@@ -14,7 +14,7 @@ from torchvision.ops import DeformConv2d, deform_conv2d
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.function import Quantizers, quantized_op
+from qconv.function import LayerQuantizers, quantized_op
 from qconv.layers import DeformConv2dPack, QDeformConv2d, QDeformConv2dPack
 from qconv.layers.deform import DeformConvolution
 from qconv.quantizers import Identity, Quantizer, ScaledSign, Sign
@@ -200,10 +200,10 @@ def test_gradients_that_nobody_needs_are_none(needed: str) -> None:
 
     class Recorded(DeformConvolution):
         def backward(
-            self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+            self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: tuple[bool, ...], *extra: Tensor
         ) -> tuple[Tensor | None, ...]:
-            grads = super().backward(grad_output, input, weight, mask, *extra)
-            masks.append((mask, tuple(grad is not None for grad in grads)))
+            grads = super().backward(grad_output, input, weight, output_mask, *extra)
+            masks.append((output_mask, tuple(grad is not None for grad in grads)))
             return grads
 
     _, ours = CASES["v2"].pair(schemes.xnor())
@@ -213,7 +213,7 @@ def test_gradients_that_nobody_needs_are_none(needed: str) -> None:
     tensors = (input, ours.weight, ours.bias, offset, mask)
     for name, tensor in zip(names, tensors, strict=True):
         tensor.requires_grad_(name == needed)
-    quantizers = Quantizers(ours.input_quantizer, ours.weight_quantizer)
+    quantizers = LayerQuantizers(ours.input_quantizer, ours.weight_quantizer)
     output = quantized_op(*tensors[:3], Recorded((1, 1), (1, 1), (1, 1)), quantizers, *tensors[3:])
     output.sum().backward()
     expected = tuple(name == needed for name in names)

@@ -368,7 +368,7 @@ def test_steps_of_a_staircase() -> None:
 
     stairs = staircase(codes, 3, 100, 0, 3)
     assert stairs.falling.tolist() == [False, True, False]
-    assert stairs.steps.tolist() == [[1, 1, -100], [5, 5, 101], [8, 8, 101]]
+    assert stairs.edges.tolist() == [[1, 1, -100], [5, 5, 101], [8, 8, 101]]
     line = as_rounding(stairs, lambda sums: sums.double() * torch.tensor([0.3, -0.3, 0.0]))
     assert line is not None
     sums = torch.arange(-100, 101).unsqueeze(1).expand(-1, 3)

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.function import Quantizers, quantized_op
+from qconv.function import LayerQuantizers, quantized_op
 from qconv.operations import Convolution, Linear, TransposedConvolution, exchange_channels
 from qconv.quantizers import FP8, DoReFaGradient, Identity, Int8Stochastic, Quantizer, ScaledSign, ShiftPS, Sign
 
@@ -36,9 +36,9 @@ OPS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {
 EVERY_OP = pytest.mark.parametrize(("op", "input_shape", "filter_shape"), OPS.values(), ids=OPS.keys())
 
 
-def made(scheme: Scheme, filters: Tensor, input: Tensor | None = None, dim: int = 1) -> Quantizers:
+def made(scheme: Scheme, filters: Tensor, input: Tensor | None = None, dim: int = 1) -> LayerQuantizers:
     """The quantizers of a layer; those of the input see ``input`` first, with its channels in ``dim``."""
-    quantizers = Quantizers(scheme.input(), scheme.weight(), None, scheme.backward_weight)
+    quantizers = LayerQuantizers(scheme.input(), scheme.weight(), None, scheme.backward_weight)
     quantizers.weight.to(filters.dtype).initialize(filters)
     if input is not None:
         quantizers.input.build(input.shape[dim], dim)
@@ -61,7 +61,7 @@ def composed(input: Tensor, filters: Tensor, bias: Tensor | None, op: Any, input
 
 
 def from_codes(
-    input: Tensor, filters: Tensor, bias: Tensor | None, op: Any, quantizers: Quantizers, method: Scheme
+    input: Tensor, filters: Tensor, bias: Tensor | None, op: Any, quantizers: LayerQuantizers, method: Scheme
 ) -> Tensor | None:
     """The layer as sums of integer codes, which are then scaled; None where it is not computed so."""
     if input.dtype == torch.bfloat16 or method.name.startswith("fp8"):
@@ -170,8 +170,8 @@ class WrongSign(Sign):
 class SwappedConvolution(Convolution):
     """A planted error: grad_weight is taken at the float input, as if it were not quantized."""
 
-    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: Any) -> Any:
-        return super().backward(grad_output, input.flip(-1), weight, mask)
+    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: Any) -> Any:
+        return super().backward(grad_output, input.flip(-1), weight, output_mask)
 
 
 @pytest.mark.parametrize("planted", ["pseudo-gradient", "operand"])
@@ -193,7 +193,7 @@ def test_gradcheck_of_the_identity(op: Any, input_shape: Any, filter_shape: Any)
     input = torch.randn(input_shape, dtype=torch.float64, requires_grad=True)
     filters = torch.randn(filter_shape, dtype=torch.float64, requires_grad=True)
     bias = torch.randn(filter_shape[0], dtype=torch.float64, requires_grad=True)
-    quantizers = Quantizers(Identity(), Identity())
+    quantizers = LayerQuantizers(Identity(), Identity())
     assert torch.autograd.gradcheck(lambda x, w, b: quantized_op(x, w, b, op, quantizers), (input, filters, bias))
 
 
@@ -212,7 +212,7 @@ def test_a_second_differentiation_is_an_error(op: Any, input_shape: Any, filter_
 def test_nor_of_a_loss_that_is_linear_in_the_output(op: Any, input_shape: Any, filter_shape: Any, of: str) -> None:
     input = torch.randn(input_shape, requires_grad=True)
     filters = torch.randn(filter_shape, requires_grad=True)
-    output = quantized_op(input, filters, None, op, Quantizers(Identity(), Identity()))
+    output = quantized_op(input, filters, None, op, LayerQuantizers(Identity(), Identity()))
     leaf = input if of == "input" else filters
     (grad,) = torch.autograd.grad(output.sum(), leaf, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
@@ -350,13 +350,13 @@ class ScaledLinear:
         return F.linear(input * scale, weight, bias) + shift
 
     def backward(
-        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: tuple[bool, ...], *extra: Tensor
     ) -> tuple[Tensor | None, ...]:
-        self.masks.append(mask)
+        self.masks.append(output_mask)
         scale, _ = extra
         columns = grad_output @ weight
         grads = columns * scale, grad_output.t() @ (input * scale), grad_output.sum(0), columns * input, grad_output
-        return tuple(grad if asked else None for grad, asked in zip(grads, mask, strict=True))
+        return tuple(grad if asked else None for grad, asked in zip(grads, output_mask, strict=True))
 
 
 class ExchangedExtra(ScaledLinear):
@@ -372,7 +372,7 @@ def test_extra_tensors_beside_learned_ones(planted: bool) -> None:
     input, weight = (torch.randn(5, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
     bias = torch.randn(5, dtype=torch.float64, requires_grad=True)
     scale, shift = (torch.randn(5, 5, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    quantizers = Quantizers(LearnedStep(), LearnedStep())
+    quantizers = LayerQuantizers(LearnedStep(), LearnedStep())
     op: ScaledLinear = ExchangedExtra() if planted else ScaledLinear()
     output = quantized_op(input, weight, bias, op, quantizers, scale, shift)
     expected = F.linear(quantizers.input(input) * scale, quantizers.weight(weight), bias) + shift
@@ -390,7 +390,7 @@ def test_each_extra_tensor_alone(needed: int, backward_weight: Any) -> None:
     tensors = [torch.randn(size, dtype=torch.float64).requires_grad_(i == needed) for i, size in enumerate(sizes)]
     input, weight, bias, scale, shift = tensors
     op = ScaledLinear()
-    quantizers = Quantizers(Sign(), ScaledSign(), None, backward_weight)
+    quantizers = LayerQuantizers(Sign(), ScaledSign(), None, backward_weight)
     output = quantized_op(input, weight, bias, op, quantizers, scale, shift)
     (found,) = gradients(output, [tensors[needed]])
     assert op.masks == [tuple(i == needed for i in range(5))]
@@ -401,7 +401,7 @@ def test_each_extra_tensor_alone(needed: int, backward_weight: Any) -> None:
 
 def test_a_second_differentiation_of_extra_tensors_is_an_error() -> None:
     input, weight, scale, shift = (torch.randn(5, 5, requires_grad=True) for _ in range(4))
-    output = quantized_op(input, weight, None, ScaledLinear(), Quantizers(Identity(), Identity()), scale, shift)
+    output = quantized_op(input, weight, None, ScaledLinear(), LayerQuantizers(Identity(), Identity()), scale, shift)
     (grad,) = torch.autograd.grad(output.sum(), scale, create_graph=True)
     with pytest.raises(RuntimeError, match="differentiate twice"):
         grad.square().sum().backward()

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from .aten import Ints, _ints
 
-Gradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+DeformGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool, bool, bool]
 Pair = tuple[int, int]
 
@@ -110,7 +110,7 @@ def deform_conv2d_backward(
     dilation: Ints = 1,
     *,
     output_mask: Mask = (True, True, True, True, True),
-) -> Gradients:
+) -> DeformGradients:
     """Gradients of a deformable convolution with respect to input, weight, offset, mask and bias, in one call.
 
     The formulas stand at the head of this module. The numbers of groups follow from the sizes.
@@ -161,7 +161,7 @@ def deform_conv2d_backward(
     grads = _operator()(*map(wide, tensors), wide(bias), *geometry)
     wanted = (*output_mask[:3], output_mask[3] and mask is not None, output_mask[4])
     rounded = (grad.to(input.dtype) if is_wanted else None for grad, is_wanted in zip(grads, wanted, strict=True))
-    return cast(Gradients, tuple(rounded))
+    return cast(DeformGradients, tuple(rounded))
 
 
 def deform_conv2d_input(

@@ -277,7 +277,7 @@ class Rewriter:
         channels = len(scale)
         if isinstance(new, BinaryConv2d):
             stairs = staircase(lambda sums: (codes(sums) + 1) // 2, channels, found.bound, 0, 1)
-            threshold = stairs.steps.squeeze(0)
+            threshold = stairs.edges.squeeze(0)
             if not pools:
                 new.compare_(threshold.to(torch.int32), stairs.falling)
                 return "bits"

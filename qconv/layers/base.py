@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from .. import schemes
-from ..function import Quantizers, quantized_op
+from ..function import LayerQuantizers, quantized_op
 from ..operations import ExtendedOperation, Operation
 from ..processes import is_distributed, is_sharded, leaving, mean_over_processes, meet, sum_over_processes
 from ..quantizers import Codes, Quantizer
@@ -214,7 +214,7 @@ class QuantizedLayer(nn.Module):
             self._check_computed_weight()
         if not torch.compiler.is_compiling():
             self._before_forward()
-        quantizers = Quantizers(
+        quantizers = LayerQuantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
         if self.observe is not None:
@@ -246,7 +246,7 @@ class QuantizedLayer(nn.Module):
         input: Tensor,
         op: Operation | ExtendedOperation,
         bias: Tensor | None,
-        quantizers: Quantizers,
+        quantizers: LayerQuantizers,
         *extra: Tensor,
     ) -> Tensor:
         device = input.device.type

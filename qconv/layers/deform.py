@@ -39,10 +39,10 @@ class DeformConvolution:
         return deform_conv2d(wide(input), cast(Tensor, offset), wide(weight), bias, *geometry).to(input.dtype)
 
     def backward(
-        self, grad_output: Tensor, input: Tensor, weight: Tensor, mask: tuple[bool, ...], *extra: Tensor
+        self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: tuple[bool, ...], *extra: Tensor
     ) -> tuple[Tensor | None, ...]:
         offset, factors = (*extra, None)[:2]
-        needs_input, needs_weight, needs_bias, needs_offset, needs_factors = (*mask, False)[:5]
+        needs_input, needs_weight, needs_bias, needs_offset, needs_factors = (*output_mask, False)[:5]
         grad_input, grad_weight, grad_offset, grad_factors, grad_bias = deform_conv2d_backward(
             grad_output,
             input,

@@ -25,7 +25,7 @@ def round_levels(z: Tensor, low: int, high: int) -> Tensor:
 
 
 def step_backward(grad: Tensor, z: Tensor, low: int, high: int, strict: bool) -> tuple[Tensor, Tensor]:
-    """Where LSQ's gradient passes to ``v`` (a mask), and what each element gives the step, from ``z = v / s``."""
+    """Where LSQ's gradient passes to ``v``, and what an element adds to that of the step, from ``z = v / s``."""
     clamped = z.clamp(low, high)
     between = (z > low) & (z < high)
     passes = between if strict else clamped == z

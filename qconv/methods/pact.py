@@ -28,8 +28,8 @@ class PACT(Quantizer):
     alpha down, for the gradient through the clipped values hardly does. So leave alpha in the optimizer's group of the
     weights. After each step alpha is at least 2^-20.
 
-    The paper's weights are DoReFa's, and its first and last layer stay float. (SAWB, the authors' later quantizer of
-    weights, is not here.)
+    The paper's weights are DoReFa's, and its first and last layer stay float. SAWB is the authors' later
+    quantizer of weights.
 
     Args:
         bits: 1 to 8.

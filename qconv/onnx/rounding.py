@@ -24,10 +24,10 @@ class WholeBias(NamedTuple):
 
 
 def whole_bias(layer: IntegerConv2d, bound: int, finer: int) -> WholeBias:
-    """The rounding by which a layer hands codes on, with the same steps wherever there is one.
+    """The rounding by which a layer hands codes on, with the same edges wherever there is one.
 
-    A line ``slope · (acc + k / finer)`` has the steps of the staircase if ``slope`` lies between the largest and the
-    smallest ratio that its steps allow: the ``k`` is taken for which that interval is the widest. Where there is none,
+    A line ``slope · (acc + k / finer)`` has the edges of the staircase if ``slope`` lies between the largest and the
+    smallest ratio that its edges allow: the ``k`` is taken for which that interval is the widest. Where there is none,
     as for many levels on few sums, the bias is rounded, and a code may be off by one.
 
     Args:
@@ -60,12 +60,12 @@ def whole_bias(layer: IntegerConv2d, bound: int, finer: int) -> WholeBias:
 
 
 def _slopes(stairs: Staircase, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Between which slopes the rounding of ``slope · (u + shift)`` has the steps, for each channel."""
-    steps, _, low, bound = stairs
-    levels = torch.arange(low + 1, low + 1 + len(steps)).unsqueeze(1) - 0.5
+    """Between which slopes the rounding of ``slope · (u + shift)`` has the edges, for each channel."""
+    edges, _, low, bound = stairs
+    levels = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
     first, last = torch.zeros_like(shift), torch.full_like(shift, torch.inf)
-    reached, below = steps + shift, steps - 1 + shift
-    for at, is_met, sign in ((reached, steps <= bound, 1), (below, steps > -bound, -1)):
+    reached, below = edges + shift, edges - 1 + shift
+    for at, is_met, sign in ((reached, edges <= bound, 1), (below, edges > -bound, -1)):
         # sign · slope · at ≥ sign · level: a bound from below where sign · at is positive, else from above.
         ratio = levels / at
         is_lower = is_met & (sign * at > 0)

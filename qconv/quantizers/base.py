@@ -425,17 +425,14 @@ def held(quantizer: Quantizer, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
 
 
-Gradients = tuple[Tensor | None, ...]
-
-
-def once_differentiable(backward: Callable[..., Gradients]) -> Callable[..., Gradients]:
+def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
     """Decorate a Function's ``backward`` so that differentiating its result raises a RuntimeError.
 
     Unlike torch's decorator of this name it does so whatever the gradient came from: a loss that is linear in the
     output hands over a constant, and torch's would then silently drop the second derivative of input and weight.
     """
 
-    def guarded(ctx: Any, *grad_outputs: Tensor) -> Gradients:
+    def guarded(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
             grads = backward(ctx, *grad_outputs)
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled graphs refuse by themselves

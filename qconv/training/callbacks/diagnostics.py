@@ -187,9 +187,9 @@ def of_input(layer: QuantizedLayer, input: Tensor | None) -> dict[str, float]:
     }
 
 
-def share(mask: Tensor) -> float:
+def share(flags: Tensor) -> float:
     """How much of it is True."""
-    return float(mask.float().mean()) if mask.numel() else 0.0
+    return float(flags.float().mean()) if flags.numel() else 0.0
 
 
 def error(x_q: Tensor, x: Tensor) -> float:
