@@ -15,6 +15,7 @@ import qconv
 from qconv import schemes
 from qconv.data import DigitsDataModule
 from qconv.models import SmallCNN, small_cnn
+from qconv.table import write_csv
 from qconv.training import (
     Checkpoints,
     Classifier,
@@ -28,7 +29,6 @@ from qconv.training import (
     make_trainer,
 )
 from qconv.training.callbacks.diagnostics import FIGURES, of_input
-from qconv.training.callbacks.history import write_csv
 from qconv.training.schedules import constant, cosine
 
 

@@ -7,7 +7,6 @@ Rows that are there already are not run again. Options choose fewer networks, sc
 """
 
 import argparse
-import csv
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ import qconv
 from qconv import models, schemes
 from qconv.convert.activations import CHOICES, BeforeSign
 from qconv.environment import commit, machine
+from qconv.table import append_csv, read_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 BATCH, SEED = 64, 1
@@ -142,16 +142,13 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
     data = digits() if options.data == "digits" else cifar10(options.pictures)
-    done = set()
-    if options.results.exists():
-        with options.results.open() as file:
-            done = {tuple(row.values())[:4] for row in csv.DictReader(file)}
+    done = {tuple(row.values())[:4] for row in read_csv(options.results)}
     for network in options.networks:
         for scheme in options.schemes:
             for choice in options.choices:
                 if (options.data, network, scheme, choice) not in done:
                     row = measured(options.data, network, scheme, choice, data, options.epochs)
-                    append(options.results, row)
+                    append_csv(row, options.results)
                     print(*list(row.values())[:9], flush=True)  # a program
 
 
@@ -185,16 +182,6 @@ def measured(
         "threads": about["threads"],
         "torch": torch.__version__,
     }
-
-
-def append(path: Path, row: dict[str, object]) -> None:
-    """Add a row, with the names of the columns before the first one."""
-    new = not path.exists()
-    with path.open("a", newline="") as file:
-        writer = csv.DictWriter(file, list(row))
-        if new:
-            writer.writeheader()
-        writer.writerow(row)
 
 
 if __name__ == "__main__":

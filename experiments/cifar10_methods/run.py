@@ -16,7 +16,7 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from qconv.training.callbacks.history import read_csv, write_csv
+from qconv.table import read_csv, write_csv
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

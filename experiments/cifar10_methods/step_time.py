@@ -14,12 +14,12 @@ from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from run import HERE, METHODS, ROOT
 
-from qconv.bench.train_step import HEADER, Case, Settings, measure
+from qconv.bench.train_step import Case, Result, Settings, measure
 
 
 def main(methods: list[str], settings: Settings, file: Path) -> None:
     """Measure, and write a row for each method and side."""
-    print(HEADER)
+    print(Result.header())
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         for method in methods:
             cfg = compose("config", ["experiment=cifar10_methods", "data.root=-", "run_dir=-", *METHODS[method][1]])

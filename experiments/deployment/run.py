@@ -23,7 +23,7 @@ from qconv.data import ImageFolderDataModule
 from qconv.environment import commit, machine
 from qconv.models import resnet18, resnet20
 from qconv.onnx import OnnxModel
-from qconv.training.callbacks.history import read_csv, write_csv
+from qconv.table import read_csv, write_csv
 from qconv.training.finished import FinishedRun
 
 HERE = Path(__file__).parent

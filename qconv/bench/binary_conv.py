@@ -4,26 +4,22 @@ import re
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..environment import commit, machine, versions
 from ..kernels.native import library
 from ..kernels.operators import pack_weight
-from .rows import append_row, quartiles
+from ..table import Column
+from .rows import Row, quartiles
 
-HEADER = (
-    f"{'layer':8} {'batch':>5} {'float µs':>9} {'NHWC µs':>9} {'binary µs':>9} {'bits µs':>10} {'ratio':>18}"
-    f" {'TMAC/s':>7}"
-)
 _LEAST = 0.02  # seconds that a side runs in a round
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Row):
     """Medians over the rounds, in microseconds.
 
     Attributes:
@@ -39,6 +35,15 @@ class Result:
         instruction_set: of the kernel; "torch" where there is none.
     """
 
+    columns = (
+        Column("layer", width=8),
+        Column("batch", is_right=True, width=5),
+        *(Column(f"{side} µs", is_right=True, width=9) for side in ("float", "NHWC", "binary")),
+        Column("bits µs", is_right=True, width=10),
+        Column("ratio", is_right=True, width=18),
+        Column("TMAC/s", is_right=True, width=7),
+    )
+
     layer: str
     batch_size: int
     float_us: float
@@ -50,17 +55,12 @@ class Result:
     high: float
     instruction_set: str
 
-    def line(self) -> str:
-        """A row of the table."""
+    def cells(self) -> tuple[str, ...]:
         channels, size = map(int, self.layer.split("@"))
         speed = self.batch_size * 9 * channels**2 * size**2 / self.binary_us / 1e6
         spread = f"{self.ratio:.1f} [{self.low:.1f}, {self.high:.1f}]"
-        times = f"{self.float_us:9.0f} {self.channels_last_us:9.0f} {self.binary_us:9.0f} {self.bits_us:10.0f}"
-        return f"{self.layer:8} {self.batch_size:5} {times} {spread:>18} {speed:7.2f}"
-
-    def append_to(self, path: str) -> None:
-        """Add a row to a CSV file, with what it was measured on."""
-        append_row(path, {**asdict(self), **machine(), **versions(), "commit": commit()})
+        times = self.float_us, self.channels_last_us, self.binary_us, self.bits_us
+        return self.layer, str(self.batch_size), *(f"{time:.0f}" for time in times), spread, f"{speed:.2f}"
 
 
 @torch.inference_mode()

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..data import ImageFolderDataModule, ImageNetDataModule
-from ..environment import commit, machine, versions
-from .rows import append_row, quartiles
-
-HEADER = f"{'pictures':10} {'ours/s':>10} {'PIL/s':>10} {'ratio':>22}"
+from ..table import Column
+from .rows import Row, quartiles
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Row):
     """Medians over the rounds; `ratio` is the median of the ratios within a round, `low` and `high` its quartiles."""
+
+    columns = (
+        Column("pictures", width=10),
+        *(Column(head, is_right=True, width=10) for head in ("ours/s", "PIL/s")),
+        Column("ratio", is_right=True, width=22),
+    )
 
     pictures: str
     batch_size: int
@@ -32,14 +36,9 @@ class Result:
     low: float
     high: float
 
-    def line(self) -> str:
-        """A row of the table."""
+    def cells(self) -> tuple[str, ...]:
         spread = f"{self.ratio:.2f} [{self.low:.2f}, {self.high:.2f}]"
-        return f"{self.pictures:10} {self.ours:10,.0f} {self.pil:10,.0f} {spread:>22}"
-
-    def append_to(self, path: str) -> None:
-        """Add a row to the CSV file, with what it was measured on."""
-        append_row(path, {**asdict(self), **machine(), **versions(), "commit": commit()})
+        return self.pictures, f"{self.ours:,.0f}", f"{self.pil:,.0f}", spread
 
 
 class PILPictures(Dataset[Any]):

@@ -1,24 +1,45 @@
-"""What all benchmarks do with their figures."""
+"""A row of a benchmark: in the table that is printed, and in the CSV file."""
 
-import csv
 import statistics
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from ..environment import commit, machine, versions
+from ..table import Column, append_csv, line
+
+
+@dataclass(frozen=True)
+class Row(ABC):
+    """What was measured."""
+
+    columns: ClassVar[tuple[Column, ...]]
+
+    @abstractmethod
+    def cells(self) -> tuple[str, ...]:
+        """The row as text, in the order of `columns`."""
+
+    @classmethod
+    def header(cls) -> str:
+        """The heads of the columns."""
+        return line((column.head for column in cls.columns), cls.columns, " ")
+
+    def line(self) -> str:
+        """The row of the table."""
+        return line(self.cells(), self.columns, " ")
+
+    def recorded(self) -> dict[str, Any]:
+        """The row of the CSV file: with what it was measured on."""
+        return {**asdict(self), **machine(), **versions(), "commit": commit()}
+
+    def append_to(self, path: str) -> None:
+        """Add the row to a CSV file."""
+        append_csv(self.recorded(), Path(path))
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
     """The lower quartile, the median and the upper quartile; the value itself where there is one."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
     return low, middle, high
-
-
-def append_row(path: str, row: Mapping[str, Any]) -> None:
-    """Add a row to a CSV file, with a header line if the file is new."""
-    file = Path(path)
-    new = not file.exists() or not file.stat().st_size
-    with file.open("a", newline="") as stream:
-        writer = csv.DictWriter(stream, list(row), lineterminator="\n")
-        if new:
-            writer.writeheader()
-        writer.writerow(row)

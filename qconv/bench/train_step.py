@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +19,8 @@ from ..convert import convert
 from ..environment import commit, machine, versions
 from ..models import resnet18
 from ..scheme import Scheme, identity
-from .rows import append_row, quartiles
+from ..table import Column
+from .rows import Row, quartiles
 
 Step = Callable[[], None]
 
@@ -82,8 +83,17 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(Row):
     """One row of the table and of the CSV file; times in milliseconds, memory in MiB."""
+
+    columns = (
+        Column("case", width=10),
+        Column("scheme", width=24),
+        *(Column(f"{side} ms", is_right=True, width=9) for side in ("float", "quant")),
+        Column("ratio", is_right=True, width=6),
+        Column("[quartiles]", width=14),
+        *(Column(head, is_right=True, width=9) for head in ("saved MiB", "quantized")),
+    )
 
     case: str
     scheme: str
@@ -107,23 +117,13 @@ class Result:
     malloc: str
     commit: str | None
 
-    def line(self) -> str:
-        """The row as text, under `HEADER`."""
-        return (
-            f"{self.case:10} {self.scheme:24} {self.float_ms:9.1f} {self.quantized_ms:9.1f} {self.ratio:6.3f} "
-            f"[{self.ratio_lower_quartile:.3f}, {self.ratio_upper_quartile:.3f}] "
-            f"{self.float_saved_mib:9.1f} {self.quantized_saved_mib:9.1f}"
-        )
+    def cells(self) -> tuple[str, ...]:
+        times, saved = (self.float_ms, self.quantized_ms), (self.float_saved_mib, self.quantized_saved_mib)
+        spread = f"[{self.ratio_lower_quartile:.3f}, {self.ratio_upper_quartile:.3f}]"
+        return self.case, self.scheme, *map(_tenths, times), f"{self.ratio:.3f}", spread, *map(_tenths, saved)
 
-    def append_to(self, path: str) -> None:
-        """Append the row to a CSV file, with a header line if the file is new."""
-        append_row(path, asdict(self))
-
-
-HEADER = (
-    f"{'case':10} {'scheme':24} {'float ms':>9} {'quant ms':>9} {'ratio':>6} {'[quartiles]':14} "
-    f"{'saved MiB':>9} {'quantized':>9}"
-)
+    def recorded(self) -> dict[str, Any]:
+        return asdict(self)
 
 
 def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
@@ -182,6 +182,10 @@ def check(case: Case, reference: nn.Module, settings: Settings) -> None:
     for theirs, ours in zip(*found, strict=True):
         if theirs is None or ours is None or not torch.equal(theirs, ours):
             raise RuntimeError(f"case {case.name}: the identity scheme differs from torch.nn; nothing was timed")
+
+
+def _tenths(number: float) -> str:
+    return f"{number:.1f}"
 
 
 def _training_step(case: Case, model: nn.Module, settings: Settings) -> Step:

@@ -4,9 +4,12 @@ import argparse
 import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from .. import schemes
+
+if TYPE_CHECKING:
+    from ..bench.rows import Row
 
 
 def add(commands: Any) -> None:
@@ -86,19 +89,12 @@ def _needs_nothing(make: Callable[..., object]) -> bool:
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
-class Measured(Protocol):
-    """A row of a benchmark."""
-
-    def line(self) -> str: ...
-    def append_to(self, path: str) -> None: ...
-
-
-def _report(header: str, csv: str | None, results: Iterable[Measured]) -> int:
+def _report(kind: "type[Row]", csv: str | None, results: "Iterable[Row]") -> int:
     """Print a row as soon as it is measured, and append it to the CSV file."""
     if csv:  # a file that can't be written shall not cost the time of the first row
         with Path(csv).open("a"):
             pass
-    print(header)
+    print(kind.header())
     for result in results:
         print(result.line(), flush=True)
         if csv:
@@ -122,7 +118,7 @@ def _train_step(options: argparse.Namespace) -> int:
     results = (
         train_step.measure(case, getattr(schemes, name)(), settings) for case in cases for name in options.scheme
     )
-    return _report(train_step.HEADER, options.csv, results)
+    return _report(train_step.Result, options.csv, results)
 
 
 def _data(options: argparse.Namespace) -> int:
@@ -132,7 +128,7 @@ def _data(options: argparse.Namespace) -> int:
         raise ValueError("give --small, --large or both: folders of pictures")
     sides = (options.small, data.measure_small), (options.large, data.measure_large)
     results = (measure(root, options.batch_size, options.rounds) for root, measure in sides if root)
-    return _report(data.HEADER, options.csv, results)
+    return _report(data.Result, options.csv, results)
 
 
 def _binary_conv(options: argparse.Namespace) -> int:
@@ -143,4 +139,4 @@ def _binary_conv(options: argparse.Namespace) -> int:
         for batch_size in options.batch_size
         for case in options.case
     )
-    return _report(binary_conv.HEADER, options.csv, results)
+    return _report(binary_conv.Result, options.csv, results)

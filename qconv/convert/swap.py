@@ -26,6 +26,7 @@ from ..layers.computed import computed_by
 from ..layers.parents import call_children_, read_by_parents, undo_
 from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
+from ..table import Column, lines
 from .activations import BeforeSign, check_choice, replaced, restore_
 from .before_sign import ActivationStep, find_steps, note_, replace_all
 
@@ -93,9 +94,9 @@ class Plan:
     activations: tuple[ActivationStep, ...] = ()
 
     def __str__(self) -> str:
-        lines = [(", ".join(step.names) or "(the model itself)", step) for step in (*self.steps, *self.activations)]
-        width = max((len(name) for name, _ in lines), default=0)
-        return "\n".join(f"{name:{width}}  {step}" for name, step in lines)
+        steps = (*self.steps, *self.activations)
+        rows = [(", ".join(step.names) or "(the model itself)", str(step)) for step in steps]
+        return "\n".join(lines(rows, (Column(""), Column(""))))
 
     def __repr__(self) -> str:
         changed = sum(step.scheme is not None for step in self.steps)

@@ -13,12 +13,15 @@ from ..convert import to_float
 from ..layers import QuantizedLayer
 from ..packed import load_packed
 from ..packed.tensors import inner_model
+from ..table import Column, lines
 from .freeze import FrozenModel, freeze
 from .layer_check import LayerCheck, LayerPair
 from .own_run import Guided, calls_and_output
 from .rewrite import Frozen
 from .rounding import SURE, TINY, difference
 
+HEADS = "layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift", "unexplained"
+COLUMNS = tuple(map(Column, HEADS))
 CLOSE = 1e-5  # of the largest output: what two orders of float sums may differ by
 
 
@@ -58,34 +61,11 @@ class Verification:
         return self.first_difference is None and self.of_bound <= 1
 
     def __str__(self) -> str:
-        header = (
-            "layer",
-            "arithmetic",
-            "gives",
-            "codes ≠",
-            "sums ≠",
-            "handed ≠",
-            "error",
-            "of bound",
-            "drift",
-            "unexplained",
-        )
-        rows: list[tuple[str, ...]] = [header]
-        for each in self.layers:
-            integer = each.arithmetic != "float"
-            counts = [str(number) if integer else "" for number in (each.codes, each.sums)]
-            is_floats = each.gives == "floats"
-            error = (f"{each.error:.1e}", f"{each.of_bound:.2f}") if is_floats else ("", "")
-            drift = f"{each.drift} of {each.elements:,}"
-            handed = "" if is_floats else str(each.handed)
-            rows.append((each.name, each.arithmetic, each.gives, *counts, handed, *error, drift, str(each.unexplained)))
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines.append(
+        outcome = (
             f"{self._verdict()}; outputs differ from the trained ones by up to {self.difference:.1e} of "
             f"{self.largest:.3g}, and {self.decisions} of {self.samples} decisions"
         )
-        return "\n".join(lines)
+        return "\n".join([*lines(map(_cells, self.layers), COLUMNS), outcome])
 
     def _verdict(self) -> str:
         first = self.first_difference
@@ -98,6 +78,15 @@ class Verification:
             f"not equal: {where} gives outputs that are off by up to {self.guided:.1e}, {self.of_bound:.3g} times what "
             "rounding explains"
         )
+
+
+def _cells(layer: LayerCheck) -> tuple[str, ...]:
+    """The layer as text, in the order of `COLUMNS`."""
+    is_integer, is_floats = layer.arithmetic != "float", layer.gives == "floats"
+    counts = [str(number) if is_integer else "" for number in (layer.codes, layer.sums)]
+    error = (f"{layer.error:.1e}", f"{layer.of_bound:.2f}") if is_floats else ("", "")
+    handed, drift = "" if is_floats else str(layer.handed), f"{layer.drift} of {layer.elements:,}"
+    return layer.name, layer.arithmetic, layer.gives, *counts, handed, *error, drift, str(layer.unexplained)
 
 
 @torch.no_grad()

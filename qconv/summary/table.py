@@ -1,23 +1,19 @@
 """The table of what a model consists of: rows, totals, and how they are written."""
 
-import csv
-import io
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..files import atomic_file
+from ..table import Column, csv_text, lines
 
 FLOAT_BITS = 32
-TEXT_COLUMNS = 4
-HEAD = (
-    *("layer", "type", "output", "scheme", "bits w/in"),
-    *("parameters", "MACs", "BOPs", "float bytes", "packed bytes", "saved bytes"),
-)
+NUMBERS = ("bits w/in", "parameters", "MACs", "BOPs", "float bytes", "packed bytes", "saved bytes")
+COLUMNS = (*map(Column, ("layer", "type", "output", "scheme")), *(Column(head, is_right=True) for head in NUMBERS))
 
 Key = TypeVar("Key", float, tuple[float, float])
 
@@ -180,14 +176,9 @@ class Summary:
 
         Arguments, result and errors are those of `to_json`.
         """
-        lines = [self._csv_line(row) for row in self.rows]
-        text = io.StringIO()
-        writer = csv.DictWriter(text, lines[0] if lines else (), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(lines)
-        return _written(text.getvalue(), path)
+        return _written(csv_text([self._csv_row(row) for row in self.rows]), path)
 
-    def _csv_line(self, row: Row) -> dict[str, Any]:
+    def _csv_row(self, row: Row) -> dict[str, Any]:
         parameters, macs = row.parameters_by_bits, row.macs_by_bits
         return {
             "name": row.name,
@@ -210,18 +201,15 @@ class Summary:
         numbers = self.parameters, self.macs, self.bops, self.float_bytes, self.packed_bytes, self.saved_bytes
         header = ("(header)", *[""] * 8, format_int(self.header_bytes), "")
         total = ("total", "", "", "", "", *map(format_int, numbers))
-        table = [HEAD, *(cells(row) for row in self.rows), header, total]
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = [_line(cells, widths) for cells in table]
-        rule = "  ".join("-" * width for width in widths)
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1], "", *notes(self)])
+        table = lines([None, *map(cells, self.rows), header, None, total], COLUMNS)
+        return "\n".join([*table, "", *notes(self)])
 
     def __repr__(self) -> str:
         return f"Summary({len(self.rows)} rows, {format_int(self.parameters)} parameters, {format_int(self.macs)} MACs)"
 
 
 def cells(row: Row) -> tuple[str, ...]:
-    """The row as text, in the order of `HEAD`."""
+    """The row as text, in the order of `COLUMNS`."""
     numbers = row.parameters, row.macs, row.bops, row.float_bytes, row.packed_bytes, row.saved_bytes
     shape = "×".join(map(str, row.output_shape))
     return row.name, row.type, shape, row.scheme, format_bits(row), *map(format_int, numbers)
@@ -247,13 +235,6 @@ def format_int(value: int) -> str:
 def format_bits(row: Row) -> str:
     """Weight and input bits as 1/32; log2(3) as 1.58."""
     return f"{row.weight_bits:.3g}/{row.input_bits:.3g}"
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    text, numbers = slice(None, TEXT_COLUMNS), slice(TEXT_COLUMNS, None)
-    left = [cell.ljust(width) for cell, width in zip(cells[text], widths[text], strict=True)]
-    right = [cell.rjust(width) for cell, width in zip(cells[numbers], widths[numbers], strict=True)]
-    return "  ".join([*left, *right])
 
 
 def _without_zeros(counts: Mapping[Key, int]) -> dict[Key, int]:

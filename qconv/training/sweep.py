@@ -11,7 +11,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from .callbacks.history import write_csv
+from ..table import write_csv
 from .report.screen import percent, show_rows
 
 METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")

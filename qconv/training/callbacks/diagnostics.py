@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...files import atomic_file
 from ...layers import QuantizedLayer
-from .history import write_csv
+from ...table import write_csv
 
 FIGURES = {
     "flip_rate": "weights that changed their level in the epoch, %",

@@ -1,14 +1,12 @@
 """The callbacks that write `metrics.csv`, a row an epoch, and `curves.png`."""
 
-import csv
-import io
 import time
 from pathlib import Path
 from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from ...files import atomic_file
+from ...table import write_csv
 from ..report.curves import draw_curves
 
 Row = dict[str, float]
@@ -65,23 +63,3 @@ class History(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
         self.rows, self.earlier_seconds = list(state_dict["rows"]), state_dict["seconds"]
-
-
-def read_csv(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; none where there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def write_csv(rows: list[dict[str, Any]], path: Path) -> None:
-    """Write rows of equal or different columns; what a row lacks stays empty."""
-    columns = list(dict.fromkeys(column for row in rows for column in row))
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file(path) as file:
-        file.write(text.getvalue().encode())

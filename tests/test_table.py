@@ -1,0 +1,44 @@
+"""Columns of text, and CSV files."""
+
+from pathlib import Path
+
+from qconv.table import Column, append_csv, csv_text, line, lines, read_csv, write_csv
+
+COLUMNS = Column("name"), Column("count", is_right=True)
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert lines([None, ("a", "1"), ("conv.long", "1,000,000")], COLUMNS) == [
+        "name           count",
+        "---------  ---------",
+        "a                  1",
+        "conv.long  1,000,000",
+    ]
+
+
+def test_no_heads_and_no_rows() -> None:
+    assert lines([("a", "b"), ("long", "")], (Column(""), Column(""))) == ["a     b", "long"]
+    assert lines([], (Column(""), Column(""))) == []
+    assert lines([], COLUMNS) == ["name  count"]
+
+
+def test_a_line_of_its_own_has_the_widths_of_its_columns() -> None:
+    columns = Column("", width=4), Column("", is_right=True, width=3)
+    assert [line(cells, columns, " ") for cells in (("a", "1"), ("conv.long", "10"))] == ["a      1", "conv.long  10"]
+
+
+def test_csv_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.csv"
+    assert read_csv(path) == []
+    write_csv([{"a": 1}, {"a": "2, 3", "b": "é"}], path)
+    assert path.read_bytes() == 'a,b\n1,\n"2, 3",é\n'.encode()
+    assert read_csv(path) == [{"a": "1", "b": ""}, {"a": "2, 3", "b": "é"}]
+    assert csv_text([]) == "\n"
+
+
+def test_rows_are_appended_below_one_head(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.touch()  # as `qconv bench` makes it, to see that it can
+    for number in (1, 2):
+        append_csv({"a": number, "b": "x"}, path)
+    assert path.read_text() == "a,b\n1,x\n2,x\n"
