@@ -474,7 +474,9 @@ def test_the_warning_names_the_layer() -> None:
     input = torch.randn(4, 3, 9, 9)
     model(input)
     model(input)
-    with pytest.warns(UserWarning, match=r"layer '2' \(QConv2d\): in each of its first 3 training batches 100.0%"):
+    with pytest.warns(
+        UserWarning, match=r"layer '2' \(QConv2d, bnn\(\)\): in each of its first 3 training batches 100.0%"
+    ):
         model(input)
     assert "name_in_model" not in vars(qconv.to_float(model)[2])
 

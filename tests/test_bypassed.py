@@ -105,7 +105,9 @@ def test_nothing_is_shipped_with_it(tmp_path: Path) -> None:
     model = qconv.convert(Network(), schemes.bnn()).eval()
     with pytest.warns(UserWarning, match=MESSAGE):
         model(torch.randn(2, 8))
-    message = "layer 'attention.inner' is quantized, but the model reads its weight and never calls it"
+    message = (
+        r"layer 'attention.inner' \(QLinear, bnn\(\)\) is quantized, but the model reads its weight and never calls it"
+    )
     with pytest.raises(ValueError, match=message):
         qconv.save_packed(model, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=message):
@@ -142,7 +144,7 @@ def test_an_example_leaves_it_float(example: Any, capsys: pytest.CaptureFixture[
     assert type(model.attention.inner) is nn.Linear
     model(torch.randn(2, 8))
     with pytest.raises(
-        ValueError, match=r"overrides '.\*inner': layer 'attention.inner' can't be quantized: Attention"
+        ValueError, match=r"overrides '.\*inner': layer 'attention.inner' \(Linear\) can't be quantized: Attention"
     ):
         qconv.convert(Network(), schemes.bnn(), overrides={".*inner": schemes.bwn()}, example=example)
 

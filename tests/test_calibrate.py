@@ -118,10 +118,10 @@ def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"max_samples \(=0\) must be at least 1"):
         qconv.calibrate(model, [first], max_samples=0)
     first[0, 0, 0, 0] = torch.nan
-    with pytest.raises(ValueError, match="the input of layer '0' has NaN or inf"):
+    with pytest.raises(ValueError, match=r"the input of layer '0' \(QConv2d, .*\) has NaN or inf"):
         qconv.calibrate(model, [first])
     assert scales(model) == [1.0, 1.0]
-    with pytest.raises(ValueError, match="input of QConv2d has NaN or inf"):
+    with pytest.raises(ValueError, match=r"the input of QConv2d\(.*\) has NaN or inf"):
         model(first)
     assert scales(model) == [1.0, 1.0]
     assert qconv.calibrate(nn.Sequential(qconv.QConv2d(3, 4, 3)), [first]) == []
@@ -222,7 +222,8 @@ def test_evaluation_before_calibration_is_told_once_by_layer() -> None:
     images = torch.randn(2, 3, 9, 9)
     assert evaluated(model, images[:0]) == []
     (message,) = evaluated(model, images)
-    assert message.startswith("layer '1' (QConv2d) is evaluated before MinMaxInput has had data")
+    layer = "layer '1' (QConv2d, minmax(weight_bits=4, input_bits=4))"
+    assert message.startswith(f"{layer} is evaluated before MinMaxInput has had data")
     assert "Call qconv.calibrate(model, batches)" in message
     assert evaluated(model, images) == []
     assert evaluated(copy.deepcopy(model), images) == []
@@ -241,7 +242,8 @@ def test_an_average_from_before_the_first_batch_is_told() -> None:
 
     update(1)
     (message,) = evaluated(average.eval(), input)
-    assert message.startswith("layer '1' (QLinear) is used in an average that has seen 10.0% of its data: MinMax")
+    layer = "layer '1' (QLinear, minmax(weight_bits=4, input_bits=4))"
+    assert message.startswith(f"{layer} is used in an average that has seen 10.0% of its data: MinMax")
     assert "call qconv.calibrate(average, batches)" in message
     assert evaluated(average, input) == []
     loaded = copy.deepcopy(average)
@@ -269,7 +271,7 @@ def test_an_average_of_little_data_is_told_before_it_ships(tmp_path: Path) -> No
 def test_a_part_in_evaluation_while_the_rest_trains_is_told() -> None:
     model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=SCHEME).eval(), qconv.QConv2d(4, 4, 3, scheme=SCHEME))
     (message,) = evaluated(model, IMAGES)
-    assert message.startswith("QConv2d is evaluated before Scaled has had data")
+    assert message.startswith(f"{model[0]!r} is evaluated before Scaled has had data")
     assert scales(model)[0] == 1.0
     qconv.calibrate(model, [IMAGES])
     assert scales(model)[0] == IMAGES.abs().max().item()

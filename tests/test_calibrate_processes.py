@@ -102,7 +102,9 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 def test_two_layers_are_never_paired_up(ranks: list[dict[str, Any]]) -> None:
-    for case, label in (("apart", "layer 'layers.{}' (QConv2d)"), ("apart without names", "QConv2d")):
+    layer = Paths(named=False).layers[0]
+    scheme = "minmax(weight_bits=4, input_bits=4)"
+    for case, label in (("apart", f"layer 'layers.{{}}' (QConv2d, {scheme})"), ("apart without names", repr(layer))):
         for rank, mine, others in ((0, 1, 2), (1, 2, 1)):
             found = ranks[rank][case]
             assert found["text"].startswith(f"RuntimeError: {label.format(mine)}: its range is the mean over all")
@@ -114,7 +116,7 @@ def test_two_layers_are_never_paired_up(ranks: list[dict[str, Any]]) -> None:
 def test_a_layer_that_one_process_alone_comes_to_does_not_hang(ranks: list[dict[str, Any]]) -> None:
     first, second = (rank["one more"] for rank in ranks)
     assert second["text"] == "done"
-    assert "layer 'layers.1' (QConv2d)" in first["text"]
+    assert "layer 'layers.1' (QConv2d, minmax(weight_bits=4, input_bits=4))" in first["text"]
     assert "process 1 has gone on to the backward without it" in first["text"]
     text, seconds = ranks[0]["alone"]
     assert "the layer: its range is the mean over all processes, but process 1 has not come there within" in text
@@ -137,7 +139,7 @@ def test_a_replica_of_data_parallel_calibrates_nothing() -> None:
     model.path = [0]
     replica: Any = model.layers[0]._replicate_for_data_parallel()
     replica.weight, replica.bias = model.layers[0].weight, model.layers[0].bias
-    with pytest.raises(RuntimeError, match=r"layer 'layers.0' \(QConv2d\) is a replica of DataParallel"):
+    with pytest.raises(RuntimeError, match=r"layer 'layers.0' \(QConv2d, .*\) is a replica of DataParallel"):
         replica(pictures(0))
     assert qconv.calibrate(DataParallel(model), [pictures(0)]) == ["module.layers.0"]
     replica = model.layers[0]._replicate_for_data_parallel()

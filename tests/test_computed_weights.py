@@ -58,7 +58,7 @@ def test_schemes_that_write_the_weight_are_refused(make: Callable[[nn.Module], n
     for scheme in (schemes.bnn(), schemes.shift_q(), schemes.shift_ps(), schemes.inq(), schemes.xnor(center=True)):
         model = qconv.convert(small(), scheme, skip=())
         make(model[1])
-        with pytest.raises(ValueError, match=r"QConv2d '1' \(.*\): its weight is computed " + message):
+        with pytest.raises(ValueError, match=r"layer '1' \(.*QConv2d, .*\): its weight is computed " + message):
             model(torch.randn(2, 3, 8, 8))
 
 

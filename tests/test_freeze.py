@@ -457,7 +457,9 @@ def test_subclasses_compute_what_they_did() -> None:
 def test_a_computed_weight_is_refused_with_its_remedy(wrap: Callable[[nn.Module], Any], remedy: str) -> None:
     model, _ = sequence(conv(), nn.BatchNorm2d(24), conv(), scheme=schemes.bwn())
     wrap(model.get_submodule("2"))
-    with pytest.raises(ValueError, match=rf"layer '2': its weight is computed \(.*\): call {remedy}"):
+    with pytest.raises(
+        ValueError, match=rf"layer '2' \(.*QConv2d, bwn\(\)\): its weight is computed \(.*\): call {remedy}"
+    ):
         freeze(model)
 
 

@@ -317,11 +317,11 @@ def test_fixed_weights_take_no_others(tmp_path: Path) -> None:
 
 def test_what_would_not_be_what_ships(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    with pytest.raises(ValueError, match=r"layer '0' \(lsq.*: LSQInput.* waits for data: train it, or"):
+    with pytest.raises(ValueError, match=r"layer '0' \(QConv2d, lsq.*: LSQInput.* waits for data: train it, or"):
         qconv.save_packed(qconv.convert(network(), schemes.lsq(), skip=()), path)
-    with pytest.raises(ValueError, match=r"layer '0' \(two_stage.* is not in its last stage yet"):
+    with pytest.raises(ValueError, match=r"layer '0' \(QConv2d, two_stage.* is not in its last stage yet"):
         qconv.save_packed(qconv.convert(network(), schemes.two_stage(schemes.bnn()), skip=()), path)
-    with pytest.raises(ValueError, match=r"layer '0' \(inq.* is not in its last stage yet"):
+    with pytest.raises(ValueError, match=r"layer '0' \(QConv2d, inq.* is not in its last stage yet"):
         qconv.save_packed(qconv.convert(network(), schemes.inq(), skip=()), path)
     first: Any = trained(schemes.bwn())
     first[1].running_var[0] = math.nan
@@ -329,7 +329,7 @@ def test_what_would_not_be_what_ships(tmp_path: Path) -> None:
         qconv.save_packed(first, path)
     model: Any = trained(schemes.bwn())
     model[0].weight.data[0, 0] = math.nan
-    with pytest.raises(ValueError, match=r"layer '0': its weight has NaN or inf"):
+    with pytest.raises(ValueError, match=r"layer '0' \(QConv2d, bwn\(\)\): its weight has NaN or inf"):
         qconv.save_packed(model, path)
     assert not path.exists()
 
@@ -350,7 +350,7 @@ class Wrong(qconv.quantizers.MinMaxWeight):
 
 def test_what_would_come_back_as_something_else(tmp_path: Path) -> None:
     path = tmp_path / "model"
-    with pytest.raises(ValueError, match=r"layer '': type \(=Doubled\) must be one of QConv1d"):
+    with pytest.raises(ValueError, match=r"Doubled\(.*\): type \(=Doubled\) must be one of QConv1d"):
         qconv.save_packed(Doubled(3, 4, 3), path)
     assert qconv.summarize(Doubled(3, 4, 3), (3, 8, 8)).packed_bytes > 0
     with pytest.raises(ValueError, match=r"the codes of its Wrong.* must give its quantized weight"):
@@ -418,7 +418,9 @@ def test_a_summary_does_not_need_what_can_be_packed() -> None:
 
 def test_a_quantizer_of_ones_own(tmp_path: Path) -> None:
     model = trained(qconv.Scheme("own", input=Own))
-    with pytest.raises(ValueError, match=r"layer '0': Own is not one of qconv's quantizers: it can't be packed"):
+    with pytest.raises(
+        ValueError, match=r"layer '0' \(QConv2d, own\): Own is not one of qconv's quantizers: it can't be packed"
+    ):
         qconv.save_packed(model, tmp_path / "model")
     assert qconv.summarize(model, (3, 8, 8)).packed_bytes > 0
 
@@ -653,7 +655,9 @@ def test_a_huge_network_costs_nothing(tmp_path: Path) -> None:
 
 def test_a_file_of_another_model(tmp_path: Path) -> None:
     qconv.save_packed(trained(schemes.bnn(), resnet20(), torch.randn(2, 3, 32, 32)), tmp_path / "model")
-    with pytest.raises(qconv.PackedFileError, match=r"layer 'fc': out_features is 10 in the file, and 4 here"):
+    with pytest.raises(
+        qconv.PackedFileError, match=r"layer 'fc' \(Linear\): out_features is 10 in the file, and 4 here"
+    ):
         qconv.load_packed(tmp_path / "model", resnet20(num_classes=4))
     with pytest.raises(qconv.PackedFileError, match=r"layer 'conv1' of the file is not in the network"):
         qconv.load_packed(tmp_path / "model", network())

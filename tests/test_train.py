@@ -228,7 +228,7 @@ def test_what_is_not_final_is_not_shipped(tmp_path: Path, capsys: pytest.Capture
     model = qconv.convert(small_cnn(1, 10, width=4), qconv.schemes.inq())
     ship(config(*QUICK, f"run_dir={tmp_path}"), model, data, {})
     assert (
-        "no packed model is written: layer 'blocks.1.conv' (inq(weight_bits=5)) is not in its"
+        "no packed model is written: layer 'blocks.1.conv' (QConv2d, inq(weight_bits=5)) is not in its"
         in capsys.readouterr().out
     )
     assert list(tmp_path.iterdir()) == []

@@ -23,6 +23,7 @@ from ..layers import (
 )
 from ..layers.bypassed import forget, parent_of, run, watch_first_forwards
 from ..layers.computed import computed_by
+from ..layers.naming import name_of
 from ..layers.parents import call_children_, read_by_parents, undo_
 from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
@@ -230,7 +231,7 @@ def _adopt(steps: Sequence[Step]) -> None:
     for step in steps:
         if step.scheme is None or step.becomes is None:
             continue
-        trained = [each.requires_grad for each in step.layer.parameters()]
+        trained, name = [each.requires_grad for each in step.layer.parameters()], name_of(step.layer, step.names[0])
         try:
             step.becomes.adopt(step.layer, step.scheme)
         except BaseException as error:
@@ -239,7 +240,7 @@ def _adopt(steps: Sequence[Step]) -> None:
                 for parameter, each in zip(layer.parameters(), required, strict=True):
                     parameter.requires_grad_(each)
             if type(error) in (ValueError, TypeError, RuntimeError):
-                raise type(error)(f"layer {step.names[0]!r} ({step.kind.__name__}): {error}") from error
+                raise type(error)(f"{name}: {error}") from error
             raise
         done.append((cast(QuantizedLayer, step.layer), step.kind, trained))
 
@@ -359,7 +360,7 @@ def _make_plan(
             pattern = _first_match(override_patterns, at)
             reason = f"{bypassed[layer]} reads its weight and never calls it"
             if pattern and overrides[pattern] is not None:
-                raise ValueError(f"overrides {pattern!r}: layer {at[0]!r} can't be quantized: {reason}")
+                raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
         if maker := computed_by(layer):
             return Step(at, layer, kind, None, str(maker))
@@ -414,11 +415,11 @@ def _check_fits(
     try:
         becomes.check_scheme(scheme)
     except ValueError as error:
-        raise ValueError(f"layer {at[0]!r} ({type(layer).__name__}): {error}") from error
+        raise ValueError(f"{name_of(layer, at[0])}: {error}") from error
     if scheme.weight().replaces_weight and layer.weight in tied:
         raise ValueError(
-            f"layer {at[0]!r} ({type(layer).__name__}): its weight is tied to another module's, and {scheme.name} "
-            "would replace it by tensors of its own; leave one of them float by skip or overrides"
+            f"{name_of(layer, at[0])}: its weight is tied to another module's, and {scheme.name} would "
+            "replace it by tensors of its own; leave one of them float by skip or overrides"
         )
 
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map
 from ..layers import QuantizedLayer
 from ..layers.bypassed import forget, is_own_hook
 from ..layers.computed import computed_by
+from ..layers.naming import name_of
 from ..packed.layer import describe
 from ..packed.tensors import inner_model, joined
 from ..quantizers import Quantizer
@@ -215,7 +216,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
     for name, module in model.named_modules():
         if not all(map(is_own_hook, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
             if maker := computed_by(module):
-                raise ValueError(f"layer '{name}': {maker}")
+                raise ValueError(f"{name_of(module, name)}: {maker}")
             raise ValueError(
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )

@@ -18,9 +18,10 @@ from ..quantizers.observers import Observer
 from ..quantizers.part import Part
 from ..scheme import Factory, Scheme
 from .computed import check_computed, computed_by, with_base
+from .naming import name_of
 from .origin import follow, leave, mark
 from .steps import LIFE, backward_of, check_step
-from .uncalibrated import described, warn_partly_calibrated, warn_uncalibrated
+from .uncalibrated import warn_partly_calibrated, warn_uncalibrated
 from .watch import watch
 
 
@@ -285,16 +286,16 @@ class QuantizedLayer(nn.Module):
             return
         if self.__dict__.get("_is_replica"):
             raise RuntimeError(
-                f"{described(self)} is a replica of DataParallel, which is thrown away after the forward: call "
+                f"{name_of(self)} is a replica of DataParallel, which is thrown away after the forward: call "
                 "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
             )
         if is_distributed():
-            meet(self._place(), described(self))
+            meet(self._place(), name_of(self))
         seen = Observer()
         seen.observe(input)
         (wrong,) = sum_over_processes([not seen.is_finite], self.weight.device)
         if wrong:
-            raise ValueError(f"input of {described(self)} has NaN or inf: nothing can be calibrated with it")
+            raise ValueError(f"the input of {name_of(self)} has NaN or inf: nothing can be calibrated with it")
         self._calibrate(None if seen.is_blank else partial(self.input_quantizer.initialize, input.detach()))
 
     @torch.no_grad()
@@ -320,7 +321,7 @@ class QuantizedLayer(nn.Module):
         quantizer = self.input_quantizer
         if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
             raise ValueError(
-                f"{described(self)}, {self.scheme.name}, can't take its range from a batch once fully_shard holds "
+                f"{name_of(self)} can't take its range from a batch once fully_shard holds "
                 "it: call qconv.calibrate(model, batches) before fully_shard"
             )
         parts = [cast(Quantizer, part) for part in quantizer.modules() if "calibrated" in part._buffers]
@@ -385,9 +386,7 @@ class QuantizedLayer(nn.Module):
         try:
             check_computed(self.weight_quantizer, self.filters().detach(), maker)
         except ValueError as error:
-            place = self.__dict__.get("name_in_model")
-            layer = type(self).__name__ if place is None else f"{type(self).__name__} {place!r}"
-            raise ValueError(f"{layer} ({self.scheme.name}): {error}") from error
+            raise ValueError(f"{name_of(self)}: {error}") from error
         self.__dict__["_checked_maker"] = maker
 
     @classmethod

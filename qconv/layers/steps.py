@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from .naming import name_of
+
 LIFE = ("_origin", "_trained_at", "is_stepped", "lacks_step")
 """What a quantized layer keeps beside its modules and tensors, of its life so far."""
 
@@ -27,12 +29,10 @@ def check_step(layer: Any) -> None:
     if before is None or before == _versions(layer):
         return
     layer.lacks_step = False  # it is said once
-    place = layer.__dict__.get("name_in_model")
-    where = type(layer).__name__ if place is None else f"layer '{place}' ({type(layer).__name__})"
     warnings.warn(
-        f"{where} ({layer.scheme.name}) is a copy, and its optimizer's steps do not end with qconv.after_step as those "
-        "of the original do: copies of an optimizer lose that. Call qconv.after_every_step(optimizer, model) again for "
-        "the copied optimizer and model",
+        f"{name_of(layer)} is a copy, and its optimizer's steps do not end with qconv.after_step as those of the "
+        "original do: copies of an optimizer lose that. Call qconv.after_every_step(optimizer, model) again for the "
+        "copied optimizer and model",
         stacklevel=5,
     )
 

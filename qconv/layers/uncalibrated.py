@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from .naming import name_of
+
 ENOUGH = 0.99
 """The share of its data with which an average is as good as calibrated."""
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
@@ -26,12 +28,6 @@ def without_warnings() -> Iterator[None]:
         _QUIET.reset(token)
 
 
-def described(layer: Any) -> str:
-    """The layer for a message: by the name that `qconv.convert` found it under, else by its class."""
-    name = layer.__dict__.get("name_in_model")
-    return f"layer '{name}' ({type(layer).__name__})" if name else type(layer).__name__
-
-
 def warn_uncalibrated(layer: Any, input: Tensor) -> None:
     """Warn that ``layer`` is evaluated before its input's quantizer has had data, the first time."""
     if _QUIET.get() or layer.__dict__.get("was_evaluated") or input.is_meta or not input.numel():
@@ -40,7 +36,7 @@ def warn_uncalibrated(layer: Any, input: Tensor) -> None:
         return
     layer.was_evaluated = True
     warnings.warn(
-        f"{described(layer)} is evaluated before {type(layer.input_quantizer).__name__} has had data: it quantizes "
+        f"{name_of(layer)} is evaluated before {type(layer.input_quantizer).__name__} has had data: it quantizes "
         "inputs in the range that it was made with, not in theirs. Call qconv.calibrate(model, batches), or run a "
         "training batch in training mode, which sets the range",
         stacklevel=4,
@@ -55,7 +51,7 @@ def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
     if share is None or not 0 < share < ENOUGH:
         return
     warnings.warn(
-        f"{described(layer)} is used in an average that has seen {share:.1%} of its data: "
+        f"{name_of(layer)} is used in an average that has seen {share:.1%} of its data: "
         f"{type(layer.input_quantizer).__name__}'s range is still near the one that it was made with. Update the "
         "average more, copy the model after its first batch, or call qconv.calibrate(average, batches)",
         stacklevel=4,

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..quantizers import Quantizer
+from .naming import name_of
 
 BATCHES = 3
 """How many training batches are looked at; all of them must be so before it is said."""
@@ -76,11 +77,10 @@ def _can_be_read(input: Tensor) -> bool:
 
 
 def _message(layer: Any, quantizer: Quantizer, share: float, level: float, low: float, high: float) -> str:
-    place = layer.__dict__.get("name_in_model")
-    name = f"layer {place!r} ({type(layer).__name__})" if place else f"{layer!r}"
     said = (
-        f"{name}: in each of its first {BATCHES} training batches {share:.1%} of the inputs, which lie from {low:.3g} "
-        f"to {high:.3g}, became {level:.3g} in {type(quantizer).__name__}: hardly anything goes through. "
+        f"{name_of(layer)}: in each of its first {BATCHES} training batches {share:.1%} of the inputs, which lie "
+        f"from {low:.3g} to {high:.3g}, became {level:.3g} in {type(quantizer).__name__}: hardly anything goes "
+        "through. "
     )
     if quantizer.splits_at_zero and (low >= 0 or high < 0):
         return said + (

@@ -15,6 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..checks import check_whole
 from ..layers import QuantizedLayer
+from ..layers.naming import name_of
 from ..processes import meet, sum_over_processes
 from ..quantizers import Identity
 from ..quantizers.observers import Observer
@@ -82,7 +83,9 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     wrong = sum_over_processes([not observer.is_finite for observer in observers.values()], device)
     for name, is_wrong in zip(layers, wrong, strict=True):
         if is_wrong:
-            raise ValueError(f"the input of layer '{name}' has NaN or inf: nothing can be calibrated with it")
+            raise ValueError(
+                f"the input of {name_of(layers[name], name)} has NaN or inf: nothing can be calibrated with it"
+            )
     # By all processes, also those whose own batches did not reach the layer.
     seen = [name for name, number in zip(layers, reached, strict=True) if number]
     done = [name for name in seen if layers[name].calibrate_from_(observers[name])]

@@ -16,6 +16,7 @@ from .. import layers
 from ..convert.activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
+from ..layers.naming import name_of
 from ..layers.uncalibrated import warn_partly_calibrated
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.behind import KEY
@@ -120,18 +121,18 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
     if strict:
         if layer.is_bypassed:
             raise ValueError(
-                f"layer '{name}' is quantized, but the model reads its weight and never calls it: convert "
-                "the float model with it in skip"
+                f"{name_of(layer, name)} is quantized, but the model reads its weight and never calls it: "
+                "convert the float model with it in skip"
             )
-        check_quantizers(f"layer '{name}' ({layer.scheme.name})", layer.quantizers())
+        check_quantizers(name_of(layer, name), layer.quantizers())
         warn_partly_calibrated(layer, layer.weight)
         if computed := _computed(layer):
-            raise ValueError(f"layer '{name}': {computed}")
+            raise ValueError(f"{name_of(layer, name)}: {computed}")
     try:
         kind, call = class_name(layer), quantizer_call(input)
     except ValueError as error:
         if strict:
-            raise ValueError(f"layer '{name}': {error}") from error
+            raise ValueError(f"{name_of(layer, name)}: {error}") from error
         kind, call = type(layer).__name__, {}
     weight, entries = _describe_weight(name, layer, strict)
     entries += [entry(joined(name, f"input_quantizer.{key}"), tensor, name) for key, tensor in _learned(input)]
@@ -181,9 +182,8 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
     found = geometry(layer, kind)
     for key in found.keys() | described.arguments.keys():
         if found.get(key) != described.arguments.get(key):
-            raise ValueError(
-                f"layer '{name}': {key} is {described.arguments.get(key)} in the file, and {found.get(key)} here"
-            )
+            stored, here = described.arguments.get(key), found.get(key)
+            raise ValueError(f"{name_of(layer, name)}: {key} is {stored} in the file, and {here} here")
     weight = Identity if described.weight is None else partial(FixedCodes, described.weight.bits)
     scheme = Scheme(
         name=described.scheme,
@@ -196,7 +196,9 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
     restored: Any = layer
     shape = list(restored.filters().shape)
     if described.weight is not None and shape != described.weight.shape:
-        raise ValueError(f"layer '{name}': its weight is {described.weight.shape} in the file, and {shape} here")
+        raise ValueError(
+            f"{name_of(layer, name)}: its weight is {described.weight.shape} in the file, and {shape} here"
+        )
     return restored
 
 
@@ -291,7 +293,8 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
         kept = layer.quantized_weight
         if layer.filters_are_computed:  # from the weight, again when it is loaded
             if strict and not isinstance(quantizer, Identity):
-                raise ValueError(f"layer '{name}': the weight that it computes has no codes, and can't be packed")
+                where = name_of(layer, name)
+                raise ValueError(f"{where}: the weight that it computes has no codes, and can't be packed")
             kept = layer.weight.detach
         return None, [Entry(name, joined(name, "weight"), layer.weight.dtype, whole, kept)]
     values = codes.values
@@ -318,7 +321,7 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
     if strict:
         kept = codes._replace(values=smallest(values), zero=0)
         if not torch.equal(layer.from_filters(weight_of(kept, stored)), layer.quantized_weight()):
-            raise ValueError(f"layer '{name}': the codes of its {quantizer} must give its quantized weight")
+            raise ValueError(f"{name_of(layer, name)}: the codes of its {quantizer} must give its quantized weight")
     return stored, entries
 
 
@@ -338,9 +341,10 @@ def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
     if strict:
         factors = (codes.values, codes.scale, codes.offset, codes.negative_scale)
         if not all(each.isfinite().all() for each in factors if each is not None):
-            raise ValueError(f"layer '{name}': its weight has NaN or inf")
+            raise ValueError(f"{name_of(layer, name)}: its weight has NaN or inf")
         if not codes.scale.is_floating_point():
-            raise ValueError(f"layer '{name}': the scale of its codes must be floating, not {codes.scale.dtype}")
+            kind = codes.scale.dtype
+            raise ValueError(f"{name_of(layer, name)}: the scale of its codes must be floating, not {kind}")
     return codes
 
 

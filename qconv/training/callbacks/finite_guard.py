@@ -10,6 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
 from ...layers import QuantizedLayer
+from ...layers.naming import name_of
 from .checkpoints import where_to_go_on
 
 WATCHED = (QuantizedLayer, _ConvNd, nn.Linear)
@@ -34,7 +35,7 @@ class FiniteGuard(Callback):
         del trainer, stage
         for name, module in pl_module.named_modules():
             if isinstance(module, WATCHED):
-                place = f"the input of layer '{name.removeprefix('model.')}' ({describe(module)})"
+                place = f"the input of {name_of(module, name.removeprefix('model.'))}"
                 self.handles.append(module.register_forward_pre_hook(self._hook(place)))
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -123,12 +124,6 @@ class FiniteGuard(Callback):
         if trainer.strategy.reduce_boolean_decision(not bool(finite.all()), all=False):
             bad = [place for place, ok in zip(places, finite.tolist(), strict=True) if not ok]
             raise FloatingPointError(f"{when}: {explain(bad)}; {where_to_go_on(trainer)}")
-
-
-def describe(module: nn.Module) -> str:
-    """Class and scheme of a layer."""
-    scheme = f", {module.scheme.name}" if isinstance(module, QuantizedLayer) else ""
-    return f"{type(module).__name__}{scheme}"
 
 
 def explain(bad: list[str]) -> str:

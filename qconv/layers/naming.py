@@ -1,0 +1,19 @@
+"""How messages name a layer."""
+
+from torch import nn
+
+from ..scheme import Scheme
+
+
+def name_of(layer: nn.Module, name: str = "") -> str:
+    """The layer for a message: ``layer 'conv1' (QConv2d, bnn())``; its ``repr`` where it has no name.
+
+    Args:
+        layer: quantized or float.
+        name: where it stands in the model at hand; by default where `qconv.convert` found it.
+    """
+    name = name or layer.__dict__.get("name_in_model", "")
+    if not name:
+        return repr(layer)
+    scheme = layer.__dict__.get("scheme")
+    return f"layer '{name}' ({type(layer).__name__}{f', {scheme.name}' if isinstance(scheme, Scheme) else ''})"
