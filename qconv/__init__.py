@@ -1,5 +1,6 @@
 """qconv: train convolutional networks with binary, ternary, power-of-two and low-bit weights in PyTorch."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import (
@@ -45,6 +46,19 @@ from .summary import summarize as summarize, summary as summary
 from .summary.table import Summary as Summary
 
 if TYPE_CHECKING:
+    from . import (
+        bench as bench,
+        cli as cli,
+        data as data,
+        environment as environment,
+        images as images,
+        inference as inference,
+        models as models,
+        onnx as onnx,
+        packed as packed,
+        predict as predict,
+        training as training,
+    )
     from .inference import freeze as freeze, verify as verify
     from .layers import (
         DeformConv2dPack as DeformConv2dPack,
@@ -57,20 +71,28 @@ if TYPE_CHECKING:
 grad_composed, grad_deform = grad.composed, grad.deform
 __version__ = "0.1.0"
 
+_LATER = {
+    # what is imported when it is asked for, and where it stands; the first of these are modules themselves
+    **{name: name for name in ("bench", "cli", "data", "environment", "images", "inference")},
+    **{name: name for name in ("models", "onnx", "packed", "predict", "training")},
+    **dict.fromkeys(("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"), "layers"),
+    **dict.fromkeys(("PackedFileError", "load_packed", "save_packed"), "packed"),
+    **dict.fromkeys(("freeze", "verify"), "inference"),
+    "export_onnx": "onnx",
+}
+
 
 def __getattr__(name: str) -> Any:
-    if name in ("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"):
-        return getattr(layers, name)  # imports torchvision
-    if name in ("PackedFileError", "load_packed", "save_packed"):
-        from . import packed  # imports pydantic and safetensors
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    place = _LATER[name]
+    try:
+        module = import_module(f".{place}", __name__)
+    except ModuleNotFoundError as error:
+        extra = "onnx" if place == "onnx" else "train"
+        raise ImportError(f'{__name__}.{name} needs {error.name}: pip install "qconv[{extra}]"') from error
+    return module if name == place else getattr(module, name)
 
-        return getattr(packed, name)
-    if name in ("freeze", "verify"):
-        from . import inference
 
-        return getattr(inference, name)
-    if name == "export_onnx":
-        from . import onnx
-
-        return onnx.export_onnx
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER} - {"TYPE_CHECKING", "Any", "import_module"})

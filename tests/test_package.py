@@ -1,6 +1,7 @@
 """Imports: what they cost, which way they point, and what the package shows."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -72,9 +73,18 @@ def test_imports_point_one_way() -> None:
 
 def test_public_surface() -> None:
     assert {name for name in vars(qconv) if not name.startswith("_")} >= {"QConv2d", "convert", "plan", "schemes"}
-    for node in ast.parse((ROOT / "__init__.py").read_text()).body:
+    later = set()
+    for node in ast.walk(ast.parse((ROOT / "__init__.py").read_text())):
         if isinstance(node, ast.ImportFrom) and node.level:
             assert all(alias.asname == alias.name for alias in node.names), "re-exports say `as`"
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            later = {alias.name for each in node.body if isinstance(each, ast.ImportFrom) for alias in each.names}
+    assert later == qconv._LATER.keys(), "type checkers see what is imported when it is asked for"
+    assert later < set(dir(qconv))
+    assert not {"Any", "TYPE_CHECKING", "import_module"} & set(dir(qconv))
+    assert {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()} - {
+        *("__init__", "__main__", "__pycache__", "_kernels")
+    } <= set(dir(qconv))
 
 
 def in_a_new_process(code: str) -> str:
@@ -86,6 +96,40 @@ def test_import_needs_torch_alone() -> None:
         "('pytorch_lightning', 'hydra', 'sklearn', 'matplotlib', 'rich', 'torchvision', 'omegaconf', 'torchmetrics')"
     )
     assert in_a_new_process(f"import sys, qconv; print([m for m in {others} if m in sys.modules])") == "[]\n"
+
+
+def test_every_name_in_the_readme_needs_one_import() -> None:
+    text = (ROOT.parent / "README.md").read_text()
+    spans = re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL)
+    names = sorted(set(re.findall(r"\bqconv(?:\.[A-Za-z_]\w*)+", " ".join(spans))))
+    assert {"qconv.convert", "qconv.models", "qconv.data", "qconv.export_onnx"} < set(names)
+    code = f"""
+import os, sys, qconv
+for name in {[*names, "qconv.models.resnet20", "qconv.data.DigitsDataModule", "qconv.training.Classifier"]}:
+    if not (child := os.fork()):  # in a process that has imported nothing else
+        eval(name)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0, name
+"""
+    in_a_new_process(code)
+
+
+def test_a_missing_package_names_its_extra() -> None:
+    code = """
+import sys, qconv
+sys.modules |= dict.fromkeys(["pytorch_lightning", "torchvision", "numpy", "PIL"])
+for name in ("training", "predict", "onnx", "QDeformConv2d"):
+    try:
+        getattr(qconv, name)
+    except ImportError as error:
+        print(error)
+"""
+    assert in_a_new_process(code).splitlines() == [
+        'qconv.training needs pytorch_lightning: pip install "qconv[train]"',
+        'qconv.predict needs PIL: pip install "qconv[train]"',
+        'qconv.onnx needs numpy: pip install "qconv[onnx]"',
+        "deformable convolution needs torchvision: install qconv[train]",
+    ]
 
 
 def test_import_adds_little() -> None:
