@@ -89,8 +89,7 @@ def __getattr__(name: str) -> Any:
     try:
         module = import_module(f".{place}", __name__)
     except ModuleNotFoundError as error:
-        extra = "onnx" if place == "onnx" else "train"
-        raise ImportError(f'{__name__}.{name} needs {error.name}: pip install "qconv[{extra}]"') from error
+        raise ImportError(f'{__name__}.{name} needs {error.name}: pip install "qconv[train]"') from error
     return module if name == place else getattr(module, name)
 
 

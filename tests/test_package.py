@@ -117,17 +117,17 @@ for name in {[*names, "qconv.models.resnet20", "qconv.data.DigitsDataModule", "q
 def test_a_missing_package_names_its_extra() -> None:
     code = """
 import sys, qconv
-sys.modules |= dict.fromkeys(["pytorch_lightning", "torchvision", "numpy", "PIL"])
-for name in ("training", "predict", "onnx", "QDeformConv2d"):
+sys.modules |= dict.fromkeys(["pytorch_lightning", "torchvision", "PIL", "onnx"])
+for name in ("models", "packed", "inference", "onnx", "bench", "training", "predict", "QDeformConv2d"):
     try:
-        getattr(qconv, name)
+        print(getattr(qconv, name).__name__)
     except ImportError as error:
         print(error)
 """
     assert in_a_new_process(code).splitlines() == [
+        *("qconv.models", "qconv.packed", "qconv.inference", "qconv.onnx", "qconv.bench"),
         'qconv.training needs pytorch_lightning: pip install "qconv[train]"',
         'qconv.predict needs PIL: pip install "qconv[train]"',
-        'qconv.onnx needs numpy: pip install "qconv[onnx]"',
         "deformable convolution needs torchvision: install qconv[train]",
     ]
 
