@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .operations import ExtendedOperation, Operation
 from .quantizers import Quantizer
-from .quantizers.base import as_called, held, once_differentiable
+from .quantizers.node import as_called, held, once_differentiable
 from .sums import scaled_sums
 
 T = TypeVar("T")

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_numbers
-from ..quantizers.base import Codes, FromData, Quantizer
+from ..quantizers.base import Codes, Quantizer
+from ..quantizers.from_data import FromData
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Extremes

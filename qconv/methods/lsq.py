@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import FromData, Quantizer, Whole
+from ..quantizers.base import Quantizer, Whole
 from ..quantizers.filters import filter_scale
+from ..quantizers.from_data import FromData
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.observers import Magnitudes

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..checks import check_bits
-from ..quantizers.base import Codes, FromData
+from ..quantizers.base import Codes
+from ..quantizers.from_data import FromData
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.observers import Values

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import FromData, Quantizer, Whole
+from ..quantizers.base import Quantizer, Whole
+from ..quantizers.from_data import FromData
 from ..quantizers.levels import Levels, divisor
 from ..quantizers.numbers import wide
 from ..quantizers.observers import Extremes

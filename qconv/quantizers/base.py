@@ -1,7 +1,7 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, Self, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from .behind import KEY, difference
 from .flags import flag_of, is_flag, is_readable, is_set
 from .levels import Levels
+from .node import Quantize, as_called
 from .observers import Observer, Samples
 from .part import Part, as_it_is_now
 
@@ -287,7 +288,7 @@ class Quantizer(Part):
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize as an autograd node of its own."""
-        return _Quantize.apply(x, as_called(self), *self.tensors())
+        return Quantize.apply(x, as_called(self), *self.tensors())
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         key = f"{prefix}calibrated"
@@ -360,129 +361,9 @@ def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whol
     return quantizer.whole(x, *tensors) if quantizer.has_whole else None
 
 
-Figures = TypeVar("Figures", bound=Observer)
-
-
-class FromData(Quantizer, Generic[Figures]):
-    """Base of the quantizers of inputs that start from figures of the data: their mean magnitude, their range.
-
-    A subclass says what observes the data (`new_observer`) and sets its learned tensors from that (`start`), so that
-    any number of batches takes the memory of one.
-    """
-
-    def new_observer(self) -> Figures:
-        """A new observer of what `start` needs."""
-        raise NotImplementedError(f"{type(self).__name__} defines no new_observer()")
-
-    def start(self, observer: Figures) -> bool:
-        """Set the learned tensors from what ``observer`` has seen, and return whether there was a range to start from.
-
-        It is called with no observer whose values were all equal. Where it returns False it leaves the tensors.
-        """
-        raise NotImplementedError(f"{type(self).__name__} defines no start()")
-
-    def initialize(self, x: Tensor) -> None:
-        observer = self.new_observer()
-        observer.observe(x)
-        self._start(observer)
-
-    def observer(self) -> Observer:
-        # A subclass with an `initialize` of its own may look at anything.
-        return self.new_observer() if type(self).initialize is FromData.initialize else super().observer()
-
-    def initialize_from(self, observer: Observer) -> None:
-        if type(self).initialize is FromData.initialize:
-            self._start(cast(Figures, observer))
-        else:
-            super().initialize_from(observer)
-
-    @torch.no_grad()
-    def _start(self, observer: Figures) -> None:
-        if not observer.is_blank and self.start(observer):
-            self.calibrated = True
-
-
 def is_plain_cpu(x: Tensor) -> bool:
     """Whether values can be looked at for nothing: no transfer from a device, no fake tensor, nothing that is traced.
 
     `torch.jit.trace` would keep what these values decided, and go wrong on others.
     """
     return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter) and not torch.jit.is_tracing()  # pyright: ignore
-
-
-def as_called(quantizer: Quantizer) -> Quantizer:
-    """What a Function is given: a snapshot, where a backward may follow that does not see the quantizer as it is now.
-
-    Compiled code has traced forward and backward together.
-    """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
-        return quantizer
-    return quantizer.snapshot()
-
-
-def held(quantizer: Quantizer, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What a Function saves of the quantizer's tensors."""
-    return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
-
-
-def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
-    """Decorate a Function's ``backward`` so that differentiating its result raises a RuntimeError.
-
-    Unlike torch's decorator of this name it does so whatever the gradient came from: a loss that is linear in the
-    output hands over a constant, and torch's would then silently drop the second derivative of input and weight.
-    """
-
-    def guarded(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        with torch.no_grad():
-            grads = backward(ctx, *grad_outputs)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled graphs refuse by themselves
-            return grads
-        computed = [grad for grad in grads if grad is not None]
-        guards = iter(_Refuse.apply(len(computed), *computed, *grad_outputs, *ctx.saved_tensors))
-        return tuple(None if grad is None else next(guards) for grad in grads)
-
-    return guarded
-
-
-class _Refuse(torch.autograd.Function):
-    """Hands the first ``count`` tensors through and ties them to all others; its own backward raises."""
-
-    @staticmethod
-    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
-        raise RuntimeError(
-            "trying to differentiate twice through a quantized layer: its straight-through gradient has no derivative; "
-            "quantizers can't be part of a gradient penalty"
-        )
-
-
-class _Quantize(torch.autograd.Function):
-    """Stand-alone form of a quantizer: ``quantize`` forward, ``backward`` backward."""
-
-    @staticmethod
-    def forward(x: Tensor, quantizer: Quantizer, *tensors: Tensor) -> Tensor:
-        x_q = quantizer.quantize(x, *tensors)
-        return x.view_as(x) if x_q is x else x_q  # autograd wants an input that is returned as a view
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, quantizer, *tensors = inputs
-        ctx.quantizer = quantizer
-        ctx.save_for_backward(x, *held(quantizer, tensors))
-
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the names
-        ctx: Any, *grad_outputs: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        x, *tensors = ctx.saved_tensors
-        (grad,) = grad_outputs
-        grad_x, *grads = ctx.quantizer.backward(grad.clone(), x, *tensors)  # autograd may hand `grad` to others too
-        return grad_x, None, *grads

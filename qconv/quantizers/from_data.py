@@ -1,0 +1,50 @@
+"""The base of quantizers that start from figures of the data."""
+
+from typing import Generic, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from .base import Quantizer
+from .observers import Observer
+
+Figures = TypeVar("Figures", bound=Observer)
+
+
+class FromData(Quantizer, Generic[Figures]):
+    """Base of the quantizers of inputs that start from figures of the data: their mean magnitude, their range.
+
+    A subclass says what observes the data (`new_observer`) and sets its learned tensors from that (`start`), so that
+    any number of batches takes the memory of one.
+    """
+
+    def new_observer(self) -> Figures:
+        """A new observer of what `start` needs."""
+        raise NotImplementedError(f"{type(self).__name__} defines no new_observer()")
+
+    def start(self, observer: Figures) -> bool:
+        """Set the learned tensors from what ``observer`` has seen, and return whether there was a range to start from.
+
+        It is called with no observer whose values were all equal. Where it returns False it leaves the tensors.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no start()")
+
+    def initialize(self, x: Tensor) -> None:
+        observer = self.new_observer()
+        observer.observe(x)
+        self._start(observer)
+
+    def observer(self) -> Observer:
+        # A subclass with an `initialize` of its own may look at anything.
+        return self.new_observer() if type(self).initialize is FromData.initialize else super().observer()
+
+    def initialize_from(self, observer: Observer) -> None:
+        if type(self).initialize is FromData.initialize:
+            self._start(cast(Figures, observer))
+        else:
+            super().initialize_from(observer)
+
+    @torch.no_grad()
+    def _start(self, observer: Figures) -> None:
+        if not observer.is_blank and self.start(observer):
+            self.calibrated = True

@@ -1,0 +1,88 @@
+"""Quantizers as autograd nodes, which keep what a backward needs of the forward that ran."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from .base import Quantizer
+
+
+def as_called(quantizer: "Quantizer") -> "Quantizer":
+    """What a Function is given: a snapshot, where a backward may follow that does not see the quantizer as it is now.
+
+    Compiled code has traced forward and backward together.
+    """
+    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+        return quantizer
+    return quantizer.snapshot()
+
+
+def held(quantizer: "Quantizer", tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    """What a Function saves of the quantizer's tensors."""
+    return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
+
+
+def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
+    """Decorate a Function's ``backward`` so that differentiating its result raises a RuntimeError.
+
+    Unlike torch's decorator of this name it does so whatever the gradient came from: a loss that is linear in the
+    output hands over a constant, and torch's would then silently drop the second derivative of input and weight.
+    """
+
+    def guarded(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        with torch.no_grad():
+            grads = backward(ctx, *grad_outputs)
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled graphs refuse by themselves
+            return grads
+        computed = [grad for grad in grads if grad is not None]
+        guards = iter(_Refuse.apply(len(computed), *computed, *grad_outputs, *ctx.saved_tensors))
+        return tuple(None if grad is None else next(guards) for grad in grads)
+
+    return guarded
+
+
+class _Refuse(torch.autograd.Function):
+    """Hands the first ``count`` tensors through and ties them to all others; its own backward raises."""
+
+    @staticmethod
+    def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(tensor.view_as(tensor) for tensor in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> None:
+        raise RuntimeError(
+            "trying to differentiate twice through a quantized layer: its straight-through gradient has no derivative; "
+            "quantizers can't be part of a gradient penalty"
+        )
+
+
+class Quantize(torch.autograd.Function):
+    """Stand-alone form of a quantizer: ``quantize`` forward, ``backward`` backward."""
+
+    @staticmethod
+    def forward(x: Tensor, quantizer: "Quantizer", *tensors: Tensor) -> Tensor:
+        x_q = quantizer.quantize(x, *tensors)
+        return x.view_as(x) if x_q is x else x_q  # autograd wants an input that is returned as a view
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, quantizer, *tensors = inputs
+        ctx.quantizer = quantizer
+        ctx.save_for_backward(x, *held(quantizer, tensors))
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the names
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        x, *tensors = ctx.saved_tensors
+        (grad,) = grad_outputs
+        grad_x, *grads = ctx.quantizer.backward(grad.clone(), x, *tensors)  # autograd may hand `grad` to others too
+        return grad_x, None, *grads
