@@ -24,10 +24,10 @@ from qconv import models as qconv_models, schemes
 from qconv.convert.activations import CHOICES, BeforeSign, replaced
 from qconv.convert.one_signed import one_signed_inputs
 from qconv.quantizers.behind import ACTIVATIONS, note_of
+from qconv.training.assemble import quantized_model
 from qconv.training.checkpoint_io import CheckpointError
 from qconv.training.initial_weights import load_weights
-from qconv.training.resume import check_tensors, fill_tensors
-from qconv.training.run import quantized_model, read_checkpoint
+from qconv.training.resume import check_tensors, fill_tensors, read_checkpoint
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 SIGNS: dict[str, qconv.Scheme] = {

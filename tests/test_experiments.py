@@ -11,7 +11,7 @@ from PIL import Image
 from pytorch_lightning import Trainer
 
 from qconv.training import make_trainer
-from qconv.training.run import build
+from qconv.training.assemble import build
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 EXPERIMENTS = sorted(

@@ -15,7 +15,8 @@ from qconv.data import BrokenPictureError, ImageNetDataModule
 from qconv.data.large import MEAN, STD, random_crop
 from qconv.images import centre_crop
 from qconv.training import make_trainer
-from qconv.training.run import build, reestimate_batch_norm, train
+from qconv.training.assemble import build
+from qconv.training.run import reestimate_batch_norm, train
 
 
 def picture(seed: int, height: int = 40, width: int = 50) -> Image.Image:

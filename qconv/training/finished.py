@@ -18,8 +18,8 @@ from yaml import YAMLError
 
 from ..files import DamagedFileError
 from ..packed import FILE, load_packed, save_packed
+from .assemble import float_model, quantized_model
 from .initial_weights import read_weights
-from .run import float_model, quantized_model
 from .run_folder import BEST, CONFIG
 from .shipping import description
 

@@ -1,4 +1,7 @@
-"""Does a checkpoint belong to this run? Compares the stored config with the one asked for, and then the tensors."""
+"""The checkpoint that a run goes on with, or evaluates: does it belong to this run?
+
+Compares the stored config with the one asked for, and then the tensors.
+"""
 
 import shlex
 from collections.abc import Iterator, Mapping
@@ -7,11 +10,40 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..convert.activations import replaced
 from ..quantizers.behind import KEY
-from .checkpoint_io import CheckpointError
+from .checkpoint_io import CheckpointError, load_checkpoint
+from .classifier import Classifier
 
 ABSENT = "(nothing)"
 PACT_START, PACT_BITS = 8.0, 4  # where the bound started with any bits, and from which number of bits null is the same
+
+
+def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) -> dict[str, Any]:
+    """The checkpoint at `path`, if it is one of this network and its config agrees in `groups`."""
+    checkpoint = load_checkpoint(path)
+    stored = checkpoint.get("config")
+    before = isinstance(stored, dict) and "before_sign" not in stored  # written before there was a choice
+    if before and any(replaced(module) for module in classifier.modules()):
+        raise CheckpointError(f"checkpoint {path} was trained with its ReLUs before signs: add before_sign=keep")
+    check_config(path, checkpoint, classifier.config or {}, groups)
+    fill_tensors(checkpoint["state_dict"], classifier.state_dict())
+    check_tensors(path, checkpoint, classifier.state_dict())
+    return checkpoint
+
+
+def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
+    """Raise unless both or neither average the weights: the state dict in the file is the average."""
+    found, asked = average_of(checkpoint["config"]), average_of(config)
+    if found != asked:
+        add = "callbacks=default" if found is None else f"callbacks=ema callbacks.ema.decay={found['decay']}"
+        words = f"was trained with callbacks.ema {call(found)}, this run asks for {call(asked)}"
+        raise CheckpointError(f"checkpoint {path} {words}: add {add}")
+
+
+def average_of(config: dict[str, Any]) -> Any:
+    """The config node of the moving average of the weights, or None."""
+    return (config.get("callbacks") or {}).get("ema")
 
 
 def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from ..files import atomic_file
 from ..packed import FILE
 from .report.screen import show_note
-from .resume import with_former_defaults
+from .resume import average_of, with_former_defaults
 
 try:
     import fcntl
@@ -76,11 +76,6 @@ def same_run(path: Path, asked: Any) -> bool:
         return False
     stored = with_former_defaults(OmegaConf.to_container(OmegaConf.load(path)), asked)
     return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
-
-
-def average_of(config: dict[str, Any]) -> Any:
-    """The config node of the moving average of the weights, or None."""
-    return (config.get("callbacks") or {}).get("ema")
 
 
 def check_free(cfg: DictConfig, *, go_on: bool) -> None:

@@ -1,0 +1,96 @@
+"""From a composed config to its parts: data, network, loss, trainer and callbacks."""
+
+from typing import Any, TypeVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+from pytorch_lightning.utilities import rank_zero_only
+from torch import nn
+
+from ..convert import convert
+from ..scheme import Scheme
+from ..summary import summarize
+from .classifier import Classifier
+from .initial_weights import load_weights
+from .report.result import about_run
+from .report.screen import show_model
+
+C = TypeVar("C", bound=Callback)
+
+
+def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
+    """Data, network with optimizer and schedule, and what there is to say about them."""
+    seed_everything(cfg.seed, verbose=False)
+    config: Any = OmegaConf.to_container(cfg, resolve=True)
+    if HydraConfig.initialized():
+        config["choices"] = dict(HydraConfig.get().runtime.choices)  # for what is said of a checkpoint that doesn't fit
+    data = instantiate(cfg.data)
+    model, scheme = quantized_model(cfg, data)
+    if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
+        load_weights(model, cfg.init_from)
+    table = summarize(model, (data.in_channels, *data.image_size))
+    about = about_run(config, scheme.name, table)
+    rank_zero_only(show_model)(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
+    classifier = Classifier(
+        model,
+        instantiate(cfg.optimizer),
+        instantiate(cfg.scheduler),
+        config,
+        # A teacher is not needed to evaluate.
+        build_loss(cfg.loss, data.in_channels, data.num_classes) if cfg.evaluate is None else None,
+        channels_last=cfg.channels_last,
+        shift_decay=cfg.shift_decay,
+        compile=cfg.compile,
+    )
+    return data, classifier, about
+
+
+def float_model(cfg: DictConfig, data: Any) -> nn.Module:
+    """The network for these pictures and classes, before it is quantized."""
+    return instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+
+
+def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
+    """The quantized network, and its scheme."""
+    model = float_model(cfg, data)
+    scheme = instantiate(cfg.scheme)
+    overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
+    first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else instantiate(cfg.first_last)
+    grad = instantiate(cfg.grad_quantizer) or None
+    if grad is not None:
+        scheme = scheme.with_grad(grad)
+    convert(
+        model,
+        scheme,
+        skip=tuple(cfg.skip),
+        overrides=overrides,
+        first_last=first_last,
+        grad_quantizer=grad,
+        before_sign=cfg.get("before_sign", "keep"),  # absent in the configs of runs before there was a choice
+    )
+    return model, scheme
+
+
+def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
+    """The loss; its teacher, if it has one, is a network for these pictures and classes."""
+    if "teacher" not in node:
+        return instantiate(node)
+    teacher = instantiate(node.teacher, in_channels=in_channels, num_classes=num_classes)
+    return instantiate(node, teacher=teacher)
+
+
+def start_run(cfg: DictConfig) -> tuple[Trainer, list[Callback]]:
+    """The trainer with its callbacks."""
+    callbacks = [instantiate(node) for node in cfg.callbacks.values()]
+    loggers = [instantiate(node) for node in cfg.logger.values()]
+    return instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
+
+
+def find(callbacks: list[Callback], kind: type[C]) -> C:
+    """The one callback of this class."""
+    found = [callback for callback in callbacks if isinstance(callback, kind)]
+    if len(found) != 1:
+        raise ValueError(f"callbacks must hold one {kind.__module__}.{kind.__name__}, not {len(found)}")
+    return found[0]
