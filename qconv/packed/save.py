@@ -17,7 +17,6 @@ from ..convert.activations import replaced
 from ..files import atomic_file
 from ..layers import QuantizedLayer
 from ..quantizers import Quantizer
-from ..quantizers.part import Part
 from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
 from .layer import QUANTIZERS, Entry, check_quantizers, describe, entry
@@ -85,7 +84,7 @@ def save_packed(
     check_values(model, tensors)
     if network is not None:
         try:
-            _check_modules(model, Content(described, tensors).of_network())
+            Content(described, tensors).of_network()
         except ValueError as error:
             raise ValueError(f"network (={dict(network)}) must be the model's: {error}") from error
     shape = _shape_of_input(model, described, example)
@@ -199,19 +198,6 @@ def _place(tensor: Tensor) -> Any:
     if tensor.is_meta or not tensor.numel():
         return object()
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
-
-
-def _check_modules(model: nn.Module, made: nn.Module) -> None:
-    """Raise a ValueError unless both consist of the same kinds of modules under the same names."""
-    ours, theirs = (
-        {name: each for name, each in one.named_modules() if not isinstance(each, Part)} for one in (model, made)
-    )
-    for name in ours.keys() | theirs.keys():
-        here, there = ours.get(name), theirs.get(name)
-        if isinstance(here, QuantizedLayer) and isinstance(there, QuantizedLayer):
-            continue  # which `restore` has compared
-        if type(here) is not type(there) or (here and there and here.extra_repr() != there.extra_repr()):
-            raise ValueError(f"'{name}' is {here!r:.100} in the model, and {there!r:.100} in the network")
 
 
 def _checked_extras(
