@@ -156,7 +156,7 @@ class Features:
         modules = dict(model.named_modules(remove_duplicate=False))
         for name in names:
             if name not in modules:
-                known = ", ".join(each for each in modules if each)
+                known = ", ".join(name for name in modules if name)
                 raise ValueError(f"names: {name!r} is no module of the model; there are {known}")
         if not names or len(set(names)) != len(names):
             raise ValueError(f"names (={list(names)}) must hold at least one name, and each once")

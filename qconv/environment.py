@@ -18,13 +18,13 @@ def machine() -> dict[str, str | int | None]:
 
 def versions() -> dict[str, str]:
     """Versions of Python, qconv and the packages that it trains with, as far as they are installed."""
-    found = {"python": platform.python_version()}
+    installed = {"python": platform.python_version()}
     for package in ("qconv", "torch", "torchvision", "pytorch-lightning", "hydra-core", "scikit-learn", "numpy"):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def commit() -> str | None:

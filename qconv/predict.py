@@ -46,7 +46,8 @@ class Predictor:
     @cached_property
     def frozen(self) -> nn.Module:
         """The model that computes: `freeze` of the packed one; of one in another dtype than float32 that itself."""
-        if {each.dtype for each in self.model.parameters() if each.is_floating_point()} != {torch.float32}:
+        dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
+        if dtypes != {torch.float32}:
             return self.model
         return freeze(self.model)
 
@@ -57,10 +58,10 @@ class Predictor:
             DecodingError: the file is missing or no picture.
             ValueError: `top` is less than 1, or the model has another number of classes than names.
         """
-        ((_, found),) = self.many([path], top)
-        if isinstance(found, DecodingError):
-            raise found
-        return found
+        ((_, guesses),) = self.many([path], top)
+        if isinstance(guesses, DecodingError):
+            raise guesses
+        return guesses
 
     def many(
         self, paths: Sequence[Path], top: int = 3, batch_size: int = BATCH_SIZE
@@ -76,10 +77,10 @@ class Predictor:
         for start in range(0, len(paths), batch_size):
             batch = paths[start : start + batch_size]
             read = [self._read_or_error(path) for path in batch]
-            images = [each for each in read if isinstance(each, Tensor)]
+            images = [result for result in read if isinstance(result, Tensor)]
             shares = iter(self._shares(torch.stack(images)) if images else ())
-            for path, each in zip(batch, read, strict=True):
-                yield path, each if isinstance(each, DecodingError) else self._guesses(next(shares), top)
+            for path, result in zip(batch, read, strict=True):
+                yield path, result if isinstance(result, DecodingError) else self._guesses(next(shares), top)
 
     def _read_or_error(self, path: Path) -> Tensor | DecodingError:
         try:
@@ -89,7 +90,7 @@ class Predictor:
 
     @torch.inference_mode()
     def _shares(self, images: Tensor) -> Tensor:
-        dtype = next((each.dtype for each in self.model.parameters()), images.dtype)
+        dtype = next((parameter.dtype for parameter in self.model.parameters()), images.dtype)
         return self.frozen(images.to(dtype)).float().softmax(1)
 
     def _guesses(self, shares: Tensor, top: int) -> list[Guess]:

@@ -71,8 +71,8 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
         ValueError: a layer that is not CHANNELS@SIZE, or a number below 1.
         RuntimeError: the two sides differ; nothing is timed then.
     """
-    found = re.fullmatch(r"(\d+)@(\d+)", layer)
-    if not found or 0 in (channels := int(found[1]), size := int(found[2])):
+    match = re.fullmatch(r"(\d+)@(\d+)", layer)
+    if not match or 0 in (channels := int(match[1]), size := int(match[2])):
         raise ValueError(f"case (={layer!r}) must be CHANNELS@SIZE, such as 64@32")
     if batch_size < 1 or rounds < 1:
         raise ValueError(f"batch_size (={batch_size}) and rounds (={rounds}) must be at least 1")
@@ -81,7 +81,7 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
     signs = torch.where(torch.randn(channels, channels, 3, 3, generator=generator) < 0, -1.0, 1.0)
     scale = torch.rand(channels, generator=generator)
     bias = torch.randn(channels, generator=generator)
-    last_input, last_signs = (each.contiguous(memory_format=torch.channels_last) for each in (input, signs))
+    last_input, last_signs = (tensor.contiguous(memory_format=torch.channels_last) for tensor in (input, signs))
     weight, tap_sums = pack_weight(signs.to(torch.int8))
     bits = torch.ops.qconv.pack_signs(input)
     threshold = torch.zeros_like(tap_sums[:, 0, 0])
@@ -101,7 +101,7 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
     ]
     loops = [max(1, round(_LEAST / _time(side, 3))) for side in sides]
     times = [[_time(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]
-    low, ratio, high = quartiles([min(each[0], each[1]) / each[2] for each in times])
+    low, ratio, high = quartiles([min(row[0], row[1]) / row[2] for row in times])
     nchw, nhwc, ours, bits_us = (round(statistics.median(column) * 1e6, 1) for column in zip(*times, strict=True))
     kernel = library()
     used = "torch" if kernel is None else kernel.available[-1]

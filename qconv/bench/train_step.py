@@ -174,12 +174,12 @@ def check(case: Case, reference: nn.Module, settings: Settings) -> None:
     """Raise a RuntimeError unless the identity scheme gives the float twin's output and gradients exactly."""
     with torch.random.fork_rng(devices=[]):
         input = _pictures(case, settings)
-        found = []
+        gradients = []
         for model in (copy.deepcopy(reference), case.quantized(reference, identity())):
             output = _forward(model, input, settings)
             output.float().square().mean().backward()
-            found.append([output.detach(), *(parameter.grad for parameter in model.parameters())])
-    for theirs, ours in zip(*found, strict=True):
+            gradients.append([output.detach(), *(parameter.grad for parameter in model.parameters())])
+    for theirs, ours in zip(*gradients, strict=True):
         if theirs is None or ours is None or not torch.equal(theirs, ours):
             raise RuntimeError(f"case {case.name}: the identity scheme differs from torch.nn; nothing was timed")
 

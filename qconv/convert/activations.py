@@ -149,12 +149,12 @@ def _methods(kind: type[nn.Module]) -> dict[str, FunctionType]:
 
 def _called(method: FunctionType) -> dict[str, Any]:
     """The global names by which the method may reach a ReLU, and what they stand for; none if it can't be changed."""
-    every, found = list(_codes(method.__code__)), method.__globals__
-    uses = {(each.argval, each.opname) for code in every for each in dis.get_instructions(code)}
+    every, scope = list(_codes(method.__code__)), method.__globals__
+    uses = {(instruction.argval, instruction.opname) for code in every for instruction in dis.get_instructions(code)}
     names = {name for name, way in uses if way == "LOAD_GLOBAL"}
-    functions = {name: found[name] for name in names if any(found.get(name) is relu for relu in RELUS)}
+    functions = {name: scope[name] for name in names if any(scope.get(name) is relu for relu in RELUS)}
     if any(relu.__name__ in code.co_names for relu in RELUS for code in every):
-        functions |= {name: found[name] for name in names if any(found.get(name) is part for part in _MODULES)}
+        functions |= {name: scope[name] for name in names if any(scope.get(name) is part for part in _MODULES)}
     # A code has one list of names, for globals and for attributes.
     return {} if any(name in functions and way != "LOAD_GLOBAL" for name, way in uses) else functions
 
@@ -162,9 +162,9 @@ def _called(method: FunctionType) -> dict[str, Any]:
 def _codes(code: CodeType) -> Iterator[CodeType]:
     """The code and those of the functions in it."""
     yield code
-    for each in code.co_consts:
-        if isinstance(each, CodeType):
-            yield from _codes(each)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)
 
 
 def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
@@ -217,7 +217,9 @@ def _with_others(method: FunctionType, called: dict[str, Any], choice: str) -> F
 
 def _renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
     """The code, and the functions in it, with other names."""
-    consts = tuple(_renamed(each, names) if isinstance(each, CodeType) else each for each in code.co_consts)
+    consts = tuple(
+        _renamed(constant, names) if isinstance(constant, CodeType) else constant for constant in code.co_consts
+    )
     return code.replace(co_names=tuple(names.get(name, name) for name in code.co_names), co_consts=consts)
 
 
@@ -229,9 +231,9 @@ def _instead(value: Any, choice: str) -> Any:
     made.__dict__["__getattr__"] = partial(getattr, value)
     made.__dict__.update(
         {
-            name: _instead(each, choice)
-            for name, each in vars(value).items()
-            if any(each is other for other in (*RELUS, *(part for part in _MODULES[1:] if part is not value)))
+            name: _instead(member, choice)
+            for name, member in vars(value).items()
+            if any(member is other for other in (*RELUS, *(part for part in _MODULES[1:] if part is not value)))
         }
     )
     return made

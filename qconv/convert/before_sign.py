@@ -59,20 +59,20 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
         return ()
     looked = find(model, layers)
     elsewhere = {(site.module, _way(site)) for site in looked.elsewhere}
-    found: dict[Site, list[nn.Module]] = {}
+    layers_at: dict[Site, list[nn.Module]] = {}
     for layer, sites in looked.inputs.items():
         for site in sites:
-            found.setdefault(site, []).append(layer)
+            layers_at.setdefault(site, []).append(layer)
     names: dict[nn.Module, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         names.setdefault(module, []).append(name)
     order = {module: number for number, module in enumerate(names)}
     steps = []
-    for site in sorted(found, key=lambda site: (order[site.module], site.function)):
+    for site in sorted(layers_at, key=lambda site: (order[site.module], site.function)):
         leaky = (site.module, _way(site)) in elsewhere and choice not in ("keep", "leaky")
         becomes: BeforeSign = "leaky" if leaky else choice
         stays = _why_not(site, becomes)
-        readers = tuple(name for layer, name in layers.items() if layer in found[site])
+        readers = tuple(name for layer, name in layers.items() if layer in layers_at[site])
         steps.append(
             ActivationStep(
                 names=tuple(names[site.module]),
@@ -80,7 +80,7 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
                 kind=type(site.module),
                 function=site.function,
                 layers=readers,
-                like=found[site][0],
+                like=layers_at[site][0],
                 becomes=None if stays else becomes,
                 reason=stays or ("it is also called where no sign follows" if leaky else ""),
             )
@@ -130,11 +130,11 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
 
 def note_(model: nn.Module, steps: Sequence[ActivationStep], choice: BeforeSign) -> None:
     """Have the quantizers of signs keep what stands before them, which nothing else of a state dict may tell."""
-    found: dict[str, set[str]] = {}
+    choices: dict[str, set[str]] = {}
     for step in steps:
         for name in step.layers:
-            found.setdefault(name, set()).add("keep" if step.becomes is None else step.becomes)
-    for name, kinds in found.items():
+            choices.setdefault(name, set()).add("keep" if step.becomes is None else step.becomes)
+    for name, kinds in choices.items():
         quantizer = model.get_submodule(name).input_quantizer
         if isinstance(quantizer, Quantizer):
             quantizer.before_sign = note_of(choice, kinds)

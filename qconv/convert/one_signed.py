@@ -94,7 +94,7 @@ def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
 
 
 def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str], found: Found) -> None:
-    if module in layers or not any(each in layers for each in module.modules()):
+    if module in layers or not any(inner in layers for inner in module.modules()):
         return
     try:
         graph = _Tracer(layers).trace(module)
@@ -198,12 +198,12 @@ def _by_order(
 ) -> Iterable[tuple[nn.Module, Sites]]:
     """Layers that are registered behind an activation, with nothing but what passes it on between them."""
     last: nn.Module | None = None
-    for each in module.modules():
-        if next(each.children(), None) is not None and each not in layers:
+    for part in module.modules():
+        if next(part.children(), None) is not None and part not in layers:
             continue
-        if each in layers and last is not None:
-            yield each, frozenset((Site(names[last], last),))
-        if is_one_signed(each):
-            last = each
-        elif not passes(each):
+        if part in layers and last is not None:
+            yield part, frozenset((Site(names[last], last),))
+        if is_one_signed(part):
+            last = part
+        elif not passes(part):
             last = None

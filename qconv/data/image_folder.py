@@ -93,8 +93,8 @@ class ImageFolderDataModule(PicturesDataModule):
     def read(self) -> dict[str, Pictures]:
         if self.cached is None:  # in a process that another one of this machine has prepared it for
             self.prepare_data()
-        found, self.cached = self.cached or {}, None
-        return found
+        splits, self.cached = self.cached or {}, None
+        return splits
 
     def _first_size(self) -> tuple[int, int]:
         for path, _ in self.tree.splits["train"]:
@@ -160,8 +160,8 @@ def scan(root: Path) -> Tree:
         name: [(path, index) for index, label in enumerate(classes) for path in files[name].get(label, ())]
         for name in names
     }
-    for name, found in listed.items():
-        if not found:
+    for name, paths in listed.items():
+        if not paths:
             raise FileNotFoundError(f"data.root (={root}): {name} has no pictures")
     if "test" not in listed:
         listed["test"] = listed.pop("val")

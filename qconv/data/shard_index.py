@@ -64,10 +64,10 @@ def expand(urls: str | Iterable[str]) -> list[str]:
         from webdataset.shardlists import expand_urls
     except ImportError:
         raise ImportError("data=webdataset needs the package webdataset: pip install 'qconv[shards]'") from None
-    found = [url for part in ([urls] if isinstance(urls, str) else urls) for url in expand_urls(part)]
-    if not all(found):
+    expanded = [url for part in ([urls] if isinstance(urls, str) else urls) for url in expand_urls(part)]
+    if not all(expanded):
         raise ValueError(f"train, val and test (={urls!r}) must be addresses of shards, none of them empty")
-    return [str(Path(url).expanduser()) if url.startswith("~") else url for url in found]
+    return [str(Path(url).expanduser()) if url.startswith("~") else url for url in expanded]
 
 
 def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
@@ -117,8 +117,8 @@ def count(urls: Sequence[str]) -> dict[str, Shard]:
 
     with Progress(console=Console(stderr=True), transient=True) as bar, ThreadPoolExecutor(cores()) as pool:
         task = bar.add_task(f"counting the pictures of {len(urls)} shards", total=len(urls))
-        found = {}
+        counted = {}
         for shard in pool.map(one, urls):
-            found[shard.url] = shard
+            counted[shard.url] = shard
             bar.advance(task)
-    return found
+    return counted

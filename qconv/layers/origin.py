@@ -52,7 +52,7 @@ def _origin(layer: Any) -> Origin | None:
         return None
     every = max(weight.numel() // SAMPLES, 1)
     values = weight.detach().flatten()[::every].clone()
-    return Origin((id(weight), weight._version), tuple((id(each), each._version) for each in learned), values)
+    return Origin((id(weight), weight._version), tuple((id(tensor), tensor._version) for tensor in learned), values)
 
 
 def _are_equal(known: Origin, now: Origin) -> bool:

@@ -31,21 +31,21 @@ _BEFORE = "_before_quantization"
 
 def read_by_parents(model: nn.Module) -> dict[nn.Module, str]:
     """The layers that their parents never call, and the name of the parent's class."""
-    found: dict[nn.Module, str] = {}
+    readers: dict[nn.Module, str] = {}
     for module_name, class_name, children in READERS:
         for module in _instances(model, module_name, class_name):
             for name in children:
                 child = getattr(module, name, None)
                 if isinstance(child, nn.Module):
-                    found[child] = type(module).__name__
-    return found
+                    readers[child] = type(module).__name__
+    return readers
 
 
 def call_children_(model: nn.Module) -> None:
     """Switch off the fast paths of modules with quantized layers inside, in place; `undo_` switches them on again."""
     for module_name, class_name, attribute, value in FAST_PATHS:
         for module in _instances(model, module_name, class_name):
-            is_quantized = any(isinstance(each, QuantizedLayer) for each in module.modules())
+            is_quantized = any(isinstance(inner, QuantizedLayer) for inner in module.modules())
             if is_quantized and _BEFORE not in module.__dict__ and hasattr(module, attribute):
                 module.__dict__[_BEFORE] = (attribute, getattr(module, attribute))
                 setattr(module, attribute, value)

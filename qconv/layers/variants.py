@@ -43,7 +43,7 @@ class ComputedFilters(QuantizedLayer):
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:
         super().check_scheme(scheme)
-        if any(isinstance(each, INQ | ShiftPS) for each in scheme.weight().modules()):
+        if any(isinstance(part, INQ | ShiftPS) for part in scheme.weight().modules()):
             raise ValueError(f"{scheme.name} changes the weight itself, and {cls.__name__} computes it from another")
 
     def _put_back(self, filters: Tensor) -> None:

@@ -27,9 +27,9 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
     last = stages[-1][1] if stages else Scheme("none")
     for _, scheme in stages:
         for name in ("padding_value", "scale_map", "backward_weight"):
-            found, asked = getattr(scheme, name), getattr(last, name)
-            if found != asked:
-                raise ValueError(f"{name} (={found!r}) of {scheme} must be that of {last} (={asked!r}) in stages")
+            value, asked = getattr(scheme, name), getattr(last, name)
+            if value != asked:
+                raise ValueError(f"{name} (={value!r}) of {scheme} must be that of {last} (={asked!r}) in stages")
     weight: Factory = partial(Stages, [(start, scheme.weight) for start, scheme in stages])
     weight()  # wrong stages are told here, not when the first layer is built
     name = ", ".join(f"({start:g}, {scheme})" for start, scheme in stages)

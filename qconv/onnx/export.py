@@ -161,7 +161,7 @@ def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mod
 
 def _handed_on(giver: nn.Module, zero: int) -> tuple[int, int]:
     """The smallest and the largest code that a layer hands on to one with this zero."""
-    layer: Any = next(each for each in giver.modules() if isinstance(each, IntegerConv2d))
+    layer: Any = next(module for module in giver.modules() if isinstance(module, IntegerConv2d))
     return layer.low - zero, layer.high - zero
 
 

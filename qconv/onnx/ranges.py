@@ -26,36 +26,36 @@ class Ranges(NamedTuple):
 
 def ranges(network: nn.Module, example: Tensor) -> Ranges:
     """The ends of what a frozen network computes of `example`."""
-    found = Ranges({}, {})
+    ends = Ranges({}, {})
 
     def see(name: str) -> Any:
-        return lambda module, args, output: _widen(found.layers, name, output)
+        return lambda module, args, output: _widen(ends.layers, name, output)
 
-    run: Any = _Interpreter(network, found.nodes).run if isinstance(network, fx.GraphModule) else network
+    run: Any = _Interpreter(network, ends.nodes).run if isinstance(network, fx.GraphModule) else network
     with ExitStack() as stack:
         for name, module in network.named_modules():
             if isinstance(module, IntegerConv2d):
                 stack.callback(module.register_forward_hook(see(name)).remove)
         for batch in example.split(64):
             run(batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch)
-    return found
+    return ends
 
 
 class _Interpreter(fx.Interpreter):
     """Sees every value of a traced network."""
 
-    def __init__(self, network: fx.GraphModule, found: dict[fx.Node, Ends]) -> None:
+    def __init__(self, network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
         super().__init__(network)
-        self.found = found
+        self.ends = ends
 
     def run_node(self, n: fx.Node) -> Any:
         value = super().run_node(n)
         if isinstance(value, Tensor) and value.is_floating_point():
-            _widen(self.found, n, value)
+            _widen(self.ends, n, value)
         return value
 
 
-def _widen(found: dict[Any, Ends], key: Any, value: Tensor) -> None:
+def _widen(ends: dict[Any, Ends], key: Any, value: Tensor) -> None:
     if value.numel():
-        low, high = found.get(key, (math.inf, -math.inf))
-        found[key] = min(low, float(value.min())), max(high, float(value.max()))
+        low, high = ends.get(key, (math.inf, -math.inf))
+        ends[key] = min(low, float(value.min())), max(high, float(value.max()))

@@ -52,7 +52,7 @@ def _store_float(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -
     alone, scaled = _levels(array), _levels(array / scale)
     if scaled is not None and not np.array_equal(scaled[0][scaled[1]] * scale, array):
         scaled = None
-    fewest = min((len(found[0]) for found in (alone, scaled) if found is not None), default=257)
+    fewest = min((len(coded[0]) for coded in (alone, scaled) if coded is not None), default=257)
     if fewest > 16 and _store_rows(graph, value, array):
         return
     if fewest > 256:

@@ -39,10 +39,10 @@ def round_sums(network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
         return
     sums = [node for node in network.graph.nodes if rounder.is_sum(node)]
     for node in sums:
-        if any(rounder.is_rounded(each) for each in node.all_input_nodes):
-            for each in node.all_input_nodes:
-                if not rounder.is_rounded(each):
-                    rounder.round(each, each, [user for user in each.users if user in sums or rounder.encoder(user)])
+        if any(rounder.is_rounded(term) for term in node.all_input_nodes):
+            for term in node.all_input_nodes:
+                if not rounder.is_rounded(term):
+                    rounder.round(term, term, [user for user in term.users if user in sums or rounder.encoder(user)])
             relu = next(iter(node.users)) if len(node.users) == 1 else None
             # Codes without negative numbers make the ReLU's zeros themselves.
             value = relu if relu is not None and rounder.is_relu(relu) else node
@@ -102,7 +102,7 @@ class _Rounder:
             and node.target in _ADDS
             and len(node.args) == 2
             and not node.kwargs
-            and all(isinstance(each, fx.Node) and each in self.ends for each in (node, *node.args))
+            and all(isinstance(term, fx.Node) and term in self.ends for term in (node, *node.args))
         )
 
     def is_rounded(self, node: Any) -> bool:

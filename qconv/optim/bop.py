@@ -100,7 +100,10 @@ class Bop(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = [(group, [each for each in group["params"] if each.grad is not None]) for group in self.param_groups]
+        work = [
+            (group, [parameter for parameter in group["params"] if parameter.grad is not None])
+            for group in self.param_groups
+        ]
         for _, parameters in work:
             for parameter in parameters:
                 if parameter.grad.layout is not torch.strided:

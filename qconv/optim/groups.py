@@ -85,14 +85,14 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[
         if "params" in options:
             raise ValueError(f"rules[{rule!r}] must not have the option 'params': the rule says which they are")
         matches = _matcher(rule, kinds)
-        found = [parameter for parameter in names if any(matches(name, parameter) for name in names[parameter])]
-        if not found:
-            some = ", ".join(repr(each[0]) for each in list(names.values())[:5])
+        matched = [parameter for parameter in names if any(matches(name, parameter) for name in names[parameter])]
+        if not matched:
+            some = ", ".join(repr(parameter_names[0]) for parameter_names in list(names.values())[:5])
             raise ValueError(
                 f"rules[{rule!r}] matches no trainable parameter of the model; a rule is one of {', '.join(KINDS)}, "
                 f"a function, or an expression for whole names such as {some}"
             )
-        taken, left = set(found), set(rest)
+        taken, left = set(matched), set(rest)
         if not taken & left:
             raise ValueError(f"rules[{rule!r}] matches only parameters that the rules before it take; put it first")
         groups.append({"params": [parameter for parameter in rest if parameter in taken], **options})

@@ -37,4 +37,4 @@ def _of_methods() -> dict[str, Any]:
     """The quantizers of `qconv.methods`, which import this package, and their functions but for schemes."""
     from .. import methods, schemes
 
-    return {name: each for name, each in vars(methods).items() if callable(each) and name not in schemes.__all__}
+    return {name: value for name, value in vars(methods).items() if callable(value) and name not in schemes.__all__}

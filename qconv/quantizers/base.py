@@ -347,12 +347,12 @@ class Quantizer(Part):
         if isinstance(value, Tensor) and value.is_meta:
             return
         own = cast(Tensor, self._buffers["calibrated"])
-        found = torch.as_tensor(value, dtype=own.dtype).reshape(())
+        flag = torch.as_tensor(value, dtype=own.dtype).reshape(())
         if assign:
-            self._buffers["calibrated"] = found
+            self._buffers["calibrated"] = flag
         else:
-            own.copy_(found)
-        self._was_calibrated = is_set(found)
+            own.copy_(flag)
+        self._was_calibrated = is_set(flag)
         self._share_told = False
 
 

@@ -62,8 +62,8 @@ class Samples(Observer):
 
     def update(self, x: Tensor) -> None:
         left = self.most - sum(part.numel() for part in self.kept)
-        each = max(x[:1].numel(), 1) if x.ndim else 1
-        count = max(left // each, 0 if self.kept else 1)
+        per_sample = max(x[:1].numel(), 1) if x.ndim else 1
+        count = max(left // per_sample, 0 if self.kept else 1)
         if count:
             self.kept.append((x[:count] if x.ndim else x).clone())
 
@@ -85,9 +85,8 @@ class Values(Observer):
     def update(self, x: Tensor) -> None:
         flat = x.flatten()
         if self.seen == 0:
-            self.every = (
-                -(-flat.numel() // self.most) | 1
-            )  # odd, or else it would meet the same columns of all pictures
+            # Odd: an even number would meet the same columns of all pictures.
+            self.every = -(-flat.numel() // self.most) | 1
             self.kept = flat[:: self.every].clone()
         else:
             self.kept = torch.cat([self.kept, flat[-self.seen % self.every :: self.every]])

@@ -54,9 +54,9 @@ def uniform(
     of a 32-bit mixer (multiply and xor-shift), one keyed by each of the two numbers.
     """
     samples = shape[0] if shape else 1
-    each = shape.numel() // max(samples, 1)
+    per_sample = shape.numel() // max(samples, 1)
     sample = torch.arange(samples, dtype=torch.long, device=device) * stride + first
-    index = sample[:, None] * each + torch.arange(each, dtype=torch.long, device=device)
+    index = sample[:, None] * per_sample + torch.arange(per_sample, dtype=torch.long, device=device)
     step_key = _mix(step.to(device) + 0x5851F42D)
     mixed = _mix(_mix(index ^ _mix(key.to(device))) ^ step_key)
     return (mixed >> 8).float().mul_(2.0**-24).view(shape)
