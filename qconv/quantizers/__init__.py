@@ -1,4 +1,4 @@
-"""Quantizers: their contract (`base.Quantizer`) and what several papers share; and by name those of `qconv.methods`."""
+"""The contract of quantizers (`base.Quantizer`), the parts that papers share, and the quantizers of `qconv.methods`."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +34,7 @@ def __dir__() -> list[str]:
 
 
 def _of_methods() -> dict[str, Any]:
-    """The quantizers of `qconv.methods`, which import this package, and their functions but for schemes."""
+    """Return the public names of `qconv.methods` other than schemes. Imported late: the methods import this package."""
     from .. import methods, schemes
 
     return {name: value for name, value in vars(methods).items() if callable(value) and name not in schemes.__all__}

@@ -15,14 +15,14 @@ from .part import Part, as_it_is_now
 
 
 class Codes(NamedTuple):
-    """A quantized tensor as integers, from which `dequantize` makes ``quantize(x)`` again, exactly.
+    """A quantized tensor as integers; `dequantize` returns ``quantize(x)`` from it exactly.
 
     Attributes:
-        values: whole numbers, the shape of ``x``; of an integer dtype, or a floating one where NaN has to come through.
+        values: whole numbers in the shape of ``x``; an integer dtype, or a floating one where NaN must be kept.
         scale: float tensor that broadcasts against ``values``.
         zero: the code of 0, an integer.
-        offset: float tensor that is added in the end, where a method's levels don't lie around 0 (AdaBin, LSQ+).
-        negative_scale: the scale of negative values, where it is another one (TTQ).
+        offset: float tensor added at the end, for methods whose levels are not centred on 0 (AdaBin, LSQ+).
+        negative_scale: the scale of negative values where it differs (TTQ).
     """
 
     values: Tensor
@@ -41,11 +41,11 @@ class Codes(NamedTuple):
 
 
 class Whole(NamedTuple):
-    """What a quantized tensor is made of: ``x_q = values · scale``.
+    """The two factors of a quantized tensor: ``x_q = values · scale``.
 
     Attributes:
         values: whole numbers, or whole multiples of one power of two, in a floating dtype of at least that of ``x``.
-        scale: float tensor that broadcasts against ``values``; None is 1.
+        scale: float tensor that broadcasts against ``values``; None stands for 1.
     """
 
     values: Tensor
@@ -55,36 +55,40 @@ class Whole(NamedTuple):
 class Quantizer(Part):
     r"""Base of all quantizers.
 
-    A subclass writes two pure functions: `quantize`, or `whole` where its values are whole numbers times a scale, and
-    `backward`. They receive the tensors of `tensors`, never ``self``'s parameters, so the Functions of `qconv.function`
-    can differentiate with respect to them. Used alone, a quantizer is an ordinary module: ``quantizer(x)`` returns the
-    quantized tensor and backpropagates the pseudo-gradient.
+    A subclass writes two pure functions: `backward`, and either `quantize` or, if its values are whole numbers times a
+    scale, `whole`. They receive the tensors that `tensors` returns, never the parameters of ``self``, so that the
+    Functions of `qconv.function` can differentiate with respect to them. A quantizer can also be used alone as an
+    ordinary module: ``quantizer(x)`` returns the quantized tensor and backpropagates the pseudo-gradient.
 
-    Hyper-parameters are constructor arguments. What changes during training is a buffer: it is saved, resumed and
-    broadcast, and changing it recompiles nothing; `tensors` returns it, too, and `backward` gives None for it. In a
-    weight tensor, dimension 0 is the output channel (the filter). Learned tensors may be float32 beside a ``x`` of
-    another dtype; each gradient has the dtype of its tensor.
+    Hyper-parameters are constructor arguments. Whatever changes during training is a buffer: it is saved, resumed and
+    broadcast, and changing it does not trigger a recompile. `tensors` returns it too, and `backward` returns None for
+    it. In a weight tensor, dimension 0 is the output channel (the filter). Learned tensors may be float32 beside an
+    ``x`` of another dtype; each gradient has the dtype of its tensor.
 
-    Arguments of a wrong type raise a TypeError that names them, numbers of bits a ValueError. So does a checkpoint with
-    an integer in place of a learned tensor, or with NaN, inf or a step that is not positive in it (`rules`): nothing of
-    the quantizer is loaded then. Only as many bits as change a tensor's shape or codes are told apart (N2UQ, INQ).
+    Arguments of a wrong type raise a TypeError that names them; numbers of bits out of range raise a ValueError. A
+    checkpoint that holds an integer in place of a learned tensor raises a TypeError; one with NaN, inf or a step that
+    is not positive raises a ValueError (`rules`). Nothing of the quantizer is loaded then. A different number of bits
+    is noticed only if it changes a tensor's shape or codes (N2UQ, INQ).
 
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
-        signs: every value is +1 or -1, so that a convolution may run on the codes alone.
-        replaces_weight: the learned tensors stand for the weight, which receives no gradient (DeepShift-PS).
-        roles: what a `Scheme` may give it to. What learns tensors or takes them from data has one role, by which it
-            starts; what rounds gradients at random does so in evaluation too, and is for gradients alone.
-        final_from: the progress from which it quantizes as in the end: above 0 where stages or portions come first.
-        has_whole: `whole` belongs to `quantize`: no subclass has written `quantize` alone.
-        code_dtype: of the integers that `codes` makes of `whole`.
-        kept: the learned tensors that a quantizer of the same class with other bits goes on with: ranges, not steps.
-        before_sign: `note_of` what `qconv.convert` found before it; it is saved, and a state dict that says something
-            else is refused. No buffer, for it says how the model was made, as a class does.
+        signs: every value is +1 or -1, so a convolution may run on the codes alone.
+        replaces_weight: the learned tensors replace the weight, which receives no gradient (DeepShift-PS).
+        roles: where a `Scheme` may use it. A quantizer that learns tensors or takes them from data has only one role,
+            which decides how it starts. One that rounds gradients at random does so in evaluation too, and is for
+            gradients alone.
+        final_from: the progress from which it quantizes as it will at the end: above 0 if stages or portions come
+            first.
+        has_whole: whether `whole` describes `quantize`: no subclass has overridden `quantize` alone.
+        code_dtype: the dtype of the integers that `codes` makes from `whole`.
+        kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
+        before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
+            with another note is refused. It is not a buffer, because it describes how the model was built, as a class
+            does.
 
-    A quantizer that needs data sets ``self.calibrated = False`` in its constructor. That makes a float buffer of this
-    name, 0 while it waits, above 0 once it is set: an average of models, a broadcast and a state dict carry it like any
-    tensor. As an attribute it reads as a bool, and never from the device again once it was True.
+    A quantizer that needs data sets ``self.calibrated = False`` in its constructor. This creates a float buffer of that
+    name: 0 while it waits, above 0 once it is set. Averages of models, broadcasts and state dicts carry it like any
+    other tensor. Read as an attribute it is a bool, and once True it is never read from the device again.
     """
 
     bits: float = 32
@@ -96,17 +100,17 @@ class Quantizer(Part):
     code_dtype: torch.dtype = torch.int16
     kept: tuple[str, ...] = ()
     before_sign: Tensor | None = None
-    _was_calibrated: bool = True  # what was last known of the buffer
-    _share_told: bool = False  # the buffer was looked at by `share_of_data` since it was loaded
+    _was_calibrated: bool = True  # the last known value of the buffer
+    _share_told: bool = False  # whether `share_of_data` has read the buffer since it was loaded
 
     @property
     def needs_data(self) -> bool:
-        """Whether its learned tensors start from data, whether or not it has had them (`calibrated`)."""
+        """Whether its learned tensors start from data, no matter whether it has seen any yet (`calibrated`)."""
         return "calibrated" in self._buffers
 
     @property
     def calibrated(self) -> bool:
-        """False while the learned tensors wait for `initialize` with data; in a compiled graph what was last known."""
+        """False while the learned tensors wait for data (`initialize`); in a compiled graph, the last known value."""
         return self._was_calibrated if torch.compiler.is_compiling() else self.had_data()
 
     @calibrated.setter
@@ -119,13 +123,13 @@ class Quantizer(Part):
         self._was_calibrated = value
 
     def had_data(self) -> bool:
-        """`calibrated`, looked up in the buffer unless it is known to be set: a graph that is compiled breaks there."""
+        """`calibrated`, read from the buffer unless known to be set. This breaks a graph that is being compiled."""
         if not self._was_calibrated:
             self._was_calibrated = is_set(cast(Tensor, self._buffers["calibrated"]))
         return self._was_calibrated
 
     def share_of_data(self) -> float | None:
-        """The flag of its data, below 1 in an average that began before them: once, when it is set; else None."""
+        """The flag of its data if set, below 1 in an average that began before its data. Returned once, then None."""
         flag = self._buffers.get("calibrated")
         if flag is None or self._share_told or not self._was_calibrated or not is_readable(flag):
             return None
@@ -146,27 +150,27 @@ class Quantizer(Part):
 
     @property
     def splits_at_zero(self) -> bool:
-        """Whether 0 is the edge between its only two levels (at first, where it is learned): signs are such.
+        """Whether 0 separates its only two levels, at least at the start if the threshold is learned; true of signs.
 
-        Inputs of one sign, as behind a ReLU, are then all quantized to one value.
+        Inputs of one sign, such as those behind a ReLU, are then all quantized to one value.
         """
         return self.signs
 
     @property
     def is_final(self) -> bool:
-        """Whether it quantizes as in the end; until then what was trained is not what ships."""
+        """Whether it already quantizes as it will at the end; before, the trained model is not the shipped one."""
         return True
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Learned or scheduled tensors, in the order in which `quantize` and `backward` take them.
+        """Return the learned or scheduled tensors, in the order in which `quantize` and `backward` take them.
 
-        Where training differs from evaluation, so do they: stochastic rounding is handed a key in training alone. So
-        the two functions need not ask for the mode, which may be another one when the backward runs.
+        They carry any difference between training and evaluation: stochastic rounding gets a key only in training. So
+        the two functions need not ask for the mode, which may have changed by the time the backward runs.
         """
         return ()
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        """The quantized tensor ``x_q``: shape, dtype and device of ``x``; the product of what `whole` gives."""
+        """Return the quantized tensor ``x_q``, the product of `whole`, in the shape, dtype and device of ``x``."""
         whole = self.whole(x, *tensors)
         if whole is None:
             raise NotImplementedError(f"{type(self).__name__} defines neither whole() nor quantize()")
@@ -174,16 +178,16 @@ class Quantizer(Part):
         return (values if scale is None else values * scale).to(x.dtype)
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
-        """Whole numbers and their scale, of which ``x_q`` is the product; None where it isn't made so.
+        """Return whole numbers and a scale whose product is ``x_q``; None if ``x_q`` is not of that form.
 
         Layers add up products of whole numbers, which is exact, and multiply the sum by the scales. Quantizers that
-        keep real numbers, or have an offset or two scales, give None, and are then asked to `quantize`.
+        keep real numbers, or have an offset or two scales, return None; their `quantize` is called instead.
         """
         return None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        # A class that has one of the two anew does not compute what it inherits of the other.
+        # A class that overrides one of the two does not compute what it inherits for the other.
         of_whole, of_quantize = (
             next(i for i, parent in enumerate(cls.__mro__) if name in parent.__dict__) for name in ("whole", "quantize")
         )
@@ -192,35 +196,35 @@ class Quantizer(Part):
             cls.quantize = Quantizer.quantize
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        """The pseudo-gradient: gradient of ``x``, then of each tensor, from ``grad``, the gradient of ``x_q``.
+        """Return the gradients of ``x`` and of each tensor from ``grad``, the gradient of ``x_q``: the pseudo-gradient.
 
-        ``grad`` is handed over: it may be overwritten, and returned.
+        ``grad`` may be overwritten, and returned.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     def snapshot(self) -> Self:
-        """This quantizer as it computes now, whatever becomes of its mode, its stage and its other Python attributes.
+        """Return a copy that keeps computing as this one does now, even if its mode, stage or attributes change later.
 
-        A backward calls the snapshot that was taken when its forward ran: `backward` may then read ``self.training``,
-        and quantizing again gives what the forward had. Tensors are shared: those that count come by `hold`.
+        A backward calls the snapshot taken when its forward ran. So `backward` may read ``self.training``, and
+        quantizing again gives what the forward computed. Tensors are shared; `hold` copies those that must not change.
         """
         return as_it_is_now(self)
 
     def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        """``tensors`` as a backward may read them after `set_progress_` and `after_step_`, which write into buffers.
+        """Return ``tensors`` as a backward may read them after `set_progress_` or `after_step_` wrote to buffers.
 
-        Buffers of one element are copied. What is learned stays the tensor itself: where that changed in between,
-        autograd raises, as it does for any weight.
+        Buffers of one element are copied. Learned tensors are returned as they are: if one changed in between, autograd
+        raises, as it does for any weight.
         """
         return tuple(t if t.requires_grad or t.numel() != 1 else t.clone() for t in tensors)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
-        """Integer codes of ``x``, with ``quantize(x, *tensors) == codes.dequantize().to(x.dtype)``, exactly.
+        """Return integer codes of ``x``, such that ``quantize(x, *tensors) == codes.dequantize().to(x.dtype)`` exactly.
 
-        Those of `whole`, in ``code_dtype``, unless a subclass has others.
+        By default they are the values of `whole`, in ``code_dtype``.
 
         Raises:
-            TypeError: the quantizer keeps real numbers and so has no codes.
+            TypeError: the quantizer keeps real numbers, so it has no codes.
         """
         whole = self.whole(x, *tensors)
         if whole is None:
@@ -230,40 +234,41 @@ class Quantizer(Part):
         return Codes(values.to(self.code_dtype), one if scale is None else scale)
 
     def levels(self, *tensors: Tensor) -> Levels | None:
-        """The levels that all ``x`` are quantized to; None where they depend on ``x``, or are real numbers.
+        """Return the levels that every ``x`` is quantized to; None if they depend on ``x`` or are real numbers.
 
-        Integer inference and export need those of the input: without them its layer computes on floats.
+        Integer inference and export need the levels of the input: without them its layer computes on floats.
         """
         return None
 
     def build(self, channels: int, dim: int) -> None:
-        """Create learned tensors with one element for each of the input's ``channels``, its dimension ``dim``."""
+        """Create the learned tensors that have an element per channel of the input, its dimension ``dim``."""
 
     def initialize(self, x: Tensor) -> None:
         """Create or set the learned tensors from ``x``: the float weight of the layer, or the first inputs.
 
-        What needs data waits through an ``x`` that is empty or of equal values: its tensors stay, and it is not
-        calibrated by it.
+        A quantizer that needs data ignores an ``x`` that is empty or of equal values: it keeps its tensors and stays
+        uncalibrated.
         """
 
     def observer(self) -> Observer:
-        """What watches the batches of `qconv.calibrate` for `initialize_from`.
+        """Return an observer of the batches of `qconv.calibrate`, for `initialize_from`.
 
-        A quantizer that starts from figures of the data, not from the tensor, is a `FromData`. The others get the first
-        samples, as many as have together at most 2^22 values.
+        A quantizer that starts from statistics of the data, not from the tensor itself, is a `FromData`. The others get
+        the first samples, up to 2^22 values in total.
         """
         return Samples()
 
     def initialize_from(self, observer: Observer) -> None:
-        """Set the learned tensors from what ``observer``, which `observer` made, has seen."""
+        """Set the learned tensors from what ``observer``, a result of `observer`, has seen."""
         if isinstance(observer, Samples) and not observer.is_empty:
             self.initialize(observer.joined())
 
     @torch.no_grad()
     def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:
-        """Start where ``other``, of the same class and with other arguments, has come to: with what is `kept`.
+        """Start where ``other``, of the same class but with other arguments, has arrived: copy its `kept` tensors.
 
-        What comes from data is set anew: from ``x``, the latent weight; with None, from the next training batch.
+        Tensors that come from data are set anew: from ``x``, the latent weight, or if None from the next training
+        batch.
         """
         if x is not None:
             self.initialize(x)
@@ -275,19 +280,19 @@ class Quantizer(Part):
                 mine.copy_(theirs)
 
     def after_step_(self, x: Tensor | None) -> None:
-        """What follows an optimizer step, in place: bring latent tensors into their range, move random streams on.
+        """Update in place after an optimizer step: clamp latent tensors to their range, advance random streams.
 
-        ``x`` is the latent weight; None where the quantizer has an input or a gradient.
+        ``x`` is the latent weight, or None for quantizers of inputs and gradients.
         """
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
-        """Set the buffers of a schedule; ``progress`` goes from 0, the start of training, to 1, its end.
+        """Set the buffers of a schedule; ``progress`` goes from 0 at the start of training to 1 at its end.
 
-        ``x`` is the latent weight; None where the quantizer has an input or a gradient.
+        ``x`` is the latent weight, or None for quantizers of inputs and gradients.
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Quantize as an autograd node of its own."""
+        """Quantize as a stand-alone autograd node."""
         return Quantize.apply(x, as_called(self), *self.tensors())
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
@@ -316,8 +321,8 @@ class Quantizer(Part):
             where = prefix.removesuffix(".").removesuffix("input_quantizer").removesuffix(".")
             if wrong := difference(self.before_sign, behind, where or type(self).__name__):
                 error_msgs.append(wrong)
-        # Where a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight instead.
-        flag = self._buffers.pop("calibrated", None)  # which depends on what becomes of the others
+        # If a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight.
+        flag = self._buffers.pop("calibrated", None)  # loaded last, since it depends on the other tensors
         before = len(missing_keys) + len(error_msgs)
         try:
             super()._load_from_state_dict(
@@ -334,7 +339,7 @@ class Quantizer(Part):
             return
         if key in unexpected_keys:
             unexpected_keys.remove(key)
-        # A step of another shape or none was not loaded, and the one that is here still waits for data.
+        # If a step was missing or had another shape, it was not loaded; the present one still waits for data.
         if len(missing_keys) + len(error_msgs) == before:
             self._load_flag(state_dict[key], local_metadata.get("assign_to_params_buffers", False))
 
@@ -357,13 +362,13 @@ class Quantizer(Part):
 
 
 def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whole | None:
-    """The whole numbers and the scale that ``quantizer.quantize`` multiplies; None where it does something else."""
+    """Return the factors of ``quantizer.quantize``, whole numbers and a scale; None if it has another form."""
     return quantizer.whole(x, *tensors) if quantizer.has_whole else None
 
 
 def is_plain_cpu(x: Tensor) -> bool:
-    """Whether values can be looked at for nothing: no transfer from a device, no fake tensor, nothing that is traced.
+    """Whether reading values costs nothing: they are on the CPU, not fake, and nothing is being traced.
 
-    `torch.jit.trace` would keep what these values decided, and go wrong on others.
+    `torch.jit.trace` would freeze the decisions that depend on these values, and go wrong on others.
     """
     return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter) and not torch.jit.is_tracing()  # pyright: ignore

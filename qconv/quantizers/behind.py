@@ -1,7 +1,7 @@
-"""What the input of a quantizer was converted to stand behind: kept in state dicts, compared when one is loaded.
+"""A note of which activations `qconv.convert` put before a quantizer, saved in state dicts and compared when loading.
 
-A ReLU before a sign and what `qconv.convert` puts in its place may have no tensors at all, so that nothing else of a
-state dict tells a model with one from a model with the other.
+A ReLU before a sign, and what `qconv.convert` puts in its place, may have no tensors. Nothing else in a state dict
+would then tell a model with one from a model with the other.
 """
 
 from collections.abc import Collection
@@ -10,27 +10,27 @@ import torch
 from torch import Tensor
 
 KEY = "before_sign"
-"""Its name in state dicts, behind that of the quantizer."""
+"""The name of the note in state dicts, after the quantizer's prefix."""
 ACTIVATIONS = ("identity", "hardtanh", "prelu", "leaky", "keep")
-"""What may stand there. Their order is that of files: new ones come last."""
+"""The activations that may stand there. Files store their order: append new ones."""
 
 
 def note_of(choice: str, found: Collection[str]) -> Tensor:
-    """``choice``, the argument of `qconv.convert`, and the set of what it made of the activations, as two numbers.
+    """Return as two numbers ``choice``, the argument of `qconv.convert`, and the set of activations that resulted.
 
-    They are float, for averages of models refuse whole numbers or cut them off; on the CPU, wherever the model is.
+    They are float because averages of models refuse or truncate whole numbers, and always on the CPU.
     """
     marks = sum(2 ** ACTIVATIONS.index(name) for name in set(found))
     return torch.tensor([ACTIVATIONS.index(choice), marks], dtype=torch.float32, device="cpu")
 
 
 def difference(own: Tensor, stored: object, where: str) -> str:
-    """What to say if ``stored``, the note of a state dict, tells other activations than ``own``; empty if it doesn't.
+    """Return an error message if ``stored``, a note in a state dict, names other activations than ``own``; else "".
 
     Args:
-        own: of the model.
-        stored: of the checkpoint.
-        where: the layer.
+        own: the note of the model.
+        stored: the note in the checkpoint.
+        where: the name of the layer.
     """
     if not isinstance(stored, Tensor) or stored.shape != own.shape:
         return f"{where}: {KEY} in the checkpoint must be two numbers"

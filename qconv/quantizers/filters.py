@@ -1,4 +1,4 @@
-"""What weight quantizers take from each filter: its mean magnitude, its standardized weights."""
+"""Statistics that weight quantizers take of each filter: its mean magnitude, its standardized weights."""
 
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ def filter_scale(weight: Tensor) -> Tensor:
 
 
 def per_filter(scale: Tensor, weight: Tensor) -> Tensor:
-    """``scale``, one element for each filter, in a shape that broadcasts against ``weight``."""
+    """``scale``, which has one element per filter, in a shape that broadcasts against ``weight``."""
     return scale.view(weight.shape[0], *[1] * (weight.ndim - 1))
 
 
 class Standardized(NamedTuple):
-    """Filters brought to mean 0 and deviation 1, in at least float32, and with what.
+    """Filters brought to mean 0 and deviation 1, in at least float32, and the statistics used.
 
     Attributes:
         values: ``(x − mean) / std``.
@@ -39,8 +39,8 @@ class Standardized(NamedTuple):
 def standardize(x: Tensor, correction: int = 1, eps: float = 0.0) -> Standardized:
     """``(x − mean) / std`` over each filter of n elements, ``std = sqrt(Σ (x − mean)² / (n − correction) + eps)``.
 
-    A filter is a constant if it deviates from its mean by no more than rounding does; then, and if it has one element,
-    all its values are 0. A NaN or an inf makes its filter NaN.
+    A filter counts as constant if it deviates from its mean by no more than rounding errors. Then, or with a single
+    element, all its values are 0. A NaN or an inf makes its filter NaN.
     """
     x = wide(x)
     shape = (x.shape[0], *[1] * (x.ndim - 1))
@@ -56,10 +56,10 @@ def standardize(x: Tensor, correction: int = 1, eps: float = 0.0) -> Standardize
 
 
 def standardize_backward(grad: Tensor, standard: Standardized, correction: int = 1) -> Tensor:
-    """The gradient of ``x`` from ``grad``, that of ``standardize(x, correction).values``, through mean and std.
+    """Return the gradient of ``x``, through mean and std, from ``grad``, that of ``standardize(x, correction).values``.
 
     ``dx = (grad − mean(grad) − values · Σ grad · values / (n − correction)) / std``; 0 for a constant filter if eps is
-    0, where there is no derivative.
+    0, since there is no derivative.
     """
     values, shape = standard.values, standard.mean.shape
     count = values[:1].numel()

@@ -1,4 +1,4 @@
-"""No quantization: the tensor as it is."""
+"""The quantizer that changes nothing."""
 
 from torch import Tensor
 

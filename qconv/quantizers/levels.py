@@ -1,4 +1,4 @@
-"""Levels that quantized values lie on, and how a quantizer states them."""
+"""The levels that quantized values lie on, and how a quantizer states them."""
 
 from typing import Literal, NamedTuple
 
@@ -7,16 +7,16 @@ from torch import Tensor
 
 
 class Levels(NamedTuple):
-    """What a quantizer makes of an ``x`` of any size: ``code · scale + offset``, with whole codes from low to high.
+    """The levels of a quantizer for any ``x``: ``code · scale + offset``, with whole codes from low to high.
 
     Attributes:
         low: the smallest code, that of −inf.
         high: the largest code, that of +inf.
-        scale: what 1 is worth in codes: one number, or one for each channel or filter.
-        rounding: how the code of ``x`` is found. ``"nearest"``: ``clamp(round(x / scale), low, high)``, half to even,
-            up to rounding errors of the division; the levels are evenly spaced then. ``"sign"``: ``sign(x)``, with
+        scale: the difference between adjacent codes: one number, or one for each channel or filter.
+        rounding: how the code of ``x`` is chosen. ``"nearest"``: ``clamp(round(x / scale), low, high)``, half to even,
+            up to rounding errors of the division; the levels are then evenly spaced. ``"sign"``: ``sign(x)``, with
             ``sign(±0) = +1``. ``"own"``: the method's own rule.
-        offset: what is added to the product; None is 0.
+        offset: added to the product; None stands for 0.
     """
 
     low: int
@@ -37,7 +37,7 @@ def ternary(x: Tensor, threshold: Tensor) -> Tensor:
 
 
 def divisor(step: Tensor) -> Tensor:
-    """The step, or 1 where it is 0, as of a row of zeros."""
+    """The step, or 1 if it is 0, as for a row of zeros."""
     return torch.where(step == 0, 1.0, step)  # a NaN stays
 
 

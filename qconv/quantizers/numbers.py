@@ -1,17 +1,17 @@
-"""What several methods need of numbers: arguments in their range, wider dtypes, a search among sorted levels."""
+"""Numbers in several methods: checked arguments, learned numbers, wider dtypes, a search among sorted levels."""
 
 import torch
 from torch import Tensor, nn
 
 SMALLEST = 2.0**-20
-"""What learned steps, ranges and scales are clamped to from below; every floating dtype has it, float16 too."""
+"""The lower bound of learned steps, ranges and scales; every floating dtype can represent it, even float16."""
 
 
 def within(x: Tensor, low: float, high: float) -> Tensor:
-    """What a gradient is multiplied by to pass where ``low <= x <= high``: True or 1 there, else False or 0.
+    """The factor that lets a gradient pass where ``low <= x <= high``: True or 1 there, else False or 0.
 
-    Compiled for a CPU it is a float, and NaN at NaN: Inductor would keep a bool for the backward, and its way of
-    storing one took longer than the rest of a ResNet-20's step.
+    Compiled for a CPU it is a float, and NaN at NaN. Inductor would keep a bool for the backward, and storing it took
+    longer than the rest of a training step of ResNet-20.
     """
     nearest = x.clamp(low, high)
     if torch.compiler.is_compiling() and x.device.type == "cpu":
@@ -20,17 +20,17 @@ def within(x: Tensor, low: float, high: float) -> Tensor:
 
 
 def learned(value: float | Tensor) -> nn.Parameter:
-    """One learned number, as a tensor of one dimension: FSDP shards parameters along their first."""
+    """A learned number, as a tensor of one dimension: FSDP shards parameters along their first dimension."""
     return nn.Parameter(torch.as_tensor(value).detach().reshape(1).clone())
 
 
 def scalars(*numbers: Tensor) -> tuple[Tensor, ...]:
-    """What formulas take of `learned` numbers: views without a dimension."""
+    """`learned` numbers as views without a dimension, for formulas."""
     return tuple(number.reshape(()) for number in numbers)
 
 
 def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Parameter:
-    """``parameter`` with ``values`` written into it, or a new one where it is None or differs in device, shape, dtype.
+    """``parameter`` with ``values`` written into it, or a new one if it is None or differs in device, shape or dtype.
 
     The device differs when a checkpoint was assigned to a layer on the meta device.
     """
@@ -44,23 +44,23 @@ def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Paramete
 
 
 def clamp_trained_(parameter: nn.Parameter, low: float, high: float | None = None) -> None:
-    """Bring a learned tensor back between ``low`` and ``high``, in place; one that is frozen stays as it is."""
+    """Clamp a learned tensor to ``[low, high]`` in place; a frozen one stays as it is."""
     if parameter.requires_grad:
         parameter.clamp_(low, high)
 
 
 def wide(x: Tensor) -> Tensor:
-    """``x`` in at least float32: levels and learned tensors of half precision are computed there."""
+    """``x`` in at least float32: levels and learned tensors of half precision are computed in it."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def count_below(x: Tensor, boundaries: Tensor) -> Tensor:
-    """How many of the sorted boundaries are below each element, in the dtype of ``x``; at NaN any number."""
+    """Count the sorted boundaries below each element, in the dtype of ``x``; at NaN any number."""
     if boundaries.numel() > 16:
         if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
             return torch.bucketize(x.movedim(1, -1), boundaries).movedim(-1, 1).to(x.dtype)
         return torch.bucketize(x.contiguous(), boundaries).to(x.dtype)
-    # A comparison for each is a third of the search's time: it is vectorized, if its result is no bool.
+    # Comparing with each boundary takes a third of a search's time: it is vectorized if its result is not a bool.
     count, above = torch.zeros_like(x), torch.empty_like(x)
     for boundary in boundaries:
         count.add_(torch.gt(x, boundary, out=above))

@@ -1,4 +1,4 @@
-"""What quantizers have to know of the data that they start from, seen batch by batch in constant memory."""
+"""Observers of the data from which quantizers start: batch by batch, in constant memory."""
 
 import torch
 from torch import Tensor
@@ -7,17 +7,17 @@ from .numbers import wide
 
 
 def rows_of(x: Tensor, dim: int | None) -> Tensor:
-    """``(1, n)``, all values; or ``(R, n)``, a row for each index of dimension ``dim``."""
+    """``(1, n)`` with all values, or ``(R, n)`` with a row for each index of dimension ``dim``."""
     return x.reshape(1, -1) if dim is None else x.movedim(dim, 0).unsqueeze(-1).flatten(1)
 
 
 class Observer:
-    """Sees data batch by batch, and keeps of them what a quantizer starts from.
+    """Sees data batch by batch and keeps the statistics from which a quantizer starts.
 
-    A subclass writes `update`. What it keeps must not grow with the number of batches.
+    A subclass writes `update`. The memory it uses must not grow with the number of batches.
 
     Attributes:
-        low: the least value so far, a tensor without dimensions; None before the first one.
+        low: the smallest value so far, a tensor without dimensions; None before the first batch.
         high: the largest value so far.
     """
 
@@ -26,7 +26,7 @@ class Observer:
 
     @torch.no_grad()
     def observe(self, x: Tensor) -> None:
-        """Take in a batch; an empty one has nothing to see."""
+        """Take in a batch; an empty one is ignored."""
         if not x.numel():
             return
         low, high = x.detach().aminmax()
@@ -39,7 +39,7 @@ class Observer:
 
     @property
     def is_empty(self) -> bool:
-        """Whether it has seen no value at all."""
+        """Whether it has seen no value yet."""
         return self.low is None
 
     @property
@@ -49,12 +49,12 @@ class Observer:
 
     @property
     def is_blank(self) -> bool:
-        """Whether all values were equal, or none was there: an empty range, from which nothing can start."""
+        """Whether it has seen no value or only equal ones: the range is empty, so nothing can start from it."""
         return self.low is None or self.high is None or bool(self.low == self.high)
 
 
 class Samples(Observer):
-    """Keeps the first samples, whole, as many as have together at most ``most`` values, but at least one."""
+    """Keeps the first samples whole, up to ``most`` values in total, but at least one sample."""
 
     def __init__(self, most: int = 2**22) -> None:
         self.most = most
@@ -68,12 +68,12 @@ class Samples(Observer):
             self.kept.append((x[:count] if x.ndim else x).clone())
 
     def joined(self) -> Tensor:
-        """What is kept, in one tensor."""
+        """The kept samples in one tensor."""
         return torch.cat(self.kept) if len(self.kept) > 1 else self.kept[0]
 
 
 class Values(Observer):
-    """Keeps single values, evenly spaced over all batches, at most ``most`` of them; no random numbers."""
+    """Keeps single values, at most ``most``, evenly spaced over all batches; uses no random numbers."""
 
     kept: Tensor
 
@@ -85,7 +85,7 @@ class Values(Observer):
     def update(self, x: Tensor) -> None:
         flat = x.flatten()
         if self.seen == 0:
-            # Odd: an even number would meet the same columns of all pictures.
+            # Odd: an even number could take the same columns of all pictures.
             self.every = -(-flat.numel() // self.most) | 1
             self.kept = flat[:: self.every].clone()
         else:
@@ -97,10 +97,10 @@ class Values(Observer):
 
 
 class Magnitudes(Observer):
-    """The mean magnitude of all values, or of those at each index of dimension ``dim``.
+    """The mean magnitude of all values, or at each index of dimension ``dim``.
 
     Attributes:
-        mean: ``(1,)`` or ``(R,)``; of one batch exactly its mean.
+        mean: ``(1,)`` or ``(R,)``; after a single batch exactly its mean.
     """
 
     mean: Tensor
@@ -117,7 +117,7 @@ class Magnitudes(Observer):
 
 
 class Extremes(Observer):
-    """The least and the largest value, of all or at each index of dimension ``dim``."""
+    """The smallest and the largest value, of all or at each index of dimension ``dim``."""
 
     lows: Tensor
     highs: Tensor
@@ -133,7 +133,7 @@ class Extremes(Observer):
         self.highs = torch.maximum(self.highs, highs) if seen else highs
 
     def extent(self) -> tuple[Tensor, Tensor]:
-        """The range of each row, with 0 inside it: ``low <= 0`` and ``high >= 0``."""
+        """The range of each row, widened to contain 0: ``low <= 0`` and ``high >= 0``."""
         low, high = wide(self.lows), wide(self.highs)
         if self.symmetric:
             high = torch.maximum(-low, high)
@@ -142,7 +142,7 @@ class Extremes(Observer):
 
 
 class Several(Observer):
-    """Hands each batch to several others."""
+    """Passes each batch to several other observers."""
 
     def __init__(self, observers: list[Observer]) -> None:
         self.observers = observers

@@ -1,4 +1,4 @@
-"""What quantizers are made of: modules that a float checkpoint knows nothing of."""
+"""Base of quantizers and their parts: modules that a float checkpoint does not contain."""
 
 import contextlib
 import inspect
@@ -10,22 +10,22 @@ from torch import Tensor, nn
 
 M = TypeVar("M", bound=nn.Module)
 Rule = tuple[Callable[[Tensor], Tensor], str]
-"""Which elements of a loaded tensor are right, and how the message about a wrong one ends."""
+"""Which elements of a loaded tensor are valid, and the end of the message about an invalid one."""
 
 FINITE: Rule = (torch.isfinite, "in the checkpoint must be finite")
 POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "in the checkpoint must be positive and finite")
 
 
 def with_dimension(value: Tensor, own: Tensor) -> Tensor:
-    """A stored number that has no dimension, of a version that learned such ones, as it would be stored now."""
+    """A stored number without a dimension, as saved by earlier versions, in the shape of today's ``own``."""
     return value.reshape(1) if value.ndim == 0 and own.shape == (1,) else value
 
 
 class Part(nn.Module):
-    """A module whose state may be absent as a whole from what is loaded; it then stays as it is.
+    """A module that stays as it is if the loaded state dict contains nothing of it.
 
     Attributes:
-        arguments: what it was constructed with, by name, as far as it was given.
+        arguments: the arguments it was constructed with, by name; defaults are not included.
         once_whole: the float buffers that earlier versions saved as whole numbers or bools.
     """
 
@@ -34,24 +34,25 @@ class Part(nn.Module):
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         part = super().__new__(cls)
-        # A copy is made without arguments, and gets this with its other attributes; wrong ones are told by `__init__`.
+        # Copies are made without arguments and get this with their other attributes; `__init__` reports wrong
+        # arguments.
         with contextlib.suppress(TypeError):
             bound = inspect.signature(cls.__init__).bind(part, *args, **kwargs).arguments
             part.__dict__["arguments"] = dict(list(bound.items())[1:])
         return part
 
     def rules(self) -> Mapping[str, Rule]:
-        """What a tensor of a checkpoint must fulfil, by its name here; parameters not named must be finite."""
+        """Return the rules of tensors in a checkpoint, by their names here; parameters not named must be finite."""
         return {}
 
     def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
-        """Give what an earlier version saved of this module today's names, in place; it was checked before."""
+        """Rename what an earlier version saved of this module, in place; it has been checked before."""
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        """Raise unless what ``state_dict`` holds for this module, without its children, may be loaded.
+        """Raise unless the tensors of this module in ``state_dict``, without those of its children, may be loaded.
 
-        It is called before any of it is loaded. Shapes and missing names are left to `torch.nn.Module`, which collects
-        them from the whole model; of a tensor on the meta device there is nothing to see.
+        It is called before any of them is loaded. Shapes and missing names are left to `torch.nn.Module`, which
+        collects them from the whole model. Tensors on the meta device have no values to check.
 
         Raises:
             TypeError: an integer tensor for a floating one, or the reverse.
@@ -69,13 +70,13 @@ class Part(nn.Module):
                 )
             if name in rules and not value.is_meta:
                 right, ending = rules[name]
-                wrong = value[~right(value.detach().to(own.dtype))]  # as it would be here: 1e-9 is 0 in float16
+                wrong = value[~right(value.detach().to(own.dtype))]  # in the dtype here: 1e-9 is 0 in float16
                 if wrong.numel():
                     raise ValueError(f"{prefix}{name} (={wrong[0].item()}) {ending}")
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if any(key.startswith(prefix) for key in state_dict):
-            for name, own in self._parameters.items():  # learned numbers had no dimension once
+            for name, own in self._parameters.items():  # earlier versions stored learned numbers without a dimension
                 value = state_dict.get(f"{prefix}{name}")
                 if own is not None and isinstance(value, Tensor) and with_dimension(value, own) is not value:
                     state_dict[f"{prefix}{name}"] = with_dimension(value, own)
@@ -89,10 +90,10 @@ class Part(nn.Module):
 
 
 def as_it_is_now(module: M) -> M:
-    """A light copy that keeps the mode and all Python attributes, its children's too, and shares the tensors.
+    """Return a light copy that keeps the mode and all Python attributes, its children's too, and shares the tensors.
 
-    Unlike `copy.copy` it calls no hook of the class and copies the children as well; it takes a few microseconds. What
-    an attribute points to (a list, another object) is shared.
+    Unlike `copy.copy` it calls no hook of the class and copies the children as well. It takes a few microseconds.
+    Objects that attributes refer to, such as lists, are shared.
     """
     now = object.__new__(type(module))
     state = now.__dict__

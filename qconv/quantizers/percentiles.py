@@ -1,4 +1,4 @@
-"""Ranges between percentiles: of a tensor exactly, of a stream from a histogram."""
+"""Ranges between percentiles: exact for a tensor, from a histogram for a stream."""
 
 import math
 
@@ -11,14 +11,15 @@ from .observers import Extremes, rows_of
 OCTAVES = 24
 """`Percentiles` tells magnitudes from 2^-24 to 2^24 apart; smaller ones count as 0, larger ones as the largest."""
 CHUNK = 2**22
-"""Of so many values at once `Percentiles` makes indices of 8 bytes."""
+"""The number of values of which `Percentiles` makes indices of 8 bytes at once."""
 
 
 def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """The range of each row, with 0 inside it.
+    """The range of each row, widened to contain 0.
 
     ``high`` is the value of rank ``ceil(percentile / 100 · n)`` of the n in a row, so the maximum for 100; ``low`` has
-    the same rank from above. Symmetric: ``high`` is that of the magnitudes, ``low = −high``. No values: 0.
+    the same rank from above. If symmetric, ``high`` is that of the magnitudes and ``low = −high``. Without values both
+    are 0.
 
     Args:
         rows: ``(R, n)``.
@@ -48,11 +49,11 @@ def _rank(percentile: float, count: int) -> int:
 
 
 class Percentiles(Extremes):
-    """A histogram of all values, or of those at each index of dimension ``dim``, for `extent` at a percentile.
+    """A histogram of all values, or at each index of dimension ``dim``, for `extent` at a percentile.
 
-    One batch gives the exact range. More are counted in bins whose width follows the magnitude, so that a few very
-    large values cost the others no resolution: 2^8 bins for a factor of 2, or 2^4 with a histogram for each index.
-    Within a bin values count as evenly spread.
+    One batch gives the exact range. Several batches are counted in bins whose width follows the magnitude, so a few
+    very large values cost the others no resolution: 2^8 bins per factor of 2, or 2^4 with a histogram for each index.
+    Within a bin, values count as evenly spread.
     """
 
     counts: Tensor
@@ -80,14 +81,14 @@ class Percentiles(Extremes):
             highest = torch.maximum(-lowest, highest)
             high = self._value(counts, torch.zeros_like(highest), highest)
             return -high, high
-        # From above it is the same rank of the negated values.
+        # From above, the rank is the same for the negated values.
         low = -self._value(self.counts.flip(1), -highest, -lowest)
         return low.clamp(max=0), self._value(self.counts, lowest, highest).clamp(min=0)
 
     def _counted(self, rows: Tensor) -> Tensor:
-        """How many values lie in each bin: first the negative ones, the largest magnitude first."""
+        """Count the values in each bin: first the negative ones, the largest magnitude first."""
         half = 2 * OCTAVES << self.bits
-        first = (127 - OCTAVES) << self.bits  # the bits of 2^-24, without those that tell values of a bin apart
+        first = (127 - OCTAVES) << self.bits  # the bits of 2^-24, without those that distinguish values within a bin
         offsets = torch.arange(len(rows), device=rows.device).unsqueeze(1) * (2 * half)
         counts = torch.zeros(len(rows) * 2 * half, dtype=torch.long, device=rows.device)
         for part in rows.float().split(max(CHUNK // len(rows), 1), dim=1):
@@ -98,7 +99,7 @@ class Percentiles(Extremes):
         return counts.view(len(rows), 2 * half)
 
     def _value(self, counts: Tensor, lowest: Tensor, highest: Tensor) -> Tensor:
-        """The value of the percentile's rank in each row of ``counts``, between the least and the largest one."""
+        """The value of the percentile's rank in each row of ``counts``, between the smallest and the largest one."""
         total = int(counts[0].sum())
         rank = _rank(self.percentile, total)
         upto = counts.cumsum(1)
@@ -111,7 +112,7 @@ class Percentiles(Extremes):
         return torch.where(left * right == 0, 0.0, value)
 
     def _edges(self, count: int, like: Tensor) -> Tensor:
-        """The ``count + 1`` edges of the bins; of as many as one sign has, those of magnitudes."""
+        """The ``count + 1`` edges of the bins; for one sign's number of bins, the edges of magnitudes."""
         half = 2 * OCTAVES << self.bits
         bits = torch.arange(half + 1, dtype=torch.int32, device=like.device) + ((127 - OCTAVES) << self.bits)
         edges = (bits << (23 - self.bits)).view(torch.float32).to(like.dtype)

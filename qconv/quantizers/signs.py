@@ -1,4 +1,4 @@
-"""Signs: the function with two values, and the base of the quantizers that make them."""
+"""Signs: the function with two values, and the base of the quantizers that use it."""
 
 from collections.abc import Callable
 
@@ -12,16 +12,16 @@ _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def sign(x: Tensor) -> Tensor:
-    """The sign with two values: +1 where ``x >= 0``, at -0.0 too, else -1; a NaN gives one of the two. Has no gradient.
+    """The sign with two values: +1 where ``x >= 0``, -0.0 included, else -1; NaN gives either. It has no gradient.
 
     Example:
         >>> sign(torch.tensor([-2.0, -0.0, 0.0, 0.5]))
         tensor([-1.,  1.,  1.,  1.])
     """
     if torch.compiler.is_compiling():
-        return torch.where(x < 0, -1.0, 1.0).to(x.dtype)  # Inductor fuses this, and would take `x + 0.0` for `x`
-    # On the CPU copysign and addition cost what a copy costs; comparisons and `where` are not vectorized and cost ten
-    # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one costs less than adding.
+        return torch.where(x < 0, -1.0, 1.0).to(x.dtype)  # Inductor fuses this, and would simplify `x + 0.0` to `x`
+    # On the CPU copysign and addition take as long as a copy; comparisons and `where` are not vectorized and take ten
+    # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one is cheaper than adding.
     x = x.detach()
     one = torch.ones((), dtype=x.dtype, device=x.device)
     if is_plain_cpu(x) and not _has_negative_zero(x):
@@ -31,18 +31,18 @@ def sign(x: Tensor) -> Tensor:
 
 
 def _has_negative_zero(x: Tensor) -> bool:
-    """Whether -0.0 is among the values: as an integer of the same bits it is the smallest one."""
+    """Whether -0.0 is among the values: seen as an integer, it is the smallest one."""
     bits = x.view(_INTEGER[x.element_size()])
     if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        bits = bits.movedim(1, -1)  # contiguous: a reduction over other strides is slower than the addition
+        bits = bits.movedim(1, -1)  # contiguous: reducing over other strides is slower than the addition
     return x.numel() > 0 and bits.min().item() == torch.iinfo(bits.dtype).min
 
 
 class Binary(Quantizer):
-    """Base of quantizers with two values for each scale: holds the surrogate of the sign and moves its schedule.
+    """Base of quantizers with two values per scale: holds the surrogate of the sign and its schedule.
 
     Args:
-        surrogate: makes what stands for the derivative of the sign (`qconv.quantizers.surrogates`).
+        surrogate: makes the surrogate derivative of the sign (`qconv.quantizers.surrogates`).
     """
 
     bits = 1

@@ -1,4 +1,4 @@
-"""One quantizer after another in the course of training: float first, then fewer and fewer bits."""
+"""One quantizer after another during training: float first, then fewer and fewer bits."""
 
 import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
@@ -15,7 +15,7 @@ from .observers import Observer, Several
 from .part import Rule, with_dimension
 
 _FORMER = "_extra_state"
-"""Where earlier versions saved the number of the stage."""
+"""The key under which earlier versions saved the number of the stage."""
 
 
 class Stages(Quantizer):
@@ -23,24 +23,25 @@ class Stages(Quantizer):
 
     Two-stage training, activations first (ReActNet, arXiv:2003.03488; Bulat et al., arXiv:1911.12491), gives the weight
     ``Stages([(0, Identity), (0.5, Sign)])``; progressive bits are ``Stages([(0, partial(LSQ, 4)), (0.5, partial(LSQ,
-    2))])``. A stage begins as a new quantizer, whatever weight decay did to its learned tensors while they waited: a
-    weight quantizer is initialized from the latent weight of that moment, an input quantizer that needs data from the
-    next training batch. If the stage before was of the same class, learned ranges (`Quantizer.kept`) go on from there.
-    A schedule inside a stage runs from its start to that of the next.
+    2))])``. A stage begins with a new quantizer, whatever weight decay did to its learned tensors while they waited: a
+    weight quantizer is initialized from the latent weight at that moment, an input quantizer that needs data from the
+    next training batch. If the previous stage was of the same class, learned ranges (`Quantizer.kept`) carry over. A
+    schedule inside a stage runs from the start of the stage to its end.
 
-    Every stage's learned tensors exist from the start, so that the optimizer holds them; the gradient of those that
-    wait is zero, not None, since DistributedDataParallel waits for each. `torch.compile` compiles again at each stage.
-    The stage is kept as a float buffer, ``begun``, with a flag for each stage, above 0 once it has begun: averages of
-    models are in the stage of the last one that went into them. A stage at 1 never begins, for progress is below 1 in
-    training: `bits` is then that of the stage before. Latent weights are clipped as the stage's quantizer does it.
+    The learned tensors of all stages exist from the start, so that the optimizer holds them. The gradient of waiting
+    ones is zero, not None, since DistributedDataParallel waits for every gradient. `torch.compile` recompiles at each
+    stage. The stage is saved as a float buffer, ``begun``, with a flag for each stage, above 0 once it has begun: an
+    average of models is in the last stage among them. A stage at 1 never begins, because progress stays below 1 in
+    training: `bits` is then that of the stage before. Latent weights are clipped by the rule of the current stage's
+    quantizer.
 
     Args:
-        stages: pairs (progress at which it begins, what makes its quantizer); the first begins at 0.
+        stages: pairs (progress at which it begins, factory of its quantizer); the first begins at 0.
 
     Raises:
-        ValueError: no stage, a first one that does not begin at 0, starts that do not increase, or lie beyond 1; stages
-            of which one is for weights and another for inputs; one that replaces the weight (`ShiftPS`).
-        TypeError: a quantizer in place of what makes one, or what makes something else.
+        ValueError: no stages, a first stage that does not begin at 0, starts that do not increase or lie beyond 1; one
+            stage for weights and another for inputs; a quantizer that replaces the weight (`ShiftPS`).
+        TypeError: a quantizer in place of its factory, or a factory that makes something else.
     """
 
     begun: Tensor
@@ -78,9 +79,9 @@ class Stages(Quantizer):
 
     @property
     def stage(self) -> int:
-        """The last stage that has begun, from 0; in a compiled graph what was last known."""
-        # A new stage writes to the buffer, so that it need not be read from the device at every forward. The last one
-        # is not left but through `set_progress_` and loading, which say so here themselves.
+        """The last stage that has begun, counted from 0; in a compiled graph, the last known value."""
+        # A new stage writes to the buffer, so it need not be read from the device in every forward. Only
+        # `set_progress_` and loading leave the last stage, and both reset `_seen` themselves.
         if self._is_snapshot or torch.compiler.is_compiling() or not is_plain(self.begun):
             return self._stage
         now = id(self.begun), self.begun._version
@@ -102,18 +103,18 @@ class Stages(Quantizer):
             self.register_buffer("begun", flags_up_to(stage, len(self.starts)))
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module; a graph that is compiled behind it is that of the stage."""
+        """Set the mode as for any module; a graph compiled afterwards is that of the current stage."""
         self._stage = self.stage
         return super().train(mode)
 
     @property
     def current(self) -> Quantizer:
-        """The quantizer of the stage."""
+        """The quantizer of the current stage."""
         return self._all()[self.stage]
 
     @property
     def bits(self) -> float:  # pyright: ignore[reportIncompatibleVariableOverride]  # it isn't set
-        """Of the last stage that begins: what training is for."""
+        """The bits of the last stage that begins: the aim of training."""
         return self._all()[self.last].bits
 
     @property
@@ -123,27 +124,27 @@ class Stages(Quantizer):
 
     @property
     def signs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of the stage."""
+        """That of the current stage."""
         return self.current.signs
 
     @property
     def splits_at_zero(self) -> bool:
-        """Of any stage: the model in front of it stays the same one."""
+        """True if it is for any stage: the model before it is the same for all."""
         return any(quantizer.splits_at_zero for quantizer in self._all())
 
     @property
     def needs_data(self) -> bool:
-        """Whether a stage does."""
+        """True if it is for any stage."""
         return any(quantizer.needs_data for quantizer in self._all())
 
     @property
     def code_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of the stage."""
+        """That of the current stage."""
         return self.current.code_dtype
 
     @property
     def calibrated(self) -> bool:
-        """Of the stage; it is set for all stages that need data."""
+        """That of the current stage; setting it sets all stages that need data."""
         return self.current.calibrated
 
     @calibrated.setter
@@ -153,11 +154,11 @@ class Stages(Quantizer):
                 quantizer.calibrated = value
 
     def had_data(self) -> bool:
-        """Of the stage."""
+        """As for the current stage."""
         return self.current.had_data()
 
     def share_of_data(self) -> float | None:
-        """Of the stage."""
+        """As for the current stage."""
         return self.current.share_of_data()
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -179,11 +180,11 @@ class Stages(Quantizer):
     def snapshot(self) -> Self:
         self._stage = self.stage
         snapshot = super().snapshot()
-        snapshot._is_snapshot = True  # it shares the buffer in which the next stage begins
+        snapshot._is_snapshot = True  # it shares the buffer that the next stage changes
         return snapshot
 
     def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
-        # Of those that wait only the shape is read, and the stage that begins next writes into them.
+        # Of waiting tensors only the shape is read, and the next stage writes into them.
         own = self._own()
         held = [tensor.new_empty(()).expand(tensor.shape) for tensor in tensors]
         held[own] = self.current.hold(*tensors[own])
@@ -224,7 +225,7 @@ class Stages(Quantizer):
         self.current.set_progress_(min((progress - start) / length, 1.0) if length else 1.0, x)
 
     def _begin(self, before: Quantizer, x: Tensor | None) -> None:
-        """Give the stage's quantizer the learned tensors that it starts with."""
+        """Give the stage's quantizer its initial learned tensors."""
         with torch.random.fork_rng(devices=[]):
             fresh = self.factories[self.stage]()
         if self.built is not None:
@@ -237,7 +238,7 @@ class Stages(Quantizer):
         self.current.go_on_from_(before if type(before) is type(self.current) else fresh, x)
 
     def _end(self, stage: int) -> float:
-        """Where the next stage begins."""
+        """The progress at which the next stage begins."""
         return (*self.starts, 1.0)[stage + 1]
 
     def rules(self) -> dict[str, Rule]:
@@ -262,7 +263,7 @@ class Stages(Quantizer):
         return [cast(Quantizer, quantizer) for quantizer in self.quantizers]
 
     def _own(self) -> slice:
-        """Where the tensors of the stage are among all."""
+        """The place of the current stage's tensors among all."""
         counts = [len(quantizer.tensors()) for quantizer in self._all()]
         first = sum(counts[: self.stage])
         return slice(first, first + counts[self.stage])

@@ -1,7 +1,7 @@
 """Random numbers for stochastic rounding, from a counter instead of a generator's state.
 
-A number is a hash of (key, step, index of the element). So a resumed run, a recomputed forward and the process of
-another rank draw the same numbers wherever they ask, and nothing is drawn from torch's own generator.
+A number is a hash of (key, optimizer step, index of the element). So a resumed run, a recomputed forward and a process
+of another rank draw the same numbers wherever they ask, and nothing is drawn from torch's own generator.
 """
 
 import torch
@@ -14,11 +14,11 @@ _MASK = 0xFFFFFFFF
 
 
 class Stream(Part):
-    """The key of one layer's numbers, drawn once from torch's generator, and the optimizer step; both are saved.
+    """The key of a layer's numbers, drawn once from torch's generator, and the optimizer step; both are saved.
 
     Args:
-        sharded: whether each process has other elements (inputs and gradients, of which it sees its part of the batch)
-            or all have the same ones (weights).
+        sharded: whether each process has other elements (inputs and gradients of its part of the batch) or all have the
+            same (weights).
     """
 
     key: Tensor
@@ -31,15 +31,15 @@ class Stream(Part):
         self.register_buffer("step", torch.zeros((), dtype=torch.long))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The key and the step."""
+        """The key and the optimizer step."""
         return self.key, self.step
 
     def after_step_(self) -> None:
-        """Move on to the numbers of the next step."""
+        """Advance to the numbers of the next optimizer step."""
         self.step.add_(1)
 
     def uniform(self, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
-        """One number in [0, 1) for each element of ``x``, float32."""
+        """Return one number in [0, 1) for each element of ``x``, in float32."""
         rank, processes = _place() if self.sharded else (0, 1)
         return uniform(x.shape, key, step, x.device, rank, processes)
 
@@ -47,11 +47,11 @@ class Stream(Part):
 def uniform(
     shape: torch.Size, key: Tensor, step: Tensor, device: torch.device, first: int = 0, stride: int = 1
 ) -> Tensor:
-    """Numbers of the stream ``(key, step)`` for a tensor: multiples of 2^-24 in [0, 1), float32.
+    """Return numbers of the stream ``(key, step)`` for a tensor: multiples of 2^-24 in [0, 1), in float32.
 
-    Sample i of the tensor, in dimension 0, is sample ``first + stride · i`` of the stream: `Stream` deals samples out
-    to processes in turn, so that no two of them share a number, however many samples each has. The hash has two rounds
-    of a 32-bit mixer (multiply and xor-shift), one keyed by each of the two numbers.
+    Sample i of the tensor, in dimension 0, is sample ``first + stride · i`` of the stream. `Stream` deals samples to
+    processes in turn, so no two of them share a number, however many samples each has. The hash is two rounds of a
+    32-bit mixer (multiply and xor-shift), one keyed by ``key`` and one by ``step``.
     """
     samples = shape[0] if shape else 1
     per_sample = shape.numel() // max(samples, 1)
@@ -71,7 +71,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _place() -> tuple[int, int]:
-    """This process and how many there are."""
+    """The rank of this process and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1

@@ -1,4 +1,4 @@
-"""Surrogates: what stands for the derivative of the sign. Any binary quantizer takes one as ``surrogate=``."""
+"""Surrogates: replacements for the derivative of the sign. Any binary quantizer takes one as ``surrogate=``."""
 
 import math
 from collections.abc import Callable
@@ -19,11 +19,11 @@ class Surrogate(Part):
         return ()
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        """The gradient of ``x`` from ``grad``, the gradient of ``sign(x)``, which may be overwritten and returned."""
+        """Return the gradient of ``x`` from ``grad``, that of ``sign(x)``, which may be overwritten and returned."""
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     def set_progress_(self, progress: float) -> None:
-        """Set the buffers; ``progress`` goes from 0 to 1 over the training."""
+        """Set the buffers; ``progress`` goes from 0 to 1 during training."""
 
 
 Make = Callable[[], Surrogate]
@@ -31,7 +31,7 @@ Make = Callable[[], Surrogate]
 
 
 def chosen(given: Make | None, published: Make) -> Make:
-    """What makes the surrogate: that of the method where none is given."""
+    """Return the surrogate factory that was given, or the method's own if None."""
     return published if given is None else given
 
 
@@ -78,12 +78,13 @@ class ApproxSign(Surrogate):
 class EDE(Surrogate):
     """``d = k · t · (1 − tanh²(t x))``, the error decay estimator of IR-Net (arXiv:1909.10788).
 
-    ``t = t_min · (t_max / t_min)^progress`` and ``k = max(1 / t, 1)``: near the identity first, near the sign at last.
-    The paper has t_min = 0.1, as its code for VGG and for W1A32; the code for ResNet-20 W1A1 and AdaBin's have 0.001.
+    ``t = t_min · (t_max / t_min)^progress`` and ``k = max(1 / t, 1)``: close to the identity first, close to the sign
+    in the end. The paper has t_min = 0.1, as does its code for VGG and for W1A32; its code for ResNet-20 W1A1 and
+    AdaBin's have 0.001.
 
     Args:
         t_min: t at the start of training.
-        t_max: t at its end.
+        t_max: t at the end of training.
 
     Raises:
         ValueError: not ``0 < t_min <= t_max < inf``; in a checkpoint, t or k that is not positive and finite.
@@ -124,7 +125,7 @@ class Polynomial(EDE):
 
     Args:
         t_min: t at the start of training.
-        t_max: t at its end.
+        t_max: t at the end of training.
         input: the form for activations.
 
     Raises:
@@ -154,13 +155,13 @@ class Polynomial(EDE):
 class ReSTE(Surrogate):
     r"""``d = |x|^((1−o)/o) / o`` for ``m < |x| <= t``; ``m^(1/o) / m`` for ``|x| <= m``; 0 beyond (arXiv:2303.17153).
 
-    The derivative of ``sign(x) · |x|^(1/o)``, which is the identity for ``o = 1`` and nears the sign as o grows; o goes
-    linearly from 1 to ``o_max``.
+    The derivative of ``sign(x) · |x|^(1/o)``, which is the identity for ``o = 1`` and approaches the sign as o grows; o
+    goes linearly from 1 to ``o_max``.
 
     Args:
         o_max: o at the end of training.
-        m: below it the derivative is held at a finite value.
-        t: above it the derivative is 0.
+        m: for smaller ``|x|`` the derivative is held at a finite value.
+        t: for larger ``|x|`` the derivative is 0.
 
     Raises:
         ValueError: ``o_max`` is less than 1 or not finite, or not ``0 < m <= t < inf``.
@@ -213,7 +214,7 @@ class SwishSign(Surrogate):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        z = (x.to(dtype) * self.beta).clamp(-30, 30)  # beyond, the derivative is 0 and cosh leaves its range
+        z = (x.to(dtype) * self.beta).clamp(-30, 30)  # beyond, the derivative is 0 and cosh would overflow
         return grad * (self.beta * (2 - z * torch.tanh(z / 2)) / (1 + torch.cosh(z))).to(x.dtype)
 
     def extra_repr(self) -> str:
@@ -221,7 +222,7 @@ class SwishSign(Surrogate):
 
 
 def _next_above(value: float, dtype: torch.dtype) -> float:
-    """The smallest number of ``dtype`` above ``value > 0``: ``hardtanh_backward`` leaves its own bounds out."""
+    """The smallest number of ``dtype`` above ``value > 0``: ``hardtanh_backward`` excludes its own bounds."""
     step = torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(value))
     return (math.floor(value / step) + 1) * step
 
