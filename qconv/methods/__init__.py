@@ -1,4 +1,4 @@
-"""Methods: one paper, one file, with its mathematics, its quantizers and its scheme; one line of import for each."""
+"""Methods, one paper per file: its mathematics, its quantizers and its scheme. One import line each."""
 
 from .adabin import AdaBinInput as AdaBinInput, AdaBinWeight as AdaBinWeight, adabin as adabin
 from .apot import APoTInput as APoTInput, APoTWeight as APoTWeight, apot as apot

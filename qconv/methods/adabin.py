@@ -1,4 +1,4 @@
-"""AdaBin: binary sets that adapt, with a centre and a distance (Tu et al., arXiv:2208.08084)."""
+"""AdaBin: adaptive binary sets, with a centre and a distance (Tu et al., arXiv:2208.08084)."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from ..quantizers.surrogates import EDE, ApproxSign, Make, Surrogate, chosen
 from ..scheme import Scheme, named
 
 PUBLISHED = partial(EDE, 0.001)
-"""The surrogate of the weights, as it starts in the authors' code."""
+"""The surrogate of the weights, with the start value of the authors' code."""
 
 
 class AdaBinWeight(Binary):
@@ -25,16 +25,16 @@ class AdaBinWeight(Binary):
     ``w_q = alpha_c · sign(w_hat) + beta_c`` with ``w_hat = (w − beta_c) / alpha_c``, ``beta_c = mean w`` and
     ``alpha_c = sqrt(mean (w − beta_c)²)`` over the n weights of filter c; ``sign(±0) = +1``.
 
-    alpha and beta are not constants in the gradient: with b = sign(w_hat), ``dw_hat = alpha_c · g · d(w_hat)``,
-    ``dalpha_c = Σ g b`` and ``dbeta_c = Σ g``, dw is what comes through w_hat (`standardize_backward`), plus
-    ``w_hat/n · dalpha_c + dbeta_c/n``. d is the surrogate's, for AdaBin `EDE`, which in the authors' code starts
-    at t = 0.001. Nothing is masked, and latent weights are not clipped.
+    alpha and beta are not constants in the gradient. With b = sign(w_hat), ``dw_hat = alpha_c · g · d(w_hat)``,
+    ``dalpha_c = Σ g b`` and ``dbeta_c = Σ g``; dw is the gradient through w_hat (`standardize_backward`) plus ``w_hat/n
+    · dalpha_c + dbeta_c/n``. d is the surrogate's, for AdaBin `EDE`, which in the authors' code starts at t = 0.001.
+    Nothing is masked, and latent weights are not clipped.
 
-    A constant filter, one of zeros among them, and one of one element give ``beta_c``, and ``dw = dbeta_c / n``. A NaN
-    or an inf makes its filter NaN. The codes are signs, with alpha_c as scale and beta_c as offset.
+    A constant filter (even of zeros) and a filter of one element give ``beta_c``, and ``dw = dbeta_c / n``. A NaN or an
+    inf makes its filter NaN. The codes are signs, with alpha_c as scale and beta_c as offset.
 
     Args:
-        surrogate: makes what stands for the derivative of the sign of w_hat.
+        surrogate: makes the surrogate derivative of the sign of w_hat.
     """
 
     def __init__(self, surrogate: Callable[[], Surrogate] = PUBLISHED) -> None:
@@ -63,23 +63,23 @@ class AdaBinInput(Binary):
     r"""Binary activations of AdaBin: a learned distance alpha and a learned centre beta for each layer.
 
     ``offset="paper"``: ``x_q = alpha · sign(z) + beta`` with ``z = (x − beta) / alpha`` and ``sign(±0) = +1``.
-    ``offset="code"``: ``x_q = alpha · (sign(z) + beta)``, what the authors' code computes, and so what gave the
-    published 88.1 % (ResNet-20, W1A1); the two are one while alpha is 1.
+    ``offset="code"``: ``x_q = alpha · (sign(z) + beta)``, as the authors' code computes it, so the published 88.1 %
+    (ResNet-20, W1A1) are its result. Both agree while alpha is 1.
 
     With ``h = alpha · g · d(z)``, d the surrogate's ``max(2 − 2|z|, 0)``: ``dx = h / alpha``; ``dalpha =
     Σ g · sign(z) − Σ h z / alpha`` and ``dbeta = Σ g − Σ h / alpha``; for ``"code"`` the first terms are
-    ``Σ g · (sign(z) + beta)`` and ``alpha · Σ g``. alpha starts at 1 and beta at 0. After each step alpha is
+    ``Σ g · (sign(z) + beta)`` and ``alpha · Σ g``. alpha starts at 1 and beta at 0. After each optimizer step alpha is
     clamped to 2^-20 or more.
 
-    ±inf gives one of the two values by its sign, NaN an arbitrary one; either makes dalpha NaN. The codes are signs.
-    Zero padding adds 0 as a third value.
+    ±inf gives one of the two values by its sign, NaN either of them; both make dalpha NaN. The codes are signs. Zero
+    padding adds 0 as a third value.
 
     Args:
         offset: ``"paper"`` or ``"code"``.
-        surrogate: makes what stands for the derivative of the sign of z.
+        surrogate: makes the surrogate derivative of the sign of z.
 
     Raises:
-        ValueError: ``offset`` is none of the two, or alpha in a checkpoint is not positive.
+        ValueError: ``offset`` is neither of the two, or alpha in a checkpoint is not positive.
     """
 
     roles = ("input",)
@@ -144,14 +144,14 @@ def adabin(
     surrogate: Make | None = None,
     weight_surrogate: Make | None = None,
 ) -> Scheme:
-    """AdaBin, W1A1: two values at a centre and a distance of their own, for weight and input (arXiv:2208.08084).
+    """AdaBin, W1A1: two values with a centre and a distance, for weight and input (arXiv:2208.08084).
 
-    ``t_min`` is where the `qconv.quantizers.EDE` of the weight starts; 0.001 is that of the authors' code. ``offset``
-    is that of `qconv.methods.adabin.AdaBinInput`. The input isn't ±1, so padding is 0.
+    ``t_min`` is the start of the weight's `qconv.quantizers.EDE`; 0.001 is that of the authors' code. ``offset`` is
+    that of `qconv.methods.adabin.AdaBinInput`. The input isn't ±1, so padding is 0.
 
     Raises:
-        ValueError: ``t_min`` out of range, or ``offset`` is none of the two.
-        TypeError: a surrogate that is none.
+        ValueError: ``t_min`` out of range, or ``offset`` is neither of the two.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     EDE(t_min)
     return Scheme(

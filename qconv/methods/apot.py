@@ -19,11 +19,11 @@ Variant = Literal["cifar", "imagenet"]
 
 
 def levels(bits: int) -> tuple[int, ...]:
-    """The ``2^bits`` levels of the paper's unsigned grid, from 0 up, as multiples of the smallest power in it.
+    """Return the ``2^bits`` levels of the paper's unsigned grid, from 0 up, as multiples of its smallest power.
 
-    The paper's construction with k = 2: a level is the sum of ``n = bits // 2`` terms, term i one of ``0, 2^-i,
-    2^-(i+n), 2^-(i+2n)``. Odd bits have a term more, which is 0 or ``2^-2n``, and there the last power of the other
-    terms is ``2^-(i+2n+1)`` to make room. One bit is 0 and 1. Divided by the largest, they are the levels on [0, 1].
+    The paper's construction with k = 2: a level is the sum of ``n = bits // 2`` terms, and term i is one of ``0, 2^-i,
+    2^-(i+n), 2^-(i+2n)``. Odd bits have one more term, which is 0 or ``2^-2n``; to make room for it, the last power of
+    the other terms is ``2^-(i+2n+1)``. One bit gives 0 and 1. Divided by the largest, they are the levels on [0, 1].
 
     Example:
         >>> levels(2), levels(3)
@@ -40,11 +40,11 @@ def levels(bits: int) -> tuple[int, ...]:
 
 
 def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
-    """The nearest of ``±grid``, the smaller one half way between two; NaN gives NaN.
+    """The nearest of ``±grid``; half way between two, the smaller one. NaN gives NaN.
 
-    Half way lie multiples of ½, so that ``ceil(2 |x|)`` tells the level: a table look-up is a sixth of a search's time.
-    Compiled code makes one pass of comparisons, which vectors of numbers can do and a look-up can't. Exported, each
-    would be a pass of its own.
+    Multiples of ½ lie half way, so ``ceil(2 |x|)`` determines the level: a table look-up takes a sixth of a search's
+    time. Compiled code makes one pass of comparisons, which can be vectorized, unlike a look-up. In exported code each
+    comparison would be a separate pass.
     """
     doubled = x.abs() * 2
     if torch.compiler.is_compiling() and not torch.compiler.is_exporting() and len(grid) <= 16:
@@ -53,7 +53,7 @@ def project(x: Tensor, grid: tuple[int, ...]) -> Tensor:
             nearest = torch.where(doubled > below + level, float(level), nearest)
     else:
         levels = torch.tensor(grid, dtype=x.dtype, device=x.device)
-        bounds = levels[1:] + levels[:-1]  # twice as far
+        bounds = levels[1:] + levels[:-1]  # twice the bounds
         table = levels[torch.bucketize(torch.arange(2 * grid[-1] + 1, dtype=x.dtype, device=x.device), bounds)]
         nearest = table.take(doubled.ceil_().nan_to_num_(0.0).clamp_(max=2 * grid[-1]).long())
     return torch.where(x.isnan(), x, nearest * x.sign())
@@ -65,7 +65,7 @@ def _check_variant(variant: str) -> None:
 
 
 class _APoT(Quantizer):
-    """What weights and inputs share: a learned ``alpha``, to which the largest level of ``grid`` is scaled."""
+    """The shared part of weights and inputs: a learned ``alpha``, to which the largest level of ``grid`` is scaled."""
 
     grid: tuple[int, ...]
     kept = ("alpha",)
@@ -80,7 +80,7 @@ class _APoT(Quantizer):
         return Levels(low, self.grid[-1], wide(tensors[0]) / self.grid[-1])
 
     def _multiples(self, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
-        """``x / alpha`` in multiples of the grid's unit, exact at 1; and alpha in them, the size of a unit."""
+        """``x / alpha`` in units of the grid, exact at 1; and alpha in units, the size of a unit."""
         alpha = alpha.to(x.dtype)
         return x / alpha * self.grid[-1], alpha / self.grid[-1]
 
@@ -112,11 +112,12 @@ class APoTWeight(_APoT):
     and 92.45 % of ResNet-20 with 2, 3 and 4 bits). ``"imagenet"``: ``dŵ = g · 1[|z| <= 1]`` (with 2 bits g, too), and
     mean and std are differentiated, as in that for ImageNet (66.46 to 70.75 % of ResNet-18 with 2 to 5 bits).
 
-    ``alpha`` starts at 3 and is clamped to 2^-20 or more after each step. The authors train it with a learning rate of
-    0.02 (CIFAR-10) and a weight decay of 1e-4, in a group of its own. Latent weights are not clipped. Their first and
-    last layer have 8-bit weights, rounded to multiples of ``max w / 127``: not of the largest magnitude.
+    ``alpha`` starts at 3 and is clamped to 2^-20 or more after each optimizer step. The authors train it with a
+    learning rate of 0.02 (CIFAR-10) and a weight decay of 1e-4, in its own group. Latent weights are not clipped. Their
+    first and last layer have 8-bit weights, rounded to multiples of ``max w / 127``, which is not the largest
+    magnitude.
 
-    A constant layer (one of zeros or a single weight, too), whose std is 0 up to rounding, is divided by 1 and gives
+    A constant layer (also one of zeros or a single weight), whose std is 0 up to rounding, is divided by 1 and gives
     zeros. A NaN or an inf makes the whole layer NaN.
 
     Args:
@@ -124,7 +125,7 @@ class APoTWeight(_APoT):
         variant: ``"cifar"`` or ``"imagenet"``.
 
     Raises:
-        ValueError: ``weight_bits`` out of range, ``variant`` none of the two, or alpha in a checkpoint not positive.
+        ValueError: ``weight_bits`` out of range, ``variant`` neither of the two, or alpha in a checkpoint not positive.
     """
 
     roles = ("weight",)
@@ -162,12 +163,12 @@ class APoTWeight(_APoT):
 
 
 def _normalized(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``(x − mean) / std`` over all of ``x``, and that std, 1 for a constant."""
+    """``(x − mean) / std`` over all of ``x``, and std, which is 1 for a constant."""
     wider = wide(x)
     mean = wider.sum() / max(x.numel(), 1)
     centered = wider - mean
     std = (centered.square().sum() / max(x.numel() - 1, 1)).sqrt()
-    # A constant's mean may be off by some roundings, and then nothing but these would be divided by their std.
+    # A constant's mean may be off by some rounding errors, and dividing by their std would blow them up.
     rounding = 16 * torch.finfo(wider.dtype).eps * mean.abs()
     std = torch.where(std <= rounding, 1.0, std)
     return centered / std, std
@@ -185,20 +186,20 @@ class APoTInput(_APoT):
     1/32}`` over 25/32.
 
     ``dx = g · 1[x <= alpha]``, ``dalpha = Σ g · (1 where x > alpha, else q − x / alpha)``. With ``variant="cifar"``,
-    the default, that holds for negative x as well, as in the authors' code for CIFAR-10, which relies on a ReLU before.
-    ``"imagenet"``, as in theirs for ImageNet: negative x gives 0 to both.
+    the default, this also holds for negative x, as in the authors' code for CIFAR-10, which relies on a ReLU before.
+    With ``"imagenet"``, as in their code for ImageNet, negative x gives 0 to both.
 
-    ``alpha`` starts at 8 (6 with ``"imagenet"``) with 4 bits and more, and at that times ``(2^b − 1) / 15`` with 2 and
-    3: the authors start these from the network with one bit more. From 8, 2 bits make 0 of all that is at most 1, which
-    is everything behind a Hardtanh. It is clamped to 2^-20 or more after each step. The authors train it with a
-    learning rate of 0.1 (CIFAR-10) and a weight decay of 1e-4, in a group of its own.
+    ``alpha`` starts at 8 (6 with ``"imagenet"``) for 4 bits and more, and at ``(2^b − 1) / 15`` times that for 2 and 3
+    bits; the authors start these from the network with one bit more. From 8, 2 bits would turn everything up to 1 into
+    0, which is everything behind a Hardtanh. It is clamped to 2^-20 or more after each optimizer step. The authors
+    train it with a learning rate of 0.1 (CIFAR-10) and a weight decay of 1e-4, in its own group.
 
     Args:
         input_bits: 2 to 5.
         variant: ``"cifar"`` or ``"imagenet"``.
 
     Raises:
-        ValueError: ``input_bits`` out of range, ``variant`` none of the two, or alpha in a checkpoint not positive.
+        ValueError: ``input_bits`` out of range, ``variant`` neither of the two, or alpha in a checkpoint not positive.
     """
 
     roles = ("input",)
@@ -234,8 +235,8 @@ class APoTInput(_APoT):
 def apot(weight_bits: int = 4, input_bits: int | None = 4, variant: Variant = "cifar") -> Scheme:
     """APoT: weights and inputs on sums of powers of two, each on a learned range (arXiv:1909.13144).
 
-    ``input_bits=None`` leaves the input float; otherwise a ReLU should come before the layer, for the levels are not
-    negative. ``variant`` is that of the authors' code for CIFAR-10 or for ImageNet.
+    ``input_bits=None`` leaves the input float; otherwise a ReLU should precede the layer, since no level is negative.
+    ``variant`` follows the authors' code for CIFAR-10 or for ImageNet.
     """
     input = Identity if input_bits is None else partial(APoTInput, input_bits, variant)
     return Scheme(input=input, weight=partial(APoTWeight, weight_bits, variant))

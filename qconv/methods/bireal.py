@@ -20,20 +20,20 @@ class BiRealWeight(Binary):
     ``w_q = alpha_c · sign(w)`` with ``alpha_c = mean |w|`` over filter c, a constant in the gradient; ``sign(±0)
     = +1``.
 
-    ``gradient="code"``, as in the authors' PyTorch code, from which the published 56.4 % (ResNet-18 on ImageNet) and
-    those of ReActNet come: ``dw = g · d(w)``, without alpha. ``gradient="paper"``: ``dw = alpha_c · g · d(w)``, the
-    paper's magnitude-aware gradient, which is Larq's, too. Adam barely tells them apart; under SGD the steps differ by
-    the factor alpha. The surrogate's ``d(w) = 1[|w| ≤ 1]`` lets ties at ±1 pass. Latent weights are not clipped.
+    ``gradient="code"``, as in the authors' PyTorch code, which gave the published 56.4 % (ResNet-18 on ImageNet) and
+    those of ReActNet: ``dw = g · d(w)``, without alpha. ``gradient="paper"``: ``dw = alpha_c · g · d(w)``, the paper's
+    magnitude-aware gradient, also used by Larq. Adam barely notices the difference; under SGD the updates differ by the
+    factor alpha. The surrogate's ``d(w) = 1[|w| ≤ 1]`` lets ties at ±1 pass. Latent weights are not clipped.
 
-    A filter of zeros gives zeros, one of a constant or of one element itself. A NaN or an inf makes its filter NaN or
-    inf.
+    A filter of zeros gives zeros; a constant filter or one of a single element gives itself. A NaN or an inf makes its
+    filter NaN or inf.
 
     Args:
         gradient: ``"code"`` or ``"paper"``.
-        surrogate: makes what stands for the derivative of the sign.
+        surrogate: makes the surrogate derivative of the sign.
 
     Raises:
-        ValueError: ``gradient`` is none of the two.
+        ValueError: ``gradient`` is neither of the two.
     """
 
     def __init__(
@@ -66,11 +66,11 @@ def bireal(
 ) -> Scheme:
     """Bi-Real Net, W1A1: the derivative of a piecewise quadratic for the input's sign (arXiv:1808.00278).
 
-    ``gradient`` is that of `qconv.methods.bireal.BiRealWeight`: of the weight, without or with the scale.
+    ``gradient`` is that of `qconv.methods.bireal.BiRealWeight`: the weight's gradient without or with the scale.
 
     Raises:
-        ValueError: ``gradient`` is none of the two.
-        TypeError: a surrogate that is none.
+        ValueError: ``gradient`` is neither of the two.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     return Scheme(
         input=partial(Sign, chosen(surrogate, ApproxSign)),

@@ -22,17 +22,18 @@ class Sign(Quantizer):
     ``x_q = sign(x)`` with ``sign(±0) = +1``; ``dx = g · d(x)`` with the surrogate's d: for BNN ``1[|x| ≤ 1]``, where
     ties at ±1 pass.
 
-    The paper clips the gradient of activations and, instead of the gradient, the latent weight itself after every
-    optimizer step: ``weight_clip`` is the bound of `after_step_`. BinaryNet.pytorch leaves the activation mask to a
-    Hardtanh before the sign; its latest version has lost the latent clamp, which is kept here. Larq's ``SteSign`` masks
-    the weight gradient too (``surrogate=HardClip, weight_clip=1``).
+    The paper clips the gradient of activations. For weights it clips not the gradient but the latent weight, after
+    every optimizer step: ``weight_clip`` is the bound in `after_step_`. BinaryNet.pytorch leaves the clipping of
+    activation gradients to a Hardtanh before the sign; its latest version has lost the latent clamp, which is kept
+    here. Larq's ``SteSign`` clips the weight gradient too (``surrogate=HardClip, weight_clip=1``).
 
     Args:
-        surrogate: makes what stands for the derivative (`qconv.quantizers.surrogates`).
-        weight_clip: latent weights are clamped to ``[-weight_clip, weight_clip]`` after each step; None leaves them.
+        surrogate: makes the surrogate derivative (`qconv.quantizers.surrogates`).
+        weight_clip: latent weights are clamped to ``[-weight_clip, weight_clip]`` after each optimizer step; None
+            leaves them.
         stochastic: in training, +1 with probability ``clamp((x + 1) / 2, 0, 1)``, the paper's equation 2, from a
             `Stream`; in evaluation the sign.
-        sharded: with ``stochastic``: whether processes see different elements, as of an input, or the same, as of a
+        sharded: with ``stochastic``, whether processes see different elements, as of an input, or the same, as of a
             weight.
 
     Raises:
@@ -59,7 +60,7 @@ class Sign(Quantizer):
         self.weight_clip = weight_clip
         self.stream = Stream(sharded) if stochastic else None
         if stochastic and sharded:
-            self.roles = ("input", "grad")  # of a weight every process would hold another one
+            self.roles = ("input", "grad")  # for a weight, each process would draw other signs
 
     def tensors(self) -> tuple[Tensor, ...]:
         drawn = self.stream.tensors() if self.stream is not None and self.training else ()
@@ -80,7 +81,7 @@ class Sign(Quantizer):
         return self.surrogate.backward(grad, x, *tensors[:count]), *(None,) * len(tensors)
 
     def _is_drawn(self, tensors: tuple[Tensor, ...]) -> bool:
-        """Whether the tensors are those of training, in which signs are drawn."""
+        """Whether these are the tensors of training, in which signs are drawn at random."""
         return len(tensors) > len(self.surrogate.tensors())
 
     def after_step_(self, x: Tensor | None) -> None:
@@ -107,12 +108,12 @@ def bnn(
     """BNN, W1A1: signs without a scale (arXiv:1602.02830).
 
     The gradient of the input passes where ``|x| <= 1``, the weight's everywhere; latent weights are clamped to [-1, 1]
-    after each optimizer step (`qconv.after_every_step`). The authors make the last layer binary, too
-    (``skip=("first",)``). ``stochastic`` draws the signs of the input, in training, as in some of the paper's
-    experiments; those of the weight it never draws.
+    after each optimizer step (`qconv.after_every_step`). The authors make the last layer binary too
+    (``skip=("first",)``). ``stochastic`` draws the signs of the input at random in training, as in some of the paper's
+    experiments, but never those of the weight.
 
     Raises:
-        TypeError: a surrogate that is none.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     return Scheme(
         input=partial(Sign, chosen(surrogate, HardClip), stochastic=stochastic),
@@ -124,11 +125,11 @@ def bnn(
 def signs_or_float(
     weight: Factory, surrogate: Make | None, published: Make, padding_value: int, binary_input: bool
 ) -> Scheme:
-    """The scheme of binary weights with the signs of the input; ``binary_input=False`` leaves the input float.
+    """Return a scheme of binary weights with the signs of the input; ``binary_input=False`` leaves the input float.
 
     Raises:
         ValueError: a padding value or a surrogate for an input that is float.
-        TypeError: ``binary_input`` is no bool.
+        TypeError: ``binary_input`` is not a bool.
     """
     check_flags(binary_input=binary_input)
     if binary_input:

@@ -39,7 +39,7 @@ def _stream(rounding: str) -> Stream | None:
 
 
 def _power_codes(x_q: Tensor, low: int) -> Codes:
-    # Whole multiples of the smallest power, up to 2^-low: with 7 and 8 bits beyond int64, so whole numbers in float64.
+    # Whole multiples of the smallest power, up to 2^-low. With 7 and 8 bits they exceed int64, so they are float64.
     values = torch.ldexp(x_q.double(), torch.tensor(-low, device=x_q.device))
     return Codes(values if low < -62 else values.long(), torch.tensor(2.0**low, dtype=torch.float64, device=x_q.device))
 
@@ -51,21 +51,21 @@ def _power_levels(low: int) -> Levels:
 class ShiftQ(Quantizer):
     r"""Weights rounded to signed powers of two, DeepShift-Q.
 
-    ``w_q = sign(w) · 2^round(log2 |w|)`` with the exponent in ``[−(2^(b−1) − 1), 0]``: 5 bits hold −15 … 0. A weight
+    ``w_q = sign(w) · 2^round(log2 |w|)`` with the exponent in ``[−(2^(b−1) − 1), 0]``: 5 bits allow −15 … 0. A weight
     of exactly ±0 stays 0, ±inf gives ±1, NaN gives NaN. ``dw = g``, straight through rounding, logarithm and sign
-    together, with no mask. After each step |w| is clamped to the range of the powers (the authors do it before the
-    forward, with the same result).
+    together, with no mask. After each optimizer step |w| is clamped to the range of the powers (the authors do it
+    before the forward, with the same result).
 
-    Stochastic rounding takes ``floor(log2 |w| + u)`` with u uniform in [0, 1), so that inside the range the exponent,
-    not the weight, is right in the mean. It acts in training; in evaluation the rounding is deterministic. The numbers
-    are those of a `Stream`: the same in every process and in a recomputed forward, others after each step.
+    Stochastic rounding takes ``floor(log2 |w| + u)`` with u uniform in [0, 1): inside the range the exponent, not the
+    weight, is right on average. It acts only in training; in evaluation the rounding is deterministic. The numbers are
+    those of a `Stream`: the same in every process and in a recomputed forward, new ones after each optimizer step.
 
     Args:
         weight_bits: 2 to 8, the sign included.
         rounding: ``"deterministic"`` or ``"stochastic"``.
 
     Raises:
-        ValueError: ``weight_bits`` out of range, or ``rounding`` is none of the two.
+        ValueError: ``weight_bits`` out of range, or ``rounding`` is neither of the two.
     """
 
     def __init__(
@@ -108,20 +108,22 @@ class ShiftQ(Quantizer):
 class ShiftPS(Quantizer):
     r"""Weights as a learned shift and a learned sign, DeepShift-PS.
 
-    ``w_q = 2^round(shift) · sign(round(s))``, the shift in ``[−(2^(b−1) − 2), 0]`` (5 bits: −14 … 0; 2 bits:
-    ternary), the sign ternary because ``round(s) = 0`` for ``|s| ≤ ½``. ``dshift = g · w_q · ln 2``; ``ds = g``,
-    which is not multiplied by ``2^shift`` (as in the authors' code). The weight itself is only the start: it receives
-    no gradient, and ``shift = round(log2 |w|)``, ``s = sign(w)`` from it, which is what the authors train from (their
-    ``reset_parameters`` is never used). After each step the shift is clamped to its range.
+    ``w_q = 2^round(shift) · sign(round(s))``, with the shift in ``[−(2^(b−1) − 2), 0]`` (5 bits: −14 … 0; 2 bits:
+    ternary); the sign is ternary because ``round(s) = 0`` for ``|s| ≤ ½``. ``dshift = g · w_q · ln 2``; ``ds = g``, not
+    multiplied by ``2^shift`` (as in the authors' code). The weight itself is only the start: it receives no gradient,
+    and it sets ``shift = round(log2 |w|)`` and ``s = sign(w)``, from which the authors train (their
+    ``reset_parameters`` is never used). After each optimizer step the shift is clamped to its range.
 
-    Stochastic rounding, as in the authors' code, is of both shift and s: ``floor(shift + u)`` and ``floor(s + v)``, u
-    and v uniform in [0, 1) and independent. It acts in training; in evaluation the rounding is deterministic. The
-    numbers are those of a `Stream`: the same in every process and in a recomputed forward, others after each step.
+    Stochastic rounding, as in the authors' code, applies to both shift and s: ``floor(shift + u)`` and ``floor(s +
+    v)``, u and v uniform in [0, 1) and independent. It acts only in training; in evaluation the rounding is
+    deterministic. The numbers are those of a `Stream`: the same in every process and in a recomputed forward, new ones
+    after each optimizer step.
 
-    The mean of a random sign is s itself, so a network learns what its rounded weights have not, and its batch norms
-    the statistics of it: evaluated by rounded weights it may be much worse than in training. So the rounding becomes
-    deterministic from `random_until` on, by `set_progress_` (the authors round at random to the end, in evaluation
-    too). Without a call of `qconv.set_progress` it stays random, and batch norms should be estimated anew.
+    The mean of a random sign is s itself, so a network learns values that its rounded weights do not have, and its
+    batch norms learn their statistics: evaluated with rounded weights it may be much worse than in training. So
+    `set_progress_` makes the rounding deterministic from `random_until` on (the authors round at random to the end, and
+    in evaluation too). Without a call of `qconv.set_progress` it stays random, and batch norms should be estimated
+    anew.
 
     Args:
         weight_bits: 2 to 8, the sign included.
@@ -129,7 +131,7 @@ class ShiftPS(Quantizer):
         random_until: the progress at which stochastic rounding ends; 1 for never.
 
     Raises:
-        ValueError: ``weight_bits`` or ``random_until`` out of range, or ``rounding`` is none of the two.
+        ValueError: ``weight_bits`` or ``random_until`` out of range, or ``rounding`` is neither of the two.
     """
 
     replaces_weight = True
@@ -175,7 +177,7 @@ class ShiftPS(Quantizer):
             return Whole(rounded)
         key, step, is_random = random
         exponent = (wide(shift) + self.stream.uniform(shift, key, step)).floor().clamp(self.low, 0)
-        noise = uniform(sign.shape, key, step, sign.device, len(sign))  # the numbers after those of the shift
+        noise = uniform(sign.shape, key, step, sign.device, len(sign))  # the numbers that follow those of the shift
         drawn = torch.exp2(exponent).to(shift.dtype) * (wide(sign) + noise).floor().sign().to(sign.dtype)
         return Whole(torch.where(is_random > 0, drawn, rounded))
 
@@ -202,7 +204,7 @@ class ShiftPS(Quantizer):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if self.is_random is not None and any(key.startswith(prefix) for key in state_dict):
-            state_dict.setdefault(f"{prefix}is_random", flag_of(True))  # older versions had no end of it
+            state_dict.setdefault(f"{prefix}is_random", flag_of(True))  # in older versions it never ended
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
@@ -213,14 +215,14 @@ class FixedPoint(Quantizer):
     r"""Fixed-point activations of DeepShift: ``integer_bits`` before and ``fraction_bits`` after the point.
 
     ``x_q = clamp(floor(x · 2^f) / 2^f, −2^(i−1), 2^(i−1))``, NaN gives NaN; ``dx = g``, with no mask. The authors use
-    16.16, which float32 barely notices, and round the biases alike; here the bias stays float.
+    16.16, which float32 barely notices, and round the biases in the same way; here the bias stays float.
 
     Args:
         integer_bits: 1 or more, the sign included.
         fraction_bits: 0 or more.
 
     Raises:
-        ValueError: a count that is no whole number or out of range, or more than 32 bits together.
+        ValueError: a count that is not a whole number or out of range, or more than 32 bits in total.
     """
 
     def __init__(self, integer_bits: int = 16, fraction_bits: int = 16) -> None:
@@ -281,17 +283,17 @@ def shift_ps(
     """DeepShift-PS: weights as a learned shift and a learned sign (arXiv:1905.13298).
 
     The authors give shift and sign no weight decay and add ``wd · ½ · Σ (2^shift)²`` to the loss; here the optimizer's
-    decay acts on them unless they are put in a group of their own.
+    decay acts on them unless they are put in their own group.
 
     ``fixed_point=(integer_bits, fraction_bits)`` also puts the input in fixed point; the authors use (16, 16).
-    ``rounding="stochastic"`` rounds shift and sign at random in training, up to the progress ``random_until``: what
-    was trained with random signs to the end is worse when it is evaluated with rounded ones.
+    ``rounding="stochastic"`` rounds shift and sign at random in training, up to the progress ``random_until``: a
+    network trained with random signs to the end is worse when evaluated with rounded ones.
     """
     return _scheme(partial(ShiftPS, weight_bits, rounding, random_until=random_until), rounding, fixed_point)
 
 
 def _scheme(weight: Factory, rounding: Rounding, fixed_point: tuple[int, int] | None) -> Scheme:
-    if rounding not in ("deterministic", "stochastic"):  # not by making one, which would draw a random key
+    if rounding not in ("deterministic", "stochastic"):  # without making one, which would draw a random key
         raise ValueError(f"rounding (={rounding!r}) must be 'deterministic' or 'stochastic'")
     if fixed_point is None:
         return Scheme(weight=weight)

@@ -20,16 +20,15 @@ class DoReFaWeight(Quantizer):
     One bit: ``w_q = E · sign(w)`` with ``E = mean |w|`` over the whole layer and ``sign(±0) = +1``; ``dw = g``: E is a
     constant and nothing is masked.
 
-    More bits: with ``t = tanh(w)``, ``m = max |t|`` over the whole layer and ``n = 2^b − 1``, ``w_q = 2/n ·
-    round(n · (t / 2m + ½)) − 1``, half to even. There are 2^b levels from −1 to +1 in steps of 2/n, and 0 is none of
-    them: a weight of ±0 gives +1/n. The range is [−1, 1] whatever the weights are, with no rescaling.
-    ``dw = g · (1 − t²) / m``, with no mask. ``detach_max=False`` also follows the gradient through m: each of the r
-    weights with ``|t| = m`` gets ``−(1 − t²) · sign(t) · Σ_j g_j t_j / (r m²)`` in addition.
+    More bits: with ``t = tanh(w)``, ``m = max |t|`` over the whole layer and ``n = 2^b − 1``, ``w_q = 2/n · round(n ·
+    (t / 2m + ½)) − 1``, half to even. There are 2^b levels from −1 to +1 in steps of 2/n, and 0 is not one of them: a
+    weight of ±0 gives +1/n. The range is [−1, 1] whatever the weights are, with no rescaling. ``dw = g · (1 − t²) /
+    m``, with no mask. ``detach_max=False`` also follows the gradient through m: each of the r weights with ``|t| = m``
+    gets ``−(1 − t²) · sign(t) · Σ_j g_j t_j / (r m²)`` in addition.
 
-    Larq treats m as a constant, the default here; tensorpack, by the authors (58.0 % of AlexNet with 8, 8 and 8 bits),
-    has the other. Bitorch's gradient is g,
-    without the factor ``(1 − t²) / m``. Latent weights are not clipped. The paper leaves the first and the last layer
-    as they are.
+    Larq treats m as a constant, as the default does here; tensorpack, by the authors (58.0 % of AlexNet with 8, 8 and 8
+    bits), does not. Bitorch's gradient is g, without the factor ``(1 − t²) / m``. Latent weights are not clipped. The
+    paper leaves the first and the last layer as they are.
 
     A layer of zeros gives zeros with one bit, +1/n and ``dw = g`` with more; a layer of one element, or of one
     magnitude, gives ``E · sign(w)`` or ±1. One NaN makes the whole layer NaN; with more bits ±inf gives ±1.
@@ -60,7 +59,7 @@ class DoReFaWeight(Quantizer):
 
     def levels(self, *tensors: Tensor) -> Levels | None:
         if self.bits == 1:
-            return None  # E is the weight's
+            return None  # E depends on the weight
         count = 2**self.bits - 1
         return Levels(-int(count), int(count), torch.tensor(1 / count))
 
@@ -120,12 +119,12 @@ class DoReFaGradient(Quantizer):
     r"""Gradients of DoReFa-Net, rounded stochastically; the gradient quantizer of a `Scheme`.
 
     ``g_q = 2m · (round(clamp(n · (g / 2m + ½) + u, 0, n)) / n − ½)`` with ``n = 2^b − 1``, ``m = max |g|`` over each
-    sample (dimension 0; a tensor of one dimension is one sample) and u uniform in [−½, ½): the 2^b levels go from −m
-    to m, and the mean of ``g_q`` is g. A sample of zeros stays zero; in every other one a zero becomes ±m/n, for 0 is
-    no level. A NaN or inf in a sample leaves no finite number in it, so that a gradient scaler sees it.
+    sample (dimension 0; a tensor of one dimension is one sample) and u uniform in [−½, ½): the 2^b levels go from −m to
+    m, and the mean of ``g_q`` is g. A sample of zeros stays zero; in any other sample a zero becomes ±m/n, since 0 is
+    not a level. A NaN or inf leaves no finite number in its sample, so that a gradient scaler sees it.
 
-    u comes from a `Stream` in which each process has its own numbers and each optimizer step other ones. Only
-    `quantize` is used in a layer; its own gradient is that of the identity.
+    u comes from a `Stream`: each process has its own numbers, and each optimizer step new ones. A layer only uses
+    `quantize`; the gradient of this quantizer is that of the identity.
 
     Args:
         bits: 1 to 8; the paper's AlexNet with one-bit weights and two-bit activations has 6.
@@ -170,7 +169,7 @@ def _layer_mean(weight: Tensor) -> Tensor:
 
 
 def _layer_max(t: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest magnitude, and what to divide by: 1 in place of a maximum too small to have a finite inverse."""
+    """The largest magnitude, and the divisor: 1 in place of a maximum too small to have a finite inverse."""
     if not t.numel():
         return t.new_zeros(()), t.new_ones(())
     maximum = t.abs().amax()

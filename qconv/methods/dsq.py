@@ -1,4 +1,4 @@
-"""DSQ: rounding with the slope of a tanh in each interval (Gong et al., arXiv:1908.05033)."""
+"""DSQ: rounding whose gradient is the slope of a tanh in each interval (Gong et al., arXiv:1908.05033)."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -17,11 +17,11 @@ from ..quantizers.part import Rule
 from ..scheme import Scheme, named, of_input
 
 ALPHA_RANGE = 1e-3, 0.5
-"""What `after_step_` clamps alpha to."""
+"""The range to which `after_step_` clamps alpha."""
 
 
 class _DSQ(Quantizer):
-    """What weights and inputs share: the learned range and alpha."""
+    """The shared part of weights and inputs: the learned range and alpha."""
 
     lower: nn.Parameter
     upper: nn.Parameter
@@ -80,7 +80,7 @@ class _DSQ(Quantizer):
             self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST))
 
     def _position(self, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Where x lies in the range, in steps; how far from the middle of its interval; its level; the step."""
+        """The position of x in steps of the range; its distance from its interval's middle; its level; the step."""
         count = 2**self._bits - 1
         step = (upper - lower) / count
         position = ((x - lower) / torch.where(step > 0, step, 1.0)).clamp_(0, count)
@@ -110,19 +110,19 @@ class DSQWeight(_DSQ):
     ``s = 1 / (1 − alpha)``, ``k = ln(2 / alpha − 1) / step``; with ``sign(0) = +1`` it is rounding to the nearest
     level, half up. A small alpha makes φ nearly the sign.
 
-    Backward the sign is straight through, i a constant, and all else is differentiated. With ``z = (x − l) / step``,
-    the level ``q = (x_q − l) / step`` and ``slope = s · k · step / 2 · (1 − tanh²)`` for ``l ≤ x ≤ u``, both ends
-    included, and 0 outside: ``dx = g · slope``; ``du = Σ g · (q − z · slope) / n``, z clamped to 0 … n; ``dl = Σ g ·
-    (1 − slope) − du``; ``dalpha = step / 2 · Σ g · dφ/dalpha`` inside, with ``dφ/dalpha = s² · tanh − s · (1 − tanh²) ·
-    (z − i − ½) · 2 / (alpha · (2 − alpha))``.
+    In the backward the sign is straight through, i a constant, and all else is differentiated. With ``z = (x − l) /
+    step``, the level ``q = (x_q − l) / step`` and ``slope = s · k · step / 2 · (1 − tanh²)`` for ``l ≤ x ≤ u``, both
+    ends included, and 0 outside: ``dx = g · slope``; ``du = Σ g · (q − z · slope) / n``, z clamped to 0 … n; ``dl = Σ g
+    · (1 − slope) − du``; ``dalpha = step / 2 · Σ g · dφ/dalpha`` inside, with ``dφ/dalpha = s² · tanh − s · (1 − tanh²)
+    · (z − i − ½) · 2 / (alpha · (2 − alpha))``.
 
     The paper learns range and alpha with the network, and asks for alpha below ½. Here l and u start at the smallest
-    and the largest weight and alpha at 0.2, each one number for a layer. After each step alpha is in [0.001, 0.5] and u
-    at least ``l + 2^-20`` (as far as its dtype can tell). Re-implementations evaluate with running averages of l and u;
-    here it is l and u. Latent weights are not clipped. 0 need not be a level.
+    and the largest weight and alpha at 0.2, one number each per layer. After each optimizer step alpha is in [0.001,
+    0.5] and u at least ``l + 2^-20`` (as far as its dtype can represent it). Re-implementations evaluate with running
+    averages of l and u; here l and u themselves are used. Latent weights are not clipped. 0 need not be a level.
 
-    A constant or single weight, a zero too, is left as it is: at first l = u = w, and a range of 0 gives l. ±inf gives
-    the end levels of a range that was set before. NaN gives NaN, and makes the gradients of l, u and alpha NaN.
+    A constant or single weight, even 0, is left as it is: at first l = u = w, and a range of 0 gives l. ±inf gives the
+    end levels if the range was set before. NaN gives NaN, and makes the gradients of l, u and alpha NaN.
 
     Args:
         bits: 1 to 8.
@@ -145,10 +145,10 @@ class DSQWeight(_DSQ):
 
 
 class DSQInput(FromData[Extremes], _DSQ):
-    r"""Inputs of DSQ: as `DSQWeight`, the range from the first inputs.
+    r"""Inputs of DSQ: as `DSQWeight`, with the range from the first inputs.
 
     l and u start at the smallest and the largest input of the first training batch or of `qconv.calibrate` (until then
-    −1 and 1) and are learned from there, as alpha is. Inputs of equal values are no range: it waits for the next batch.
+    −1 and 1) and are then learned, as is alpha. Inputs that are all equal set no range; it waits for the next batch.
 
     Args:
         bits: 1 to 8.
@@ -175,7 +175,7 @@ class DSQInput(FromData[Extremes], _DSQ):
 
 @named
 def dsq(weight_bits: int = 4, input_bits: int | None = 4, alpha: float = 0.2) -> Scheme:
-    """DSQ: the slope of a tanh in place of rounding's, its steepness and both ranges learned (arXiv:1908.05033).
+    """DSQ: rounding with the slope of a tanh, its steepness and both ranges learned (arXiv:1908.05033).
 
     ``input_bits=None`` leaves the input float. The input's range comes from the first training batch or `calibrate`.
     """

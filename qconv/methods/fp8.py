@@ -1,4 +1,4 @@
-"""FP8: 8-bit floating point, for weights, inputs and gradients (Micikevicius et al., arXiv:2209.05433)."""
+"""FP8: 8-bit floating point for weights, inputs and gradients (Micikevicius et al., arXiv:2209.05433)."""
 
 from functools import partial
 from typing import Literal, NamedTuple
@@ -15,7 +15,7 @@ Format = Literal["e4m3", "e5m2"]
 
 
 class Float8(NamedTuple):
-    """A format: torch's dtype, the bits of the mantissa, the exponent of the smallest normal number, the largest."""
+    """A format: torch's dtype, mantissa bits, the exponent of the smallest normal number, the largest number."""
 
     dtype: torch.dtype
     mantissa: int
@@ -32,43 +32,44 @@ _EXPONENT_BITS = 0x7FF0_0000_0000_0000  # of a float64
 
 
 def check_format(format: str, name: str = "format") -> str:
-    """``format``; a ValueError unless it is ``"e4m3"`` or ``"e5m2"``."""
+    """Return ``format``; raise a ValueError unless it is ``"e4m3"`` or ``"e5m2"``."""
     if format not in FORMATS:
         raise ValueError(f"{name} (={format!r}) must be 'e4m3' or 'e5m2'")
     return format
 
 
 def round_fp8(x: Tensor, format: str) -> Tensor:
-    """The nearest number of the format, half to even, the largest one beyond it; NaN stays.
+    """Return the nearest number of the format, half to even, or the largest one beyond it; NaN stays.
 
     Example:
         >>> round_fp8(torch.tensor([0.3, 17.0, 1e9, -1e-9]), "e4m3").tolist()
         [0.3125, 16.0, 448.0, -0.0]
     """
     dtype, mantissa, exponent, largest = FORMATS[format]
-    x = x.clamp(-largest, largest)  # the cast itself gives NaN (e4m3) or inf (e5m2)
+    x = x.clamp(-largest, largest)  # the cast alone would give NaN (e4m3) or inf (e5m2)
     if x.dtype != torch.float64:
         return x.to(dtype).to(x.dtype)
-    # The cast goes by way of float32, and to round twice is not to round once.
+    # The cast goes through float32, and rounding twice is not rounding once.
     power = (x.view(torch.int64) & _EXPONENT_BITS).view(torch.float64).clamp(min=2.0**exponent)
     unit = power * 2.0**-mantissa
     return (x / unit).round() * unit
 
 
 class FP8(Quantizer):
-    r"""Values rounded to a float of 8 bits: weights, inputs, or as a `Scheme`'s gradient quantizer.
+    r"""Values rounded to an 8-bit float: for weights, inputs, or as a `Scheme`'s gradient quantizer.
 
     ``x_q = s · fp8(x / s)``: fp8 is the nearest number of the format, half to even, and the largest finite one beyond
     it. ``"e4m3"`` (`torch.float8_e4m3fn`) has 3 bits of mantissa and reaches 448, ``"e5m2"`` 2 bits and 57344.
 
     ``scale="dynamic"``: ``s = max |x| / largest`` over the tensor, at every call; nothing is clipped and ``dx = g``, s
-    a constant. ``scale=None``: ``s = 1`` and ``dx = g · 1[|x| ≤ largest]``, with the ends. The paper has e4m3 for
+    a constant. ``scale=None``: ``s = 1`` and ``dx = g · 1[|x| ≤ largest]``, with the ends. The paper uses e4m3 for
     weights and inputs and e5m2 for gradients. Latent weights are not clipped.
 
-    ±0 gives ±0, a tensor of zeros zeros. Numbers of which the largest is below about 2^-90 become 0 too (for float64,
-    2^-985), since their step would leave the normal range. With a dynamic scale a NaN or inf leaves no finite number in
-    the tensor, so that a gradient scaler sees it; without one NaN gives NaN and ±inf the largest finite number. The
-    result is in the dtype of ``x``, so for bfloat16 and float16 rounded once more after the multiplication with s.
+    ±0 gives ±0, a tensor of zeros gives zeros. If the largest magnitude is below about 2^-90 (for float64, 2^-985), all
+    become 0 too, since their step would leave the normal range. With a dynamic scale a NaN or inf leaves no finite
+    number in the tensor, so that a gradient scaler sees it; without one NaN gives NaN and ±inf the largest finite
+    number. The result has the dtype of ``x``, so bfloat16 and float16 are rounded once more after the multiplication by
+    s.
 
     Codes are multiples of the smallest subnormal: up to 448 · 2^9 for e4m3 and 57344 · 2^16 for e5m2, as int64.
 
@@ -129,10 +130,10 @@ def fp8(
     """Weights and inputs in 8-bit floating point (arXiv:2209.05433).
 
     Args:
-        format: of the weight, ``"e4m3"`` or ``"e5m2"``.
-        input_format: of the input; None leaves it float.
-        grad_format: of the output's gradient, ``"e5m2"`` in the paper; None leaves it float.
-        scale: ``"dynamic"``, the largest magnitude on the largest number of the format; or None, which clips there.
+        format: that of the weight, ``"e4m3"`` or ``"e5m2"``.
+        input_format: that of the input; None leaves it float.
+        grad_format: that of the output's gradient, ``"e5m2"`` in the paper; None leaves it float.
+        scale: ``"dynamic"`` maps the largest magnitude to the largest number of the format; None clips there.
     """
     check_format(format)
     for key, value in (("input_format", input_format), ("grad_format", grad_format)):

@@ -1,4 +1,4 @@
-"""INQ: weights become powers of two in portions, and those that have are frozen (arXiv:1702.03044)."""
+"""INQ: weights become powers of two in portions; those that have are frozen (arXiv:1702.03044)."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -17,7 +17,7 @@ from ..scheme import Scheme, named
 
 
 def power_exponent(x: Tensor) -> Tensor:
-    """The k with ``0.75 · 2^k <= |x| < 1.5 · 2^k``, exact at both ends; for 0 it means nothing.
+    """The k with ``0.75 · 2^k <= |x| < 1.5 · 2^k``, exact at both ends; meaningless for 0.
 
     Example:
         >>> power_exponent(torch.tensor([0.74, 0.75, -1.0, 1.49, 1.5]))
@@ -28,7 +28,7 @@ def power_exponent(x: Tensor) -> Tensor:
 
 
 def _frexp(x: Tensor) -> tuple[Tensor, Tensor]:
-    """``|x| = mantissa · 2^exponent`` with the mantissa in [0.5, 1); torch has none for half precision."""
+    """``|x| = mantissa · 2^exponent`` with the mantissa in [0.5, 1); torch lacks it for half precision."""
     mantissa, exponent = torch.frexp(x.abs().to(torch.promote_types(x.dtype, torch.float32)))
     return mantissa, exponent
 
@@ -44,17 +44,17 @@ class INQ(Quantizer):
     ``(alpha + beta) / 2 <= |w| < 3 beta / 2``, alpha the next lower level: the lower ends belong to beta. Weights that
     grew beyond ``3 · 2^n1 / 2`` later take the largest level, ``±2^n1``.
 
-    `set_progress_` freezes: with n portions, progress in ``[i / n, (i + 1) / n)`` means the i-th accumulated portion,
-    1 the last, of the layer's weights (their number rounded to the nearest). The largest magnitudes among those not
-    yet frozen are next, at equal ones the first in memory. What is frozen stays so, and keeps its level whatever an
-    optimizer's momentum and weight decay do to the latent weight, which each step brings back to it. The paper trains
-    for some epochs after each portion and starts the learning rate anew; 50, 75, 87.5 and 100 % are its portions
-    (68.98 % of ResNet-18 on ImageNet with 5 bits), a well-known reimplementation has 82 % for the third.
+    `set_progress_` freezes weights. With n portions, progress in ``[i / n, (i + 1) / n)`` means the i-th accumulated
+    portion of the layer's weights, and 1 the last (their number rounded to the nearest). The largest magnitudes not yet
+    frozen come next; of equal ones, the first in memory. Frozen weights stay frozen and keep their level: whatever an
+    optimizer's momentum and weight decay do to the latent weight, it is brought back after each optimizer step. The
+    paper trains for some epochs after each portion and restarts the learning rate; its portions are 50, 75, 87.5 and
+    100 % (68.98 % of ResNet-18 on ImageNet with 5 bits), and a well-known reimplementation has 82 % for the third.
 
-    What is frozen is kept in float buffers that are 0 before and constant from then on: which weights (1), their levels
-    and n1. In an average of models all of a weight's constants have the same share, so that it keeps its level exactly.
+    Float buffers, 0 before and constant afterwards, record which weights are frozen (1), their levels and n1. In an
+    average of models all of a weight's constants have the same share, so it keeps its level exactly.
 
-    In a layer of zeros all levels are 0 until a weight is not 0. NaN and inf pass while not frozen, and can't be
+    In a layer of zeros all levels are 0 until a weight is not 0. NaN and inf pass while not frozen, and cannot be
     frozen.
 
     Args:
@@ -83,7 +83,7 @@ class INQ(Quantizer):
             raise ValueError(f"portions (={self.portions}) must increase from above 0 to 1")
         self.final_from = (len(self.portions) - 1) / len(self.portions)
         self.powers = 2 ** (weight_bits - 1) // 2
-        # A level is kept as 0 or ±(1 + exponent − n2), and n1 rather than s, since casts of the layer would move s.
+        # A level is stored as 0 or ±(1 + exponent − n2), with n1 rather than s, since casting the layer would change s.
         self.register_buffer("frozen", torch.zeros(()))
         self.register_buffer("code", torch.zeros(()))
         self.register_buffer("top", torch.zeros(()))
@@ -113,7 +113,7 @@ class INQ(Quantizer):
         if isinstance(frozen, Tensor) and frozen.shape == code.shape and frozen.device == code.device:
             code = constant(code, frozen)
         largest = int(code.abs().max())
-        if largest not in (0, self.powers):  # the first weight to be frozen, the largest, takes the top level
+        if largest not in (0, self.powers):  # the first weight to be frozen is the largest, and takes the top level
             raise ValueError(
                 f"{prefix}code in the checkpoint reaches {largest}; with weight_bits (={self.bits}) it must be "
                 f"{self.powers}: the weights were frozen with another number of bits"
@@ -123,7 +123,7 @@ class INQ(Quantizer):
         return self.frozen, self.code, self.top
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        """Powers of two; weights that are not frozen yet are as they are."""
+        """Return powers of two; weights that are not frozen yet stay as they are."""
         frozen, code, top = tensors
         return Whole(torch.where(frozen > 0, self._level(frozen, code, top, x.dtype), x))
 
@@ -134,7 +134,7 @@ class INQ(Quantizer):
         """Integer codes, once all weights are frozen.
 
         Raises:
-            TypeError: some are not.
+            TypeError: some weights are not frozen.
         """
         frozen, code, top = tensors
         if not (frozen > 0).all():
@@ -163,7 +163,7 @@ class INQ(Quantizer):
             raise ValueError("the weight has NaN or inf: INQ can't freeze it")
         self._settle()
         magnitude = x.abs()
-        if not self.code.any() and magnitude.any():  # no level but 0 is in use
+        if not self.code.any() and magnitude.any():  # only level 0 is in use
             self.top.copy_(power_exponent(magnitude.max()))
         frozen = self.frozen > 0
         waiting = magnitude.masked_fill(frozen, -1.0).flatten()
@@ -175,18 +175,18 @@ class INQ(Quantizer):
         write_whole_(shard, self.quantize(x, *self.tensors()))
 
     def _settle(self) -> None:
-        """Make the buffers of an average, of which training goes on, the constants themselves."""
+        """Turn the buffers of an average into constants, when training goes on from it."""
         top, code = _top(*self.tensors()), constant(self.code, self.frozen)
         self.top.copy_(top)
         self.code.copy_(code)
         self.frozen.copy_(self.frozen > 0)
 
     def _nearest(self, x: Tensor) -> Tensor:
-        """The code of the level that the rule gives."""
+        """The code of the level given by the rule."""
         exponent = power_exponent(x)
         lowest = self.top + 1 - self.powers
         index = (exponent - lowest + 1).clamp(1, self.powers)
-        # Below beta / 2 = 2^(n2 − 1) the lowest level gives way to 0; the mantissa counts from 0.5.
+        # Below beta / 2 = 2^(n2 − 1) the lowest level gives way to 0; the mantissa starts at 0.5.
         is_zero = (_frexp(x)[1] < lowest) | (x == 0)
         return (index.masked_fill(is_zero, 0) * x.sign()).to(self.code.dtype)
 
@@ -200,20 +200,20 @@ class INQ(Quantizer):
 
 
 def constant(share: Tensor, flag: Tensor) -> Tensor:
-    """The whole number whose average with zeros is ``share`` where that of 1 is ``flag``; 0 where that is 0."""
+    """The whole number whose average with zeros is ``share`` if that of 1 is ``flag``; 0 if ``flag`` is 0."""
     share, flag = wide(share), wide(flag)
     return (share / torch.where(flag > 0, flag, 1.0)).round()
 
 
 def _top(frozen: Tensor, code: Tensor, top: Tensor) -> Tensor:
-    """n1, which was set when the first weight got a level that is not 0."""
+    """n1, which was set when the first weight got a level other than 0."""
     levels = frozen * (code != 0)
     return constant(top, levels.amax() if levels.numel() else levels.sum())
 
 
 @named
 def inq(weight_bits: int = 5, portions: Sequence[float] = (0.5, 0.75, 0.875, 1.0)) -> Scheme:
-    """INQ: weights become powers of two in portions, and those that have are frozen (arXiv:1702.03044).
+    """INQ: weights become powers of two in portions; those that have are frozen (arXiv:1702.03044).
 
     ``portions`` are accumulated; `qconv.set_progress` moves from one to the next. The authors start from a trained
     float network and restart the learning rate with each portion.

@@ -19,15 +19,16 @@ class Int8Stochastic(Quantizer):
     within ``2^-24 · s``; zeros and ``±max |g|`` are always exact, and a sample of zeros stays zero. A NaN or inf leaves
     no finite number in its sample, so that a gradient scaler sees it. ``dg = g``: in a layer only `quantize` is used.
 
-    u comes from a `Stream`: each process has its own numbers, as many as elements, each optimizer step other ones, and
-    a recomputed call the same. So micro-batches whose gradients are accumulated for one step share theirs, and their
-    errors do not average out as they would with fresh ones.
+    u comes from a `Stream`: each process has its own numbers, one per element, each optimizer step has new ones, and a
+    recomputed call has the same ones. So micro-batches whose gradients are accumulated for one optimizer step share
+    them, and their errors do not average out as they would with fresh numbers.
 
     Gupta et al. (arXiv:1502.02551) round stochastically; Banner et al. (arXiv:1805.11046) train with 8-bit gradients.
 
     Args:
         bits: 2 to 8.
-        per_sample: whether each sample has its own scale; else the tensor, in each process its part of the batch.
+        per_sample: whether each sample has its own scale; else the whole tensor has one, in each process for its part
+            of the batch.
 
     Raises:
         ValueError: ``bits`` out of range.
@@ -60,7 +61,7 @@ class Int8Stochastic(Quantizer):
         step = largest.view(-1, *[1] * (x.ndim - 1)) / count
         ratio = wide_x / divisor(step)
         whole = ratio.floor()
-        # floor(ratio + u), but the sum is never formed: rounded, it would lift whole numbers now and then.
+        # floor(ratio + u), but the sum is never formed: its rounding would sometimes raise whole numbers.
         up = self.stream.uniform(x, *tensors).to(ratio.dtype) >= 1 - (ratio - whole)
         return Whole((whole + up).clamp_(-count, count), step)
 

@@ -25,14 +25,14 @@ class IRNetWeight(Binary):
     ``dw_hat = s_c · g · d(w_hat)`` with the surrogate's d, for IR-Net `EDE`; dw follows through mean and std
     (`standardize_backward`). Nothing is masked, and latent weights are not clipped.
 
-    A constant filter, one of zeros among them, and one of one element have no deviation: they give zeros, and gradient
-    0. A NaN or an inf makes its filter NaN.
+    A constant filter (even of zeros) and a filter of one element have no deviation: they give zeros, and gradient 0. A
+    NaN or an inf makes its filter NaN.
 
-    The paper's EDE starts at t = 0.1, as its code for VGG-small and W1A32; the code for ResNet-20 W1A1 (the published
-    86.5 %) starts at 0.001: ``surrogate=partial(EDE, 0.001)``.
+    The paper's EDE starts at t = 0.1, as does its code for VGG-small and W1A32; the code for ResNet-20 W1A1 (the
+    published 86.5 %) starts at 0.001: ``surrogate=partial(EDE, 0.001)``.
 
     Args:
-        surrogate: makes what stands for the derivative of the sign of w_hat.
+        surrogate: makes the surrogate derivative of the sign of w_hat.
     """
 
     def __init__(self, surrogate: Callable[[], Surrogate] = EDE) -> None:
@@ -62,16 +62,16 @@ def irnet(
     surrogate: Make | None = None,
     weight_surrogate: Make | None = None,
 ) -> Scheme:
-    """IR-Net, W1A1 or W1A32: signs of standardized weights, a power of two as scale (arXiv:1909.10788).
+    """IR-Net, W1A1 or W1A32: signs of standardized weights with a power of two as scale (arXiv:1909.10788).
 
-    ``t_min`` is where the `qconv.quantizers.EDE` of input and weight starts: 0.1 in the paper, and in the code for
+    ``t_min`` is the start of the `qconv.quantizers.EDE` of input and weight: 0.1 in the paper and in the code for
     VGG-small and for W1A32; 0.001 in the code for ResNet-20 W1A1. ``binary_input=False`` leaves the input float.
 
     Raises:
         ValueError: ``t_min`` out of range, or a padding value or a surrogate for an input that is float.
-        TypeError: a surrogate that is none.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
-    EDE(t_min)  # a wrong value is told here, not when the first layer is built
+    EDE(t_min)  # raise on a wrong value here, not when the first layer is built
     ede = partial(EDE, t_min)
     weight = partial(IRNetWeight, chosen(weight_surrogate, ede))
     return signs_or_float(weight, surrogate, ede, padding_value, binary_input)

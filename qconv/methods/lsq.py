@@ -21,12 +21,12 @@ GradScale = Literal["paper", "numel"]
 
 
 def round_levels(z: Tensor, low: int, high: int) -> Tensor:
-    """``round(clamp(z, low, high))``, half to even; the sign for −1 and 1, which are the two levels of one bit."""
+    """``round(clamp(z, low, high))``, half to even; the sign if the limits are −1 and 1, the two levels of one bit."""
     return sign(z) if (low, high) == (-1, 1) else z.clamp(low, high).round_()
 
 
 def step_backward(grad: Tensor, z: Tensor, low: int, high: int, strict: bool) -> tuple[Tensor, Tensor]:
-    """Where LSQ's gradient passes to ``v``, and what an element adds to that of the step, from ``z = v / s``."""
+    """Return where LSQ's gradient passes to ``v``, and each element's part of the step's, from ``z = v / s``."""
     clamped = z.clamp(low, high)
     between = (z > low) & (z < high)
     passes = between if strict else clamped == z
@@ -44,7 +44,7 @@ def clamp_step(step: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def check_grad_scale(grad_scale: str) -> None:
-    """Raise a ValueError unless ``grad_scale`` is one of the two."""
+    """Raise a ValueError unless ``grad_scale`` is ``"paper"`` or ``"numel"``."""
     if grad_scale not in ("paper", "numel"):
         raise ValueError(f"grad_scale (={grad_scale!r}) must be 'paper' or 'numel'")
 
@@ -64,7 +64,7 @@ class LSQ(Quantizer):
       the layer with a step for each filter, too, as lsq-net does.
 
     s starts at ``2 · mean |w| / √Q_p``, with one bit at ``mean |w|``, over the layer or over each filter; a mean of
-    zero gives the smallest step. After each step of the optimizer s is at least 2^-20. A filter of zeros gives zeros,
+    zero gives the smallest step. After each optimizer step s is at least 2^-20. A filter of zeros gives zeros,
     with one bit s. Latent weights are not clipped.
 
     ±inf gives the end levels, once s is finite; NaN gives NaN (with one bit ±s), no gradient, and a NaN in ds. The
@@ -102,15 +102,15 @@ class LSQ(Quantizer):
         return (self.step,) if self.per_channel else scalars(self.step)
 
     def sharing(self, x: Tensor) -> Tensor:
-        """``x`` with a row for each step, of the elements that share it."""
+        """Reshape ``x`` to one row per step, holding the elements that share it."""
         return wide(x).unsqueeze(-1).flatten(1) if self.per_channel else wide(x).reshape(1, x.numel())
 
     def first_step(self, x: Tensor) -> Tensor:
-        """The step to start from, one for each row of `sharing`."""
+        """The initial step for each row of `sharing`."""
         return self.step_of(filter_scale(self.sharing(x)).flatten())
 
     def step_of(self, mean: Tensor) -> Tensor:
-        """The step to start from, of values with that mean magnitude."""
+        """The initial step for values of this mean magnitude."""
         return mean if self.bits == 1 else 2 * mean / self.high**0.5
 
     @torch.no_grad()
@@ -168,7 +168,7 @@ class LSQInput(FromData[Magnitudes], LSQ):
 
     s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`); until then it is 1. It
     waits through a batch of equal values, and a channel of zeros keeps its step. ``step_init`` starts from a number
-    instead, as lsq-net does with 1.0. After each step of the optimizer s is at least 2^-20.
+    instead, as lsq-net does with 1.0. After each optimizer step s is at least 2^-20.
 
     Zeros, infinities and NaN as in `LSQ`.
 

@@ -16,15 +16,15 @@ from ..scheme import Scheme, named, of_input
 from .lsq import LSQ, GradScale, check_grad_scale, clamp_step, features, round_levels
 
 MOST_VALUES = 2**14
-"""So many values of the data `LSQPlusInput` looks at."""
+"""The number of data values that `LSQPlusInput` looks at."""
 
 
 class LSQPlus(LSQ):
     r"""Weights of LSQ+: `LSQ` with another first step, and no offset.
 
     s starts at ``max(|mu − 3 sigma|, |mu + 3 sigma|) / 2^(b−1)``, with the mean mu and the standard deviation sigma
-    (divided by n) of the layer or of each filter; with one bit at ``mean |w|``. All else as in `LSQ`; the levels of a
-    constant or single weight end at w where it is negative, and at ``w · (1 − 2^(1−b))`` where it is positive.
+    (divided by n) of the layer or of each filter; with one bit at ``mean |w|``. All else is as in `LSQ`. The levels of
+    a constant or single weight end at w if it is negative, and at ``w · (1 − 2^(1−b))`` if it is positive.
     """
 
     def first_step(self, x: Tensor) -> Tensor:
@@ -44,14 +44,14 @@ class LSQPlusInput(FromData[Values]):
     - ``ds = c · Σ g · (0 where z < 0; Q_p where z > Q_p; round(z) − z between)``, so 0 at both limits;
     - ``dbeta = c · Σ g · 1[z < 0 or z > Q_p]``.
 
-    s and beta start where the squared error of the first training batch (or of `qconv.calibrate`) is least among
-    ranges ``[mu − a · (mu − min x), mu + b · (max x − mu)]``, which beta and the top level span; a and b take the
-    values 1/16, 2/16, … 1, and mu is the mean. Of data with more than 2^14 values so many, evenly spaced, are
-    looked at: no random numbers. It waits through a batch of equal values. Before, s = 1 and beta = 0. After each step
-    of the optimizer s is at least 2^-20.
+    s and beta start where the squared error of the first training batch (or of `qconv.calibrate`) is least among ranges
+    ``[mu − a · (mu − min x), mu + b · (max x − mu)]``, which beta and the top level span; a and b take the values 1/16,
+    2/16, … 1, and mu is the mean. Of more than 2^14 values, 2^14 evenly spaced ones are used, without random numbers.
+    It waits through a batch of equal values. Before that, s = 1 and beta = 0. After each optimizer step s is at least
+    2^-20.
 
-    0 is no level unless beta is a multiple of s: zero padding adds a value of its own. ±inf gives the end levels; NaN
-    gives NaN, no gradient to x, and a NaN in ds.
+    0 is not a level unless beta is a multiple of s: zero padding then adds another value. ±inf gives the end levels;
+    NaN gives NaN, no gradient to x, and a NaN in ds.
 
     Args:
         bits: 1 to 8.
@@ -128,7 +128,7 @@ class LSQPlusInput(FromData[Values]):
 
 
 def least_squares_range(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Step and lowest level of the ``count + 1`` levels that are nearest to ``x``, from the grid of `LSQPlusInput`."""
+    """Return step and lowest level of the ``count + 1`` levels nearest to ``x``, searched on `LSQPlusInput`'s grid."""
     values = wide(x)
     mean, low, high = values.mean(), values.amin(), values.amax()
     parts = torch.arange(16, 0, -1, dtype=values.dtype, device=values.device) / 16

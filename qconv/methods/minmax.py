@@ -41,7 +41,7 @@ def uniform_range(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tupl
 
 
 def check_percentile(percentile: float) -> float:
-    """``percentile``; a ValueError unless it is above 50 and at most 100."""
+    """Return ``percentile``; raise a ValueError unless it is above 50 and at most 100."""
     check_numbers(percentile=percentile)
     if not 50 < percentile <= 100:
         raise ValueError(f"percentile (={percentile}) must be above 50 and at most 100")
@@ -60,10 +60,10 @@ class MinMaxWeight(Quantizer):
     not clipped.
 
     A filter of zeros, whose range is 0, gives zeros; a constant or single weight gives itself up to rounding; an empty
-    one is left empty. A NaN or inf makes its filter NaN (with ``per_channel=False`` the layer).
+    filter stays empty. A NaN or inf makes its filter NaN (with ``per_channel=False`` the layer).
 
-    Jacob et al. (arXiv:1712.05877) have the affine form with a range for each layer, Krishnamoorthi (arXiv:1806.08342)
-    finds a symmetric one for each filter better; both move the ends so that 0 is a level.
+    Jacob et al. (arXiv:1712.05877) use the affine form with one range per layer; Krishnamoorthi (arXiv:1806.08342)
+    finds a symmetric range for each filter better. Both move the ends so that 0 is a level.
 
     Args:
         bits: 2 to 8.
@@ -112,10 +112,10 @@ class PercentileWeight(MinMaxWeight):
     ``n − rank`` are clipped on a side: none of a small filter, one in a thousand with 99.9. Beyond the range weights
     take the last level. ``dw = g · 1[low ≤ w ≤ high]`` with both ends included. Latent weights are not clipped.
 
-    ±inf takes the last level and NaN gives NaN alone, as long as the range leaves them out; else the filter is NaN.
-    A filter with so many zeros that both ends are 0 gives zeros.
+    ±inf takes the last level and NaN gives NaN alone, as long as the range excludes them; else the filter is NaN. A
+    filter with so many zeros that both ends are 0 gives zeros.
 
-    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles from 99.9 on.
+    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles of 99.9 and above.
 
     Args:
         bits: 2 to 8.
@@ -138,17 +138,17 @@ class PercentileWeight(MinMaxWeight):
 
 
 class MinMaxInput(FromData[Extremes]):
-    r"""Inputs on uniform levels from the minimum to the maximum of the data that calibrated them.
+    r"""Inputs on uniform levels from the minimum to the maximum of the calibration data.
 
     The levels are those of `MinMaxWeight`, for the range ``[low, high]`` in two buffers. They come from the first
-    training batch or from `qconv.calibrate`, and then stay: the forward is a pure function, so no running average
-    moves them. Calibrate again where the inputs have drifted. Until the first time the range is [−1, 1].
+    training batch or from `qconv.calibrate`, and then stay: the forward is a pure function, so no running average moves
+    them. Calibrate again if the inputs have drifted. Before calibration the range is [−1, 1].
 
-    ``dx = g · 1[low ≤ x ≤ high]`` with both ends included. ±inf takes the last level, NaN gives NaN, and 0 as gradient.
-    Data of equal values, as of a blank picture, are no range: it waits for the next ones. A channel of zeros takes the
+    ``dx = g · 1[low ≤ x ≤ high]`` with both ends included. ±inf takes the last level; NaN gives NaN, and 0 as gradient.
+    Data of equal values, such as a blank picture, set no range; it waits for the next. A channel of zeros takes the
     range of the layer.
 
-    Jacob et al., arXiv:1712.05877, have a running average instead.
+    Jacob et al. (arXiv:1712.05877) use a running average instead.
 
     Args:
         bits: 2 to 8.
@@ -235,12 +235,12 @@ class MinMaxInput(FromData[Extremes]):
 class PercentileInput(MinMaxInput):
     r"""Inputs on uniform levels between percentiles: `MinMaxInput` that leaves out the few largest when it calibrates.
 
-    The range ends at the value of rank ``ceil(percentile / 100 · n)`` of the n in the calibrating data (in the
+    The range ends at the value of rank ``ceil(percentile / 100 · n)`` of the n in the calibration data (in the
     channel): of the magnitudes if symmetric, else of the values, from below and from above. It is exact for one batch;
-    several are counted in bins (2^8 for a factor of 2, 2^4 with ``per_channel``), so that none has to be kept. Where
-    both ends are 0 it waits for the next batch. All else is as there.
+    several are counted in bins (2^8 for a factor of 2, 2^4 with ``per_channel``), so that none has to be kept. If both
+    ends are 0 it waits for the next batch. All else is as in `MinMaxInput`.
 
-    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles from 99.9 on.
+    McKinstry et al. (arXiv:1809.04191) calibrate with percentiles of 99.9 and above.
 
     Args:
         bits: 2 to 8.
@@ -282,7 +282,7 @@ def minmax(
         input_bits: 2 to 8; None leaves the input float. Its range comes from the first training batch or `calibrate`.
         symmetric: whether the range of the weight is the same on both sides of 0.
         input_symmetric: whether that of the input is.
-        per_channel: whether each filter has a range of its own; the input has one for the layer.
+        per_channel: whether each filter has its own range; the input has one for the layer.
     """
     check_bits("weight_bits", weight_bits, 2, method="minmax")
     check_flags(input_symmetric=input_symmetric)
@@ -301,7 +301,7 @@ def percentile(
     input_symmetric: bool = False,
     per_channel: bool = True,
 ) -> Scheme:
-    """Fake quantization on the range that ends at a percentile (arXiv:1809.04191); all else as in `minmax`.
+    """Fake quantization on a range that ends at a percentile (arXiv:1809.04191); all else as in `minmax`.
 
     Args:
         weight_bits: 2 to 8.
@@ -309,7 +309,7 @@ def percentile(
         percentile: above 50, at most 100, of weights and of inputs.
         symmetric: whether the range of the weight is the same on both sides of 0.
         input_symmetric: whether that of the input is.
-        per_channel: whether each filter has a range of its own; the input has one for the layer.
+        per_channel: whether each filter has its own range; the input has one for the layer.
     """
     check_bits("weight_bits", weight_bits, 2, method="percentile")
     check_flags(input_symmetric=input_symmetric)

@@ -1,4 +1,4 @@
-"""N2UQ: thresholds that are learned, levels that stay uniform (Liu et al., arXiv:2111.14826)."""
+"""N2UQ: learned thresholds, uniform levels (Liu et al., arXiv:2111.14826)."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
 
 SMALLEST_WIDTH = 1e-3
-"""What `after_step_` clamps the learned intervals of inputs to."""
+"""The least width to which `after_step_` clamps the learned intervals of inputs."""
 
 
 class N2UQWeight(Quantizer):
@@ -25,7 +25,7 @@ class N2UQWeight(Quantizer):
     0 is none of them: ±0 gives ``s_c / n``.
 
     ``dw = g / s_c``, s_c a constant, without a mask, as in the authors' code and so in the published numbers (69.4,
-    71.9 and 72.9 % of ResNet-18 with 2, 3 and 4 bits): the straight-through difference is there taken of ``w / s_c``,
+    71.9 and 72.9 % of ResNet-18 with 2, 3 and 4 bits): there the straight-through difference is taken of ``w / s_c``,
     not of w. ``rescale_grad=False`` gives ``dw = g``. The authors' bound of the clamp is a parameter that never gets a
     gradient; here it is 1. Latent weights are not clipped.
 
@@ -62,7 +62,7 @@ class N2UQWeight(Quantizer):
         return Whole(values, scale / count)
 
     def _scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """s_c, and what to divide by: 1 in place of a s_c too small."""
+        """s_c, and the divisor: 1 in place of an s_c that is too small."""
         scale = filter_scale(x) * ((2**self._bits - 1) / 2 ** (self._bits - 1))
         return scale, torch.where(scale < torch.finfo(x.dtype).tiny, 1.0, scale)
 
@@ -83,13 +83,13 @@ class N2UQInput(Quantizer):
     B_(i−1)) / a_i`` over those in interval i. ``ds2 = Σ g · x_q / s2``: of the levels, not of the piecewise linear
     function.
 
-    All a start at 2/n, start at 0, both scales at 1, so that the input is to lie in [0, 2]; in front of it the
-    authors put a learned shift, PReLU and shift. They train these tensors with a tenth of the learning rate. After each
-    step a is at least 1e-3 and the scales at least 2^-20. (The authors clamp a in the forward, so that the gradient of
-    one below it is 0 and it stays there, and leave the scales free.)
+    All a start at 2/n, start at 0, both scales at 1, so the input should lie in [0, 2]; before it the authors put a
+    learned shift, a PReLU and another shift. They train these tensors with a tenth of the learning rate. After each
+    optimizer step a is at least 1e-3 and the scales at least 2^-20. (The authors clamp a in the forward, so an a below
+    the bound has gradient 0 and stays there; they leave the scales free.)
 
-    ±inf gives the end levels. NaN gives NaN, 0 as gradient, and adds nothing to the other gradients but s2's, which is
-    NaN.
+    ±inf gives the end levels. NaN gives NaN, 0 as gradient, and adds nothing to the other gradients except that of s2,
+    which is NaN.
 
     Args:
         bits: 2 to 8.
@@ -126,7 +126,7 @@ class N2UQInput(Quantizer):
         slopes = torch.cat([outside, interval / widths, outside]) * output_scale
         lefts = torch.cat([corners[:1], corners])
         grad_z = grad * slopes[index]
-        # What lies outside has slope 0, and z = inf there must not make it a NaN: only the n intervals are summed up.
+        # Values outside have slope 0, and z = inf must not turn that into NaN: only the n intervals are summed up.
         sums = _sum_by(index, grad_z, len(slopes))[1:-1]
         moments = _sum_by(index, grad_z * (z - lefts[index]), len(slopes))[1:-1]
         grad_start = -sums.sum()
@@ -167,19 +167,19 @@ def _corners(widths: Tensor, start: Tensor) -> Tensor:
 
 
 def _sum_by(index: Tensor, x: Tensor, count: int) -> Tensor:
-    """The sum of the elements of ``x`` at each value of ``index``, ``(count,)``."""
+    """The sum of the elements of ``x`` for each value of ``index``, ``(count,)``."""
     rows, indices = (t.flatten(1) if t.ndim > 1 else t.view(1, -1) for t in (x, index))
-    # Summed one after another, so first by sample: that rounds less.
+    # Elements are summed one after another; summing by sample first rounds less.
     return rows.new_zeros(rows.shape[0], count).scatter_add(1, indices, rows).sum(0)
 
 
 @named
 def n2uq(weight_bits: int = 2, input_bits: int | None = 2, rescale_grad: bool = True) -> Scheme:
-    """N2UQ: learned thresholds of the input between uniform levels (arXiv:2111.14826).
+    """N2UQ: learned thresholds of the input, uniform levels (arXiv:2111.14826).
 
-    The input is to lie in [0, 2] at first. The authors train the thresholds and scales with a tenth of the learning
+    The input should lie in [0, 2] at first. The authors train the thresholds and scales with a tenth of the learning
     rate, leave first and last layer float, and put a learned shift, PReLU and shift before each convolution.
-    ``input_bits=None`` leaves the input float. ``rescale_grad=False`` takes the weight's gradient as it is, where the
+    ``input_bits=None`` leaves the input float. ``rescale_grad=False`` keeps the weight's gradient as it is, where the
     authors' code divides it by the filter's scale.
     """
     check_bits("weight_bits", weight_bits, 2, method="n2uq")

@@ -14,26 +14,26 @@ from .dorefa import DoReFaWeight
 
 
 class PACT(Quantizer):
-    r"""Activations in [0, alpha], alpha learned, one for a layer.
+    r"""Activations in [0, alpha], with one learned alpha per layer.
 
     ``x_q = round(n · clamp(x, 0, alpha) / alpha) · alpha / n`` with ``n = 2^b − 1``, half to even; one bit gives {0,
     alpha}. ``dx = g · 1[0 ≤ x < alpha]`` and ``dalpha = Σ g · 1[x ≥ alpha]``: at x = 0 the gradient goes to x, at x =
     alpha to alpha alone. (Bitorch gives it to both there.) ±inf gives alpha or 0. NaN gives NaN, and 0 in both
     gradients.
 
-    With 4 bits and more alpha starts at 8, as in the paper (re-implementations start at 10); with fewer at
-    ``8 · n / 15``, where the step is that of 4 bits: 8 would make a step of 8/3 with 2 bits and of 8 with one, and all
-    that is below its half becomes 0, which is everything behind a Hardtanh; alpha gets no gradient then. A number
-    starts there with any bits. The paper needs weight decay on alpha, with the coefficient of the weights: it pulls
-    alpha down, for the gradient through the clipped values hardly does. So leave alpha in the optimizer's group of the
-    weights. After each step alpha is at least 2^-20.
+    With 4 bits and more alpha starts at 8, as in the paper (re-implementations start at 10). With fewer it starts at
+    ``8 · n / 15``, which gives the step of 4 bits: 8 would make a step of 8/3 with 2 bits and of 8 with one, and
+    everything below half of it becomes 0, including all values behind a Hardtanh; alpha then gets no gradient. A given
+    number is used with any bits. The paper needs weight decay on alpha, with the coefficient of the weights, to pull
+    alpha down: the gradient through the clipped values hardly does. So leave alpha in the weights' group of the
+    optimizer. After each optimizer step alpha is at least 2^-20.
 
-    The paper's weights are DoReFa's, and its first and last layer stay float. SAWB is the authors' later
-    quantizer of weights.
+    The paper's weights are DoReFa's, and its first and last layer stay float. SAWB is the authors' later weight
+    quantizer.
 
     Args:
         bits: 1 to 8.
-        alpha: the first bound; None is ``min(8, 8 · n / 15)``.
+        alpha: the initial bound; None means ``min(8, 8 · n / 15)``.
 
     Raises:
         ValueError: ``bits`` out of range, or ``alpha`` not positive, here or in a checkpoint.
@@ -60,7 +60,7 @@ class PACT(Quantizer):
         count = 2**self.bits - 1
         wide_x = wide(x)
         bound = tensors[0].to(wide_x.dtype)
-        # Divided before it is multiplied, so that alpha itself is exactly n steps.
+        # Division comes before multiplication, so that alpha itself is exactly n steps.
         ratio = (wide_x / bound).clamp_(0, 1)
         return Whole(ratio.mul_(count).round_(), bound / count)
 
@@ -91,7 +91,7 @@ def pact(weight_bits: int = 4, input_bits: int | None = 4, alpha: float | None =
     """PACT: inputs clipped at a learned bound that starts at ``alpha``, the weights of `dorefa` (arXiv:1805.06085).
 
     ``input_bits=None`` leaves the input float. Without ``alpha`` the bound starts at 8 as in the paper, and lower with
-    less than 4 bits (`qconv.quantizers.PACT`). It needs weight decay; the paper leaves the first and the last layer
+    fewer than 4 bits (`qconv.quantizers.PACT`). It needs weight decay; the paper leaves the first and the last layer
     float.
     """
     check_bits("weight_bits", weight_bits)

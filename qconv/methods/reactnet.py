@@ -19,15 +19,15 @@ from .bireal import BiRealWeight
 class ReActNetInput(Binary):
     r"""Signs of the shifted input, ReActNet's RSign.
 
-    ``x_q = sign(x + b_c)``, one learned b for each input channel, at first 0; ``sign(±0) = +1``. The threshold is −b_c.
-    With the surrogate's ``d(v) = max(2 − 2|v|, 0)``: ``dx = g · d(x + b_c)`` and ``db_c`` is the sum of dx over all but
-    the channel's dimension. ±inf gives ±1, NaN one of the two.
+    ``x_q = sign(x + b_c)``, with a learned b for each input channel, 0 at first; ``sign(±0) = +1``. The threshold is
+    −b_c. With the surrogate's ``d(v) = max(2 − 2|v|, 0)``: ``dx = g · d(x + b_c)`` and ``db_c`` is the sum of dx over
+    all dimensions but the channel's. ±inf gives ±1, NaN either of them.
 
-    In step 1 of the authors' recipe b has weight decay, for it has four dimensions, by which they tell weights from
-    other parameters. Here it is a vector.
+    In stage 1 of the authors' recipe b has weight decay, because it has four dimensions, by which they tell weights
+    from other parameters. Here it is a vector.
 
     Args:
-        surrogate: makes what stands for the derivative of the sign.
+        surrogate: makes the surrogate derivative of the sign.
     """
 
     signs = True
@@ -44,7 +44,7 @@ class ReActNetInput(Binary):
         self.bias = nn.Parameter(torch.zeros(channels))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The bias and the surrogate's.
+        """The bias and the tensors of the surrogate.
 
         Raises:
             ValueError: before `build`.
@@ -85,8 +85,8 @@ def reactnet(
     """ReActNet, W1A1: `bireal` with a learned threshold for each input channel (arXiv:2003.03488).
 
     Raises:
-        ValueError: ``gradient`` is none of the two.
-        TypeError: a surrogate that is none.
+        ValueError: ``gradient`` is neither of the two.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     return Scheme(
         input=partial(ReActNetInput, chosen(surrogate, ApproxSign)),

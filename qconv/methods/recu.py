@@ -20,7 +20,7 @@ from ..quantizers.surrogates import ApproxSign, Make, Straight, Surrogate, chose
 from ..scheme import Scheme, named
 
 EPS = 1e-5
-"""What is added to variances."""
+"""The constant added to variances."""
 FACTOR = 2 * math.sqrt(2)
 """The constant of the authors' code in the standardized weights."""
 
@@ -29,8 +29,8 @@ class ReCUWeight(Binary):
     r"""Binary weights of ReCU, the rectified clamp unit.
 
     ``w1 = 2√2 · (w − mean_c) / sqrt(var_c + 1e-5)`` over filter c (var with n − 1); ``Q = −mean |w1| · ln(2 − 2 tau)``,
-    the mean over the whole layer, a constant in the gradient; ``w2 = clamp(w1, −Q, Q)``; ``w_q = alpha_c · sign(w2)``,
-    ``sign(±0) = +1``. alpha is learned, and equals a factor of the output.
+    with the mean over the whole layer, a constant in the gradient; ``w2 = clamp(w1, −Q, Q)``; ``w_q = alpha_c ·
+    sign(w2)``, ``sign(±0) = +1``. alpha is learned, and amounts to a factor of the output.
 
     ``dalpha_c = Σ g · sign(w2)`` over the filter; ``dw1 = alpha_c · g · d(w1) · 1[|w1| ≤ Q]``, where ties at ±Q pass
     and the surrogate is that of the sign, for ReCU ``d = 1``; dw follows through mean and variance. Latent weights are
@@ -42,15 +42,15 @@ class ReCUWeight(Binary):
     at random numbers from [0, 1) (``scale_init="uniform"``; here keyed by the weight), and has weight decay;
     ``"mean"`` starts at the filter's ``mean |w|``.
 
-    A constant filter, one of zeros among them, and one of one element have ``w1 = 0`` and so give +alpha_c; dw is
-    finite, and 0 with one element. A NaN or an inf gives its filter arbitrary signs and NaN as gradient, and makes Q
-    NaN, so that all other filters get 0.
+    A constant filter (even of zeros) and a filter of one element have ``w1 = 0`` and so give +alpha_c; dw is finite,
+    and 0 with one element. A NaN or an inf gives its filter arbitrary signs and NaN as gradient, and makes Q NaN, so
+    that all other filters get 0.
 
     Args:
         tau_min: tau at the start of training.
         tau_max: tau at its end.
         scale_init: ``"uniform"`` or ``"mean"``.
-        surrogate: makes what stands for the derivative of the sign.
+        surrogate: makes the surrogate derivative of the sign.
 
     Raises:
         ValueError: not ``0.5 < tau_min <= tau_max < 1`` (Q would be negative or infinite), or ``scale_init`` is none
@@ -85,8 +85,8 @@ class ReCUWeight(Binary):
         if self.scale_init == "mean":
             self.alpha = set_parameter(self.alpha, filter_scale(x).flatten())
             return
-        # Keyed by the weight, which all processes share, and not from torch's generator, which they do not: a stage
-        # that begins in the middle of a distributed run must begin alike.
+        # Keyed by the weight, which all processes share, not by torch's generator, which they do not: a stage that
+        # begins in the middle of a distributed run must begin the same everywhere.
         key = x.detach().double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6).abs().sum().mul(2**20).long()
         drawn = uniform(torch.Size((x.shape[0],)), key, torch.zeros_like(key), x.device)
         self.alpha = set_parameter(self.alpha, drawn.to(x.dtype))
@@ -125,18 +125,18 @@ class ReCUWeight(Binary):
 
 
 class ReCUInput(Binary):
-    r"""Signs of the input, as `Sign`, whose gradient in training is taken at the normalized input.
+    r"""Signs of the input, as `Sign`, with the gradient in training taken at the normalized input.
 
     ``x_q = sign(x)``, ``sign(±0) = +1``. In training ``x̃ = x / sqrt(var + 1e-5)`` with the variance (n − 1) of each
     sample, dimension 0 of the input; it isn't centred, so its sign is that of x. ``dx̃ = g · d(x̃)`` with the surrogate's
     ``d = max(2 − 2|x̃|, 0)``, and ``dx = r · (dx̃ − r² · (x − mean)/(n − 1) · Σ_j dx̃_j x_j)`` with
     ``r = 1 / sqrt(var + 1e-5)``, through the variance. In evaluation ``dx = g · d(x)``.
 
-    ±inf gives ±1, NaN one of the two; either makes the gradient of its sample NaN. In a sample that is constant or has
+    ±inf gives ±1, NaN either of them; both make the gradient of their sample NaN. In a sample that is constant or has
     one element the variance is 0.
 
     Args:
-        surrogate: makes what stands for the derivative of the sign.
+        surrogate: makes the surrogate derivative of the sign.
     """
 
     signs = True
@@ -147,7 +147,7 @@ class ReCUInput(Binary):
         self.register_buffer("mark", torch.ones(()), persistent=False)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """Those of the surrogate, and in training a mark: without it the gradient is that of evaluation."""
+        """The tensors of the surrogate, and in training a mark: without it the gradient is that of evaluation."""
         return *super().tensors(), *([self.mark] if self.training else [])
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
@@ -192,8 +192,8 @@ def recu(
     ``tau_min``, ``tau_max`` and ``scale_init`` are those of `qconv.methods.recu.ReCUWeight`.
 
     Raises:
-        ValueError: not ``0.5 < tau_min <= tau_max < 1``, or ``scale_init`` is none of the two.
-        TypeError: a surrogate that is none.
+        ValueError: not ``0.5 < tau_min <= tau_max < 1``, or ``scale_init`` is neither of the two.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     return Scheme(
         input=partial(ReCUInput, chosen(surrogate, ApproxSign)),

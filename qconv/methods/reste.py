@@ -16,14 +16,14 @@ from .bnn import signs_or_float
 class ReSTEWeight(Binary):
     r"""Binary weights with one scale for the layer, the weight quantizer of the ReSTE paper.
 
-    ``w_q = E · sign(w)`` with ``E = mean |w|`` over the N weights of the layer, ``sign(±0) = +1``; a layer of zeros
-    gives zeros, one of one magnitude itself. A NaN or an inf makes the whole layer NaN or inf.
+    ``w_q = E · sign(w)`` with ``E = mean |w|`` over the N weights of the layer, ``sign(±0) = +1``. A layer of zeros
+    gives zeros; a layer of one magnitude gives itself. A NaN or an inf makes the whole layer NaN or inf.
 
     ``dw = E · g · d(w) + sign(w)/N · Σ_j g_j sign(w_j)``: E is not a constant in the gradient. d is the surrogate's;
     for `ReSTE` it is 0 where ``|w| > 1.5`` and finite at 0. Latent weights are not clipped.
 
     Args:
-        surrogate: makes what stands for the derivative of the sign.
+        surrogate: makes the surrogate derivative of the sign.
     """
 
     def __init__(self, surrogate: Callable[[], Surrogate] = ReSTE) -> None:
@@ -54,12 +54,12 @@ def reste(
 ) -> Scheme:
     """ReSTE, W1A1 or W1A32: signs with a rectified power as surrogate, one scale for a layer (arXiv:2303.17153).
 
-    ``o_max`` is what the o of the `qconv.quantizers.ReSTE` of input and weight ends at, from 1.
+    ``o_max`` is the final o of the `qconv.quantizers.ReSTE` of input and weight, which starts at 1.
     ``binary_input=False`` leaves the input float.
 
     Raises:
         ValueError: ``o_max`` is less than 1, or a padding value or a surrogate for an input that is float.
-        TypeError: a surrogate that is none.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     ReSTE(o_max)
     published = partial(ReSTE, o_max)

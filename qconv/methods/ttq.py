@@ -21,11 +21,11 @@ class TTQ(Quantizer):
     constant in the gradient; a weight at ±D gives 0, and so does ±0.
 
     ``dw = g · {W_p, 1, W_n}`` for weights above, between and below, with no mask; latent weights are not clipped.
-    ``dW_p = Σ g`` over ``w > D``, ``dW_n = −Σ g`` over ``w < −D`` (the paper's equation omits the minus). A widely
-    used reimplementation takes the mean instead of the sum, and random initial values: a learning rate for one is far
-    off for the other. W_p and W_n start at 1, as in the authors' code, and are clamped to 2^-20 or more after each
-    step. The authors' weight decay reaches them too, by a loose pattern of names. They start from a trained float
-    network, and leave the first and last layer float (91.13 % of ResNet-20 on CIFAR-10).
+    ``dW_p = Σ g`` over ``w > D``, ``dW_n = −Σ g`` over ``w < −D`` (the paper's equation omits the minus). A widely used
+    reimplementation takes the mean instead of the sum, and random initial values: a learning rate for one is far off
+    for the other. W_p and W_n start at 1, as in the authors' code, and are clamped to 2^-20 or more after each
+    optimizer step. The authors' weight decay reaches them too, because of a loose pattern of names. They start from a
+    trained float network, and leave the first and last layer float (91.13 % of ResNet-20 on CIFAR-10).
 
     A layer of zeros gives zeros; in a layer of one constant every weight gives W_p (or −W_n). A NaN or an inf makes the
     whole layer NaN.
@@ -65,7 +65,7 @@ class TTQ(Quantizer):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         positive, negative = tensors
         wide_x, bound = self._bound(x)
-        # 0 · D is NaN for a NaN or an inf, which would else pass as zeros.
+        # 0 · D is NaN for a NaN or an inf, which would otherwise pass as zeros.
         return Codes(ternary(wide_x, bound), positive + 0 * bound, negative_scale=negative)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
@@ -73,13 +73,13 @@ class TTQ(Quantizer):
         wide_x, bound = self._bound(x)
         above, below = wide_x > bound, wide_x < -bound
         factor = torch.where(above, positive, torch.where(below, negative, 1.0))
-        # The sums of half precision are taken in float32.
+        # In half precision the sums are taken in float32.
         grad_positive = (grad * above).sum(dtype=wide_x.dtype).to(positive.dtype)
         grad_negative = (grad * below).sum(dtype=wide_x.dtype).neg().to(negative.dtype)
         return (grad * factor).to(grad.dtype), grad_positive, grad_negative
 
     def _bound(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``x``, in float32 if it is of half precision, and D."""
+        """``x``, in float32 if it has half precision, and D."""
         wide_x = wide(x)
         return wide_x, wide_x.abs().max() * self.threshold if x.numel() > 0 else wide_x.new_zeros(())
 

@@ -20,9 +20,9 @@ class TWN(Quantizer):
     and ``alpha`` the mean of |w| over ``|w| > D``; a weight at ±D gives 0, and so does ±0. ``dw = g``, with no mask, D
     and alpha constant; latent weights are not clipped.
 
-    Where no weight is above the threshold, as in a filter of zeros, alpha is 0 and w_q is 0; so it is for a constant
-    filter, or one of a single weight, if ``threshold >= 1``. A NaN or an inf makes its filter NaN (its layer, with
-    ``per_channel=False``). Half precision takes the means in float32.
+    If no weight is above the threshold, as in a filter of zeros, alpha is 0 and w_q is 0; with ``threshold >= 1`` that
+    is also the case for a constant filter or one of a single weight. A NaN or an inf makes its filter NaN (its layer,
+    with ``per_channel=False``). Half precision takes the means in float32.
 
     The paper derives 0.7 (0.75 for Gaussian weights, rounded down). The authors' Caffe code takes D and alpha over the
     layer with 0.7 (their 92.56 % of VGG-7 on CIFAR-10), their PyTorch code over each filter with 0.75 for
@@ -30,7 +30,7 @@ class TWN(Quantizer):
 
     Args:
         threshold: D over the mean magnitude, positive.
-        per_channel: D and alpha of each filter; False: of the layer.
+        per_channel: whether D and alpha are those of each filter or of the layer.
 
     Raises:
         ValueError: ``threshold`` is not positive and finite.
@@ -57,7 +57,7 @@ class TWN(Quantizer):
         count = x[:1].numel() if self.per_channel else x.numel()
         values = ternary(wide_x, self._sum(magnitude) * (self.threshold / max(count, 1)))
         above = values.abs()
-        # The product, not a selection, lets a NaN and an inf through to the scale.
+        # A product, unlike a selection, lets a NaN and an inf reach the scale.
         scale = self._sum(magnitude * above) / self._sum(above).clamp(min=1)
         return Whole(values.to(wide_x.dtype), scale)
 

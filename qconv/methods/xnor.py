@@ -24,18 +24,18 @@ def input_scale(
     dilation: tuple[int, ...],
     groups: int,
 ) -> Tensor:
-    """XNOR-Net's K: the mean magnitude of the input under each position of the kernel.
+    """Return XNOR-Net's K: the mean magnitude of the input under each position of the kernel.
 
     ``K = mean_c |input| * box``, where the box filter holds ``1 / prod(kernel_size)``; padding counts as 0. One map
     for each group of channels.
 
     Args:
         input: ``(N, C_in, *spatial)``.
-        kernel_size: of the layer.
-        stride: of the layer.
-        padding: of the layer, equal on both sides.
-        dilation: of the layer.
-        groups: of the layer.
+        kernel_size: that of the layer.
+        stride: that of the layer.
+        padding: that of the layer, equal on both sides.
+        dilation: that of the layer.
+        groups: that of the layer.
 
     Returns:
         ``(N, groups, *spatial_out)``.
@@ -49,32 +49,33 @@ def input_scale(
 class ScaledSign(Binary):
     r"""Binary weights with one scale for each filter, the weight quantizer of BWN and XNOR-Net.
 
-    ``w_q = alpha_c · sign(w)``, ``alpha_c = mean |w|`` over the n weights of filter c, ``sign(±0) = +1``; a filter of
-    zeros gives zeros, one of a constant or of one element itself. A NaN or an inf makes its filter NaN or inf.
+    ``w_q = alpha_c · sign(w)``, ``alpha_c = mean |w|`` over the n weights of filter c, ``sign(±0) = +1``. A filter of
+    zeros gives zeros; a constant filter or one of a single element gives itself. A NaN or an inf makes its filter NaN
+    or inf.
 
-    ``dw = alpha_c · g · d(w) + sign(w)/n · Σ_j g_j sign(w_j)``, with the surrogate's ``d(w) = 1[|w| ≤ 1]`` the exact
-    gradient of ``alpha · ste_sign(w)``; ``detach_scale=True`` drops the second term. ``paper_gradient=True`` is the
-    paper's own formula, ``g · (1/n + alpha · d(w))``, which takes the sum over j for g alone; in the authors' Torch
-    code the interval is open, while here ties at ±1 pass: the latent weights that are clamped lie there.
+    ``dw = alpha_c · g · d(w) + sign(w)/n · Σ_j g_j sign(w_j)`` is, with the surrogate's ``d(w) = 1[|w| ≤ 1]``, the
+    exact gradient of ``alpha · ste_sign(w)``; ``detach_scale=True`` drops the second term. ``paper_gradient=True`` is
+    the paper's own formula, ``g · (1/n + alpha · d(w))``, which takes the sum over j for g alone. In the authors' Torch
+    code the interval is open; here ties at ±1 pass, because the clamped latent weights lie there.
 
-    Alpha makes these gradients small: a step of Adam does not feel it, one of SGD does, and few signs flip. So the
+    Alpha makes these gradients small: an update of Adam does not notice, one of SGD does, and few signs flip. So the
     authors' code multiplies them by ``1 − 1/C_in``, and under SGD by n: ``numel_gradient=True`` does both (with one
     input channel, n alone).
 
-    In each step the authors' code first subtracts from each weight the mean over the input channels at its place in the
-    kernel, and then clamps. ``center=True`` does so in `after_step_`, so that the weights of the very first step are as
-    initialized. Where there is one input channel (a depthwise convolution) nothing is subtracted: zeros would be left.
-    The released AlexNet's 43.3 % are from that code, centred; the paper's are 44.2 %. A re-implementation (44.87 %, and
-    99.23 % of LeNet-5 on MNIST) takes the exact gradient times ``(1 − 1/C_in) · n``.
+    After each optimizer step the authors' code first subtracts from each weight the mean over the input channels at its
+    place in the kernel, and then clamps. ``center=True`` does so in `after_step_`, so the weights of the very first
+    forward are as initialized. With one input channel (a depthwise convolution) nothing is subtracted: only zeros would
+    be left. The released AlexNet's 43.3 % are from that code, centred; the paper's are 44.2 %. A re-implementation
+    (44.87 %, and 99.23 % of LeNet-5 on MNIST) takes the exact gradient times ``(1 − 1/C_in) · n``.
 
     Args:
         detach_scale: treat alpha as a constant in the gradient.
-        weight_clip: latent weights are clamped to ``[-weight_clip, weight_clip]`` after each step, as in the authors'
-            code; None leaves them.
-        surrogate: makes what stands for the derivative of the sign.
-        center: centre the latent weights after each step.
+        weight_clip: latent weights are clamped to ``[-weight_clip, weight_clip]`` after each optimizer step, as in the
+            authors' code; None leaves them.
+        surrogate: makes the surrogate derivative of the sign.
+        center: centre the latent weights after each optimizer step.
         paper_gradient: the paper's formula in place of the exact one.
-        numel_gradient: times ``n · (1 − 1/C_in)``, as the authors' code under SGD.
+        numel_gradient: multiply by ``n · (1 − 1/C_in)``, as the authors' code does under SGD.
 
     Raises:
         ValueError: ``weight_clip`` is not positive, or ``detach_scale`` together with ``paper_gradient``.
@@ -113,12 +114,12 @@ class ScaledSign(Binary):
         scale = filter_scale(x)
         none = (None,) * len(tensors)
         count = max(x[:1].numel(), 1)
-        if self.numel_gradient:  # of what is linear in the gradient
+        if self.numel_gradient:  # scale the factors that are linear in the gradient
             channels = x.shape[1] if x.ndim > 1 else 1
             grad = grad * (count * (1 - 1 / channels) if channels > 1 else count)
         if self.detach_scale:
             return self.surrogate.backward(grad, x, *tensors) * scale, *none
-        if self.paper_gradient:  # the surrogate may overwrite `grad`: what else reads it comes first
+        if self.paper_gradient:  # the surrogate may overwrite `grad`, so everything else that reads it comes first
             of_scale = grad / count
             return self.surrogate.backward(grad, x, *tensors) * scale + of_scale, *none
         signs = sign(x)
@@ -152,12 +153,12 @@ def bwn(
 ) -> Scheme:
     """BWN, W1A32: ``alpha_c · sign(w)`` with ``alpha_c = mean |w_c|`` (arXiv:1603.05279).
 
-    The input is float, so that ``surrogate`` is that of the weight. The other arguments are those of
+    The input is float, so ``surrogate`` is that of the weight. The other arguments are those of
     `qconv.quantizers.ScaledSign`.
 
     Raises:
         ValueError: ``detach_scale`` together with ``paper_gradient``.
-        TypeError: a surrogate that is none.
+        TypeError: ``surrogate`` makes no surrogate.
     """
     options = dict(center=center, paper_gradient=paper_gradient, numel_gradient=numel_gradient)
     return Scheme(weight=partial(ScaledSign, detach_scale, surrogate=chosen(surrogate, HardClip), **options))
@@ -175,16 +176,16 @@ def xnor(
     surrogate: Make | None = None,
     weight_surrogate: Make | None = None,
 ) -> Scheme:
-    """XNOR-Net, W1A1: the weights of `bwn`, the sign of the input (arXiv:1603.05279).
+    """XNOR-Net, W1A1: the weights of `bwn` and the sign of the input (arXiv:1603.05279).
 
-    ``scale_map`` multiplies the output by K, the mean magnitude of the input under the kernel. The paper has it, the
+    ``scale_map`` multiplies the output by K, the mean magnitude of the input under the kernel. The paper does so, the
     authors' code and the released model do not. The input's gradient passes where ``|x| <= 1``; in the authors' code
     the interval is open. ``center``, ``paper_gradient`` and ``numel_gradient`` are those of
     `qconv.quantizers.ScaledSign`.
 
     Raises:
         ValueError: ``detach_scale`` together with ``paper_gradient``.
-        TypeError: a surrogate that is none.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     options = dict(center=center, paper_gradient=paper_gradient, numel_gradient=numel_gradient)
     return Scheme(

@@ -19,18 +19,18 @@ class XNORppWeight(Binary):
     r"""Binary weights with a learned scale for each filter, the weight quantizer of XNOR-Net++.
 
     ``w_q = gamma_c · sign(w)``, ``sign(±0) = +1``, which equals an output multiplied by gamma_c: case 1 of the paper's
-    four. Its cases 2 to 4, of which the last gave the published 57.1 % (ResNet-18 on ImageNet), have one factor for
-    each place of the output; they tie a layer to one input size and are not here.
+    four. Cases 2 to 4, of which the last gave the published 57.1 % (ResNet-18 on ImageNet), have one factor for each
+    place of the output; they tie a layer to one input size and are not implemented.
 
     ``dgamma_c = Σ g · sign(w)`` over the filter and ``dw = gamma_c · g · d(w)`` with the surrogate's
     ``d(w) = 1[|w| ≤ 1]``, where ties at ±1 pass. gamma starts at 1; it is no step, so it may become negative, and
     nothing clamps it. Larq's reimplementation gives it weight decay. Latent weights are not clipped.
 
-    Filters of zeros, of a constant or of one element are as all others: ±gamma_c. A NaN gives one of the two values,
-    ±inf its sign.
+    Filters of zeros, constant filters and those of one element are treated like all others: ±gamma_c. A NaN gives
+    either value, ±inf its sign.
 
     Args:
-        surrogate: makes what stands for the derivative of the sign.
+        surrogate: makes the surrogate derivative of the sign.
     """
 
     roles = ("weight",)
@@ -67,7 +67,7 @@ def xnorpp(padding_value: int = 0, *, surrogate: Make | None = None, weight_surr
     The gradients of input and weight pass where the magnitude is at most 1.
 
     Raises:
-        TypeError: a surrogate that is none.
+        TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
     return Scheme(
         input=partial(Sign, chosen(surrogate, HardClip)),
