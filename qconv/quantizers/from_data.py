@@ -1,4 +1,4 @@
-"""The base of quantizers that start from figures of the data."""
+"""The base of quantizers that start from statistics of the data."""
 
 from typing import Generic, TypeVar, cast
 
@@ -12,20 +12,21 @@ Figures = TypeVar("Figures", bound=Observer)
 
 
 class FromData(Quantizer, Generic[Figures]):
-    """Base of the quantizers of inputs that start from figures of the data: their mean magnitude, their range.
+    """Base of input quantizers that start from statistics of the data, such as its mean magnitude or its range.
 
-    A subclass says what observes the data (`new_observer`) and sets its learned tensors from that (`start`), so that
-    any number of batches takes the memory of one.
+    A subclass creates the observer (`new_observer`) and sets its learned tensors from it (`start`), so any number of
+    batches needs the memory of one.
     """
 
     def new_observer(self) -> Figures:
-        """A new observer of what `start` needs."""
+        """Return a new observer that collects what `start` needs."""
         raise NotImplementedError(f"{type(self).__name__} defines no new_observer()")
 
     def start(self, observer: Figures) -> bool:
-        """Set the learned tensors from what ``observer`` has seen, and return whether there was a range to start from.
+        """Set the learned tensors from what ``observer`` has seen; return whether there was a range to start from.
 
-        It is called with no observer whose values were all equal. Where it returns False it leaves the tensors.
+        It is never called with an observer whose values were all equal. If it returns False it leaves the tensors
+        alone.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no start()")
 
@@ -35,7 +36,7 @@ class FromData(Quantizer, Generic[Figures]):
         self._start(observer)
 
     def observer(self) -> Observer:
-        # A subclass with an `initialize` of its own may look at anything.
+        # A subclass with its own `initialize` may look at anything.
         return self.new_observer() if type(self).initialize is FromData.initialize else super().observer()
 
     def initialize_from(self, observer: Observer) -> None:

@@ -1,4 +1,4 @@
-"""Quantizers as autograd nodes, which keep what a backward needs of the forward that ran."""
+"""Quantizers as autograd nodes, which keep what their backward needs from their forward."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def as_called(quantizer: "Quantizer") -> "Quantizer":
-    """What a Function is given: a snapshot, where a backward may follow that does not see the quantizer as it is now.
+    """Return what a Function gets: a snapshot if a backward may follow after the quantizer has changed, else itself.
 
-    Compiled code has traced forward and backward together.
+    Compiled code traces forward and backward together.
     """
     if torch.compiler.is_compiling() or not torch.is_grad_enabled():
         return quantizer
@@ -21,15 +21,15 @@ def as_called(quantizer: "Quantizer") -> "Quantizer":
 
 
 def held(quantizer: "Quantizer", tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """What a Function saves of the quantizer's tensors."""
+    """Return the quantizer's tensors in the form in which a Function saves them."""
     return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
 
 
 def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
     """Decorate a Function's ``backward`` so that differentiating its result raises a RuntimeError.
 
-    Unlike torch's decorator of this name it does so whatever the gradient came from: a loss that is linear in the
-    output hands over a constant, and torch's would then silently drop the second derivative of input and weight.
+    Unlike torch's decorator of this name it does so wherever the gradient came from. A loss that is linear in the
+    output passes on a constant; torch's decorator would then silently drop the second derivative of input and weight.
     """
 
     def guarded(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -45,7 +45,7 @@ def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
 
 
 class _Refuse(torch.autograd.Function):
-    """Hands the first ``count`` tensors through and ties them to all others; its own backward raises."""
+    """Passes the first ``count`` tensors through and ties them to all others; its own backward raises."""
 
     @staticmethod
     def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
