@@ -1,6 +1,5 @@
 """Which modules of a network can be graphs: those whose graphs compute the same, bit for bit, in the network itself."""
 
-import warnings
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -13,10 +12,10 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..layers import QuantizedLayer
+from ..layers.trial import trial
 from ..packed.shapes import usual_shapes
 from ..packed.tensors import joined
 from .parts import Part, ReadBeside
-from .state import State
 from .tracing import NotTraceable, trace
 
 _LOOKED_AT = "the forward around it looks at more than what it gives"
@@ -72,7 +71,7 @@ class Parts:
     @torch.no_grad()
     def prove(self, sample: Tensor) -> None:
         """Leave as they are all modules whose graphs give other outputs, or call other layers, or with other inputs."""
-        with _same_state(self.network):
+        with trial(self.network, keep_state=True):
             while (run := self._compared(sample)).unequal:
                 for name, reason in run.unequal.items():
                     self._leave(name, reason)
@@ -99,7 +98,7 @@ class Parts:
         every = dict.fromkeys(sorted(self.graphs, key=lambda name: self.graphs[name].is_single), _LOOKED_AT)
         self.place()
         try:
-            with _same_state(self.network):
+            with trial(self.network, keep_state=True):
                 got = tree_leaves(self.network(sample.clone()))
         except ReadBeside as error:
             return {error.name: str(error).partition(":")[0]}
@@ -176,18 +175,6 @@ class _Watch:
             torch.set_rng_state(after)
 
 
-class _same_state(ExitStack):  # noqa: N801  # used like a function
-    """Context manager: a module and the random numbers are behind it as they were before."""
-
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__()
-        self.state, self.drawn = State(module), torch.get_rng_state()
-        self.enter_context(warnings.catch_warnings())
-        warnings.simplefilter("ignore")  # the user's own forward, which says them when it is used
-        self.callback(self.state.restore)
-        self.callback(torch.set_rng_state, self.drawn)
-
-
 def called_modules(graph: fx.GraphModule) -> set[nn.Module]:
     """The modules that a graph calls."""
     targets = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
@@ -196,7 +183,7 @@ def called_modules(graph: fx.GraphModule) -> set[nn.Module]:
 
 def takes(network: nn.Module, sample: Tensor) -> None:
     """Raise what the network raises at these inputs; it stays as it is."""
-    with torch.no_grad(), _same_state(network):
+    with trial(network, keep_state=True):
         network(sample.clone())
 
 

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from ..layers import QuantizedLayer
-from .state import State
+from ..layers.state import State
 
 _ANY = torch.zeros(0, device="cpu")
 _NO_TENSOR = ("size", "shape", "dim", "ndim", "dtype", "device", "numel", "nelement", "item", "tolist", "getattr")

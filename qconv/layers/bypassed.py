@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from . import QuantizedLayer
-from .uncalibrated import without_warnings
+from .trial import trial
 
 LISTED = 8
 """How many layers a message names."""
@@ -82,19 +82,11 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
         layers: of the model.
         example: its input; a tuple of them, or a mapping by name.
     """
-    modes = {module: module.training for module in model.modules()}
-    watch = Watch(model, layers)
-    devices = [each.device for each in model.parameters() if each.device.type == "cuda"]
-    try:
-        model.eval()
-        with torch.random.fork_rng(devices=set(devices)), torch.no_grad(), without_warnings(), watch:
-            if isinstance(example, dict):
-                model(**example)
-            else:
-                model(*(example if isinstance(example, tuple) else (example,)))
-    finally:
-        for module, training in modes.items():
-            module.training = training
+    with trial(model, warns=True), Watch(model, layers) as watch:
+        if isinstance(example, dict):
+            model(**example)
+        else:
+            model(*(example if isinstance(example, tuple) else (example,)))
     return watch
 
 

@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ..checks import check_whole
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
+from ..layers.trial import trial
 from ..processes import meet, sum_over_processes
 from ..quantizers import Identity
 from ..quantizers.observers import Observer
@@ -176,18 +177,12 @@ def _observed(observe: Mapping[QuantizedLayer, Callable[[Tensor], None]]) -> Ite
 @contextmanager
 def _as_in_training(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients, in which batch norm normalizes as training does."""
-    modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
         if "torch._dynamo" in sys.modules:  # compiled code knows no observer
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(batch_statistics(model))
-        try:
-            model.eval()
-            yield
-        finally:
-            for module, training in modes.items():
-                module.training = training
+        stack.enter_context(trial(model, keep_random=False, warns=True))  # the batches may be drawn at random
+        yield
 
 
 def _shown(batches: Iterable[Any], max_samples: int) -> Iterator[Any]:

@@ -4,12 +4,12 @@ import base64
 import copy
 import inspect
 import struct
-import warnings
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..layers.trial import trial
 from .header import Trial
 from .shapes import usual_shapes
 
@@ -119,14 +119,12 @@ def _inputs(shape: tuple[int, ...]) -> Tensor:
     return torch.randn(CANDIDATES, *shape, generator=torch.Generator().manual_seed(0))
 
 
-@torch.no_grad()
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
     """Some numbers of each output of a copy of the model in evaluation, in the inputs' dtype; None without any."""
     model = copy.deepcopy(model).to(inputs.dtype)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
-    with warnings.catch_warnings(), torch.random.fork_rng(devices=[]):
-        warnings.simplefilter("ignore")  # noise is not an input to warn of
-        found = tree_leaves(model.eval()(inputs.to(device)))
+    with trial(model):
+        found = tree_leaves(model(inputs.to(device)))
     floating = [each for each in found if isinstance(each, Tensor) and each.is_floating_point()]
     tensors = [each for each in floating if each.ndim and len(each) == len(inputs)]
     if not tensors:

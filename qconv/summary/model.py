@@ -15,6 +15,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
+from ..layers.trial import random_state_kept
 from ..layers.uncalibrated import without_warnings
 from ..quantizers import Quantizer
 from .table import FLOAT_BITS, Row, Summary
@@ -170,18 +171,12 @@ def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
     sample = torch.zeros(1, *input_size, dtype=reference.dtype, device=reference.device)
     try:
         kept = saved_tensors_hooks(save, lambda tensor: tensor)
-        with _random_state_kept(sample.device), torch.enable_grad(), without_warnings(), kept, watch:
+        with random_state_kept(model), torch.enable_grad(), without_warnings(), kept, watch:
             model(sample)
     except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
         raise ValueError(f"input_size (={input_size}) must be what the model takes: {error}") from error
     trace.bypassed = {name for name, module in _modules(model) if module in watch.bypassed}
     return trace
-
-
-def _random_state_kept(device: torch.device):
-    if device.type in ("cpu", "meta"):
-        return torch.random.fork_rng(devices=[])
-    return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
 def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:

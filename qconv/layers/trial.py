@@ -1,0 +1,56 @@
+"""Running a model to see what it does, so that it is afterwards as it was before."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import nn
+
+from .state import State
+from .uncalibrated import without_warnings
+
+
+@contextmanager
+def trial(
+    model: nn.Module, *, keep_random: bool = True, keep_state: bool = False, warns: bool = False
+) -> Iterator[None]:
+    """Context manager: evaluation mode without gradients; then the modes of all modules are those that they were.
+
+    Args:
+        model: any module.
+        keep_random: random numbers go on as if it had not run. Not where its inputs are drawn meanwhile.
+        keep_state: its attributes and buffers come back, too, see `State`. Not needed for a copy.
+        warns: let the forward warn; what qconv's layers say in evaluation is left out in any case.
+    """
+    modes = {module: module.training for module in model.modules()}
+    with ExitStack() as stack:
+        if not warns:
+            stack.enter_context(warnings.catch_warnings())
+            warnings.simplefilter("ignore")
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(without_warnings())
+        if keep_random:
+            stack.enter_context(random_state_kept(model))
+        if keep_state:
+            stack.callback(State(model).restore)
+        stack.callback(_set_modes, modes)
+        model.eval()
+        yield
+
+
+@contextmanager
+def random_state_kept(model: nn.Module) -> Iterator[None]:
+    """Context manager: random numbers on the CPU and on the devices of the model go on as if nothing had drawn any."""
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        for device in devices:
+            if device.type not in ("cpu", "meta", "mps"):
+                stack.enter_context(torch.random.fork_rng(devices=[device], device_type=device.type))
+        yield
+
+
+def _set_modes(modes: dict[nn.Module, bool]) -> None:
+    for module, training in modes.items():
+        module.training = training

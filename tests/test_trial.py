@@ -1,0 +1,62 @@
+"""A model that was run to see what it does is as it was before."""
+
+import warnings
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from qconv.layers.trial import random_state_kept, trial
+
+
+class Changing(nn.Module):
+    """Writes to all that it has, draws, and warns."""
+
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.BatchNorm1d(3).eval()
+        self.register_buffer("count", torch.zeros(()))
+        self.seen: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        warnings.warn("its own", stacklevel=1)
+        self.count += 1
+        self.seen.append(len(x))
+        self.last = x
+        return self.part(x) + torch.rand(3)
+
+
+def test_everything_comes_back() -> None:
+    model = Changing()
+    before = torch.get_rng_state()
+    with suppress(ZeroDivisionError), trial(model, keep_state=True):
+        assert not model.training
+        assert not model(torch.rand(2, 3, requires_grad=True)).requires_grad
+        assert model.seen == [2]
+        raise ZeroDivisionError
+    assert (model.training, model.part.training, model.count, model.seen) == (True, False, 0, [])
+    assert not hasattr(model, "last")
+    assert torch.get_rng_state().equal(before)
+    assert torch.is_grad_enabled()
+
+
+def test_what_is_not_asked_for_stays() -> None:
+    model = Changing()
+    before = torch.get_rng_state()
+    with pytest.warns(UserWarning, match="its own"), trial(model, keep_random=False, warns=True):
+        model(torch.ones(2, 3))
+    assert model.count == 1
+    assert model.training
+    assert not torch.get_rng_state().equal(before)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_random_numbers_of_the_models_device_go_on() -> None:
+    model = nn.Linear(1, 1, device="cuda")
+    before = torch.cuda.get_rng_state()
+    with random_state_kept(model):
+        torch.rand(3, device="cuda")
+    assert torch.cuda.get_rng_state().equal(before)
