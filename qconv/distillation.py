@@ -1,4 +1,4 @@
-"""Learning from a teacher: the loss of its outputs, the loss of its attention maps, and a recorder of features."""
+"""Learning from a teacher: a loss of its outputs, a loss of its attention maps, and a recorder of features."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -15,9 +15,9 @@ def distribution_loss(student_logits: Tensor, teacher_logits: Tensor, temperatur
     ``−Σ_c softmax(teacher/T)_c · log_softmax(student/T)_c``, the mean over the batch (arXiv:2003.03488).
     ``dstudent = (softmax(student/T) − softmax(teacher/T)) / (T N)``; the teacher receives no gradient.
 
-    ReActNet trains with this alone, at T = 1: no term has the labels. Up to the teacher's entropy, a constant, it is
-    the Kullback-Leibler divergence, which the paper writes. With T > 1 gradients shrink as 1/T²; multiply the loss by
-    T² where it is added to others (Hinton et al., arXiv:1503.02531), which is not done here.
+    ReActNet trains with this loss alone, at T = 1, without the labels. Up to the teacher's entropy, a constant, it is
+    the Kullback-Leibler divergence given in the paper. With T > 1 gradients shrink as 1/T². Multiply the loss by T² if
+    you add it to others (Hinton et al., arXiv:1503.02531); this function does not.
 
     Args:
         student_logits: ``(N, classes)``.
@@ -25,7 +25,7 @@ def distribution_loss(student_logits: Tensor, teacher_logits: Tensor, temperatur
         temperature: T > 0.
 
     Returns:
-        A scalar, float32 or wider: 16-bit logits are computed with in float32.
+        A scalar, float32 or wider: 16-bit logits are converted to float32.
 
     Raises:
         ValueError: shapes that differ or are not ``(N, classes)``, an empty batch, or T not positive and finite.
@@ -58,30 +58,30 @@ def attention_matching_loss(
     teacher_features: Tensor | Sequence[Tensor],
     form: Literal["norm", "mean_square"] = "norm",
 ) -> Tensor:
-    r"""Distance of the places that student and teacher look at, summed over pairs of feature maps.
+    r"""Distance between the places that student and teacher attend to, summed over pairs of feature maps.
 
     A feature map A ``(N, C, *spatial)`` has the attention map ``Q = Σ_c A_c²``, flattened to ``(N, positions)``;
     ``q = Q / ‖Q‖₂`` for each picture, and ``q = 0`` where A is zero. The loss of a pair is
 
-    - ``form="norm"``: ``‖q_student − q_teacher‖₂``, the mean over the batch. It is the formula of both papers:
+    - ``form="norm"``: ``‖q_student − q_teacher‖₂``, the mean over the batch. This is the formula of both papers:
       Zagoruyko and Komodakis (arXiv:1612.03928, eq. 2 with p = 2, there with a factor β/2) and Real-to-Binary
       (arXiv:2003.11535, section 4.2).
-    - ``form="mean_square"``: ``(q_student − q_teacher)²``, the mean over batch and positions. It is what the code of
+    - ``form="mean_square"``: ``(q_student − q_teacher)²``, the mean over batch and positions. This is what the code of
       Zagoruyko and Komodakis computes, with a factor of β = 1000.
 
-    Both codes take the mean over channels for Q instead of the sum, which q does not notice. Larq Zoo's
-    Real-to-Binary divides Q by its maximum instead of ‖Q‖₂, and takes mean squares.
+    Both codes take the mean over channels for Q instead of the sum, which does not change q. Larq Zoo's Real-to-Binary
+    divides Q by its maximum instead of ‖Q‖₂, and takes mean squares.
 
-    The gradient is that of the formula; it is 0 for a picture whose student map is zero and, in the form "norm", for
-    one whose q are equal. The teacher receives none. The size of a map has no effect, down to the smallest numbers.
+    The gradient is that of the formula. It is 0 for a picture whose student map is zero and, with "norm", for one whose
+    q are equal. The teacher receives none. The magnitude of a map has no effect, down to the smallest numbers.
 
     Args:
         student_features: ``(N, C, *spatial)``, or a list of them.
-        teacher_features: as many, with the same batch and spatial size; the channels may differ.
-        form: which of the two.
+        teacher_features: the same number of maps, with the same batch and spatial size; the channels may differ.
+        form: ``"norm"`` or ``"mean_square"``.
 
     Returns:
-        A scalar, float32 or wider: 16-bit features are computed with in float32.
+        A scalar, float32 or wider: 16-bit features are converted to float32.
 
     Raises:
         ValueError: no pair, numbers of features, batches or spatial sizes that differ, a map that is not
@@ -116,27 +116,27 @@ def attention_matching_loss(
 def _attention(features: Tensor, dtype: torch.dtype) -> Tensor:
     """The normalized attention map, ``(N, positions)``."""
     features = features.to(dtype).flatten(2)
-    # The result is the same for a multiple of the features, so their largest value may be a constant 1: no square
-    # then leaves the range of the dtype.
+    # A multiple of the features gives the same result, so scale their largest value, as a constant, to 1: no square
+    # then overflows or underflows.
     largest = features.detach().abs().amax(dim=(1, 2), keepdim=True)
     return F.normalize((features / largest.masked_fill(largest == 0, 1)).square().sum(1), dim=1)
 
 
 class Features:
-    """Records what named modules of a model return, by forward hooks, inside a ``with`` block.
+    """Records the outputs of named modules of a model, by forward hooks, inside a ``with`` block.
 
     After the block ``features["layer1"]`` is the output of the latest call of that module, and ``features.tensors()``
-    the list of all, in the order of ``names``. They keep the graph that they belong to; the next block forgets them.
+    lists all outputs in the order of ``names``. They keep the graph that they belong to; the next block discards them.
 
     Args:
         model: any module.
-        names: of modules, as ``model.named_modules()`` says them.
+        names: names of modules, as in ``model.named_modules()``.
 
     Raises:
-        ValueError: a name that is not there (the message lists what is), or twice, or none at all.
-        TypeError: ``names`` is one text, or, in a forward pass, a module returns no tensor.
-        RuntimeError: reading the output of a module that was not called in the block, or that a later operation has
-            overwritten in place, as ``ReLU(inplace=True)`` and ``out += shortcut`` do; name the module after it.
+        ValueError: a name that does not exist (the message lists those that do), a repeated name, or no name.
+        TypeError: ``names`` is a single text, or, in a forward pass, a module does not return a tensor.
+        RuntimeError: reading the output of a module that was not called in the block, or that a later operation
+            overwrote in place, as ``ReLU(inplace=True)`` and ``out += shortcut`` do; name the module after it.
 
     Example:
         >>> teacher = student = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
@@ -190,7 +190,7 @@ class Features:
         return output
 
     def tensors(self) -> list[Tensor]:
-        """All recorded outputs, in the order of ``names``."""
+        """Return all recorded outputs, in the order of ``names``."""
         return [self[name] for name in self.modules]
 
     def _hook(self, name: str) -> Any:

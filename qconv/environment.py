@@ -1,4 +1,4 @@
-"""What a measurement was made with: machine, versions, commit."""
+"""The environment of a measurement: machine, versions, commit."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ def machine() -> dict[str, str | int | None]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python, qconv and the packages that it trains with, as far as they are installed."""
+    """Versions of Python, qconv and the packages it trains with, if installed."""
     installed = {"python": platform.python_version()}
     for package in ("qconv", "torch", "torchvision", "pytorch-lightning", "hydra-core", "scikit-learn", "numpy"):
         try:

@@ -1,4 +1,4 @@
-"""Files that are whole or absent, and clear words about those that are neither."""
+"""Files that are either complete or absent, and clear messages about those that are damaged."""
 
 import os
 import pickle
@@ -10,14 +10,14 @@ import torch
 
 
 class DamagedFileError(ValueError):
-    """A file that is missing, damaged, or no file of tensors."""
+    """A file that is missing, damaged, or not a file of tensors."""
 
 
 def load_tensors(path: str | os.PathLike[str], what: str) -> Any:
-    """Read what `torch.save` wrote to `path`, onto the CPU, with `weights_only=True`; messages call the file `what`.
+    """Read a file written by `torch.save` onto the CPU, with `weights_only=True`; messages call it a `what`.
 
     Raises:
-        DamagedFileError: there is no file, it is cut off or damaged, or it holds more than tensors and plain values.
+        DamagedFileError: the file is missing, cut off or damaged, or holds more than tensors and plain values.
     """
     path = Path(path)
     if not path.is_file():
@@ -52,5 +52,5 @@ class atomic_file:  # noqa: N801  # used like `open`
                     os.fsync(self.file.fileno())
             if kind is None:
                 self.temporary.replace(self.path)
-        finally:  # renamed away, or to be removed: also when the disk is full
+        finally:  # either renamed already or to be removed, even if the disk is full
             self.temporary.unlink(missing_ok=True)

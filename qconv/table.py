@@ -13,9 +13,9 @@ class Column(NamedTuple):
     """A column of text.
 
     Attributes:
-        head: what stands above it.
-        is_right: whether its cells end at one place, as numbers do, instead of beginning there.
-        width: how many characters it has at least.
+        head: its title.
+        is_right: whether its cells are aligned at the right, as numbers are.
+        width: its least number of characters.
     """
 
     head: str
@@ -24,7 +24,7 @@ class Column(NamedTuple):
 
 
 def line(cells: Iterable[str], columns: Sequence[Column], gap: str = "  ") -> str:
-    """One row, for tables that are printed row by row; cells that are wider than their column push the others aside."""
+    """One row of a table that is printed row by row; cells wider than their column push the others aside."""
     places = zip(cells, columns, strict=True)
     text = gap.join(cell.rjust(c.width) if c.is_right else cell.ljust(c.width) for cell, c in places)
     return text if columns[-1].is_right else text.rstrip()
@@ -41,7 +41,7 @@ def lines(rows: Iterable[Sequence[str] | None], columns: Sequence[Column]) -> li
 
 
 def read_csv(path: Path) -> list[dict[str, Any]]:
-    """The rows of a file; none where there is no file."""
+    """Return the rows of a file; none if the file is missing."""
     if not path.is_file():
         return []
     with path.open(newline="") as file:
@@ -49,21 +49,21 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
 
 
 def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Write rows of equal or different columns, in place of the file's; what a row lacks stays empty."""
+    """Replace the file by these rows, which may differ in their columns; missing cells stay empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
         file.write(csv_text(rows).encode())
 
 
 def append_csv(row: Mapping[str, Any], path: Path) -> None:
-    """Add a row to a file, with the names of the columns before the first one."""
+    """Add a row to a file, with a header line if the file is new."""
     is_new = not path.exists() or not path.stat().st_size
     with path.open("a", newline="") as file:
         file.write(csv_text([row], with_head=is_new))
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], *, with_head: bool = True) -> str:
-    """What `write_csv` writes."""
+    """Return the text that `write_csv` writes."""
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, dict.fromkeys(column for row in rows for column in row), lineterminator="\n")
     if with_head:

@@ -15,7 +15,7 @@ from ..kernels.operators import pack_weight
 from ..table import Column
 from .rows import Row, quartiles
 
-_LEAST = 0.02  # seconds that a side runs in a round
+_LEAST = 0.02  # seconds that a side runs in one round
 
 
 @dataclass(frozen=True)
@@ -23,16 +23,16 @@ class Result(Row):
     """Medians over the rounds, in microseconds.
 
     Attributes:
-        layer: channels and size: a 3×3 convolution with padding 1, as many channels out as in.
+        layer: channels and size of a 3×3 convolution with padding 1 and as many output as input channels.
         batch_size: pictures.
         float_us: torch's float32 convolution of contiguous operands.
-        channels_last_us: the same in the channels_last memory format.
-        binary_us: ours: signs of a float input packed, convolved, scaled, written as floats.
-        bits_us: ours from bits to bits, as between the layers of a frozen model.
-        ratio: the median over the rounds of the faster float side's time to ours.
+        channels_last_us: the same in channels_last memory format.
+        binary_us: qconv: signs of a float input packed, convolved, scaled, written as floats.
+        bits_us: qconv from bits to bits, as between the layers of a frozen model.
+        ratio: the median over the rounds of the time of the faster float side divided by ours.
         low: its lower quartile.
         high: its upper quartile.
-        instruction_set: of the kernel; "torch" where there is none.
+        instruction_set: that of the kernel, or "torch" if there is no kernel.
     """
 
     columns = (
@@ -65,7 +65,7 @@ class Result(Row):
 
 @torch.inference_mode()
 def measure(layer: str, batch_size: int, rounds: int) -> Result:
-    """Check that both sides are equal, then time them in turn.
+    """Check that both sides give the same result, then time them in turn.
 
     Raises:
         ValueError: a layer that is not CHANNELS@SIZE, or a number below 1.
@@ -110,7 +110,7 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
 
 
 def _time(side: Callable[[], Tensor], count: int) -> float:
-    """Seconds a call, after one that isn't counted."""
+    """Seconds per call, after an uncounted one."""
     side()
     start = time.perf_counter()
     for _ in range(count):

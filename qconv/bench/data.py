@@ -1,4 +1,4 @@
-"""Pictures a second: qconv's loaders against torchvision's data sets with PIL transforms."""
+"""Pictures per second: qconv's loaders against torchvision's data sets with PIL transforms."""
 
 import statistics
 import time
@@ -42,7 +42,7 @@ class Result(Row):
 
 
 class PILPictures(Dataset[Any]):
-    """Small pictures as torchvision's CIFAR10 has them: an array in memory, PIL transforms picture by picture."""
+    """Small pictures as in torchvision's CIFAR10: an array in memory, PIL transforms picture by picture."""
 
     def __init__(self, images: Tensor, labels: Tensor, mean: list[float], std: list[float], augment: bool) -> None:
         from torchvision import transforms as T
@@ -82,7 +82,7 @@ def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, ca
 
 
 def measure_large(root: str, batch_size: int, rounds: int, count: int = 200) -> Result:
-    """Decode, crop, resize, flip and normalize large pictures, by one worker process on both sides."""
+    """Decode, crop, resize, flip and normalize large pictures, with one worker process on both sides."""
     from torchvision import transforms as T
     from torchvision.datasets import ImageFolder
 
@@ -114,7 +114,7 @@ def _measure(
     ours: Callable[[], Iterable[Any]],
     theirs: Callable[[], Iterable[Any]],
 ) -> Result:
-    """Time both sides in turn, each round ``count`` pictures or an epoch, after one round that isn't counted."""
+    """Time both sides in turn, each round ``count`` pictures or an epoch, after one uncounted round."""
     if rounds < 1:
         raise ValueError(f"rounds (={rounds}) must be at least 1")
     pairs = [(_rate(ours(), batch_size, count), _rate(theirs(), batch_size, count)) for _ in range(rounds + 1)][1:]
@@ -125,7 +125,7 @@ def _measure(
 
 
 def _rate(loader: Iterable[Any], batch_size: int, count: int) -> float:
-    """Pictures a second."""
+    """Pictures per second."""
     start, seen = time.perf_counter(), 0
     for images, _ in islice(loader, -(-count // batch_size)):
         seen += len(images)

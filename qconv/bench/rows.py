@@ -1,4 +1,4 @@
-"""A row of a benchmark: in the table that is printed, and in the CSV file."""
+"""A benchmark's results as rows of the printed table and of the CSV file."""
 
 import statistics
 from abc import ABC, abstractmethod
@@ -13,7 +13,7 @@ from ..table import Column, append_csv, line
 
 @dataclass(frozen=True)
 class Row(ABC):
-    """What was measured."""
+    """A result of a benchmark."""
 
     columns: ClassVar[tuple[Column, ...]]
 
@@ -31,7 +31,7 @@ class Row(ABC):
         return line(self.cells(), self.columns, " ")
 
     def recorded(self) -> dict[str, Any]:
-        """The row of the CSV file: with what it was measured on."""
+        """The row of the CSV file: with the machine and versions of the measurement."""
         return {**asdict(self), **machine(), **versions(), "commit": commit()}
 
     def append_to(self, path: str) -> None:
@@ -40,6 +40,6 @@ class Row(ABC):
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """The lower quartile, the median and the upper quartile; the value itself where there is one."""
+    """The lower quartile, the median and the upper quartile; of a single value three times itself."""
     low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else list(values) * 3
     return low, middle, high

@@ -1,4 +1,4 @@
-"""One training step of a quantized layer or network against its float twin."""
+"""One training step of a quantized layer or network against that of its float twin."""
 
 import copy
 import os
@@ -27,7 +27,7 @@ Step = Callable[[], None]
 
 @dataclass(frozen=True)
 class Settings:
-    """How both sides run."""
+    """The settings of both sides."""
 
     batch_size: int = 64
     rounds: int = 15
@@ -49,9 +49,9 @@ class Settings:
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: `build` makes the float model, which takes `channels` × `size` × `size`.
+    """A measured case: `build` makes the float model, which takes `channels` × `size` × `size`.
 
-    A network's classes are 10; it is quantized but for its first and last layer. A layer is quantized itself.
+    A network has 10 classes and is quantized except for its first and last layer. A single layer is quantized itself.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Case:
 
     @classmethod
     def named(cls, name: str) -> "Case":
-        """``CHANNELS@SIZE``, a 3×3 convolution, or ``resnet18``, the CIFAR network.
+        """Parse ``CHANNELS@SIZE``, a 3×3 convolution, or ``resnet18``, the CIFAR network.
 
         Raises:
             ValueError: another name.
@@ -189,7 +189,7 @@ def _tenths(number: float) -> str:
 
 
 def _training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
-    """A layer's forward and backward, input gradient included; a network's step with cross-entropy and SGD."""
+    """A layer's forward and backward, with the input's gradient; a network's step with cross-entropy and SGD."""
     input = _pictures(case, settings)
     if case.is_layer:
         input.requires_grad_()
@@ -215,7 +215,7 @@ def _training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
 
 
 def _interleaved(sides: list[Step], settings: Settings) -> list[tuple[float, float]]:
-    """Times of both sides in each round; every other round begins with the second side."""
+    """Times of both sides in each round; every other round starts with the second side."""
     times = []
     for turn in range(settings.warmup + settings.rounds):
         taken = [0.0, 0.0]
@@ -236,7 +236,7 @@ def _timed(step: Step, device: str) -> float:
 
 
 def _saved_mib(step: Step, model: nn.Module) -> float:
-    """What autograd keeps for the backward: distinct storages, parameters excluded."""
+    """Bytes that autograd keeps for the backward: distinct storages, parameters excluded."""
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     sizes: dict[int, int] = {}
 

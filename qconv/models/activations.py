@@ -1,6 +1,6 @@
-"""Activations of binary networks, which learn where the next sign falls, and how a network builds its activations.
+"""Activations of binary networks, which learn where the next sign changes, and how a network builds its activations.
 
-A network takes `activation`: what makes a module when it is called with the number of channels, such as `RPReLU` or
+A network takes `activation`, which is called with the number of channels to make a module, such as `RPReLU` or
 `functools.partial(Maxout, negative=0.5)`. The classes of `torch.nn` can be given as they are: `build_activation` knows
 which of them take the number of channels.
 """
@@ -18,15 +18,15 @@ Activation = Callable[..., nn.Module]
 
 
 def build_activation(activation: Activation, channels: int) -> nn.Module:
-    """What `activation` makes for `channels` channels.
+    """Build the module that `activation` makes for `channels` channels.
 
-    Of torch's own activations, `nn.PReLU` is called with the number of channels and all others (`nn.ReLU`,
-    `nn.Hardtanh`, `nn.LeakyReLU`, …) without arguments, because their first argument means something else; so is a
-    `functools.partial` of them, which is what a config with ``_partial_: true`` gives. Everything else is called with
-    the number of channels.
+    Of torch's own activations, `nn.PReLU` is called with the number of channels. All others (`nn.ReLU`, `nn.Hardtanh`,
+    `nn.LeakyReLU`, …) are called without arguments, because their first argument means something else; the same holds
+    for a `functools.partial` of them, as a config with ``_partial_: true`` makes it. Everything else is called with the
+    number of channels.
 
     Raises:
-        TypeError: `activation` makes something else than a module, or is a module itself.
+        TypeError: `activation` makes something other than a module, or is a module itself.
     """
     kind = activation.func if isinstance(activation, partial) else activation
     if isinstance(activation, nn.Module):
@@ -40,9 +40,9 @@ def build_activation(activation: Activation, channels: int) -> nn.Module:
 
 
 class LearnedBias(nn.Module):
-    """Adds a learned value to each channel: ``y = x + b_c``, b initialised with 0.
+    """Adds a learned value to each channel: ``y = x + b_c``, with b initialised to 0.
 
-    ReActNet (arXiv:2003.03488) builds its RPReLU of two. The one before its sign belongs to the quantizer of the input.
+    ReActNet (arXiv:2003.03488) builds its RPReLU from two. The one before its sign belongs to the input quantizer.
 
     Args:
         channels: of the input, its dimension 1.
@@ -71,8 +71,8 @@ class LearnedBias(nn.Module):
 class RPReLU(nn.Module):
     """ReAct-PReLU: ``y = PReLU_c(x + m1_c) + m2_c`` with ``PReLU_c(v) = v if v > 0 else slope_c · v``.
 
-    Everything is learned: both shifts from 0, the slopes from 0.25. At ``x + m1_c = 0`` the gradient takes the slope.
-    ReActNet, arXiv:2003.03488, which writes the first shift with a minus sign; the authors' code adds it, as here.
+    Everything is learned: both shifts start at 0, the slopes at 0.25. At ``x + m1_c = 0`` the gradient takes the slope.
+    From ReActNet, arXiv:2003.03488, which writes the first shift with a minus sign; the authors' code adds it, as here.
 
     Args:
         channels: of the input, its dimension 1.
@@ -101,7 +101,7 @@ class RPReLU(nn.Module):
 class Maxout(nn.Module):
     """Two learned slopes: ``y = gamma+_c · relu(x) − gamma-_c · relu(−x)``.
 
-    AdaBin, arXiv:2208.08084. At ``x = 0`` no gradient passes to x.
+    From AdaBin, arXiv:2208.08084. At ``x = 0`` no gradient passes to x.
 
     Args:
         channels: of the input, its dimension 1.
@@ -132,9 +132,9 @@ class Maxout(nn.Module):
 
 
 def per_channel(parameter: Tensor, input: Tensor) -> Tensor:
-    """`parameter` (C,) in the shape and dtype in which it meets `input` (N, C, *spatial)."""
+    """`parameter` (C,) in the shape and dtype for computing with `input` (N, C, *spatial)."""
     channels = parameter.numel()
-    # A single channel would be broadcast in silence.
+    # A single channel would be broadcast silently.
     if input.dim() < 2 or input.shape[1] != channels:
         raise ValueError(f"input (of shape {tuple(input.shape)}) must have channels (={channels}) in its dimension 1")
     return parameter.to(input.dtype).view(-1, *[1] * (input.dim() - 2))

@@ -1,7 +1,7 @@
 """Bi-Real Net (Liu et al. 2018, arXiv:1808.00278): ResNet-18 and -34 with a shortcut around each convolution.
 
-Networks for ImageNet, of blocks convolution → batch norm → + shortcut → activation. The published ones have no
-activation beside the sign that quantizes the convolution's input, and leave the stem, the 1×1 convolutions of the
+Networks for ImageNet, with blocks convolution → batch norm → + shortcut → activation. The published ones have no
+activation other than the sign that quantizes the convolution's input, and leave the stem, the 1×1 convolutions of the
 shortcuts and the linear layer float: ``skip=("first", "last", ".*downsample.*")``.
 """
 
@@ -13,7 +13,7 @@ from .resnet import average_pool
 
 
 def mean_downsample(in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """Means over squares, a 1×1 convolution and batch norm; the input itself where the shape stays."""
+    """Means over squares, a 1×1 convolution and batch norm; the input itself if its shape stays."""
     if (in_channels, stride) == (out_channels, 1):
         return nn.Identity()
     conv = nn.Conv2d(in_channels, out_channels, 1, bias=False)
@@ -43,7 +43,7 @@ class BiRealNet(nn.Module):
         num_classes: outputs.
         blocks: convolutions of each of the four stages.
         activation: makes the activation after each shortcut from the number of channels, see `build_activation`; the
-            identity as published. ReActNet's is `RPReLU`.
+            default is the identity, as published. ReActNet's is `RPReLU`.
 
     Raises:
         ValueError: a number below 1, or not four stages.

@@ -4,8 +4,8 @@ Blocks are 3×3 convolution → activation → batch norm → + shortcut. Betwee
 fixed blur with stride 2 → float 1×1 convolution → batch norm. The stem and the transitions stay float, and binary
 convolutions pad with +1: ``convert(model, schemes.bnn(padding_value=1), skip=("stem.*", ".*pointwise", "last"))``.
 
-Larq's strided convolutions of the stem pad even sizes below and to the right only, as TensorFlow does; here they pad on
-all sides, so weights trained there see pictures that are shifted by a pixel.
+Larq's strided convolutions of the stem pad even sizes at the bottom and right only, as TensorFlow does; here they pad
+on all sides, so weights trained there see pictures shifted by a pixel.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ from .activations import Activation, build_activation
 class Blur(nn.Module):
     """Each channel filtered with (1, 2, 1)ᵀ(1, 2, 1)/16 at every second pixel, after zero padding by 1.
 
-    The anti-aliased pooling of arXiv:1904.11486. The filter is no parameter, and no layer for `convert`.
+    This is the anti-aliased pooling of arXiv:1904.11486. The filter is not a parameter, and `convert` sees no layer.
     """
 
     kernel: Tensor
@@ -38,7 +38,7 @@ class Blur(nn.Module):
 
 
 class Transition(nn.Module):
-    """From one section to the next: half the picture, another number of channels."""
+    """The transition to the next section: half the picture, another number of channels."""
 
     def __init__(self, in_channels: int, out_channels: int, activation: Activation) -> None:
         super().__init__()
@@ -112,9 +112,9 @@ class QuickNet(nn.Module):
 
 
 def make_stem(in_channels: int, width: int, activation: Activation) -> nn.Module:
-    """A strided 3×3, a strided depthwise 3×3 and a 1×1 convolution: a quarter of the picture, all float."""
+    """A strided 3×3, a strided depthwise 3×3 and a 1×1 convolution, all float: a quarter of the picture."""
     narrow = width // 4
-    # Keras' defaults for momentum and epsilon, which the authors keep here and nowhere else
+    # Keras' defaults for momentum and epsilon, which the authors keep here but nowhere else
     norm = partial(nn.BatchNorm2d, momentum=0.01, eps=1e-3)
     return nn.Sequential(
         nn.Conv2d(in_channels, narrow, 3, stride=2, padding=1, bias=False),

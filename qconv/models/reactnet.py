@@ -2,8 +2,8 @@
 
 A published block is RSign → convolution → batch norm → + shortcut → RPReLU. RSign, ``sign(x + b_c)``, belongs to the
 quantizer of the convolution's input and is not here. First and last layer stay float, and so do the 1×1 convolutions of
-the shortcuts in `reactnet18`: ``skip=("first", "last", ".*downsample.*")``; `reactnet_a` has none of these, and takes
-``skip=("first", "last")``.
+the shortcuts in `reactnet18`: ``skip=("first", "last", ".*downsample.*")``. `reactnet_a` has no such shortcuts and
+takes ``skip=("first", "last")``.
 """
 
 import torch
@@ -23,7 +23,7 @@ class MobileBlock(nn.Module):
     """A 3×3 and a 1×1 convolution, each with a shortcut without parameters.
 
     Where the channels double, the authors run two 1×1 convolutions with batch norm on the same signs, add the same
-    shortcut to each and concatenate the outputs. Here they are the two halves of one convolution, which computes the
+    shortcut to each and concatenate the outputs. Here these are the two halves of one convolution, which computes the
     same with one input quantizer.
     """
 

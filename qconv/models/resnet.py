@@ -1,8 +1,8 @@
 """Residual networks for small pictures (He et al. 2015, arXiv:1512.03385, sections 4.1 and 4.2).
 
 `resnet20` to `resnet56` are the paper's CIFAR networks: 3 stages of 16, 32 and 64 channels. `resnet18` is the paper's
-ImageNet network with a 3×3 stem and no pooling, as it is used on CIFAR. In the `shortcut="per_conv"` form each
-convolution has its own shortcut, as binary networks want it (Bi-Real Net, arXiv:1808.00278).
+ImageNet network with a 3×3 stem and no pooling, as used on CIFAR. With `shortcut="per_conv"` each convolution has its
+own shortcut, which suits binary networks (Bi-Real Net, arXiv:1808.00278).
 
 Published low-bit versions leave the first convolution and the last linear layer float: ``skip=("first", "last")``. With
 ``downsample="B"`` the 1×1 convolutions of the shortcuts are quantized unless ``skip`` has ``".*downsample.*"``.
@@ -36,7 +36,7 @@ class Stride(nn.Module):
 
 
 class ZeroChannels(nn.Module):
-    """Zero channels on both sides of the input's, `channels` in all."""
+    """Adds zero channels on both sides of the input's, `channels` in total."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ class ZeroChannels(nn.Module):
 
 
 def average_pool(stride: int) -> nn.Module:
-    """Means over squares of `stride` pixels; at odd sizes the last square has the pixels that are there."""
+    """Means over squares of `stride` pixels; at odd sizes the last squares are smaller."""
     return nn.AvgPool2d(stride, ceil_mode=True, count_include_pad=False)
 
 
 def make_downsample(kind: str, in_channels: int, out_channels: int, stride: int) -> nn.Module:
-    """The shortcut of a block, from C_in to C_out channels: the input itself where the shape stays.
+    """The shortcut of a block, from C_in to C_out channels: the input itself if its shape stays.
 
-    "A", of the paper's CIFAR networks: every `stride`-th pixel, and zero channels. "B", of its ImageNet networks: a 1×1
-    convolution with a stride, and batch norm. "avgpool", of ReCU (arXiv:2103.12369): means, and zero channels.
+    "A", in the paper's CIFAR networks: every `stride`-th pixel, and zero channels. "B", in its ImageNet networks: a
+    strided 1×1 convolution and batch norm. "avgpool", in ReCU (arXiv:2103.12369): means, and zero channels.
 
     Raises:
-        ValueError: `kind` is none of the three, or is without parameters and there are fewer channels out than in.
+        ValueError: `kind` is none of the three, or it has no parameters and there are fewer channels out than in.
     """
     if kind not in DOWNSAMPLES:
         raise ValueError(f"downsample (={kind!r}) must be one of {', '.join(map(repr, DOWNSAMPLES))}")
@@ -109,7 +109,7 @@ class ResNet(nn.Module):
         downsample: the shortcut where the shape changes: "A", "avgpool" or "B", see `make_downsample`.
         shortcut: "normal", one around each block, or "per_conv", one around each convolution.
         activation: makes an activation from the number of channels, see `build_activation`. A binary convolution needs
-            one that lets negative values through; `qconv.convert` replaces a ReLU before it (``before_sign``).
+            one that passes negative values on; `qconv.convert` replaces a ReLU before it (``before_sign``).
 
     Raises:
         ValueError: a number below 1, widths and blocks of different length, or an unknown `shortcut` or `downsample`.

@@ -1,4 +1,4 @@
-"""A small network of our own for pictures of 8×8 to 32×32 pixels, laid out for binary convolutions."""
+"""A small network for pictures of 8×8 to 32×32 pixels, designed for binary convolutions."""
 
 from torch import Tensor, nn
 
@@ -6,9 +6,9 @@ from torch import Tensor, nn
 class Block(nn.Module):
     """3×3 convolution, pooling, batch norm, shortcut, Hardtanh.
 
-    The next convolution may take the sign of what comes out: batch norm stands before it, which centres its threshold,
-    and pooling stands before batch norm, because a maximum of signs is nearly always +1. The shortcut hands the values
-    around the sign; Hardtanh bounds them to where a straight-through gradient passes.
+    The next convolution may take the sign of the output: batch norm precedes it and centres its threshold, and pooling
+    precedes batch norm, because a maximum of signs is nearly always +1. The shortcut carries the values around the
+    sign; Hardtanh bounds them to the range in which a straight-through gradient passes.
     """
 
     def __init__(self, in_channels: int, out_channels: int, *, pool: bool) -> None:

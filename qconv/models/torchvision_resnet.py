@@ -10,18 +10,18 @@ DEPTHS = (18, 34, 50, 101, 152)
 def torchvision_resnet(in_channels: int = 3, num_classes: int = 1000, *, depth: int = 18) -> nn.Module:
     """`torchvision.models.resnet18`, 34, 50, 101 or 152, randomly initialised; torchvision must be installed.
 
-    From 50 on, the stride is in the 3×3 convolution of a bottleneck, where the paper has it in the first 1×1 one.
-    Published low-bit versions leave the first and the last layer float; binary ones also the 1×1 convolutions of the
-    shortcuts: ``skip=("first", "last", ".*downsample.*")``.
+    From 50 on, the stride is in the 3×3 convolution of a bottleneck; in the paper it is in the first 1×1 convolution.
+    Published low-bit versions leave the first and the last layer float; binary ones also leave the 1×1 convolutions of
+    the shortcuts: ``skip=("first", "last", ".*downsample.*")``.
 
     Args:
-        in_channels: channels of the picture; other than 3, the stem is a new convolution with torchvision's
+        in_channels: channels of the picture; if it is not 3, the stem is a new convolution with torchvision's
             initialisation.
         num_classes: outputs.
-        depth: which network.
+        depth: number of layers.
 
     Raises:
-        ValueError: a number below 1, or a depth that there is not.
+        ValueError: a number below 1, or a depth that does not exist.
     """
     check_at_least_one(in_channels=in_channels, num_classes=num_classes)
     if depth not in DEPTHS:

@@ -1,9 +1,9 @@
 """The two VGG-like networks that the low-bit literature trains on CIFAR.
 
 Both have six 3×3 convolutions of 128, 128, 256, 256, 512 and 512 channels and halve the picture after every second one.
-`vgg_small` is the one of LQ-Net (arXiv:1807.10029), IR-Net (arXiv:1909.10788) and the binary networks since, with one
-linear layer; pooling stands before batch norm, as in BNN (arXiv:1602.02830): a maximum of signs is nearly always
-+1. `vgg7` is TWN's (arXiv:1605.04711): pooling comes last, and a linear layer of 1024 stands before the last one.
+`vgg_small` is that of LQ-Net (arXiv:1807.10029), IR-Net (arXiv:1909.10788) and the binary networks since, with one
+linear layer; pooling precedes batch norm, as in BNN (arXiv:1602.02830), because a maximum of signs is nearly always +1.
+`vgg7` is that of TWN (arXiv:1605.04711): pooling comes last, and a linear layer of 1024 precedes the last one.
 """
 
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ SHRINKS = 8
 
 
 class ConvBlock(nn.Module):
-    """3×3 convolution, batch norm and activation, with pooling nowhere, before batch norm or at the end."""
+    """3×3 convolution, batch norm and activation, with pooling before batch norm, at the end or not at all."""
 
     def __init__(self, in_channels: int, out_channels: int, *, pool: bool, pool_first: bool, act: Activation) -> None:
         super().__init__()
@@ -40,8 +40,9 @@ class VGG(nn.Module):
     Args:
         in_channels: channels of the picture.
         num_classes: outputs.
-        hidden: outputs of the linear layer before the last one, which batch norm and activation follow; None for none.
-        pool_first: pooling stands before batch norm and activation, not behind them.
+        hidden: outputs of a linear layer before the last one, followed by batch norm and activation; None for no such
+            layer.
+        pool_first: whether pooling precedes batch norm and activation or follows them.
         image_size: height and width of the picture, a multiple of 8.
         activation: makes an activation from the number of channels, see `build_activation`.
 

@@ -15,31 +15,30 @@ from .groups import Options
 class Bop(Optimizer):
     r"""Flips binary weights (Helwegen et al., arXiv:1906.02107, algorithm 1), and trains all others with Adam.
 
-    Groups with ``binary=True`` hold weights that are ±1 and nothing behind them: there is no latent weight. With the
-    gradient g and its moving average m, which starts at 0::
+    Groups with ``binary=True`` hold weights that are ±1, without latent weights behind them. With the gradient g and
+    its moving average m, which starts at 0::
 
         m ← m + γ (g − m);    w ← −w  where |m| > threshold and sign(m) = sign(w)
 
-    At ``|m| = threshold`` the weight stays; larq's ``Bop`` gives it the value +1 there. A NaN in the gradient stays in
-    m, and its weight is flipped no more. All other groups are trained by ``torch.optim.Adam``, bit for bit.
+    At ``|m| = threshold`` the weight stays; larq's ``Bop`` sets it to +1 there. A NaN in the gradient stays in m, and
+    its weight is never flipped again. All other groups are trained by ``torch.optim.Adam``, bit for bit.
 
     **The learning rate of a binary group is γ**, so that learning-rate schedules act on it: the authors decay γ.
-    ``gamma`` is the one of binary groups that have no ``lr``. ``threshold`` may differ between groups, too.
+    ``gamma`` is used for binary groups without an ``lr``. ``threshold`` may differ between groups, too.
 
-    The optimizer makes the weights of binary groups their signs (+1 for 0) when it is given them, in place. Weights of
-    any size that are loaded later become their signs in the next step. The layers keep their quantizer: for a sign
-    (``schemes.bnn``) the weight is the binary weight; with a scale (``schemes.bwn``) the scale of ±1 is 1. Clamping
-    after the step changes nothing.
+    The optimizer replaces the weights of binary groups by their signs (+1 for 0), in place, when it receives them.
+    Weights of any size that are loaded later become their signs at the next optimizer step. The layers keep their
+    quantizer: for a sign (``schemes.bnn``) the weight is the binary weight; with a scale (``schemes.bwn``) the scale of
+    ±1 is 1. Clamping after the optimizer step changes nothing.
 
     Args:
-        params: groups, of which one at least is binary:
-            ``parameter_groups(model, {"binary_weights": {"binary": True}})``.
+        params: groups, at least one of them binary: ``parameter_groups(model, {"binary_weights": {"binary": True}})``.
         lr: learning rate of Adam.
         gamma: the adaptivity rate γ, 0 to 1.
         threshold: 0 or more.
-        betas: of Adam.
-        eps: of Adam.
-        weight_decay: of Adam; a binary group must not have one of its own.
+        betas: those of Adam.
+        eps: that of Adam.
+        weight_decay: that of Adam; a binary group must not have one.
 
     Raises:
         ValueError: a number out of its range, a weight decay for a binary group, or no binary group.
@@ -75,14 +74,14 @@ class Bop(Optimizer):
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; the weights of a binary one become their signs."""
+        """Add a group; in a binary one the weights become their signs."""
         binary = param_group.get("binary", False)
         if "gamma" in param_group:
             raise ValueError(f"gamma (={param_group['gamma']}) of a group must be written lr, for schedules to find it")
         if binary and param_group.get("weight_decay"):
             decay = param_group["weight_decay"]
             raise ValueError(f"weight_decay (={decay}) of a binary group must be 0: ±1 has no size to decay")
-        # γ and Adam's options stay in every group: schedules such as OneCycleLR look for the same keys in all.
+        # γ and Adam's options stay in every group: schedules such as OneCycleLR expect the same keys in all.
         group = {"lr": self.defaults["gamma"], **param_group} if binary else dict(param_group)
         _check(self.defaults)
         _check({**self.defaults, **group})
@@ -95,7 +94,7 @@ class Bop(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Update all parameters that have a gradient; ``closure`` computes loss and gradients anew, and is returned."""
+        """Update all parameters that have a gradient; return the loss of ``closure``, which recomputes gradients."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -122,7 +121,7 @@ class Bop(Optimizer):
                 state["momentum"] = torch.zeros_like(weight, memory_format=torch.preserve_format)
             momentum = state["momentum"].lerp_(weight.grad, float(group["lr"]))
             signs = sign(weight)
-            flipped = signs * momentum > group["threshold"]  # exact: ±m, which is |m| where the signs agree
+            flipped = signs * momentum > group["threshold"]  # exact: ±m, which is |m| if the signs agree
             weight.copy_(torch.where(flipped, -signs, signs))
 
     def _adam(self, group: dict[str, Any], parameters: list[Tensor]) -> None:

@@ -1,4 +1,4 @@
-"""Parameter groups by what a parameter is: learned steps, binary weights, normalizations."""
+"""Parameter groups by the kind of parameter: learned steps, binary weights, normalizations."""
 
 import re
 from collections import defaultdict
@@ -26,37 +26,37 @@ KINDS = (
     "norms",
     "biases",
 )
-"""What a rule of `parameter_groups` can name."""
+"""The kinds that a rule of `parameter_groups` can name."""
 
-_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # the first is that of batch and instance norms
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # _NormBase is that of batch and instance norms
 
 
 def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[str, Any]]:
-    """Sort the trainable parameters of ``model`` into groups with options of their own, for any torch optimizer.
+    """Sort the trainable parameters of ``model`` into groups with their own options, for any torch optimizer.
 
     Args:
         model: any module.
-        rules: options by what they are for; of the rules that match a parameter the first counts. A rule is one of
+        rules: maps each rule to its options; the first rule that matches a parameter counts. A rule is one of
 
             - ``"binary_weights"``, ``"quantized_weights"``: weights of quantized layers, with 1 or fewer than 32 bits;
             - ``"quantizers"``: the learned tensors of quantizers; ``"input_quantizers"``, ``"weight_quantizers"`` and
-              ``"grad_quantizers"``: those that a quantized layer has in this place;
-            - ``"norms"``: weights and biases of normalizations; ``"biases"``: parameters named ``bias``, those of
-              normalizations too and those of quantizers not;
+              ``"grad_quantizers"``: those that a quantized layer has in this role;
+            - ``"norms"``: weights and biases of normalizations; ``"biases"``: parameters named ``bias``, including
+              those of normalizations but not those of quantizers;
             - any other text: a regular expression that matches the parameter's whole name;
             - a function of name and parameter that says whether it matches.
 
             A shared parameter has all its names and kinds.
 
     Returns:
-        The group of the parameters that no rule matches, if there are any, with no options: it takes those of the
-        optimizer. Then a group for each rule, in their order. Every trainable parameter is in one group, once. What
-        is frozen (``requires_grad=False``) now is in none.
+        First the group of the parameters that no rule matches, if there are any, with no options: it takes those of the
+        optimizer. Then a group for each rule, in their order. Every trainable parameter is in exactly one group. A
+        parameter that is frozen now (``requires_grad=False``) is in none.
 
     Raises:
-        ValueError: no trainable parameter, an invalid expression, an option ``params``, or a rule that matches
-            nothing, or nothing that the rules before it leave.
-        TypeError: a rule that is neither text nor function, or options that are no mapping.
+        ValueError: no trainable parameter, an invalid expression, an option ``params``, or a rule that matches nothing,
+            or only parameters that earlier rules take.
+        TypeError: a rule that is neither text nor function, or options that are not a mapping.
 
     Example:
         APoT's recipe (arXiv:1909.13144), and DeepShift-PS's (arXiv:1905.13298, with `shift_penalty` in the loss)::
@@ -115,7 +115,7 @@ def _matcher(rule: str | Predicate, kinds: Mapping[nn.Parameter, set[str]]) -> P
 
 
 def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
-    """The `KINDS` of every parameter."""
+    """Return the `KINDS` of every parameter."""
     kinds: dict[nn.Parameter, set[str]] = defaultdict(set)
 
     def add(kind: str, parameters: Iterable[nn.Parameter]) -> None:
@@ -142,7 +142,7 @@ def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
 
 
 class ModelOptimizer:
-    """Builds an optimizer over the `parameter_groups` of a model: what a configuration can write down.
+    """Builds an optimizer over the `parameter_groups` of a model, in a form that a configuration can express.
 
     ``ModelOptimizer(optimizer, rules, **options)(model)`` is ``optimizer(parameter_groups(model, rules), **options)``.
 
@@ -156,7 +156,7 @@ class ModelOptimizer:
         self.optimizer, self.rules, self.options = optimizer, rules, options
 
     def __call__(self, model: nn.Module) -> Optimizer:
-        """The optimizer of ``model``.
+        """Return the optimizer of ``model``.
 
         Raises:
             TypeError: the parameters of a model in place of the model.

@@ -1,4 +1,4 @@
-"""DeepShift-PS's weight decay, a term of the loss (arXiv:1905.13298)."""
+"""DeepShift-PS's weight decay as a term of the loss (arXiv:1905.13298)."""
 
 import torch
 from torch import Tensor, nn
@@ -10,14 +10,14 @@ def shift_penalty(model: nn.Module) -> Tensor:
     r"""DeepShift-PS's weight decay, ``½ · Σ (2^shift)²`` over the shifts of all `ShiftPS` (arXiv:1905.13298).
 
     Add ``weight_decay * shift_penalty(model)`` to the loss, and give the optimizer no weight decay for shift and sign:
-    ``parameter_groups(model, {"weight_quantizers": {"weight_decay": 0.0}})``. The shifts are taken as they are, not
-    rounded, and the sign has no part in it, so that weights that are 0 count as well. ``dshift = ln 2 · (2^shift)²``.
+    ``parameter_groups(model, {"weight_quantizers": {"weight_decay": 0.0}})``. The shifts are not rounded, and the sign
+    plays no part, so weights that are 0 count as well. ``dshift = ln 2 · (2^shift)²``.
 
     Returns:
         A scalar, float32 or wider; shared quantizers count once.
 
     Raises:
-        ValueError: no `ShiftPS` in the model, or one without its shifts, which a layer gives it.
+        ValueError: no `ShiftPS` in the model, or one whose shifts have not yet been created by a layer.
     """
     quantizers = [(name, module) for name, module in model.named_modules() if isinstance(module, ShiftPS)]
     if not quantizers:
