@@ -1,12 +1,12 @@
 """Pictures to train on, as LightningDataModules.
 
-The contract a data module keeps, and all that the training side asks of it:
+The contract of a data module, which is all that training asks of it:
 
 - attributes `num_classes`, `in_channels` and `image_size` (height, width), known before `setup`;
 - `train_dataloader`, `val_dataloader` and `test_dataloader` give batches `(images, labels)`: float `(N, C, H, W)` and
   int64 `(N,)`. Validation comes from the train split, never from the test split;
-- the order of the pictures and their augmentation are a function of (seed, epoch) alone, so that a resumed run sees
-  what an uninterrupted one would have seen; under DDP the ranks share out each epoch without loss or repetition.
+- the order of the pictures and their augmentation are a function of (seed, epoch) alone, so a resumed run sees what an
+  uninterrupted one would have seen; under DDP the ranks share each epoch without loss or repetition.
 
 `PicturesDataModule` gives the last two points to every data set that fits into memory.
 """

@@ -1,7 +1,7 @@
-"""Augmentation of whole batches, on the device where they lie.
+"""Augmentation of whole batches, on their device.
 
-Each is called with the pictures, `(N, C, H, W)` of any dtype, and a generator on the CPU, and returns new pictures of
-the same dtype. Random numbers are drawn on the CPU, so that a GPU sees the same pictures.
+Each augmentation is called with the pictures, `(N, C, H, W)` of any dtype, and a generator on the CPU, and returns new
+pictures of the same dtype. Random numbers are drawn on the CPU, so a GPU sees the same pictures.
 """
 
 from collections.abc import Callable
@@ -18,11 +18,11 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 class RandomCrop:
     """Pads each picture and crops it back to its size, as torchvision's ``RandomCrop(size, padding)`` does.
 
-    Every one of the ``(2 padding + 1)²`` shifts is as likely as any other.
+    All ``(2 padding + 1)²`` shifts are equally likely.
 
     Args:
         padding: pixels on each side.
-        fill: what comes in at the border; 0 is black.
+        fill: the value at the border; 0 is black.
 
     Raises:
         ValueError: ``padding`` is negative.
@@ -36,7 +36,7 @@ class RandomCrop:
             raise ValueError(f"padding (={self.padding}) must be at least 0")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The shifted pictures."""
+        """Return the shifted pictures."""
         if not self.padding:
             return images
         n, _, height, width = images.shape
@@ -61,7 +61,7 @@ class RandomFlip:
             raise ValueError(f"p (={self.p}) must be from 0 to 1")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The pictures, some mirrored."""
+        """Return the pictures, some mirrored."""
         flipped = torch.rand(len(images), generator=generator) < self.p
         chosen = flipped.nonzero().squeeze(1).to(images.device)  # cheaper than torch.where over all pictures
         return images.index_copy(0, chosen, images[chosen].flip(3))
@@ -69,11 +69,11 @@ class RandomFlip:
 
 @dataclass(frozen=True)
 class Cutout:
-    """Covers a square of each picture, whose centre may be any pixel (arXiv:1708.04552).
+    """Covers a square of each picture; its centre may be any pixel (arXiv:1708.04552).
 
     Args:
-        size: side of the square in pixels; parts of it may lie outside of the picture.
-        fill: what covers it; 0 is black.
+        size: side of the square in pixels; parts of it may lie outside the picture.
+        fill: the value that covers it; 0 is black.
 
     Raises:
         ValueError: ``size`` is less than 1.
@@ -87,7 +87,7 @@ class Cutout:
             raise ValueError(f"size (={self.size}) must be at least 1")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """The pictures with a square covered."""
+        """Return the pictures, each with a square covered."""
         n, _, height, width = images.shape
 
         def covered(length: int) -> Tensor:
@@ -100,7 +100,7 @@ class Cutout:
 
 
 def mean_and_std(images: Tensor) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each channel of uint8 pictures, exact; the latter is 1 where all are equal."""
+    """Exact mean and standard deviation of each channel of uint8 pictures; the latter is 1 if all values are equal."""
     levels = torch.arange(256, dtype=torch.float64)
     means, stds = [], []
     for channel in images.unbind(1):

@@ -12,15 +12,15 @@ class CIFARDataModule(PicturesDataModule):
     """CIFAR-10 or CIFAR-100: 45,000 pictures to train, 5,000 to validate, 10,000 to test, 32×32 in colour.
 
     Args:
-        root: the folder of torchvision's files, `cifar-10-batches-py` or `cifar-100-python`.
+        root: the folder with torchvision's files, `cifar-10-batches-py` or `cifar-100-python`.
         classes: 10 or 100.
-        download: fetch them if they aren't there.
-        val_size: how many training pictures validate.
+        download: whether to fetch missing files.
+        val_size: number of training pictures used for validation.
         options: those of `PicturesDataModule`.
 
     Raises:
         ValueError: `classes` is neither 10 nor 100.
-        FileNotFoundError: no whole data set is at `root` and `download` is false.
+        FileNotFoundError: `root` has no complete data set and `download` is false.
     """
 
     in_channels = 3

@@ -17,13 +17,13 @@ class DigitsDataModule(LightningDataModule):
     """1,197 pictures to train, 240 to validate, 360 to test, with the classes in equal shares.
 
     Pictures are normalised with the mean and standard deviation of the train split. Training shifts them by up to
-    `shift` pixels: a flip or a large rotation would make another digit of some.
+    `shift` pixels only: a flip or a large rotation would turn some into other digits.
 
     Args:
         seed: order and augmentation of the training pictures; the split does not depend on it.
         batch_size: largest batch of one process.
         shift: largest shift in pixels; 0 trains on the pictures as they are.
-        split_seed: which pictures belong to which split. All published figures use the default.
+        split_seed: chooses the pictures of each split. All published figures use the default.
 
     Raises:
         ValueError: if `batch_size` is less than 1 or `shift` is negative.
@@ -53,18 +53,18 @@ class DigitsDataModule(LightningDataModule):
             mean, std = splits["train"][0].mean(), splits["train"][0].std()
             self.splits = {name: ((images - mean) / std, labels) for name, (images, labels) in splits.items()}
             self.background = float(-mean / std)
-            self.normalize = Normalize([255 * mean.item()], [255 * std.item()])  # of pixels from 0 to 255
+            self.normalize = Normalize([255 * mean.item()], [255 * std.item()])  # for pixels from 0 to 255
 
     def train_dataloader(self) -> TensorLoader:
-        """Shuffled and augmented by (seed, epoch)."""
+        """Training pictures, shuffled and augmented by (seed, epoch)."""
         return self._loader("train", augment=(RandomCrop(self.shift, self.background),), shuffle=True)
 
     def val_dataloader(self) -> TensorLoader:
-        """All 240 validation pictures as they are."""
+        """All 240 validation pictures, unchanged."""
         return self._loader("val")
 
     def test_dataloader(self) -> TensorLoader:
-        """All 360 test pictures as they are."""
+        """All 360 test pictures, unchanged."""
         return self._loader("test")
 
     def _loader(self, split: str, *, augment: Sequence[Augment] = (), shuffle: bool = False) -> TensorLoader:
@@ -73,7 +73,7 @@ class DigitsDataModule(LightningDataModule):
 
 
 def split_digits(split_seed: int) -> dict[str, Split]:
-    """The raw pictures in [0, 1], `(N, 1, 8, 8)`, and their labels, split with equal shares of the classes."""
+    """Return the raw pictures in [0, 1], `(N, 1, 8, 8)`, and their labels, split with equal shares of the classes."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -1,4 +1,4 @@
-"""Any tree of small pictures, `train/<class>/*` and `test/<class>/*`: decoded once, kept in a file."""
+"""Any tree of small pictures, `train/<class>/*` and `test/<class>/*`, decoded once and cached in a file."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from ..images import DecodingError, opened, read_picture
 from .pictures import Pictures, PicturesDataModule
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
-FORMAT = 1  # of the cache file; another number makes another file
+FORMAT = 1  # of the cache file; each number has its own file
 Broken = Literal["fatal", "skip"]
 
 
@@ -33,28 +33,27 @@ class Tree(NamedTuple):
 
 
 class ImageFolderDataModule(PicturesDataModule):
-    """Pictures of one size from a tree `train/<class>/*` with `test/<class>/*` or `val/<class>/*` or both.
+    """Pictures of one size from a tree `train/<class>/*` with `test/<class>/*`, `val/<class>/*` or both.
 
-    With `test` alone, a part of the training pictures validates; with `val` alone, that is the test split; with both
-    each is what it is called. The pictures are decoded once, in parallel, into one file of uint8 tensors in `cache`,
-    named after paths, sizes and times of the tree's files; it is written anew when one of them changes, or when it is
-    damaged. Grey, palette, CMYK and 16-bit pictures become `channels` channels of 8 bits; transparency and EXIF
-    orientation are ignored.
+    With only `test`, a part of the training pictures is used for validation; with only `val`, that is the test split.
+    The pictures are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after paths, sizes and
+    times of the tree's files; it is rewritten when one of them changes or when it is damaged. Grey, palette, CMYK and
+    16-bit pictures become `channels` channels of 8 bits; transparency and EXIF orientation are ignored.
 
     Args:
-        root: the tree's folder.
+        root: the folder of the tree.
         image_size: side, or (height, width); pictures are resized to cover it and cropped at the centre. None takes the
-            size of the first picture and wants all others to have it.
+            size of the first picture and requires it of all others.
         channels: 3, or 1 for grey.
-        broken: what to do with files that are no whole picture: ``"fatal"`` names them in an error, ``"skip"`` leaves
-            them out and says so.
-        cache: folder of the cached files; None is `qconv` in the user's cache folder.
+        broken: what to do with files that cannot be decoded completely: ``"fatal"`` names them in an error, ``"skip"``
+            reports them and leaves them out.
+        cache: folder of the cached files; None means `qconv` in the user's cache folder.
         options: those of `PicturesDataModule`.
 
     Raises:
         FileNotFoundError: `root`, its `train`, or both of `test` and `val` are missing or hold no picture.
         ValueError: fewer than two classes, classes without training pictures, or an argument out of range.
-        BrokenPictureError: a file that is no picture, or of another size without `image_size`.
+        BrokenPictureError: a file that is not a picture, or has another size and there is no `image_size`.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class ImageFolderDataModule(PicturesDataModule):
         self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {self.resized} {channels} {broken}")
 
     def prepare_data(self) -> None:
-        """Decode the pictures into the cache, in one process of each machine."""
+        """Decode the pictures into the cache, in one process per machine."""
         self.cached = read_cache(self.cache)
         if self.cached is None:
             self.cache.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +90,7 @@ class ImageFolderDataModule(PicturesDataModule):
             self.cached = splits
 
     def read(self) -> dict[str, Pictures]:
-        if self.cached is None:  # in a process that another one of this machine has prepared it for
+        if self.cached is None:  # another process of this machine has prepared it
             self.prepare_data()
         splits, self.cached = self.cached or {}, None
         return splits
@@ -101,7 +100,7 @@ class ImageFolderDataModule(PicturesDataModule):
             try:
                 with opened(path) as picture:
                     return picture.height, picture.width
-            except DecodingError:  # told, with all others, when they are decoded
+            except DecodingError:  # reported with all others when they are decoded
                 continue
         raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is a picture")
 
@@ -135,10 +134,10 @@ class ImageFolderDataModule(PicturesDataModule):
 
 
 def scan(root: Path) -> Tree:
-    """The tree below ``root``; hidden files and files that have no picture's suffix are passed over.
+    """Return the tree below ``root``, without hidden files and files without a picture's suffix.
 
     Raises:
-        FileNotFoundError, ValueError: as of `ImageFolderDataModule`.
+        FileNotFoundError, ValueError: as for `ImageFolderDataModule`.
     """
     if not root.is_dir():
         raise FileNotFoundError(f"data.root (={root}): there is no such folder")
@@ -169,7 +168,7 @@ def scan(root: Path) -> Tree:
 
 
 def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Path:
-    """The file for this tree and these settings: another one when any file's path, size or time is another."""
+    """Return the cache file of this tree and these settings; it changes with any file's path, size or time."""
     digest = hashlib.blake2b(f"{FORMAT} {settings} {tree.classes}".encode(), digest_size=16)
     for name, files in tree.splits.items():
         for path, _ in files:
@@ -180,26 +179,26 @@ def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Pat
 
 
 def cache_folder() -> Path:
-    """Where this user's cached files lie."""
+    """The folder of this user's cached files."""
     return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qconv").expanduser()
 
 
 def read_cache(path: Path) -> dict[str, Pictures] | None:
-    """The splits in the cache file; None if there is no whole one.
+    """Return the splits in the cache file, or None if it is missing or damaged.
 
-    It is read, not mapped: a mapped file that someone replaces kills the process.
+    It is read, not mapped: replacing a mapped file kills the process.
     """
     if not path.is_file():
         return None
     try:
         return {name: Pictures(*pictures) for name, pictures in load_tensors(path, "cache").items()}
-    except (DamagedFileError, AttributeError, TypeError) as error:  # the last two: it holds something else
+    except (DamagedFileError, AttributeError, TypeError) as error:  # the last two: it holds other data
         Console(stderr=True).print(f"{error}: it is made anew", highlight=False)
         return None
 
 
 def cores() -> int:
-    """How many threads or processes of this machine may run at once."""
+    """The number of threads or processes that this machine can run at once."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -20,16 +20,16 @@ Item = tuple[int, int]
 class ImageNetDataModule(LargePicturesDataModule):
     """ImageNet, or any tree `train/<class>/*` and `val/<class>/*` of large pictures, decoded by worker processes.
 
-    `val` is the test split if there is no `test`; then a fixed part of the training pictures validates.
+    If there is no `test`, `val` is the test split and a fixed part of the training pictures is used for validation.
 
     Args:
-        root: the tree's folder.
-        val_size: number or share of the training pictures that validate.
-        split_seed: which pictures these are.
+        root: the folder of the tree.
+        val_size: number or share of the training pictures used for validation.
+        split_seed: chooses these pictures.
         options: those of `LargePicturesDataModule`.
 
     Raises:
-        FileNotFoundError, ValueError: as of `ImageFolderDataModule`, or an argument out of range.
+        FileNotFoundError, ValueError: as for `ImageFolderDataModule`, or an argument out of range.
         BrokenPictureError: a file that cannot be decoded.
     """
 
@@ -41,7 +41,7 @@ class ImageNetDataModule(LargePicturesDataModule):
         self.splits: dict[str, Sequence[tuple[Path, int]]] = {}
 
     def setup(self, stage: str) -> None:
-        """Share out the files."""
+        """Assign the files to the splits."""
         del stage
         self.splits = dict(self.tree.splits)
         if "val" not in self.splits:
@@ -58,11 +58,11 @@ class ImageNetDataModule(LargePicturesDataModule):
 
 
 class LargePictures(Dataset[Any]):
-    """Decoded and cropped pictures; an item is asked for as (epoch, index).
+    """Decoded and cropped pictures; items are requested as (epoch, index).
 
     Args:
         files: paths and labels.
-        crop: what decodes and crops them.
+        crop: decodes and crops them.
     """
 
     def __init__(self, files: Sequence[tuple[Path, int]], crop: Crop) -> None:
@@ -74,7 +74,7 @@ class LargePictures(Dataset[Any]):
         return len(self.labels)
 
     def __getitem__(self, item: Item) -> tuple[Tensor, int] | str:
-        """Picture and label, or what is wrong with the file."""
+        """Return picture and label, or the problem with the file."""
         epoch, index = item
         try:
             return self.crop(self.paths[index], epoch, index), self.labels[index]
@@ -83,7 +83,7 @@ class LargePictures(Dataset[Any]):
 
 
 class DecodingLoader(EpochLoader):
-    """Batches of `LargePictures`, decoded by `workers` processes (0: by this one)."""
+    """Batches of `LargePictures`, decoded by `workers` processes (0: by this process)."""
 
     def __init__(self, sampler: EpochOrder, pictures: LargePictures, workers: int) -> None:
         super().__init__(sampler)
@@ -96,7 +96,7 @@ class DecodingLoader(EpochLoader):
             pin_memory=torch.cuda.is_available(),
             persistent_workers=workers > 0,
             worker_init_fn=one_thread,
-            generator=torch.Generator(),  # else it draws from the generator that dropout draws from
+            generator=torch.Generator(),  # otherwise it would use dropout's generator
         )
 
     def batches(self, start: int) -> Iterator[Any]:
@@ -105,7 +105,7 @@ class DecodingLoader(EpochLoader):
 
 
 class EpochBatches:
-    """The batches of an `EpochOrder`, from number `start` on, as items of `LargePictures`."""
+    """The batches of an `EpochOrder`, starting at number `start`, as items of `LargePictures`."""
 
     def __init__(self, order: EpochOrder) -> None:
         self.order, self.start = order, 0

@@ -1,4 +1,4 @@
-"""Large pictures, decoded and cropped by worker processes while the network trains: what their data modules share."""
+"""Base of data modules with large pictures, decoded and cropped by worker processes while the network trains."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,25 +13,26 @@ from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader
 
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
-"""Of ImageNet's pixels from 0 to 255, as all published networks have them."""
+"""ImageNet's mean and deviation for pixels from 0 to 255, as in all published networks."""
 
 
 class LargePicturesDataModule(LightningDataModule):
-    """Pictures that a subclass loads as batches of uint8 pixels, labels, and what is wrong with other files.
+    """Large pictures, which a subclass loads as batches of uint8 pixels, labels, and problems with other files.
 
     Training pictures are cropped at random (8 to 100 % of the area, aspect ratio 3/4 to 4/3), resized and mirrored at
-    random as of Inception; validation and test pictures resized and cropped at the centre. All that is done on uint8
-    pixels; on the device they are normalized with ImageNet's mean and deviation. What happens to a picture is a
+    random, as for Inception; validation and test pictures are resized and cropped at the centre. All this is done on
+    uint8 pixels; on the device they are normalized with ImageNet's mean and deviation. The treatment of a picture is a
     function of (seed, epoch, picture) alone. Formats and modes are those of `qconv.images`: grey, palette, CMYK and
-    16-bit pictures become RGB of 8 bits. A JPEG file whose bytes are wrong but complete cannot be told from a picture.
+    16-bit pictures become RGB of 8 bits. A JPEG file whose bytes are wrong but complete cannot be recognized as
+    damaged.
 
     Args:
         image_size: side of the pictures.
         resize: shorter side before the crop at the centre.
-        workers: processes that decode; None is one for each core, and more than those are as many.
+        workers: number of decoding processes, at most one per core; None means one per core.
         broken: what to do with files that cannot be decoded: ``"fatal"`` names the first in an error, ``"skip"`` leaves
             them out, and names and counts them.
-        seed: order and augmentation of the training pictures.
+        seed: seed of the order and augmentation of the training pictures.
         batch_size: largest batch of one process.
 
     Raises:
@@ -68,15 +69,15 @@ class LargePicturesDataModule(LightningDataModule):
         self.left_out: list[str] = []
 
     def loader(self, name: str, *, train: bool) -> EpochLoader:
-        """Batches of the split, in a new order each epoch and cropped at random if it trains."""
+        """Return batches of the split; for training in a new order each epoch, and cropped at random."""
         raise NotImplementedError(f"{type(self).__name__} defines no loader()")
 
     def crop(self, *, train: bool) -> "Crop":
-        """What decodes and crops the pictures."""
+        """Return the function that decodes and crops the pictures."""
         return Crop(self.image_size[0], self.resize, self.seed if train else None)
 
     def train_dataloader(self) -> EpochLoader:
-        """Shuffled and augmented by (seed, epoch)."""
+        """Training pictures, shuffled and augmented by (seed, epoch)."""
         return self.loader("train", train=True)
 
     def val_dataloader(self) -> EpochLoader:
@@ -88,7 +89,7 @@ class LargePicturesDataModule(LightningDataModule):
         return self.loader("test", train=False)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        """Tell which pictures are left out, or end the run."""
+        """Report the pictures that are left out, or end the run."""
         del dataloader_idx
         images, labels, problems = batch
         for problem in problems:
@@ -114,17 +115,17 @@ class Crop:
     Args:
         size: side of the pictures.
         resize: shorter side before the crop at the centre.
-        seed: of the crops, which are random by (seed, epoch, number); None crops at the centre.
+        seed: seed of the crops, which are random by (seed, epoch, number); None crops at the centre.
     """
 
     def __init__(self, size: int, resize: int, seed: int | None) -> None:
         self.size, self.resize, self.seed = size, resize, seed
 
     def __call__(self, file: str | bytes, epoch: int, number: int) -> Tensor:
-        """The picture in a file or in its bytes.
+        """Decode and crop the picture in a file or in its bytes.
 
         Raises:
-            DecodingError: it is none.
+            DecodingError: it is not a picture.
         """
         image = decode(file)
         if self.seed is None:
@@ -140,7 +141,7 @@ def random_crop(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Tensor:
-    """A random part of the picture, resized to a square and mirrored by chance: Inception's crop."""
+    """Return a random part of the picture, resized to a square and mirrored at random: Inception's crop."""
     from torchvision.transforms.v2.functional import resized_crop
 
     _, height, width = image.shape
@@ -151,7 +152,7 @@ def random_crop(
         w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
             break
-    else:  # the whole picture, as far as the ratio lets
+    else:  # the whole picture, as far as the ratio allows
         w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
     top = int(torch.randint(0, height - h + 1, (), generator=generator))
     left = int(torch.randint(0, width - w + 1, (), generator=generator))
@@ -161,7 +162,7 @@ def random_crop(
 
 
 def collate(items: Sequence[tuple[Tensor, int] | str]) -> tuple[Tensor, Tensor, list[str]]:
-    """Pictures and labels as tensors, and what is said of the others."""
+    """Return pictures and labels as tensors, and the problems of the others."""
     whole = [item for item in items if not isinstance(item, str)]
     problems = [item for item in items if isinstance(item, str)]
     images = torch.stack([image for image, _ in whole]) if whole else torch.empty(0, 3, 1, 1, dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""The order of an epoch, a function of (seed, epoch) alone, and loaders that follow it from any place on."""
+"""The order of an epoch, a function of (seed, epoch) alone, and loaders that follow it from any place."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -14,17 +14,17 @@ from .augment import Augment
 class EpochOrder:
     """The order of one epoch's samples, cut into this rank's batches.
 
-    Each epoch's order is cut into one part a step, which differ in size by at most one, and rank r takes every
-    `world_size`-th sample of a part from r on, as the streams of `qconv.quantizers.Stream` count them. So all ranks
-    take the same number of steps, no sample is lost or repeated, and no batch is a small remainder, whose batch-norm
-    statistics would be noise.
+    Each epoch's order is cut into one part per step; the parts differ in size by at most one. Rank r takes every
+    `world_size`-th sample of a part, starting at r, as the streams of `qconv.quantizers.Stream` count them. So all
+    ranks take the same number of steps, no sample is lost or repeated, and no batch is a small remainder with noisy
+    batch-norm statistics.
 
     Args:
         size: number of samples.
-        batch_size: the largest number of samples of one batch on one rank.
-        shuffle: a new order each epoch; otherwise the stored order.
-        seed: with the epoch, all that the order depends on.
-        rank: this process.
+        batch_size: the largest number of samples in one batch on one rank.
+        shuffle: whether each epoch has a new order instead of the stored one.
+        seed: together with the epoch determines the order.
+        rank: number of this process.
         world_size: number of processes.
 
     Raises:
@@ -44,11 +44,11 @@ class EpochOrder:
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next; Lightning calls it."""
+        """Choose the epoch of the next order; Lightning calls it."""
         self.epoch = epoch
 
     def generator(self, stream: int) -> torch.Generator:
-        """Random numbers of this seed, epoch and stream; 0 orders the samples, those from 1 on augment them."""
+        """Random numbers of this seed, epoch and stream; stream 0 orders the samples, those from 1 on augment them."""
         # One multiplication per number keeps (seed, epoch) pairs apart: seed 1, epoch 2 is not seed 2, epoch 1.
         mixed = (self.seed * 1_000_003 + self.epoch) * 1_000_003 + stream
         return torch.Generator().manual_seed(mixed % 2**63)
@@ -57,7 +57,7 @@ class EpochOrder:
         return self.steps
 
     def parts(self, start: int = 0) -> Iterator[Tensor]:
-        """This rank's samples of each step from `start` on."""
+        """Yield this rank's samples for each step from `start` on."""
         order = torch.randperm(self.size, generator=self.generator(0)) if self.shuffle else torch.arange(self.size)
         yield from (part[self.rank :: self.world_size] for part in order.tensor_split(self.steps)[start:])
 
@@ -66,7 +66,7 @@ class EpochOrder:
 
 
 class InEpochs(Protocol):
-    """What an order takes from a data module."""
+    """The attributes of a data module that an order needs."""
 
     trainer: Trainer | None
     batch_size: int
@@ -74,17 +74,17 @@ class InEpochs(Protocol):
 
 
 def epoch_order(data: InEpochs, size: int, *, shuffle: bool) -> EpochOrder:
-    """The order of `size` samples for the process that `data` is in."""
+    """The order of `size` samples for the process of `data`."""
     rank, world_size = (data.trainer.global_rank, data.trainer.world_size) if data.trainer else (0, 1)
     return EpochOrder(size, data.batch_size, shuffle=shuffle, seed=data.seed, rank=rank, world_size=world_size)
 
 
 class EpochLoader(ABC):
-    """Batches in an `EpochOrder`, from the place on where an interrupted epoch stopped.
+    """Batches in an `EpochOrder`, continuing where an interrupted epoch stopped.
 
-    It is a plain iterable that begins when its first batch is asked for: by then Lightning has set the epoch, through
-    the attribute `sampler`. Lightning wants `batch_sampler` beside it, None as of a DataLoader with batch_size=None,
-    and saves `state_dict` with each checkpoint.
+    It is a plain iterable that begins when its first batch is requested: by then Lightning has set the epoch through
+    the attribute `sampler`. Lightning also expects `batch_sampler`, which is None as for a DataLoader with
+    batch_size=None, and saves `state_dict` with each checkpoint.
     """
 
     batch_sampler = None
@@ -96,7 +96,7 @@ class EpochLoader(ABC):
 
     @abstractmethod
     def batches(self, start: int) -> Iterator[Any]:
-        """The batches of the sampler's epoch from number `start` on."""
+        """Yield the batches of the sampler's epoch from number `start` on."""
 
     def __len__(self) -> int:
         return len(self.sampler)
@@ -108,11 +108,11 @@ class EpochLoader(ABC):
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """How many batches of which epoch were given; the same on all ranks."""
+        """The epoch and the number of batches yielded so far; the same on all ranks."""
         return {"epoch": self.sampler.epoch, "batch": self.given}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Begin that epoch after those batches."""
+        """Resume that epoch after those batches."""
         self.resumed = dict(state_dict)
 
 

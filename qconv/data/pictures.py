@@ -1,4 +1,4 @@
-"""Data sets that lie in memory as one uint8 tensor a split, on the device that trains."""
+"""Data sets in memory, one uint8 tensor per split, on the device that trains."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -20,18 +20,18 @@ class Pictures(NamedTuple):
 
 
 class PicturesDataModule(LightningDataModule):
-    """Pictures in memory: augmented in batches on the device, normalized with mean and deviation of the train split.
+    """Pictures in memory, augmented in batches on the device, normalized with mean and deviation of the train split.
 
     A subclass sets `num_classes`, `in_channels`, `image_size` and `classes` in its constructor and writes `read`. A
-    batch larger than a split is the whole split. The test split is touched by `test_dataloader` alone.
+    batch larger than a split is the whole split. Only `test_dataloader` touches the test split.
 
     Args:
-        seed: order and augmentation of the training pictures; the split does not depend on it.
+        seed: seed of the order and augmentation of the training pictures; the split does not depend on it.
         batch_size: largest batch of one process.
-        augment: what is done to training pictures, one after another; None is `RandomCrop(4)` and `RandomFlip()`.
-        val_size: how many training pictures validate, a number or a share of them, where the data have no validation
-            split of their own; the same ones for every seed, with the classes in their shares.
-        split_seed: which pictures these are.
+        augment: augmentations of training pictures, applied in turn; None means `RandomCrop(4)` and `RandomFlip()`.
+        val_size: number or share of training pictures used for validation if the data have no validation split; the
+            same for every seed, with the classes in proportion.
+        split_seed: chooses these pictures.
 
     Raises:
         ValueError: `batch_size` is less than 1, or `val_size` is negative, 0 or not below the number of pictures.
@@ -62,11 +62,11 @@ class PicturesDataModule(LightningDataModule):
         self.splits: dict[str, Pictures] = {}
 
     def read(self) -> dict[str, Pictures]:
-        """The splits "train" and "test", and "val" if the data have one."""
+        """Return the splits "train" and "test", and "val" if the data have one."""
         raise NotImplementedError(f"{type(self).__name__} defines no read()")
 
     def setup(self, stage: str) -> None:
-        """Read and split the pictures, once, and bring them to the device of the trainer."""
+        """Read and split the pictures, once, and move them to the trainer's device."""
         del stage
         if self.splits:
             return
@@ -80,15 +80,15 @@ class PicturesDataModule(LightningDataModule):
         }
 
     def train_dataloader(self) -> TensorLoader:
-        """Shuffled and augmented by (seed, epoch)."""
+        """Training pictures, shuffled and augmented by (seed, epoch)."""
         return self._loader("train", self.augment, shuffle=True)
 
     def val_dataloader(self) -> TensorLoader:
-        """All validation pictures as they are."""
+        """All validation pictures, unchanged."""
         return self._loader("val")
 
     def test_dataloader(self) -> TensorLoader:
-        """All test pictures as they are."""
+        """All test pictures, unchanged."""
         return self._loader("test")
 
     def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
@@ -103,14 +103,14 @@ def check_val_size(val_size: float) -> None:
 
 
 def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Pictures]:
-    """The pictures but ``size`` of them, and those; each in their stored order."""
+    """Split off ``size`` of the pictures: return the others and those, both in their stored order."""
     images, labels = pictures
     chosen = share_out(labels, size, seed)
     return Pictures(images[~chosen], labels[~chosen]), Pictures(images[chosen], labels[chosen])
 
 
 def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
-    """Which pictures validate: a mask that is True for ``size`` of them (a share, if it is a float), class by class.
+    """A mask that is True for the ``size`` pictures used for validation (a share if it is a float), class by class.
 
     Raises:
         ValueError: ``size`` leaves no picture in one of the two.

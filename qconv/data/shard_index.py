@@ -1,4 +1,4 @@
-"""What is in tar files of pictures: their samples, and how many there are."""
+"""An index of tar files of pictures: their samples and how many there are."""
 
 import contextlib
 import hashlib
@@ -30,7 +30,7 @@ class ShardError(ValueError):
 
 
 def read_shard(url: str) -> Iterator[dict[str, Any]]:
-    """The samples of a tar file that have a picture, as bytes by their suffixes."""
+    """The samples of a tar file that have a picture; each maps suffixes to bytes."""
     from webdataset.gopen import gopen
     from webdataset.tariterators import group_by_keys, tar_file_expander
 
@@ -39,19 +39,19 @@ def read_shard(url: str) -> Iterator[dict[str, Any]]:
             for sample in group_by_keys(tar_file_expander([{"url": url, "stream": stream}])):
                 if picture(sample) is not None:
                     yield sample
-    except Exception as error:  # the package passes on whatever tarfile, the disk or curl said
+    except Exception as error:  # the package passes on any error of tarfile, the disk or curl
         reason = error.strerror if isinstance(error, OSError) else None
         reason = reason or (str(error.args[0]) if error.args else type(error).__name__)
         raise ShardError(f"shard {url} cannot be read: {reason}") from error
 
 
 def picture(sample: dict[str, Any]) -> bytes | None:
-    """The encoded picture of a sample."""
+    """Return the encoded picture of a sample."""
     return next((sample[suffix] for suffix in ("jpg", "jpeg", "png", "webp") if suffix in sample), None)
 
 
 def label(sample: dict[str, Any]) -> int:
-    """The class's number."""
+    """Return the number of the class."""
     text = sample.get("cls", b"").decode(errors="replace").strip()
     if not re.fullmatch("[0-9]+", text):
         raise ShardError(f"shard {sample['__url__']}: {sample['__key__']}.cls (={text!r}) must be a class's number")
@@ -59,7 +59,7 @@ def label(sample: dict[str, Any]) -> int:
 
 
 def expand(urls: str | Iterable[str]) -> list[str]:
-    """The addresses that braces stand for; `~` is the home folder."""
+    """Expand braces in addresses; `~` is the home folder."""
     try:
         from webdataset.shardlists import expand_urls
     except ImportError:
@@ -71,7 +71,7 @@ def expand(urls: str | Iterable[str]) -> list[str]:
 
 
 def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
-    """What is in the shards: from the index file, or counted, and then written there."""
+    """Return the index of the shards: from the index file, or counted and then written to it."""
     urls = list(dict.fromkeys(urls))
     key = hashlib.sha256("\n".join(urls).encode()).hexdigest()[:16]
     file = Path(path).expanduser() if path is not None else cache_folder() / f"shards-{key}.json"
@@ -93,12 +93,12 @@ def read_index(urls: Sequence[str], path: str | None) -> dict[str, Shard]:
 
 
 def read_json(file: Path) -> Iterable[tuple[str, Any]]:
-    """The entries of an index file."""
+    """Return the entries of an index file."""
     return json.loads(file.read_text()).items()
 
 
 def state(url: str) -> str:
-    """Size and time of a file here; nothing of another one."""
+    """Size and time of a local file; nothing for a remote one."""
     if not Path(url).is_file():
         return ""
     stat = Path(url).stat()
@@ -109,7 +109,7 @@ def count(urls: Sequence[str]) -> dict[str, Shard]:
     """Read every shard once."""
 
     def one(url: str) -> Shard:
-        then = state(url)  # before it is read: what changes meanwhile is counted anew the next time
+        then = state(url)  # before reading: later changes are then counted next time
         labels = [label(sample) for sample in read_shard(url)]
         if not labels:
             raise ShardError(f"shard {url}: no pictures (<key>.jpg beside <key>.cls)")

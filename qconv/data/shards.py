@@ -1,4 +1,4 @@
-"""Large pictures from tar files, read in a stream from disks or over HTTP, for sets that do not fit one disk."""
+"""Large pictures from tar files, streamed from disks or over HTTP, for sets that do not fit on one disk."""
 
 import itertools
 import random
@@ -16,31 +16,32 @@ from .pictures import check_val_size
 from .shard_index import Shard, ShardError, expand, label, picture, read_index, read_shard
 
 LANES = 24
-"""Parts that a process's share of an epoch is read in side by side. So many, and not as many as there are workers, that
-the order of the pictures does not depend on the workers; and a number that many numbers of workers divide."""
+"""Parts in which a process reads its share of an epoch side by side. It does not depend on the number of workers, so
+neither does the order of the pictures; and many numbers of workers divide it."""
 
 
 class WebDatasetDataModule(LargePicturesDataModule):
-    """Pictures in tar files of the WebDataset format: `<key>.jpg` (or png, webp) beside `<key>.cls`, a class's number.
+    """Pictures in tar files of the WebDataset format: `<key>.jpg` (or png, webp) beside `<key>.cls`, the class number.
 
-    The files are read in a stream with the package `webdataset`: paths and `http(s):` addresses (those by `curl`), with
-    braces for many, as in ``/data/train-{0000..0146}.tar``. An epoch reads the shards in an order by (seed, epoch), and
-    each process its own part of the pictures, none twice; they pass through a buffer that mixes them. With `val` alone,
-    that is the test split; without a split of their own, some of the training shards validate.
+    The package `webdataset` streams the files: paths and `http(s):` addresses (the latter by `curl`), with braces for
+    many, as in ``/data/train-{0000..0146}.tar``. An epoch reads the shards in an order given by (seed, epoch), and each
+    process reads its own part of the pictures, none twice; a buffer mixes them. With only `val`, that is the test
+    split; without a validation split, some of the training shards are used for validation.
 
-    How many pictures a shard has must be known beforehand: they are counted once, which reads every file, and kept in
-    the user's cache folder, or in `index`. A file here whose size or time has changed is counted anew; one that is read
-    over HTTP, when the index is removed.
+    The number of pictures in each shard must be known beforehand. They are counted once, which reads every file, and
+    the result is kept in the user's cache folder, or in `index`. A local file is counted again if its size or time has
+    changed; one read over HTTP, if the index is removed.
 
     Args:
         train: addresses of the training shards.
-        val: of the validation shards.
-        test: of the test shards.
-        index: JSON file of what is in the shards, written where something is missing in it; None keeps it in the cache
+        val: addresses of the validation shards.
+        test: addresses of the test shards.
+        index: JSON file with the contents of the shards, updated when entries are missing; None keeps it in the cache
             folder.
-        buffer: how many pictures, still encoded, each process mixes.
-        val_size: number or share of the training shards that validate where `val` or `test` is missing, at least one.
-        split_seed: which shards these are.
+        buffer: number of pictures, still encoded, that each process mixes.
+        val_size: number (at least one) or share of the training shards used for validation if `val` or `test` is
+            missing.
+        split_seed: chooses these shards.
         options: those of `LargePicturesDataModule`.
 
     Raises:
@@ -80,7 +81,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
         self.classes = [str(label) for label in range(self.num_classes)]
 
     def loader(self, name: str, *, train: bool) -> "ShardLoader":
-        """Mixed, if it trains, through the buffer."""
+        """Return batches of the split; for training mixed by the buffer."""
         shards = self.splits[name]
         order = epoch_order(self, sum(shard.samples for shard in shards), shuffle=train)
         stream = ShardStream(shards, order, self.crop(train=train), self.buffer if train else 0)
@@ -88,7 +89,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
 
 
 def set_aside(urls: list[str], val_size: float, seed: int) -> tuple[list[str], list[str]]:
-    """The shards that train, and those that validate."""
+    """Split the shards into those for training and those for validation."""
     check_val_size(val_size)
     taken = max(1, round(val_size * len(urls))) if isinstance(val_size, float) else val_size
     if taken >= len(urls):
@@ -102,7 +103,7 @@ def set_aside(urls: list[str], val_size: float, seed: int) -> tuple[list[str], l
 
 
 class ShardLoader(EpochLoader):
-    """Batches of a `ShardStream`, decoded by up to `workers` processes (0: by this one)."""
+    """Batches of a `ShardStream`, decoded by up to `workers` processes (0: by this process)."""
 
     def __init__(self, sampler: EpochOrder, stream: "ShardStream", workers: int) -> None:
         super().__init__(sampler)
@@ -118,25 +119,25 @@ class ShardLoader(EpochLoader):
             num_workers=self.workers,
             pin_memory=pin,
             worker_init_fn=one_thread,
-            generator=torch.Generator(),  # else it draws from the generator that dropout draws from
+            generator=torch.Generator(),  # otherwise it would use dropout's generator
         )
         try:
             yield from loader
-        except ShardError as error:  # from a worker it comes with the worker's traceback
+        except ShardError as error:  # a worker's error carries the worker's traceback
             raise ShardError(str(error).rpartition("ShardError: ")[2].strip()) from None
 
 
 class ShardStream(IterableDataset[Any]):
-    """The batches of one process in an epoch, from number `start` on.
+    """The batches of one process in an epoch, starting at number `start`.
 
     The epoch's sequence is that of all pictures of all shards, in a new order of the shards. Rank r reads the r-th of
-    `world_size` parts of it. Batch s comes from lane s modulo `LANES`, which reads a part of that part, through a
-    buffer that mixes.
+    its `world_size` parts. Batch s comes from lane s modulo `LANES`, which reads a part of that part through a mixing
+    buffer.
 
     Args:
-        shards: what is read.
-        order: of the epoch: seed, epoch, rank and number of steps.
-        crop: what decodes and crops a picture.
+        shards: the shards to read.
+        order: the order of the epoch: seed, epoch, rank and number of steps.
+        crop: decodes and crops a picture.
         buffer: pictures in the buffers of all lanes.
     """
 
@@ -153,12 +154,12 @@ class ShardStream(IterableDataset[Any]):
             lane = step % LANES
             if lane not in lanes:
                 lanes[lane] = self._lane(lane, first[lane], sum(sizes[lane::LANES]))
-                given = sum(sizes[lane:step:LANES])  # before the place where an interrupted epoch goes on
+                given = sum(sizes[lane:step:LANES])  # before the place where an interrupted epoch continues
                 next(itertools.islice(lanes[lane], given, given), None)
             yield collate([self._item(*sample) for sample in itertools.islice(lanes[lane], sizes[step])])
 
     def _parts(self) -> tuple[list[int], list[int]]:
-        """The size of each step's batch, and where in the epoch's sequence each lane begins."""
+        """The batch size of each step, and the start of each lane in the epoch's sequence."""
         order = self.order
         begin, end = (order.size * rank // order.world_size for rank in (order.rank, order.rank + 1))
         small, larger = divmod(end - begin, order.steps)
@@ -166,19 +167,19 @@ class ShardStream(IterableDataset[Any]):
         return sizes, list(itertools.accumulate((sum(sizes[lane::LANES]) for lane in range(LANES)), initial=begin))
 
     def _lane(self, lane: int, first: int, count: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The samples of a lane with their numbers in the stored order, mixed."""
+        """The samples of a lane, mixed, with their numbers in the stored order."""
         from webdataset.filters import shuffle
 
         samples = itertools.islice(self._from(first), count)
         size = self.buffer // LANES
         if size < 2:
             return samples
-        # Python's generator, as the package wants it; seeded by text, which keeps the numbers apart.
+        # Python's generator, as the package requires; the text seed keeps the numbers apart.
         mixing = random.Random(f"{self.order.seed} {self.order.epoch} {self.order.rank} {lane}")
         return iter(shuffle(size, initial=size, rng=mixing)(samples))
 
     def _from(self, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The epoch's sequence from its sample `first` on."""
+        """The epoch's sequence, starting at sample `first`."""
         numbers = torch.arange(len(self.shards))
         if self.order.shuffle:
             numbers = torch.randperm(len(self.shards), generator=self.order.generator(0))
