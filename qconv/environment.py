@@ -28,7 +28,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that qconv runs from, ``-dirty`` if it has changes; None outside of a checkout."""
+    """The commit of the source tree of qconv, with ``-dirty`` if it has changes; None outside a checkout."""
     root = Path(__file__).parent.parent
 
     def git(*arguments: str) -> str:

@@ -1,10 +1,9 @@
 """The autograd Function of every quantized layer, over two quantizers and an operation.
 
-``output = op(quantize(input), quantize(weight), bias)``; where both are whole numbers times a scale, the sums are exact
-and scaled after (`qconv.sums`). The backward calls the convolution gradients of `qconv.grad`
-on the quantized operands and then each quantizer's pseudo-gradient. What is saved is the float input and the latent
-weight, which autograd keeps for `torch.nn.Conv2d` as well: the quantized copies are computed again, which costs about
-as much as copying.
+``output = op(quantize(input), quantize(weight), bias)``; if both are whole numbers times a scale, the sums are exact
+and scaled afterwards (`qconv.sums`). The backward calls the convolution gradients of `qconv.grad` on the quantized
+operands and then each quantizer's pseudo-gradient. It saves the float input and the latent weight, which autograd keeps
+for `torch.nn.Conv2d` as well. The quantized copies are computed again, which costs about as much as copying.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ T = TypeVar("T")
 
 
 class LayerQuantizers(NamedTuple):
-    """The quantizers of a layer, and whether ``grad_input`` is taken at the quantized or at the float weight."""
+    """The quantizers of a layer, and whether ``grad_input`` uses the quantized or the float weight."""
 
     input: Quantizer
     weight: Quantizer
@@ -31,7 +30,7 @@ class LayerQuantizers(NamedTuple):
     backward_weight: Literal["quantized", "float"] = "quantized"
 
     def as_called(self) -> "LayerQuantizers":
-        """The quantizers for a Function, which a later change of mode or stage must not reach."""
+        """Return the quantizers for a Function, protected from later changes of mode or stage."""
         grad = None if self.grad is None else as_called(self.grad)
         return LayerQuantizers(as_called(self.input), as_called(self.weight), grad, self.backward_weight)
 
@@ -47,23 +46,23 @@ def quantized_op(
     """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
 
     Forward: ``op(input_q, weight_q, bias, *extra)``; ``weight_q`` is computed in the weight's dtype and cast to the
-    input's, in which the operation and its gradients run. Where `qconv.sums.scaled_sums` can, it is the exact sum of
-    whole numbers, times the scales, plus the bias.
+    input's, in which the operation and its gradients run. If `qconv.sums.scaled_sums` can compute it, the output is the
+    exact sum of whole numbers, times the scales, plus the bias.
 
-    Backward: with ``g = grad_quantizer(grad_output)``, ``grad_input = dq_input(op_input(g, weight_q))``,
-    ``grad_weight = dq_weight(op_weight(g, input_q))``, ``grad_bias = op_bias(g)``, and each quantizer's learned tensors
-    get theirs. ``extra``, tensors of the operation that are not quantized, get ``op_extra(g, input_q, weight_q)``; with
-    a float ``backward_weight``, they as well as the input are differentiated at the float weight.
+    Backward: with ``g = grad_quantizer(grad_output)``, ``grad_input = dq_input(op_input(g, weight_q))``, ``grad_weight
+    = dq_weight(op_weight(g, input_q))``, ``grad_bias = op_bias(g)``, and each quantizer's learned tensors get their
+    gradients. ``extra``, the tensors of the operation that are not quantized, get ``op_extra(g, input_q, weight_q)``.
+    With a float ``backward_weight``, they and the input are differentiated at the float weight.
 
-    Mode, stage and schedules are those of the moment of the forward, in the backward too.
+    Mode, stage and schedules are those at the time of the forward, in the backward too.
 
-    A second differentiation raises a RuntimeError: a pseudo-gradient has no derivative that means anything.
+    Differentiating a second time raises a RuntimeError: a pseudo-gradient has no meaningful derivative.
     """
     of_input, of_weight = quantizers.input.tensors(), quantizers.weight.tensors()
     of_grad = () if quantizers.grad is None else quantizers.grad.tensors()
     counts = len(extra), len(of_input), len(of_weight)
     arguments = input, weight, bias, op, quantizers.as_called(), counts, *extra, *of_input, *of_weight, *of_grad
-    # Without gradients torch 2.11 compiles a Function wrongly: it hands forward a context, too.
+    # Without gradients torch 2.11 compiles a Function wrongly: it passes a context to forward, too.
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return _QuantizedOp.forward(*arguments)
     return _QuantizedOp.apply(*arguments)
@@ -113,7 +112,7 @@ class _QuantizedOp(torch.autograd.Function):
 
         if quantizers.grad is not None:
             grad_output = quantizers.grad.quantize(grad_output, *grad_tensors)
-        # Each gradient reads the other operand, and those of extra tensors both: quantize again only what is read.
+        # Each gradient reads the other operand, and those of extra tensors read both: quantize again only as needed.
         operand_input = quantizers.input.quantize(input, *input_tensors) if needs_weight or needs_both else input
         if (needs_input or needs_both) and quantizers.backward_weight == "quantized":
             operand_weight = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
@@ -135,6 +134,6 @@ class _QuantizedOp(torch.autograd.Function):
 
 
 def _split(items: Sequence[T], counts: tuple[int, int, int]) -> tuple[Sequence[T], ...]:
-    """Those of the extra tensors, of the input's quantizer, of the weight's and of the gradient's."""
+    """Split the tensors: extra ones, then those of the quantizers of input, weight and gradient."""
     first, second, third = accumulate(counts)
     return items[:first], items[first:second], items[second:third], items[third:]

@@ -1,8 +1,8 @@
-"""Pictures from files, uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalized.
+"""Pictures from files as uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalization.
 
-All are opened by PIL, which finds their format by their content: large and small pictures have the same formats, modes,
-errors, and limit of pixels (PIL's, against decompression bombs). Transparency is ignored, and so is the orientation in
-EXIF, but for TIFF, which PIL turns.
+PIL opens all of them and recognizes their format by their content. So large and small pictures have the same formats,
+modes, errors, and limit of pixels (PIL's, against decompression bombs). Transparency is ignored, and so is the EXIF
+orientation, except for TIFF, which PIL turns.
 """
 
 import io
@@ -24,24 +24,24 @@ from torch import Tensor
 
 
 class DecodingError(ValueError):
-    """A file that is no picture."""
+    """A file that is not a picture."""
 
 
 UNREADABLE = (
-    # What PIL and torchvision raise for damaged files; a warning is one where Python makes errors of them.
+    # The errors of PIL and torchvision for damaged files; a warning counts where Python turns warnings into errors.
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning),
 )
 MAX_RESIZED = 2**28
-"""Pixels of a picture after it was resized: of one that is long and narrow there could be any number."""
+"""The most pixels of a resized picture: a long and narrow one could have any number."""
 
 
 @contextmanager
 def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
-    """The picture in a file or in its bytes; its pixels are decoded when they are asked for.
+    """Context manager: the picture in a file or in its bytes; its pixels are decoded on access.
 
     Raises:
-        DecodingError: in place of whatever the `with` block raises because of a damaged file.
+        DecodingError: replaces any error that the `with` block raises because of a damaged file.
     """
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as picture:
@@ -53,24 +53,24 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
 
 
 def _reason(error: BaseException) -> str:
-    if isinstance(error, UnidentifiedImageError):  # whose words are the address of an object
+    if isinstance(error, UnidentifiedImageError):  # its message is the address of an object
         return "it is no picture of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = next(iter(str(error).splitlines()), "")
-    if isinstance(error, RuntimeError):  # torch's: without the place in its source
+    if isinstance(error, RuntimeError):  # torch's: drop the place in its source
         line = line.rpartition(", ")[2]
     return line or type(error).__name__
 
 
 def decode(file: str | os.PathLike[str] | bytes) -> Tensor:
-    """The picture in RGB, `(3, H, W)`, uint8.
+    """Decode the picture as RGB, `(3, H, W)`, uint8.
 
-    torchvision decodes JPEG, in two thirds of PIL's time or less. Its decoder of PNG must not be used: it has killed
-    the process at most damaged files.
+    torchvision decodes JPEG in at most two thirds of PIL's time. Its PNG decoder must not be used: it crashed the
+    process on most damaged files.
 
     Raises:
-        DecodingError: the file is missing or no whole picture.
+        DecodingError: the file is missing or not a complete picture.
     """
     with opened(file) as picture:
         if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
@@ -89,10 +89,10 @@ def _decode_jpeg(data: bytes) -> Tensor:
 
 
 def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
-    """The picture with its shorter side at ``resize``, cut at the centre.
+    """Resize the picture so that its shorter side is ``resize``, and crop it at the centre.
 
     Raises:
-        DecodingError: it is so long and narrow that it would have more than `MAX_RESIZED` pixels.
+        DecodingError: it is so long and narrow that it would exceed `MAX_RESIZED` pixels.
     """
     from torchvision.transforms.v2.functional import center_crop, resize as resized
 
@@ -103,10 +103,10 @@ def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
 
 
 def read_picture(file: str | os.PathLike[str], size: tuple[int, int], channels: int, resize: bool) -> Tensor:
-    """The picture as uint8, `(channels, *size)`; resized to cover ``size`` and cropped, if ``resize``.
+    """Decode the picture as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped.
 
     Raises:
-        DecodingError: it is no whole picture, or has another size and ``resize`` is false.
+        DecodingError: it is not a complete picture, or has another size and ``resize`` is false.
     """
     mode = "RGB" if channels == 3 else "L"
     with opened(file) as picture:
@@ -115,15 +115,15 @@ def read_picture(file: str | os.PathLike[str], size: tuple[int, int], channels: 
                 f"it has {picture.height}×{picture.width} pixels, not {size[0]}×{size[1]}: give image_size"
             )
         if resize:
-            picture.draft(mode, (size[1], size[0]))  # a large JPEG is decoded smaller
+            picture.draft(mode, (size[1], size[0]))  # decodes a large JPEG at a smaller size
         return _pixels(picture, mode, size if resize else None)
 
 
 def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None) -> Tensor:
-    """The pixels in ``mode``, resized to cover ``size``."""
+    """Return the pixels in ``mode``, resized to cover ``size``."""
     picture.load()
-    picture.info.pop("transparency", None)  # ignored; else PIL warns of that of palettes
-    if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would cut off at 255
+    picture.info.pop("transparency", None)  # ignored; PIL would warn about palettes
+    if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would clip at 255
         picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     elif picture.mode == "F":
         raise DecodingError("its pixels are floating-point numbers")
@@ -135,7 +135,7 @@ def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None
 
 
 def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The picture, resized to cover (height, width) and cropped at the centre."""
+    """Resize the picture to cover (height, width), and crop it at the centre."""
     height, width = size
     scale = max(height / picture.height, width / picture.width)
     box_height, box_width = height / scale, width / scale
@@ -149,20 +149,20 @@ class Normalize:
     """``(x − mean) / std`` in each channel, as float32.
 
     Args:
-        mean: of each channel, in the units of the pictures.
-        std: of each channel.
+        mean: the mean of each channel, in the units of the pictures.
+        std: the standard deviation of each channel.
     """
 
     mean: Sequence[float]
     std: Sequence[float]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """The pictures with mean 0 and standard deviation 1 over the data set."""
+        """Normalize the pictures: mean 0 and standard deviation 1 over the data set."""
         mean, std = (_per_channel(tuple(values), images.device) for values in (self.mean, self.std))
         return images.float().sub_(mean).div_(std)
 
 
 @cache
 def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """The numbers on the device, sent there once."""
+    """Return the numbers on the device, copied there once."""
     return torch.tensor(values, device=device).view(-1, 1, 1)

@@ -1,4 +1,4 @@
-"""The classes of pictures, by a packed model."""
+"""Classification of picture files by a packed model."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,18 +24,18 @@ class Guess(NamedTuple):
 
 
 class Predictor:
-    """Names the classes of picture files as the model of a packed file does, on the CPU.
+    """Classifies picture files with the model of a packed file, on the CPU.
 
-    It computes with the frozen model, in batches.
+    It computes in batches with the frozen model.
 
     Args:
-        path: a packed file that says its network and what it takes, as every run of `train.py` leaves one.
+        path: a packed file that describes its network and input, as every run of `train.py` leaves one.
 
     Attributes:
-        model: the packed one.
+        model: the packed model.
 
     Raises:
-        ValueError: the file is damaged, or does not say so much.
+        ValueError: the file is damaged, or lacks that description.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -45,17 +45,17 @@ class Predictor:
 
     @cached_property
     def frozen(self) -> nn.Module:
-        """The model that computes: `freeze` of the packed one; of one in another dtype than float32 that itself."""
+        """The model that computes: `freeze` of the packed model, or that model itself if it is not float32."""
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         if dtypes != {torch.float32}:
             return self.model
         return freeze(self.model)
 
     def __call__(self, path: Path, top: int = 3) -> list[Guess]:
-        """The `top` most probable classes of the picture, the first one first.
+        """Return the `top` most probable classes of the picture, the most probable first.
 
         Raises:
-            DecodingError: the file is missing or no picture.
+            DecodingError: the file is missing or not a picture.
             ValueError: `top` is less than 1, or the model has another number of classes than names.
         """
         ((_, guesses),) = self.many([path], top)
@@ -66,7 +66,7 @@ class Predictor:
     def many(
         self, paths: Sequence[Path], top: int = 3, batch_size: int = BATCH_SIZE
     ) -> Iterator[tuple[Path, list[Guess] | DecodingError]]:
-        """Each path with what `__call__` gives or raises for it, in order, as soon as its batch is computed.
+        """Yield each path with the result or error of `__call__`, in order, as soon as its batch is computed.
 
         Raises:
             ValueError: `top` or `batch_size` is less than 1, or the model has another number of classes than names.
@@ -100,7 +100,7 @@ class Predictor:
         return [Guess(names[index], shares[index].item()) for index in shares.topk(min(top, len(shares))).indices]
 
     def read(self, path: Path) -> Tensor:
-        """What the model takes for the picture.
+        """Return the model's input for the picture.
 
         Raises:
             DecodingError: the file is missing or no picture.

@@ -1,12 +1,12 @@
 """The forward of layers whose operands are whole numbers times a scale: exact sums, which are then scaled.
 
 ``output = op(values_x, values_w) · s + bias``, where ``s``, the product of both scales, is rounded once to the dtype of
-the sums, and product and sum are rounded one after the other. Added up the other way round, scaled numbers leave a
-residue where a sum is 0, and the next layer's sign would be that of the residue. Frozen layers compute the same
-numbers (`qconv.inference`), so that the trained and the shipped network agree by construction.
+the sums; product and sum are then rounded in turn. Scaling before adding would leave a residue where a sum is 0, and
+the next layer would take the sign of that residue. Frozen layers compute the same numbers (`qconv.inference`), so the
+trained and the shipped network agree by construction.
 
-float32 holds every sum below 2^24 exactly: the largest number of products times the largest codes stays below it for
-binary, ternary and nearly all layers of up to 4 bits. Larger sums are rounded as those of any convolution. So are those
+float32 holds every sum below 2^24 exactly. For binary, ternary and nearly all layers of up to 4 bits, the number of
+products times the largest codes stays below that. Larger sums are rounded like those of any convolution. So are those
 of a GPU whose library chooses a convolution by transforms (Winograd, FFT).
 """
 
@@ -21,7 +21,7 @@ from .quantizers import Quantizer, Whole
 from .quantizers.base import is_plain_cpu, whole_of
 
 _HALF = torch.float16, torch.bfloat16
-_BILINEAR = Convolution, TransposedConvolution, Linear  # an offset of another operation must not be scaled
+_BILINEAR = Convolution, TransposedConvolution, Linear  # other operations have offsets, which must not be scaled
 Quantized = tuple[Quantizer, Any]
 """A quantizer and its tensors."""
 
@@ -29,12 +29,12 @@ Quantized = tuple[Quantizer, Any]
 def scaled_sums(
     input: Tensor, weight: Tensor, bias: Tensor | None, op: Any, of_input: Quantized, of_weight: Quantized
 ) -> Tensor | None:
-    """The layer's output from sums of whole numbers; None where it is not made so.
+    """Return the layer's output from sums of whole numbers; None if it can't be computed that way.
 
-    That is where a quantizer keeps real numbers, an offset or two scales, where input channels or parts of a filter
-    have scales of their own, where an operation is none of `qconv.operations`, and in half precision, in which a sum
-    would be rounded before it is scaled: scales stay with the operands there. Signs whose sums are computed in 8-bit
-    integers have exact sums in bfloat16, too, and give what its convolution gives.
+    It can't if a quantizer keeps real numbers, has an offset or two scales; if input channels or parts of a filter have
+    their own scales; if the operation is none of `qconv.operations`; or in half precision, where a sum would be rounded
+    before it is scaled, so scales stay with the operands. Signs whose sums are computed in 8-bit integers have exact
+    sums in bfloat16, too, and give the result of its convolution.
     """
     if not isinstance(op, _BILINEAR):
         return None
@@ -58,9 +58,9 @@ def scaled_sums(
 
 
 def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The product of one scale of the input and one or one by filter of the weight, rounded to ``dtype`` once.
+    """The product of the input's scale and the weight's scale or scales per filter, rounded to ``dtype`` once.
 
-    It broadcasts against the output: as many dimensions follow its channels as follow the second one of a weight.
+    It broadcasts against the output: its channels are followed by as many dimensions as a weight has after the second.
     """
     if of_weight is not None:
         of_weight = of_weight.reshape(()) if of_weight.numel() == 1 else of_weight.squeeze(1)
@@ -75,11 +75,11 @@ def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch
 def _whole(
     input: Tensor, weight: Tensor, op: Any, of_input: Quantized, of_weight: Quantized
 ) -> tuple[Whole, Whole] | None:
-    """Both operands' whole numbers, if the scales can be taken out of the sums."""
+    """Return both operands' whole numbers, if the scales can be moved out of the sums."""
     whole_x = whole_of(of_input[0], input, of_input[1])
     if whole_x is None:
         return None
-    is_padded = isinstance(op, Convolution) and op.border and op.border_value  # with ±1, and not with ±scale
+    is_padded = isinstance(op, Convolution) and op.border and op.border_value  # with ±1, not with ±scale
     if whole_x.scale is not None and (whole_x.scale.numel() != 1 or is_padded):
         return None
     whole_w = whole_of(of_weight[0], weight, of_weight[1])

@@ -1,4 +1,4 @@
-"""Codes of 8 bits in ONNX's operators: from floats, and back."""
+"""8-bit codes in ONNX's operators: from floats and back."""
 
 from typing import Any
 
@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from ..inference.layers import Encode
 
-OPSET = 21  # the first one with integers of 4 bits
-LEAST = 1e-30  # of a step
+OPSET = 21  # the first with 4-bit integers
+LEAST = 1e-30  # the smallest step
 
 
 def operator(name: str, input: Tensor, *others: Tensor, dtype: torch.dtype, **attributes: Any) -> Tensor:
@@ -17,22 +17,22 @@ def operator(name: str, input: Tensor, *others: Tensor, dtype: torch.dtype, **at
 
 
 def zero_point(low: int) -> int:
-    """What stands for 0 in uint8 codes from `low` on: small codes stay small, which some processors need."""
+    """The zero point of uint8 codes from `low` on: small codes stay small, which some processors need."""
     return max(-low, 0)
 
 
 def even_steps(low: float, high: float) -> tuple[float, int]:
-    """``step, zero point`` of the 256 codes that reach from `low` to `high`, and hold 0."""
+    """``step, zero point`` of 256 codes that cover `low`, `high` and 0."""
     low, high = min(low, 0.0), max(high, 0.0)
     step = max((high - low) / 255, LEAST)
     return step, round(-low / step)
 
 
 class _EvenSteps(nn.Module):
-    """What codes at even steps have in common.
+    """Base of modules whose codes are evenly spaced.
 
     Args:
-        step: between the numbers of two codes.
+        step: the difference between the numbers of adjacent codes.
         zero: the code of 0.
     """
 
@@ -46,7 +46,7 @@ class _EvenSteps(nn.Module):
 
 
 class Quantize(_EvenSteps):
-    """uint8 codes of floats."""
+    """Converts floats to uint8 codes."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(*) to (*)."""
@@ -54,7 +54,7 @@ class Quantize(_EvenSteps):
 
 
 class Dequantize(_EvenSteps):
-    """The floats that uint8 codes stand for."""
+    """Converts uint8 codes to the floats that they represent."""
 
     def forward(self, input: Tensor) -> Tensor:
         """(*) to (*)."""
@@ -62,7 +62,7 @@ class Dequantize(_EvenSteps):
 
 
 class Clip(nn.Module):
-    """Keeps uint8 codes between two, where they could be others."""
+    """Clamps uint8 codes to a range, if they could leave it."""
 
     low: Tensor | None
     high: Tensor | None
@@ -80,11 +80,11 @@ class Clip(nn.Module):
 
 
 class LinearEncode(nn.Module):
-    """Codes at even steps.
+    """Converts floats to evenly spaced codes.
 
     Attributes:
-        of_codes: the input is what codes of other even steps stand for. Runtimes have a table of 256 numbers for an
-            activation between them; this one does nothing.
+        of_codes: whether the input comes from codes with other even steps. Runtimes use a table of 256 numbers for an
+            activation between two such codes; this activation does nothing.
     """
 
     def __init__(self, step: float, low: int, high: int) -> None:
@@ -101,7 +101,7 @@ class LinearEncode(nn.Module):
 
 
 class OtherEncode(nn.Module):
-    """Codes as the quantizer makes them, by torch's operators."""
+    """Converts floats to codes as the quantizer does, by torch's operators."""
 
     def __init__(self, encode: Encode, low: int) -> None:
         super().__init__()
@@ -114,7 +114,7 @@ class OtherEncode(nn.Module):
 
 
 def encoder(encode: Encode) -> nn.Module:
-    """What makes the codes in ONNX: QuantizeLinear where the steps are even."""
+    """Return the module that makes the codes in ONNX: QuantizeLinear if the steps are even."""
     low, high, scale, rounding, _ = encode.levels
     if rounding != "nearest" or scale.numel() != 1 or not scale.item() > 0:
         return OtherEncode(encode, low)

@@ -26,7 +26,7 @@ from .run import OnnxComparison, compare_onnx
 from .sums import round_sums
 
 _COMPARED = 64
-TOLERANCE = 0.01  # of a step: what a rounding that hands codes on may be off by, beside a runtime's own rounding
+TOLERANCE = 0.01  # of a step: the allowed error of a rounding to codes, apart from a runtime's own rounding
 
 
 @torch.no_grad()
@@ -35,35 +35,34 @@ def export_onnx(
 ) -> OnnxComparison | None:
     """Write a trained model as an ONNX file of standard operators, with a batch of any size.
 
-    The model is frozen (`qconv.freeze`): batch norm is folded, codes go from layer to layer. A layer that hands codes
-    on becomes Conv between QuantizeLinear and DequantizeLinear, with uint8 inputs and int8 weights, which runtimes
-    compute in integers; where no whole bias gives the trained steps, as for many of 8 bits, a code may be off by one.
-    Runtimes have no fast integer convolution with float outputs. A layer with such an output, and one of signs or
-    shifts, is a Conv of whole float numbers: equal to the frozen layer within the rounding of floats, and not
-    faster than a float one. With `round_outputs` layers of 2 to 8 bits are computed in integers there, too, and
-    what is added to their outputs: they are rounded to 256 numbers over the range that they have with `example`.
-    With many channels that is much faster, and it can change decisions: `qconv.onnx.compare_onnx` counts them. Sums
-    are found where `torch.fx` can trace the model. On x86 processors without VNNI, ONNX Runtime's sums of 8-bit
-    codes can saturate; those of fewer bits can't.
+    The model is frozen (`qconv.freeze`): batch norm is folded, and layers pass on codes. A layer that outputs codes
+    becomes Conv between QuantizeLinear and DequantizeLinear, with uint8 inputs and int8 weights, which runtimes compute
+    in integers; if no whole bias gives the trained steps, as for many layers of 8 bits, a code may be off by one.
+    Runtimes have no fast integer convolution with float outputs. So a layer with float outputs, signs or shifts is a
+    Conv of whole float numbers: equal to the frozen layer up to float rounding, but not faster than a float layer. With
+    `round_outputs`, float outputs of layers of 2 to 8 bits and values added to them are computed in integers too: they
+    are rounded to 256 numbers over their range with `example`. With many channels that is much faster, and it can
+    change decisions: `qconv.onnx.compare_onnx` counts them. Sums are recognized if `torch.fx` can trace the model. On
+    x86 processors without VNNI, ONNX Runtime's sums of 8-bit codes can saturate; those of fewer bits can't.
 
-    Weights lie in the file as integers of 4, 8 or 16 bits, or as places in a list of numbers, wherever the same numbers
-    come back; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of DSQ with more than 4 bits,
-    into which the exporter multiplies a batch norm's factors.
+    The file stores weights as integers of 4, 8 or 16 bits, or as indices into a list of numbers, wherever that
+    reproduces them exactly; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of DSQ with more
+    than 4 bits, into which the exporter multiplies a batch norm's factors.
 
     Args:
-        model: the trained one.
-        path: of the file; it appears when it is complete.
-        example: inputs as in use (N, C, H, W); a few hundred with `round_outputs`.
-        round_outputs: compute in integers, and round to 8 bits, what others read as floats.
+        model: the trained model.
+        path: the file to write; it appears when it is complete.
+        example: typical inputs (N, C, H, W); a few hundred with `round_outputs`.
+        round_outputs: compute float outputs in integers, too, rounded to 8 bits.
 
     Returns:
-        What `compare_onnx` finds of the file and the trained model on up to 64 inputs of `example`; None where ONNX
+        The result of `compare_onnx` for the file and the trained model on up to 64 inputs of `example`; None if ONNX
         Runtime is missing.
 
     Raises:
         ImportError: onnx and onnxscript are missing: ``pip install "qconv[onnx]"``.
         TypeError: `model` is not a module, or does not give a tensor; `example` is not a float tensor.
-        ValueError: what `qconv.freeze` refuses; a layer that ONNX has no operator for; an empty example.
+        ValueError: `qconv.freeze` refuses the model; ONNX has no operator for a layer; the example is empty.
         OSError: the file can't be written.
     """
     try:
@@ -91,7 +90,7 @@ def export_onnx(
     if not isinstance(output, Tensor):
         raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
     network = in_onnx(frozen, example, round_outputs)
-    one = example[:1].repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would be taken for a constant
+    one = example[:1].repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would become a constant
     with warnings.catch_warnings(), _Quiet():
         warnings.simplefilter("ignore")
         try:
@@ -121,7 +120,7 @@ def export_onnx(
 
 
 def _check(path: Path, example: Tensor) -> None:
-    """Raise an error for arguments that can't be used."""
+    """Raise an error if an argument can't be used."""
     if not isinstance(example, Tensor) or not example.is_floating_point():
         kind = example.dtype if isinstance(example, Tensor) else type(example).__name__
         raise TypeError(f"example ({kind}) must be a float tensor (N, C, H, W)")
@@ -136,7 +135,7 @@ def _check(path: Path, example: Tensor) -> None:
 
 
 def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
-    """The frozen network with its integer layers in ONNX's operators."""
+    """Return the frozen network with its integer layers in ONNX's operators."""
     network = copy.deepcopy(frozen.network)
     for name, part in list(network.named_modules()):
         if isinstance(part, Part):
@@ -160,13 +159,13 @@ def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mod
 
 
 def _handed_on(giver: nn.Module, zero: int) -> tuple[int, int]:
-    """The smallest and the largest code that a layer hands on to one with this zero."""
+    """The smallest and the largest code that a layer passes to one with this zero."""
     layer: Any = next(module for module in giver.modules() if isinstance(module, IntegerConv2d))
     return layer.low - zero, layer.high - zero
 
 
 def _reason(error: BaseException) -> str:
-    """The innermost cause, in a line."""
+    """The innermost cause, in one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = str(error).strip().splitlines()
@@ -174,7 +173,7 @@ def _reason(error: BaseException) -> str:
 
 
 class _Quiet:
-    """Context manager: the exporter's log of its progress is not for a user."""
+    """Context manager that hides the exporter's progress log."""
 
     def __enter__(self) -> None:
         self.loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]

@@ -1,6 +1,6 @@
 """Layers of a frozen model in ONNX's standard operators.
 
-They are traced by `torch.export`, and do not run in torch where they hold ONNX's own operators.
+`torch.export` traces them; those with ONNX's own operators do not run in torch.
 """
 
 import torch
@@ -15,15 +15,15 @@ from .codes import Clip, Dequantize, encoder, even_steps, operator, zero_point
 from .ranges import Ends
 from .rounding import whole_bias
 
-_MOST = 2**30  # of a bias, and of sums: both together are integers of 32 bits
+_MOST = 2**30  # of a bias, and of sums: their total must be a 32-bit integer
 
 
 class FloatConv2d(nn.Module):
-    """A frozen layer whose integers are whole float32 numbers: equal to it within the rounding of floats.
+    """A frozen layer with its integers as whole float32 numbers: equal to it up to float rounding.
 
     Args:
         layer: the frozen layer.
-        offset: of the uint8 codes that a layer before it hands on.
+        offset: that of the uint8 codes that the previous layer passes on.
     """
 
     weight: Tensor
@@ -55,12 +55,13 @@ class FloatConv2d(nn.Module):
         sums = F.conv2d(padded, self.weight, None, self.window.stride, 0, self.window.dilation, self.groups)
         if self.threshold is not None:
             return torch.where(sums < self.threshold, -1.0, 1.0)
-        # The scale comes first: behind a convolution, runtimes multiply it into the weights, whose sums are not exact.
+        # The scale comes first: after a convolution, runtimes multiply it into the weights, whose sums are then not
+        # exact.
         return self.scale * sums + self.bias
 
 
 class StoredCodes(Quantizer):
-    """A fixed weight of 8-bit codes that stay apart from their scale, which the exporter would multiply them by.
+    """A fixed weight of 8-bit codes kept apart from their scale; the exporter would multiply them.
 
     Args:
         fixed: the weight, with one scale or one for each output channel.
@@ -85,16 +86,16 @@ class StoredCodes(Quantizer):
 
 
 class QuantizedConv2d(nn.Module):
-    """A frozen layer of codes between QuantizeLinear and DequantizeLinear, as runtimes look for it.
+    """A frozen layer of codes between QuantizeLinear and DequantizeLinear, the form that runtimes recognize.
 
-    Codes are uint8, with a zero point where they can be negative. An output that others read as floats is rounded
-    to 256 numbers over its range, which is what lets a runtime multiply integers.
+    Codes are uint8, with a zero point if they can be negative. A float output is rounded to 256 numbers over its range,
+    so that a runtime can multiply integers.
 
     Args:
         layer: the frozen layer.
         low: the smallest code of the input.
         high: its largest code.
-        ends: the smallest and the largest output, of a layer that hands no codes on.
+        ends: the smallest and the largest output of a layer that does not output codes.
     """
 
     weight: Tensor
@@ -115,7 +116,7 @@ class QuantizedConv2d(nn.Module):
         self.register_buffer("taken", taken)
         self.offset = zero_point(low)
         scale, bias = layer.scale.double(), layer.bias.double()
-        # The bias is a whole number of the sums' units, which a few bits make coarse: the weights are multiplied.
+        # The bias is a whole number in units of the sums. With few bits that is coarse, so the weights are multiplied.
         magnitudes = layer_weight.long().abs()
         bound = int(magnitudes.flatten(1).sum(1).max()) * max(high, -low) if magnitudes.numel() else 0
         finer = 127 // max(int(magnitudes.max()), 1) if magnitudes.numel() else 1
@@ -131,10 +132,10 @@ class QuantizedConv2d(nn.Module):
             step, out_zero = even_steps(*ends)
             self.after = Dequantize(step, out_zero)
             scale, bias = scale / step, bias / step
-        # ONNX's scales are positive: the sign of a folded batch norm goes into the weight.
+        # ONNX's scales are positive, so the sign of a folded batch norm goes into the weight.
         weight = layer_weight * torch.where(scale < 0, -1, 1).to(torch.int8).view(-1, 1, 1, 1)
         weight, scale = weight * finer, scale / finer
-        # Sums that a scale of 0 or nearly 0 makes vanish beside the bias: the scale grows, the weight goes.
+        # If a scale of 0 or nearly 0 makes the sums vanish beside the bias, the scale grows and the weight becomes 0.
         least = (bias.abs() / _MOST).clamp(min=2.0**-100)
         vanishes = scale.abs() < least
         weight[vanishes] = 0

@@ -1,4 +1,4 @@
-"""What the values of a network reach."""
+"""The ranges of the values in a network."""
 
 import math
 from contextlib import ExitStack
@@ -13,10 +13,10 @@ Ends = tuple[float, float]  # the smallest and the largest number
 
 
 class Ranges(NamedTuple):
-    """The ends of outputs.
+    """The smallest and largest outputs.
 
     Attributes:
-        layers: by the names of integer layers; those that were never called are not there.
+        layers: by the names of integer layers; layers that were never called are missing.
         nodes: by the nodes of a traced network.
     """
 
@@ -25,7 +25,7 @@ class Ranges(NamedTuple):
 
 
 def ranges(network: nn.Module, example: Tensor) -> Ranges:
-    """The ends of what a frozen network computes of `example`."""
+    """Return the ends of all values that a frozen network computes for `example`."""
     ends = Ranges({}, {})
 
     def see(name: str) -> Any:
@@ -42,7 +42,7 @@ def ranges(network: nn.Module, example: Tensor) -> Ranges:
 
 
 class _Interpreter(fx.Interpreter):
-    """Sees every value of a traced network."""
+    """Records every value of a traced network."""
 
     def __init__(self, network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
         super().__init__(network)

@@ -1,4 +1,4 @@
-"""A rounding of sums whose bias is a whole number, as integer convolutions of runtimes have it."""
+"""A rounding of sums with a whole bias, the form of integer convolutions in runtimes."""
 
 from typing import NamedTuple
 
@@ -8,15 +8,15 @@ from torch import Tensor
 from ..inference.boundaries import Staircase, staircase
 from ..inference.layers import IntegerConv2d
 
-_AROUND = 2  # sums on both sides of the bias that is looked for
+_AROUND = 2  # sums on both sides of the bias that are searched
 
 
 class WholeBias(NamedTuple):
     """``round(scale_c · (finer · acc + bias_c))``, for each channel.
 
     Attributes:
-        scale: float64, positive or, where codes fall with the sum, negative.
-        bias: a whole number of the sums' units, divided by `finer`.
+        scale: float64, positive, or negative if codes fall as the sum grows.
+        bias: a whole number in units of the sums, divided by `finer`.
     """
 
     scale: Tensor
@@ -24,16 +24,16 @@ class WholeBias(NamedTuple):
 
 
 def whole_bias(layer: IntegerConv2d, bound: int, finer: int) -> WholeBias:
-    """The rounding by which a layer hands codes on, with the same edges wherever there is one.
+    """Return the rounding by which a layer outputs codes, with the same edges if that is possible.
 
     A line ``slope · (acc + k / finer)`` has the edges of the staircase if ``slope`` lies between the largest and the
-    smallest ratio that its edges allow: the ``k`` is taken for which that interval is the widest. Where there is none,
-    as for many levels on few sums, the bias is rounded, and a code may be off by one.
+    smallest ratio that its edges allow; the ``k`` with the widest interval is taken. If there is none, as for many
+    levels on few sums, the bias is rounded, and a code may be off by one.
 
     Args:
-        layer: it hands codes on.
-        bound: of the magnitude of its sums.
-        finer: by how much its sums are multiplied.
+        layer: a layer that outputs codes.
+        bound: the bound of the magnitude of its sums.
+        finer: the factor by which its sums are multiplied.
     """
     low, high = layer.low, layer.high
     if low is None or high is None:
@@ -44,7 +44,7 @@ def whole_bias(layer: IntegerConv2d, bound: int, finer: int) -> WholeBias:
         return (sums.double() * scale + bias).round().clamp(low, high).long()
 
     stairs = staircase(codes, len(scale), bound, low, high)
-    # A slope of 0 or nearly 0 grows to one that does not matter, so that its whole bias can be said.
+    # A slope of 0 or nearly 0 is raised to one that makes no difference, so that its whole bias can be expressed.
     slope = torch.maximum(scale.abs(), (bias.abs() * 1e-12).clamp(min=1e-30))
     direction = torch.where(stairs.falling, -1, 1)
     middle = (bias / slope * finer).round()
@@ -60,13 +60,13 @@ def whole_bias(layer: IntegerConv2d, bound: int, finer: int) -> WholeBias:
 
 
 def _slopes(stairs: Staircase, shift: Tensor) -> tuple[Tensor, Tensor]:
-    """Between which slopes the rounding of ``slope · (u + shift)`` has the edges, for each channel."""
+    """The slopes between which the rounding of ``slope · (u + shift)`` has the edges, for each channel."""
     edges, _, low, bound = stairs
     levels = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
     first, last = torch.zeros_like(shift), torch.full_like(shift, torch.inf)
     reached, below = edges + shift, edges - 1 + shift
     for at, is_met, sign in ((reached, edges <= bound, 1), (below, edges > -bound, -1)):
-        # sign · slope · at ≥ sign · level: a bound from below where sign · at is positive, else from above.
+        # sign · slope · at ≥ sign · level: a lower bound if sign · at is positive, else an upper one.
         ratio = levels / at
         is_lower = is_met & (sign * at > 0)
         is_upper = is_met & (sign * at < 0)

@@ -1,4 +1,4 @@
-"""ONNX files in ONNX Runtime."""
+"""Running ONNX files in ONNX Runtime."""
 
 import copy
 import os
@@ -16,12 +16,12 @@ class OnnxModel:
     """A file of `qconv.export_onnx`, run by ONNX Runtime on the CPU.
 
     Args:
-        path: of the file.
-        threads: as many as torch uses when None.
+        path: the file.
+        threads: number of threads; None means as many as torch uses.
 
     Raises:
         ImportError: ONNX Runtime is missing: ``pip install "qconv[onnx]"``.
-        ValueError: no such file, or ONNX Runtime can't load it.
+        ValueError: the file is missing, or ONNX Runtime can't load it.
     """
 
     def __init__(self, path: str | os.PathLike[str], threads: int | None = None) -> None:
@@ -43,7 +43,7 @@ class OnnxModel:
         self.is_rounded = self.session.get_modelmeta().custom_metadata_map.get("qconv.round_outputs") == "true"
 
     def __call__(self, input: Tensor) -> Tensor:
-        """The output for a batch; a ValueError where the file takes another kind of input."""
+        """Return the output for a batch; raise a ValueError if the file takes another kind of input."""
         try:
             (output,) = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
         except Exception as error:  # its own kinds
@@ -53,16 +53,16 @@ class OnnxModel:
 
 @dataclass(frozen=True)
 class OnnxComparison:
-    """What `compare_onnx` found.
+    """The result of `compare_onnx`.
 
     Attributes:
-        is_rounded: the file was written with `round_outputs`.
-        close: how many inputs give the same outputs within what the order of float sums explains; in the others some
-            code fell to the other side of an edge.
-        difference: the largest one of an output.
+        is_rounded: whether the file was written with `round_outputs`.
+        close: number of inputs whose outputs agree up to the order of float sums; in the others some code crossed an
+            edge.
+        difference: the largest difference of an output.
         largest: the largest output.
-        decisions: how many inputs get another class (with one output: another sign), or NaN or inf.
-        samples: how many inputs there were.
+        decisions: number of inputs that get another class (with one output: another sign), or NaN or inf.
+        samples: number of inputs.
     """
 
     is_rounded: bool
@@ -74,7 +74,7 @@ class OnnxComparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether all decisions are the same."""
+        """Whether all decisions agree."""
         return self.decisions == 0
 
     def __str__(self) -> str:
@@ -87,7 +87,7 @@ class OnnxComparison:
 
 @torch.no_grad()
 def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor) -> OnnxComparison:
-    """Compare what ONNX Runtime makes of a file with the trained model itself, in evaluation on the CPU.
+    """Compare a file's outputs in ONNX Runtime with those of the trained model, in evaluation on the CPU.
 
     Raises:
         ImportError: ONNX Runtime is missing.

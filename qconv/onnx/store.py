@@ -1,4 +1,4 @@
-"""Weights in the file as the integers that they are; a runtime makes floats of them when it loads the file."""
+"""Weights stored in the file as integers; a runtime makes floats of them when it loads the file."""
 
 from typing import Any, cast
 
@@ -7,14 +7,14 @@ import onnx_ir as ir
 from ml_dtypes import int4, uint4
 from numpy.typing import NDArray
 
-_SMALL = 256  # bytes: smaller tensors are not worth the nodes
+_SMALL = 256  # bytes; for smaller tensors the nodes do not pay off
 
 
 def store_integers(model: ir.Model) -> None:
-    """Replace the initializers of a model by integers of 4, 8 or 16 bits wherever the same numbers come back.
+    """Replace the initializers of a model by integers of 4, 8 or 16 bits wherever that reproduces the numbers exactly.
 
-    These are whole numbers; else places in a list of at most 256 levels, times a scale for each output channel, or in a
-    list of at most 16 for each.
+    These are whole numbers; or indices into a list of at most 256 levels, times a scale for each output channel; or
+    indices into a list of at most 16 levels for each channel.
     """
     graph = model.graph
     for value in list(graph.initializers.values()):
@@ -29,7 +29,7 @@ def store_integers(model: ir.Model) -> None:
 
 
 def _store_int8(graph: ir.Graph, value: ir.Value, array: NDArray[np.int8]) -> None:
-    """What is a multiple of integers of 4 bits."""
+    """Store multiples of 4-bit integers."""
     factor = max(int(np.gcd.reduce(array, axis=None)), 1)
     if not _fits_4_bits(array // factor):
         return
@@ -77,7 +77,7 @@ def _store_whole(graph: ir.Graph, value: ir.Value, codes: NDArray[Any]) -> None:
 
 
 def _store_rows(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -> bool:
-    """Store up to 16 levels for each output channel, and the places of all numbers in 4 bits, if these are enough."""
+    """Store up to 16 levels for each output channel and 4-bit indices of all numbers, if these suffice."""
     if not array.size or len(np.unique(array[0])) > 16:
         return False
     rows = [np.unique(row, return_inverse=True) for row in array.reshape(len(array), -1)]
@@ -95,8 +95,8 @@ def _store_rows(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) ->
 
 
 def _levels(array: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.int64]] | None:
-    """The different numbers of an array, and the place of each in them; None if they are more than 256."""
-    if len(np.unique(array.ravel()[:4096])) > 256:  # float weights are not worth the sorting
+    """The distinct numbers of an array, and the index of each element in them; None if there are more than 256."""
+    if len(np.unique(array.ravel()[:4096])) > 256:  # sorting does not pay off for float weights
         return None
     levels, places = np.unique(array, return_inverse=True)
     return (levels, places.reshape(array.shape)) if len(levels) <= 256 else None
@@ -114,7 +114,7 @@ def _replace(graph: ir.Graph, value: ir.Value, new: ir.Value) -> None:
 
 
 class _Builder:
-    """Adds what makes a value of its integers to the beginning of a graph."""
+    """Adds nodes to the start of a graph that compute a value from its integers."""
 
     def __init__(self, graph: ir.Graph, value: ir.Value) -> None:
         self.graph, self.shape = graph, cast(Any, value.shape)
@@ -135,7 +135,7 @@ class _Builder:
     def node(
         self, operator: str, *inputs: ir.Value, dtype: ir.DataType = ir.DataType.FLOAT, **attributes: int
     ) -> ir.Value:
-        """A node whose output has the shape of the value that is replaced."""
+        """Add a node whose output has the shape of the replaced value."""
         self.nodes += 1
         node = ir.node(operator, inputs, attributes, name=f"{self.name}.{self.nodes}")
         output = node.outputs[0]

@@ -22,16 +22,16 @@ _IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def round_sums(network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
-    """Round the sums of a network to 256 numbers over their range, and what is added where it is not rounded yet.
+    """Round the sums of a network, and those of their terms that are not rounded yet, to 256 numbers over their range.
 
-    Where a quantized layer of step ``s`` reads a sum (the first one, if several do), its numbers are ``s / k``
-    apart with an odd ``k``: an edge between two of the layer's codes is then an edge between two of the sum's, so
-    that rounding twice gives the code of the sum. Sums stay as they are in a network that changes a value in place
-    and reads it again.
+    If a quantized layer of step ``s`` reads a sum (the first one, if several do), the numbers of the sum are ``s / k``
+    apart with an odd ``k``. An edge between two codes of the layer is then an edge between two codes of the sum, so
+    rounding twice gives the right code. Sums stay as they are if the network changes a value in place and reads it
+    again.
 
     Args:
-        network: its integer layers are `QuantizedConv2d` already; it is changed.
-        ends: what its values reached.
+        network: a network whose integer layers are `QuantizedConv2d` already; it is changed.
+        ends: the ranges of its values.
     """
     rounder = _Rounder(network, ends)
     rounder.drop_unchanged()
@@ -44,7 +44,7 @@ def round_sums(network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
                 if not rounder.is_rounded(term):
                     rounder.round(term, term, [user for user in term.users if user in sums or rounder.encoder(user)])
             relu = next(iter(node.users)) if len(node.users) == 1 else None
-            # Codes without negative numbers make the ReLU's zeros themselves.
+            # Codes without negative numbers produce the ReLU's zeros themselves.
             value = relu if relu is not None and rounder.is_relu(relu) else node
             rounder.round(node, value, list(value.users))
     for node in network.graph.nodes:
@@ -57,7 +57,7 @@ def round_sums(network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
 
 
 def steps_of_a_sum(low: float, high: float, reader: float | None) -> tuple[float, int]:
-    """``step, zero point`` of 256 codes from `low` to `high` on the edges of a reader's step, which may be too fine."""
+    """``step, zero point`` of 256 codes from `low` to `high` on the edges of a reader's step, if it is not too fine."""
     step, zero = even_steps(low, high)
     ratio = 0 if reader is None else math.floor(reader / step)
     if reader is None or ratio < 1 or step <= LEAST:
@@ -67,7 +67,7 @@ def steps_of_a_sum(low: float, high: float, reader: float | None) -> tuple[float
 
 
 class _Rounder:
-    """Looks at the nodes of a network, and puts roundings behind them."""
+    """Inspects the nodes of a network and inserts roundings after them."""
 
     def __init__(self, network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
         self.network, self.ends = network, ends
@@ -75,18 +75,18 @@ class _Rounder:
         self.order = {node: place for place, node in enumerate(network.graph.nodes)}
 
     def of(self, node: Any) -> nn.Module | None:
-        """The module that a node calls."""
+        """Return the module that a node calls."""
         return self.network.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def drop_unchanged(self) -> None:
-        """Take modules out that hand on what they get."""
+        """Remove modules that pass on their input unchanged."""
         for node in list(self.network.graph.nodes):
             if type(self.of(node)) in UNCHANGED:
                 node.replace_all_uses_with(node.all_input_nodes[0])
                 self.network.graph.erase_node(node)
 
     def changes_what_is_read(self, node: fx.Node) -> bool:
-        """Whether a node changes its input in place, which another reads after it."""
+        """Whether a node changes its input in place and another node reads that afterwards."""
         name = getattr(node.target, "__name__", str(node.target))
         in_place = getattr(self.of(node), "inplace", False) or node.kwargs.get("inplace", False)
         if node.op in ("call_method", "call_function"):
@@ -106,7 +106,7 @@ class _Rounder:
         )
 
     def is_rounded(self, node: Any) -> bool:
-        """Whether it gives what codes stand for."""
+        """Whether its output comes from codes."""
         module = self.of(node)
         module = module.layer if isinstance(module, Padded) else module
         return isinstance(module.after if isinstance(module, QuantizedConv2d) else module, Dequantize)
@@ -115,14 +115,14 @@ class _Rounder:
         return type(self.of(node)) is nn.ReLU or (node.op != "call_module" and node.target in _RELUS)
 
     def encoder(self, node: fx.Node) -> LinearEncode | None:
-        """What makes the codes of a layer that is called once, at even steps."""
+        """The quantizing module of a layer that is called once and has even steps; else None."""
         layer = self.of(node)
         if not isinstance(layer, QuantizedConv2d) or self.calls[node.target] != 1:
             return None
         return layer.encoder if isinstance(layer.encoder, LinearEncode) else None
 
     def round(self, source: fx.Node, value: fx.Node, users: Iterable[fx.Node]) -> None:
-        """Have codes of `source` stand for `value`, which is `source` or its ReLU, where `users` read it."""
+        """Let codes of `source` represent `value`, which is `source` or its ReLU, where `users` read it."""
         readers = {node: encoder for node in users if (encoder := self.encoder(node)) is not None}
         first = next(iter(readers.values()), None)
         step, zero = steps_of_a_sum(*self.ends[value], None if first is None else first.step)
