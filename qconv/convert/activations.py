@@ -1,9 +1,9 @@
-"""What is put in the place of activations that let one sign through, before a sign; and how they are put back.
+"""Replacing activations that pass only one sign on before a sign, and putting them back.
 
-A quantizer with its only edge at 0 (`Quantizer.splits_at_zero`) makes one value of everything that a ReLU lets through.
-`one_signed` finds these activations. One that is a module stays the same object, with another class; a function
-that a module's forward calls is replaced there alone, by a subclass of that module's class. What was there before is
-kept in the module, so it survives copying and pickling.
+A quantizer whose only edge is at 0 (`Quantizer.splits_at_zero`) makes one value of everything that a ReLU outputs.
+`one_signed` finds these activations. One that is a module stays the same object, with another class. A function called
+in a module's forward is replaced only there, by a subclass of that module's class. The module remembers what was there
+before, so it survives copying and pickling.
 """
 
 import dis
@@ -20,21 +20,21 @@ from torch import Tensor, nn
 BeforeSign = Literal["identity", "hardtanh", "prelu", "leaky", "keep"]
 CHOICES: tuple[str, ...] = get_args(BeforeSign)
 SLOPE = 2.0**-10
-"""Of "leaky" below 0: it keeps the sign of all but the smallest float16 numbers, and hardly any of the value."""
+"""The slope of "leaky" below 0: it keeps the sign of all but the smallest float16 numbers, and hardly any magnitude."""
 
 _RECORD = "replaced_activation"
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """What a module was before its activation was replaced.
+    """The state of a module before its activation was replaced.
 
     Attributes:
         kind: its class.
         choice: what the activation became.
-        calls: whether it is a function that the module calls, rather than the module itself.
+        calls: whether the activation is a function that the module calls, rather than the module itself.
         arguments: the attributes that were overwritten.
-        added: those that were not there.
+        added: the attributes that did not exist before.
     """
 
     kind: type[nn.Module]
@@ -45,7 +45,7 @@ class Replaced:
 
 
 def is_one_signed(module: nn.Module) -> bool:
-    """Whether it is an activation of `torch.nn` that cuts off what is below 0, and that can be replaced."""
+    """Whether it is an activation of `torch.nn` that cuts off negative values and can be replaced."""
     if type(module) is nn.Hardtanh:
         return module.min_val >= 0
     return type(module) in (nn.ReLU, nn.ReLU6)
@@ -58,12 +58,12 @@ def check_choice(choice: str) -> None:
 
 
 def replaced(module: nn.Module) -> Replaced | None:
-    """What the module was, if its activation has been replaced."""
+    """Return the former state of the module, if its activation has been replaced."""
     return module.__dict__.get(_RECORD)
 
 
 def replace_(module: nn.Module, choice: str, like: nn.Module | None = None) -> None:
-    """Make ``module``, an activation, what ``choice`` stands for; a learned slope is made where ``like`` is."""
+    """Turn ``module``, an activation, into ``choice``; a learned slope goes on the device of ``like``."""
     new = _made(choice, bool(getattr(module, "inplace", False)))
     common = nn.Module().__dict__
     attributes = {name: value for name, value in new.__dict__.items() if name not in common}
@@ -80,7 +80,7 @@ def replace_(module: nn.Module, choice: str, like: nn.Module | None = None) -> N
 
 
 def replace_calls_(module: nn.Module, choice: str) -> None:
-    """Have ``module``, whose forward calls functions such as ``F.relu``, call what ``choice`` stands for.
+    """Make ``module``, whose forward calls functions such as ``F.relu``, call the function of ``choice`` instead.
 
     Raises:
         ValueError: `calls_relu` is False, or ``choice`` needs a parameter.
@@ -130,7 +130,7 @@ RELUS: dict[Any, type[nn.Module]] = {
     **dict.fromkeys((F.relu, F.relu_, torch.relu, torch.relu_), nn.ReLU),
     F.relu6: nn.ReLU6,
 }
-"""The functions that cut off what is below 0, and the modules that do the same."""
+"""The functions that cut off negative values, and the modules that contain them."""
 _MODULES: tuple[ModuleType, ...] = (torch, torch.nn, F)
 _CLASSES: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
@@ -148,19 +148,19 @@ def _methods(kind: type[nn.Module]) -> dict[str, FunctionType]:
 
 
 def _called(method: FunctionType) -> dict[str, Any]:
-    """The global names by which the method may reach a ReLU, and what they stand for; none if it can't be changed."""
+    """The global names by which the method may reach a ReLU, and their values; none if it can't be changed."""
     every, scope = list(_codes(method.__code__)), method.__globals__
     uses = {(instruction.argval, instruction.opname) for code in every for instruction in dis.get_instructions(code)}
     names = {name for name, way in uses if way == "LOAD_GLOBAL"}
     functions = {name: scope[name] for name in names if any(scope.get(name) is relu for relu in RELUS)}
     if any(relu.__name__ in code.co_names for relu in RELUS for code in every):
         functions |= {name: scope[name] for name in names if any(scope.get(name) is part for part in _MODULES)}
-    # A code has one list of names, for globals and for attributes.
+    # A code object has one list of names, for globals and for attributes.
     return {} if any(name in functions and way != "LOAD_GLOBAL" for name, way in uses) else functions
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code and those of the functions in it."""
+    """Yield the code and that of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -168,13 +168,13 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
-    """The subclass of ``kind``, under the same name, whose methods call another function in place of a ReLU.
+    """Return a subclass of ``kind``, with the same name, whose methods call another function in place of a ReLU.
 
-    Its methods are those of ``kind`` but for the names of the globals that they look up: ``F`` is another one there.
-    So children, helper functions and other modules of that class keep their ReLUs, and what traces, compiles or copies
-    the module sees a plain method. (What intercepts calls while a forward runs, a `torch.overrides.TorchFunctionMode`,
-    is on in the forwards of the children, too, and `torch.fx` does not ask it about ``x.relu()``, which it would be
-    needed for: a graph would have the ReLU again. Such calls are told, not replaced.)
+    Its methods are those of ``kind`` except for the names of the globals that they look up, so ``F`` is another module
+    there. Children, helper functions and other modules of that class keep their ReLUs, and whatever traces, compiles or
+    copies the module sees a plain method. (A `torch.overrides.TorchFunctionMode`, which intercepts calls during a
+    forward, would also act in the forwards of the children; and `torch.fx` does not ask it about ``x.relu()``, the case
+    that would need it, so a graph would have the ReLU again. Such calls are reported, not replaced.)
     """
     if (kind, choice) not in _CLASSES:
 
@@ -193,16 +193,16 @@ def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
 
 
 def _blank(kind: type[nn.Module], choice: str) -> nn.Module:
-    """A module that copying or unpickling fills."""
+    """Return an empty module to be filled by copying or unpickling."""
     made = _with_calls(kind, choice)
     return made.__new__(made)
 
 
 def _with_others(method: FunctionType, called: dict[str, Any], choice: str) -> FunctionType:
-    """The same method with other functions in place of ``called``.
+    """Return the same method with other functions in place of ``called``.
 
-    They stand beside them in the method's own globals, under names that nothing else has: a copy of the globals would
-    not see what becomes of the others.
+    They stand next to the originals in the method's own globals, under unique names: a copy of the globals would miss
+    later changes of the others.
     """
     names = {name: f"_qconv_{choice}_for_{name}" for name in called}
     for name, value in called.items():
@@ -216,7 +216,7 @@ def _with_others(method: FunctionType, called: dict[str, Any], choice: str) -> F
 
 
 def _renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
-    """The code, and the functions in it, with other names."""
+    """Rename globals in the code and in the functions in it."""
     consts = tuple(
         _renamed(constant, names) if isinstance(constant, CodeType) else constant for constant in code.co_consts
     )
@@ -224,7 +224,7 @@ def _renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
 
 
 def _instead(value: Any, choice: str) -> Any:
-    """Another function for a ReLU; for a module one that hands on all of it but its ReLUs."""
+    """Return another function for a ReLU, or for a module a proxy with other ReLUs."""
     if any(value is relu for relu in RELUS):
         return _FUNCTIONS[choice]
     made = ModuleType(value.__name__)

@@ -1,4 +1,4 @@
-"""What a conversion makes of the activations before signs: the steps of `plan`, and doing them."""
+"""Activations before signs in a conversion: the steps of `plan`, and carrying them out."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,17 @@ NAMES = {
 
 @dataclass(frozen=True)
 class ActivationStep:
-    """What becomes of one activation that lets one sign through, before signs.
+    """The conversion of one activation that passes only one sign on, before signs.
 
     Attributes:
-        names: where it stands in the model, or of the module whose forward calls it.
+        names: its names in the model, or those of the module whose forward calls it.
         module: that module.
         kind: its class before the conversion.
         function: the function that is called; empty for an activation that is a module.
-        layers: the layers, by their names, that would see one sign because of it.
+        layers: the names of the layers whose input would have one sign because of it.
         like: one of these layers.
-        becomes: what takes its place, as ``before_sign`` has it; None where it stays.
-        reason: why it stays, or becomes something else than was chosen.
+        becomes: its replacement, in the terms of ``before_sign``; None if it stays.
+        reason: why it stays, or is replaced otherwise than chosen.
     """
 
     names: tuple[str, ...]
@@ -54,7 +54,7 @@ class ActivationStep:
 
 
 def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: BeforeSign) -> tuple[ActivationStep, ...]:
-    """What ``choice`` makes of the activations in ``model`` because of which one of ``layers`` sees one sign alone."""
+    """Plan ``choice`` for the activations in ``model`` because of which the input of any of ``layers`` has one sign."""
     if not layers:
         return ()
     looked = find(model, layers)
@@ -89,12 +89,12 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
 
 
 def _way(site: Site) -> str:
-    """How it is replaced: the functions that a module calls all change together, methods of tensors can't."""
+    """How it is replaced: all functions that a module calls change together; methods of tensors can't change."""
     return site.function if site.function.startswith(".") else "functions" if site.function else ""
 
 
 def _why_not(site: Site, choice: BeforeSign) -> str:
-    """Why the activation stays; empty if it is replaced."""
+    """Return why the activation stays; empty if it is replaced."""
     if choice == "keep":
         return "before_sign='keep'"
     if not site.function:
@@ -107,7 +107,7 @@ def _why_not(site: Site, choice: BeforeSign) -> str:
 
 
 def replace_all(steps: Sequence[ActivationStep]) -> None:
-    """Replace the activations; warn of those that should be replaced and can't be."""
+    """Replace the activations; warn about those that should be replaced but can't be."""
     done = set()
     for step in steps:
         if step.becomes is None or step.module in done:
@@ -129,7 +129,7 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
 
 
 def note_(model: nn.Module, steps: Sequence[ActivationStep], choice: BeforeSign) -> None:
-    """Have the quantizers of signs keep what stands before them, which nothing else of a state dict may tell."""
+    """Record in the quantizers of signs which activations precede them; a state dict may tell it nowhere else."""
     choices: dict[str, set[str]] = {}
     for step in steps:
         for name in step.layers:

@@ -1,7 +1,7 @@
-"""Which activations make the input of a layer one-signed: found in the graph of `torch.fx`.
+"""Finds the activations that make the input of a layer one-signed, in the graph of `torch.fx`.
 
-Every value of the graph is either one that may be negative, or one that can't, because of certain activations. What
-follows these (pooling, dropout, sums of two such values, concatenation) carries them on to the layers that read it.
+A value in the graph either may be negative, or can't be because of certain activations. Pooling, dropout, sums of two
+such values and concatenation carry these activations on to the layers that read the result.
 """
 
 from collections.abc import Collection, Iterable
@@ -15,10 +15,10 @@ from .activations import RELUS, is_one_signed
 
 
 class Site(NamedTuple):
-    """Where values lose their sign.
+    """A place where values lose their sign.
 
     Attributes:
-        name: of the activation in the model; of the module whose forward calls a function.
+        name: name of the activation in the model, or of the module whose forward calls a function.
         module: that module.
         function: the function that is called; empty for an activation that is a module.
     """
@@ -30,23 +30,23 @@ class Site(NamedTuple):
 
 Sites = frozenset[Site]
 Calls = frozenset[tuple[Site, fx.Node]]
-"""Which calls of the sites: one module may stand in many places."""
+"""Calls of the sites: one module may be called in many places."""
 
 
 @dataclass
 class Found:
-    """What was found in a model.
+    """The one-signed inputs of a model.
 
     Attributes:
-        inputs: for each layer that sees no negative input, the activations because of which it sees none.
-        elsewhere: activations with a call that none of the layers sees so: its values count, not its signs.
+        inputs: for each layer whose input is never negative, the activations that make it so.
+        elsewhere: activations with a call that none of these layers reads: its values count, not its signs.
     """
 
     inputs: dict[nn.Module, Sites] = field(default_factory=dict)
     elsewhere: set[Site] = field(default_factory=set)
 
     def add(self, layer: nn.Module, sites: Sites) -> None:
-        """Note activations before a layer."""
+        """Add activations before a layer."""
         self.inputs[layer] = self.inputs.get(layer, frozenset()) | sites
 
 
@@ -70,22 +70,22 @@ _PASSING = {
     *("contiguous", "clone", "float", "half", "to", "roll", "flip"),
 }
 _ALL = {"add", "add_", "iadd", "mul", "mul_", "imul", "truediv", "div"}
-_ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # a part of the channels would be one-signed
+_ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # some of the channels would be one-signed
 
 
 def one_signed_inputs(model: nn.Module, layers: Collection[nn.Module]) -> dict[nn.Module, Sites]:
-    """The activations because of which a layer of ``layers`` sees no negative input, for each that sees none.
+    """Return, for each of ``layers`` whose input is never negative, the activations that make it so.
 
-    A model that `torch.fx` can't trace is looked at in parts, and by the order of its modules: an activation with
-    nothing but pooling or the like between it and the layer registered after it stands before that layer.
+    A model that `torch.fx` can't trace is examined in parts, and by the order of its modules: an activation counts as
+    preceding the next registered layer if there is nothing but pooling or the like between them.
     """
     return find(model, layers).inputs
 
 
 def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
-    """As `one_signed_inputs`, with the activations that are also called elsewhere.
+    """As `one_signed_inputs`, and also find the activations that are called elsewhere.
 
-    What leaves a part that is looked at by itself is elsewhere.
+    The output of a part that is examined by itself counts as elsewhere.
     """
     found = Found()
     names = {module: name for name, module in reversed(list(model.named_modules()))}
@@ -117,7 +117,7 @@ def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str]
 
 
 class _Tracer(fx.Tracer):
-    """Calls what `torch.nn` has, and the layers in question; looks into all else."""
+    """Treats modules of `torch.nn` and the layers in question as single calls; traces into all others."""
 
     def __init__(self, layers: set[nn.Module]) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Walk:
-    """Says of each node of a graph which calls of activations have taken its sign; None where it may be negative."""
+    """Finds for each node of a graph the calls of activations that removed its sign; None if it may be negative."""
 
     def __init__(self, root: nn.Module, names: dict[nn.Module, str]) -> None:
         self.root, self.names = root, names
@@ -173,21 +173,21 @@ class _Walk:
         return frozenset(((site, node),))
 
     def _owner(self, node: fx.Node) -> nn.Module:
-        """The module whose forward makes the call."""
+        """Return the module whose forward makes the call."""
         stack = node.meta.get("nn_module_stack") or {}
         path = next(reversed(stack.values()))[0] if stack else ""
         return self.root.get_submodule(path)
 
 
 def passes(module: nn.Module) -> bool:
-    """Whether what comes out is never negative if what goes in is not."""
+    """Whether the output is never negative if the input is not."""
     if type(module) is nn.Upsample:
         return module.mode != "bicubic"
     return type(module) in _PASSING_MODULES
 
 
 def _joined(parts: list[Calls | None]) -> Calls | None:
-    """Of a sum or a product: None unless no operand may be negative."""
+    """As for a sum or a product: None unless no operand may be negative."""
     if any(part is None for part in parts):
         return None
     return frozenset().union(*(part for part in parts if part is not None))
@@ -196,7 +196,7 @@ def _joined(parts: list[Calls | None]) -> Calls | None:
 def _by_order(
     module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str]
 ) -> Iterable[tuple[nn.Module, Sites]]:
-    """Layers that are registered behind an activation, with nothing but what passes it on between them."""
+    """Yield layers that are registered after an activation, with only modules that preserve signs between them."""
     last: nn.Module | None = None
     for part in module.modules():
         if next(part.children(), None) is not None and part not in layers:

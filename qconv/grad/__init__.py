@@ -1,4 +1,4 @@
-"""The gradients of convolution, by torch's operator; `composed` of forward convolutions; the deformable one's."""
+"""The gradients of convolution: by torch's operator, by forward convolutions (`composed`), and of deformable ones."""
 
 from . import composed as composed, deform as deform
 from .aten import (

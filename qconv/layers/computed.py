@@ -1,4 +1,4 @@
-"""Weights that are no parameters but are computed before each forward: parametrized, normalized and pruned ones."""
+"""Weights that are not parameters but are computed before each forward: parametrized, normalized and pruned ones."""
 
 import copy
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ PRUNING = "pruning"
 
 
 class Maker(NamedTuple):
-    """What computes a weight, and how the weight becomes a parameter again."""
+    """The mechanism that computes a weight, and how to turn the weight into a parameter again."""
 
     name: str
     remedy: str
@@ -25,7 +25,7 @@ class Maker(NamedTuple):
 
 
 def computed_by(layer: nn.Module) -> Maker | None:
-    """What computes the layer's weight; None where it is a parameter, or where a wrapper holds it elsewhere."""
+    """Return what computes the layer's weight; None if it is a parameter, or a wrapper holds it elsewhere."""
     if isinstance(layer._parameters.get("weight"), nn.Parameter):
         return None
     if parametrize.is_parametrized(layer, "weight"):
@@ -33,7 +33,7 @@ def computed_by(layer: nn.Module) -> Maker | None:
         names = ", ".join(type(step).__name__.removeprefix("_") for step in parametrizations["weight"])
         return Maker(names, "call torch.nn.utils.parametrize.remove_parametrizations(layer, 'weight') first")
     for hook in layer._forward_pre_hooks.values():
-        if getattr(hook, "_tensor_name", None) == "weight":  # of `torch.nn.utils.prune`, which is slow to import
+        if getattr(hook, "_tensor_name", None) == "weight":  # of `torch.nn.utils.prune`, which imports slowly
             return Maker(PRUNING, "call torch.nn.utils.prune.remove(layer, 'weight') first")
         if isinstance(hook, WeightNorm | SpectralNorm) and hook.name == "weight":
             removes = "remove_weight_norm" if isinstance(hook, WeightNorm) else "remove_spectral_norm"
@@ -43,7 +43,7 @@ def computed_by(layer: nn.Module) -> Maker | None:
 
 @torch.no_grad()
 def check_computed(quantizer: Quantizer, filters: Tensor, maker: Maker) -> None:
-    """Raise a ValueError unless ``quantizer`` does all that it has to do on ``filters``, which ``maker`` computes."""
+    """Raise a ValueError unless ``quantizer`` can do its work on ``filters``, which ``maker`` computes."""
     why = ""
     if quantizer.replaces_weight:
         why = "learns other tensors in its place"
@@ -62,7 +62,7 @@ def _final(quantizer: Quantizer, filters: Tensor) -> Quantizer:
 
 
 def _writes(quantizer: Quantizer, filters: Tensor) -> bool:
-    """Whether the weight, here one that is very large and no power of two, is another one after a step."""
+    """Whether an optimizer step changes the weight, tested with one that is very large and not a power of two."""
     probe = torch.full_like(filters, 3000.0)
     _final(quantizer, probe).after_step_(changed := probe.clone())
     return not changed.equal(probe)
@@ -74,7 +74,7 @@ def _in_the_end(quantizer: Quantizer, filters: Tensor) -> Tensor:
 
 
 def with_base(layer: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
-    """``base``, or where `parametrize` has given the layer a class of its own, such a class over ``base``."""
+    """Return ``base``, or if `parametrize` changed the layer's class, such a class over ``base``."""
     own = type(layer)
     if not parametrize.is_parametrized(layer):
         return base

@@ -70,22 +70,22 @@ class _QConv(QuantizedLayer):
 
     @property
     def op(self) -> Convolution:
-        """The convolution of this layer, without the padding that `forward` has put around the float input."""
+        """The convolution of this layer, without the padding that `forward` adds to the float input."""
         if self.padding_mode != "zeros":
             return self.padded_op([0] * 2 * len(self.stride))
         return self.padded_op(self.padding_sides)
 
     def operation(self, input: Tensor) -> Convolution:
-        """`op`; what pads by the size of its input has another one for each."""
+        """`op`; layers that pad according to the size of their input have one for each size."""
         return self.op
 
     def padded_op(self, both_sides: list[int]) -> Convolution:
-        """The convolution with this padding around the quantized input."""
+        """Return the convolution with this padding around the quantized input."""
         zeros = (0,) * len(self.stride)
         if self.padding_value and any(both_sides):
             value = float(self.padding_value)
             return Convolution(self.stride, zeros, self.dilation, self.groups, tuple(both_sides), value)
-        # "same" pads an odd total once more on the right; what is equal on both sides the convolution pads itself.
+        # "same" pads an odd total once more on the right; the convolution itself pads what is equal on both sides.
         left, right = both_sides[0::2], both_sides[1::2]
         border = tuple(side for a, b in zip(left, right, strict=True) for side in (0, b - a)) if left != right else ()
         return Convolution(self.stride, tuple(reversed(left)), self.dilation, self.groups, border)
@@ -119,9 +119,9 @@ class _QConv(QuantizedLayer):
 class QConv1d(_QConv, nn.Conv1d):
     """`torch.nn.Conv1d` with quantized weight and input.
 
-    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, L)`` or ``(C_in, L)``. Arguments as
-    `torch.nn.Conv1d`; ``scheme`` is BWN when not given; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
-    the quantized input: a 0 there is a third value of a binary input.
+    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, L)`` or ``(C_in, L)``. The arguments are those
+    of `torch.nn.Conv1d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
+    the quantized input: 0 adds a third value to a binary input.
 
     Raises:
         ValueError: channels that groups do not divide, or a padding value that is none of the three.
@@ -134,9 +134,9 @@ class QConv1d(_QConv, nn.Conv1d):
 class QConv2d(_QConv, nn.Conv2d):
     """`torch.nn.Conv2d` with quantized weight and input.
 
-    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, H, W)`` or ``(C_in, H, W)``. Arguments as
-    `torch.nn.Conv2d`; ``scheme`` is BWN when not given; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
-    the quantized input: a 0 there is a third value of a binary input.
+    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, H, W)`` or ``(C_in, H, W)``. The arguments are
+    those of `torch.nn.Conv2d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default the scheme's)
+    pads the quantized input: 0 adds a third value to a binary input.
 
     Raises:
         ValueError: channels that groups do not divide, or a padding value that is none of the three.
@@ -156,9 +156,9 @@ class QConv2d(_QConv, nn.Conv2d):
 class QConv3d(_QConv, nn.Conv3d):
     """`torch.nn.Conv3d` with quantized weight and input.
 
-    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, D, H, W)`` or ``(C_in, D, H, W)``. Arguments as
-    `torch.nn.Conv3d`; ``scheme`` is BWN when not given; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
-    the quantized input: a 0 there is a third value of a binary input.
+    ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, D, H, W)`` or ``(C_in, D, H, W)``. The
+    arguments are those of `torch.nn.Conv3d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default
+    the scheme's) pads the quantized input: 0 adds a third value to a binary input.
 
     Raises:
         ValueError: channels that groups do not divide, or a padding value that is none of the three.
@@ -225,7 +225,7 @@ class _QConvTranspose(QuantizedLayer):
             return self.forward(input.unsqueeze(0), output_size).squeeze(0)
         _check_shape(input, self.weight.ndim, self.in_channels)
         padding = cast(tuple[int, ...], self.padding)
-        output_padding = cast(nn.ConvTranspose2d, self)._output_padding(  # the twins share it
+        output_padding = cast(nn.ConvTranspose2d, self)._output_padding(  # shared by the twins
             input,
             output_size,
             list(self.stride),

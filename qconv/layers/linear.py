@@ -13,9 +13,9 @@ from .base import QuantizedLayer, chosen
 class QLinear(QuantizedLayer, nn.Linear):
     """`torch.nn.Linear` with quantized weight and input.
 
-    ``output = input_q @ weight_q.T + bias``; shapes ``(*, in_features)`` to ``(*, out_features)``. Arguments as
-    `torch.nn.Linear`; ``scheme`` is BWN when not given. There is no padding, so ``padding_value`` has no effect here;
-    it is taken so that all quantized layers can be built alike.
+    ``output = input_q @ weight_q.T + bias``; shapes ``(*, in_features)`` to ``(*, out_features)``. The arguments are
+    those of `torch.nn.Linear`; ``scheme`` is BWN by default. ``padding_value`` has no effect here; it is accepted so
+    that all quantized layers can be built alike.
 
     Raises:
         TypeError: a scheme that is none, or an integer input.

@@ -1,4 +1,4 @@
-"""Layers of known papers: `QConv2d` with a scheme preset."""
+"""Layers of known papers: `QConv2d` with a preset scheme."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ class BWNConv2d(QConv2d):
 class XNORConv2d(QConv2d):
     """`QConv2d` with `qconv.schemes.xnor`: scaled signs of the weight, signs of the input.
 
-    Takes the arguments of `torch.nn.Conv2d`; ``scale_map=True`` multiplies by the map K of input magnitudes.
+    It takes the arguments of `torch.nn.Conv2d`; ``scale_map=True`` multiplies by the map K of input magnitudes.
     """
 
     def __init__(

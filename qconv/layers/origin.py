@@ -1,7 +1,8 @@
-"""Learned tensors that start from the weight follow it, whoever writes to it, until training starts.
+"""Learned tensors that start from the weight follow its changes until training starts.
 
-Weights are set anew after a conversion by ``nn.init``, ``model.apply(init)``, ``weight.data.normal_()``, ``copy_`` or a
-float checkpoint. Writing by ``.data`` leaves a tensor's version alone, so that some of the values are compared, too.
+After a conversion, weights may be reset by ``nn.init``, ``model.apply(init)``, ``weight.data.normal_()``, ``copy_`` or
+a float checkpoint. Writing through ``.data`` does not change a tensor's version, so some of the values are compared,
+too.
 """
 
 from typing import Any, NamedTuple
@@ -10,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 SAMPLES = 64
-"""How many of a weight's values are compared, spread over it."""
+"""The number of a weight's values that are compared, spread over it."""
 
 
 class Origin(NamedTuple):
-    """A weight and what was learned from it: which tensors, how often they were written to, values of the weight."""
+    """A weight and the tensors learned from it: their identities and versions, and values of the weight."""
 
     weight: tuple[int, int]
     learned: tuple[tuple[int, int], ...]
@@ -22,12 +23,12 @@ class Origin(NamedTuple):
 
 
 def mark(layer: Any) -> None:
-    """Note that the learned tensors are those of the weight as it is now."""
+    """Record that the learned tensors belong to the weight in its present state."""
     layer.__dict__["_origin"] = _origin(layer)
 
 
 def follow(layer: Any) -> None:
-    """Set the learned tensors anew if the weight was written to since `mark`, and they were not."""
+    """Set the learned tensors anew if the weight has been written to since `mark`, and they have not."""
     known: Origin | None = layer.__dict__.get("_origin")
     now = None if known is None else _origin(layer)
     if known is None or now is None or _are_equal(known, now):
@@ -40,12 +41,12 @@ def follow(layer: Any) -> None:
 
 
 def leave(layer: Any) -> None:
-    """Training has started: from now on the learned tensors go their own way."""
+    """Stop following: training has started, so the learned tensors become independent."""
     layer.__dict__["_origin"] = None
 
 
 def _origin(layer: Any) -> Origin | None:
-    """None where nothing follows, or the tensors are others for the moment, as in `torch.func.functional_call`."""
+    """Return None if nothing follows, or the tensors are replaced temporarily, as in `torch.func.functional_call`."""
     weight, *learned = tensors = [layer._parameters.get("weight"), *layer.weight_quantizer.parameters()]
     plain = all(type(tensor) is nn.Parameter and not tensor.is_inference() for tensor in tensors)
     if not learned or not plain or weight.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]

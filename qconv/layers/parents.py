@@ -1,4 +1,4 @@
-"""Modules that read the weights of their children, or do so on a fast path that can be switched off."""
+"""Modules that read the weights of their children directly, always or on a fast path that can be switched off."""
 
 import sys
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ READERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("torch.nn", "MultiheadAttention", ("out_proj",)),
     ("torchvision.models.swin_transformer", "ShiftedWindowAttention", ("qkv", "proj")),
 )
-"""Module and name of a class, and the children that it never calls, though it computes with their weights."""
+"""Module and name of a class, and the children that it never calls, although it computes with their weights."""
 
 FAST_PATHS: tuple[tuple[str, str, str, object], ...] = (
     ("torch.nn", "TransformerEncoderLayer", "activation_relu_or_gelu", 0),
@@ -22,15 +22,15 @@ FAST_PATHS: tuple[tuple[str, str, str, object], ...] = (
 )
 """Module and name of a class, and the attribute whose value makes its forward call its children.
 
-`nn.TransformerEncoderLayer` has one operator for the whole layer in evaluation, which 0 for the kind of its activation
-rules out; timm's attentions call ``qkv`` where its bias is added separately. Both compute the same, up to rounding.
+`nn.TransformerEncoderLayer` has one operator for the whole layer in evaluation, which is ruled out if the kind of its
+activation is 0. timm's attentions call ``qkv`` if its bias is added separately. Both compute the same, up to rounding.
 """
 
 _BEFORE = "_before_quantization"
 
 
 def read_by_parents(model: nn.Module) -> dict[nn.Module, str]:
-    """The layers that their parents never call, and the name of the parent's class."""
+    """The layers that their parents never call, with the class name of the parent."""
     readers: dict[nn.Module, str] = {}
     for module_name, class_name, children in READERS:
         for module in _instances(model, module_name, class_name):
@@ -59,6 +59,6 @@ def undo_(model: nn.Module) -> None:
 
 
 def _instances(model: nn.Module, module_name: str, class_name: str) -> Iterator[nn.Module]:
-    """What is in the model of a class; where its module was never imported, there is none."""
+    """Yield the instances of a class in the model; there are none if its module was never imported."""
     kind = getattr(sys.modules.get(module_name), class_name, None)
     return (module for module in model.modules() if kind is not None and isinstance(module, kind))

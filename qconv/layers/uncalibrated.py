@@ -1,6 +1,6 @@
-"""Evaluation before calibration: a quantizer that still has the range it was made with says so, once.
+"""Warnings about evaluation before calibration, given once: the quantizer still has its initial range.
 
-So does one whose range is little more than that: an average that was copied before training.
+They also concern a range that is close to the initial one, in an average that was copied before training.
 """
 
 import warnings
@@ -14,13 +14,13 @@ from torch import Tensor
 from .naming import name_of
 
 ENOUGH = 0.99
-"""The share of its data with which an average is as good as calibrated."""
+"""The share of its data at which an average counts as calibrated."""
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Let models be run for what is not their output: for shapes, calls, bytes."""
+    """Allow models to be run without warnings, when not their output but shapes, calls or bytes are wanted."""
     token = _QUIET.set(True)
     try:
         yield
@@ -29,7 +29,7 @@ def without_warnings() -> Iterator[None]:
 
 
 def warn_uncalibrated(layer: Any, input: Tensor) -> None:
-    """Warn that ``layer`` is evaluated before its input's quantizer has had data, the first time."""
+    """Warn, the first time, that ``layer`` is evaluated before its input's quantizer has had data."""
     if _QUIET.get() or layer.__dict__.get("was_evaluated") or input.is_meta or not input.numel():
         return
     if layer.input_quantizer.had_data():
@@ -44,7 +44,7 @@ def warn_uncalibrated(layer: Any, input: Tensor) -> None:
 
 
 def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
-    """Warn that ``layer`` is evaluated, or shipped, in an average that has seen little data, the first time."""
+    """Warn, the first time, that ``layer`` is evaluated or shipped in an average that has seen little data."""
     if _QUIET.get() or input.is_meta or not input.numel():
         return
     share = layer.input_quantizer.share_of_data()
@@ -58,6 +58,6 @@ def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
     )
 
 
-# A graph that is compiled stays whole, and it is said when that happens. `torch.compiler.assume_constant_result` does
-# this and no more, but loads the compiler.
+# A compiled graph stays whole, and the warning comes when it is compiled. `torch.compiler.assume_constant_result` does
+# only this, but loads the compiler.
 warn_uncalibrated._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]

@@ -1,7 +1,7 @@
-"""What quantized forms of well-known subclasses of convolutions add: a computed weight, padding by the input's size.
+"""Mixins for quantized forms of well-known subclasses of convolutions: a computed weight, padding by input size.
 
-The quantized form of a class of your own is a subclass of a quantized layer and of that class, with ``float_type`` set
-to it; give it to `qconv.convert` as ``subclasses={UnitConv2d: QUnitConv2d}``:
+The quantized form of your own class is a subclass of a quantized layer and of that class, with ``float_type`` set to
+it. Pass it to `qconv.convert` as ``subclasses={UnitConv2d: QUnitConv2d}``:
 
     class QUnitConv2d(ComputedFilters, QConv2d, UnitConv2d):
         float_type = UnitConv2d
@@ -9,7 +9,7 @@ to it; give it to `qconv.convert` as ``subclasses={UnitConv2d: QUnitConv2d}``:
         def filters(self):
             return self.weight / self.weight.norm()
 
-A class that computes what its parent computes needs none: ``subclasses={MyConv2d: QConv2d}``.
+A class that computes the same as its parent needs no such form: ``subclasses={MyConv2d: QConv2d}``.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ from .conv import QConv2d
 
 
 class ComputedFilters(QuantizedLayer):
-    """Mixin for layers that quantize what `filters` computes from the weight; the gradient goes through it.
+    """Mixin for layers that quantize the result of `filters`, computed from the weight; the gradient goes through it.
 
     Nothing is written back into the weight: the clamp of a scheme has no effect, so `filters` should keep the range.
-    Schemes that learn other tensors in place of the weight (`schemes.shift_ps`), or freeze it by and by
+    Schemes that learn other tensors in place of the weight (`schemes.shift_ps`), or freeze it gradually
     (`schemes.inq`), raise a ValueError.
     """
 
@@ -37,7 +37,7 @@ class ComputedFilters(QuantizedLayer):
 
     @property
     def baked_type(self) -> type[nn.Module]:
-        """What `bake_` makes of it: a class that takes the weight as it is."""
+        """Return the class that `bake_` turns it into, which takes the weight as it is."""
         return nn.Conv2d
 
     @classmethod
@@ -56,10 +56,10 @@ class ComputedFilters(QuantizedLayer):
 
 
 class StandardizedFilters(ComputedFilters):
-    """Mixin for weight standardization (arXiv:1903.10520), with the gain of arXiv:2101.08692 where the layer has one.
+    """Mixin for weight standardization (arXiv:1903.10520), with the gain of arXiv:2101.08692 if the layer has one.
 
-    ``filters = gain · scale · (w − mean) / √(var + eps)``, mean and (biased) variance of each filter; ``gain`` and
-    ``scale`` are 1 where the layer has none. What is quantized is this.
+    ``filters = gain · scale · (w − mean) / √(var + eps)``, with mean and (biased) variance of each filter; ``gain`` and
+    ``scale`` are 1 if the layer has none. This result is quantized.
     """
 
     eps: float
@@ -79,9 +79,9 @@ class StandardizedFilters(ComputedFilters):
 
 
 class SamePadded(QConv2d):
-    """Mixin for TensorFlow's "same" padding: as much as gives ``ceil(size / stride)`` outputs, an odd one at the end.
+    """Mixin for TensorFlow's "same" padding: enough for ``ceil(size / stride)`` outputs, an odd one at the end.
 
-    It is put around the quantized input, filled with ``padding_value``. `same_pad` False is the padding of `QConv2d`.
+    It surrounds the quantized input and is filled with ``padding_value``. If `same_pad` is False, `QConv2d` pads.
     """
 
     same_pad: bool = True
@@ -98,7 +98,7 @@ class SamePadded(QConv2d):
 
 
 def same_sides(totals: Sequence[int]) -> list[int]:
-    """Totals of padding, shared out in the order of `torch.nn.functional.pad`."""
+    """Split totals of padding, in the order of `torch.nn.functional.pad`."""
     return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
 
