@@ -1,74 +1,13 @@
-"""What the tests share: seeds, and the schemes and quantizers that every contract runs over."""
+"""What the tests share: seeds, and the schemes that every contract runs over."""
 
 import sys
 
 import pytest
 import torch
+from methods import METHODS as METHODS, SCHEMES as SCHEMES
 
 import qconv
 import train  # noqa: F401  # gives Hydra the configs of the schemes
-from qconv import schemes
-from qconv.quantizers import Int8Stochastic
-
-SCHEMES: dict[str, qconv.Scheme] = {
-    scheme.name: scheme
-    for scheme in (
-        schemes.identity(),
-        schemes.bnn(),
-        schemes.bnn(padding_value=1),
-        schemes.bwn(),
-        schemes.bwn(detach_scale=True),
-        schemes.xnor(),
-        schemes.xnor(scale_map=True),
-        schemes.shift_q(),
-        schemes.shift_q(weight_bits=3, fixed_point=(4, 6)),
-        schemes.shift_ps(),
-    )
-}
-"""One of each kind, for what is slow."""
-METHODS: dict[str, qconv.Scheme] = SCHEMES | {
-    scheme.name: scheme
-    for scheme in (
-        schemes.bnn(stochastic=True),
-        schemes.xnor(center=True, paper_gradient=True),
-        schemes.bwn(numel_gradient=True),
-        schemes.xnorpp(),
-        schemes.bireal(),
-        schemes.bireal("paper"),
-        schemes.reactnet(),
-        schemes.irnet(),
-        schemes.irnet(binary_input=False),
-        schemes.recu(),
-        schemes.adabin(),
-        schemes.adabin(offset="code"),
-        schemes.reste(),
-        schemes.twn(),
-        schemes.twn(per_channel=False),
-        schemes.ttq(),
-        schemes.inq(),
-        schemes.shift_q(4, rounding="stochastic"),
-        schemes.shift_ps(4, rounding="stochastic"),
-        schemes.apot(),
-        schemes.apot(2, None, "imagenet"),
-        schemes.dorefa(),
-        schemes.dorefa(2, 3, grad_bits=6),
-        schemes.pact(),
-        schemes.lsq(),
-        schemes.lsq(1, 1, signed_input=True),
-        schemes.lsq(3, 3, per_channel=True),
-        schemes.lsq_plus(),
-        schemes.n2uq(),
-        schemes.dsq(),
-        schemes.minmax(),
-        schemes.minmax(2, 4, symmetric=False),
-        schemes.percentile(4, 4, 99.0),
-        schemes.fp8(grad_format="e5m2"),
-        schemes.minmax().with_grad(Int8Stochastic),
-        schemes.two_stage(schemes.reactnet()),
-        schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))]),
-    )
-}
-"""Every method."""
 
 
 @pytest.fixture(autouse=True)

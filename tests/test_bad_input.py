@@ -1,7 +1,6 @@
 """What wrong or odd input gives, for every scheme and every quantizer: a clear error or the stated value."""
 
 import copy
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -12,20 +11,18 @@ from typing import Any
 import pytest
 import torch
 from conftest import METHODS as ALL_METHODS
-from test_quantizers import QUANTIZERS, Make, ready
+from methods import CONSTANTS, FUNCTIONS, MADE_OF_SCHEMES, QUANTIZERS, Make, ready
 from torch import Tensor, nn
 
 import qconv
 from qconv import Scheme, quantizers, schemes
 from qconv.quantizers import (
     FP8,
-    INQ,
     LSQ,
     PACT,
     TTQ,
     AdaBinInput,
     DoReFaGradient,
-    FixedPoint,
     Identity,
     Int8Stochastic,
     LSQInput,
@@ -37,128 +34,11 @@ from qconv.quantizers import (
     ShiftPS,
     Sign,
     Stages,
-    Surrogate,
     XNORppWeight,
 )
 
-CALLABLES: dict[str, Callable[..., object]] = {
-    **{name: getattr(schemes, name) for name in schemes.__all__ if name != "Scheme"},
-    **{
-        name: kind
-        for name, kind in ((name, getattr(quantizers, name)) for name in dir(quantizers))
-        if isinstance(kind, type) and issubclass(kind, Quantizer | Surrogate)
-    },
-}
-"""Every scheme, quantizer and surrogate."""
-
-
 # What learns in stages keeps a quantizer for each of them: tests/test_staged.py and test_calibrate.py.
 METHODS = {name: scheme for name, scheme in ALL_METHODS.items() if "stage" not in name}
-
-
-def arguments(*kinds: type) -> list[tuple[str, str]]:
-    """Every argument whose default is of one of the types, with what it belongs to."""
-    return [
-        (name, parameter.name)
-        for name, make in CALLABLES.items()
-        for parameter in inspect.signature(make).parameters.values()
-        if type(parameter.default) in kinds
-    ]
-
-
-# Arguments
-
-BITS = [
-    (name, parameter.name)
-    for name, make in CALLABLES.items()
-    for parameter in inspect.signature(make).parameters.values()
-    if parameter.name.endswith("bits")
-]
-RANGES: dict[str, tuple[int, int]] = {
-    **dict.fromkeys(("APoTInput", "APoTWeight", "apot"), (2, 5)),
-    **dict.fromkeys(("INQ", "inq"), (2, 7)),
-    **dict.fromkeys(("ShiftQ", "ShiftPS", "shift_q", "shift_ps", "N2UQInput", "N2UQWeight", "n2uq"), (2, 8)),
-    **dict.fromkeys(("MinMaxInput", "MinMaxWeight", "minmax", "PercentileInput", "PercentileWeight"), (2, 8)),
-    **dict.fromkeys(("percentile", "Int8Stochastic"), (2, 8)),
-    **dict.fromkeys(("DoReFaInput", "DoReFaWeight", "DoReFaGradient", "dorefa", "PACT", "pact"), (1, 8)),
-    **dict.fromkeys(("LSQ", "LSQInput", "LSQPlus", "LSQPlusInput", "lsq", "lsq_plus"), (1, 8)),
-    **dict.fromkeys(("DSQInput", "DSQWeight", "dsq"), (1, 8)),
-}
-
-
-@pytest.mark.parametrize(("name", "argument"), BITS, ids=map("-".join, BITS))
-def test_bits_are_whole_numbers_of_the_range(name: str, argument: str) -> None:
-    make = CALLABLES[name]
-    if make is FixedPoint:
-        low, high = (1, 16) if argument == "integer_bits" else (0, 16)  # beside the default of the other one
-    else:
-        low, high = RANGES[name]
-    for bits in range(-1, 34):
-        if low <= bits <= high:
-            make(**{argument: bits})
-        else:
-            with pytest.raises(ValueError, match=rf"{argument}.* \(=-?\d+\) must .*(\d|negative)"):
-                make(**{argument: bits})
-    optional = inspect.signature(make).parameters[argument].default is None or "None" in str(
-        inspect.signature(make).parameters[argument].annotation
-    )
-    for bits in (2.5, 2.0, True, "4", math.nan, [4], torch.tensor(4), *(() if optional else (None,))):
-        with pytest.raises(ValueError, match=rf"{argument} \(=.*\) must be a whole number.*, not of type "):
-            make(**{argument: bits})
-
-
-@pytest.mark.parametrize(("name", "argument"), arguments(bool), ids=map("-".join, arguments(bool)))
-def test_flags_are_true_or_false(name: str, argument: str) -> None:
-    for value in ("false", 8, None):
-        with pytest.raises(TypeError, match=rf"{argument} \(={value!r}\) must be True or False"):
-            CALLABLES[name](**{argument: value})
-
-
-NUMBERS = [row for row in arguments(float) if row != ("two_stage", "start")]
-NUMBERS += [("lsq", "step_init"), ("LSQInput", "step_init"), ("Sign", "weight_clip"), ("ScaledSign", "weight_clip")]
-
-
-@pytest.mark.parametrize(("name", "argument"), NUMBERS, ids=map("-".join, NUMBERS))
-def test_numbers_are_finite_and_in_range(name: str, argument: str) -> None:
-    for value in ("0.5", True, [0.5]):
-        with pytest.raises(
-            TypeError, match=rf"{argument} \(=.*\) must be a number, not of type {type(value).__name__}"
-        ):
-            CALLABLES[name](**{argument: value})
-    unlimited = () if argument == "weight_clip" else (math.inf,)  # to clip at inf is not to clip
-    for value in (math.nan, -1.0, *unlimited):
-        with pytest.raises(ValueError, match=rf"{argument} \(={value}\)"):
-            CALLABLES[name](**{argument: value})
-
-
-def test_the_start_of_the_second_stage_is_a_number() -> None:
-    with pytest.raises(TypeError, match=r"start \(='0.5'\) must be a number, not of type str"):
-        schemes.two_stage(schemes.bnn(), "0.5")  # pyright: ignore[reportArgumentType]
-
-
-@pytest.mark.parametrize(("name", "argument"), arguments(str), ids=map("-".join, arguments(str)))
-def test_words_are_of_those_there_are(name: str, argument: str) -> None:
-    none = [] if argument in ("scale", "input_format") else [None]
-    for value in ("nonsense", 3, True, *none):
-        with pytest.raises(ValueError, match=rf"{argument} \(={value!r}\) must be "):
-            CALLABLES[name](**{argument: value})
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: schemes.inq(portions=0.5), TypeError, r"portions \(=0.5\) must be a sequence of numbers"),  # pyright: ignore
-        (lambda: schemes.inq(portions="abc"), TypeError, r"portions \(='abc'\) must be a sequence"),  # pyright: ignore
-        (lambda: INQ(5, ("a", 1)), TypeError, r"portions \(='a'\) must be a number"),  # pyright: ignore
-        (lambda: schemes.shift_q(fixed_point=16), ValueError, r"fixed_point \(=16\) must be \(integer_bits"),  # pyright: ignore
-        (lambda: schemes.shift_ps(fixed_point="16"), ValueError, r"integer_bits \(='1'\) must be a whole"),  # pyright: ignore
-        (lambda: schemes.shift_q(fixed_point=(4, 2.5)), ValueError, r"fraction_bits \(=2.5\) must be a"),  # pyright: ignore
-        (lambda: Stages([(0, Identity), (math.nan, Sign)]), ValueError, "one after another"),
-    ],
-)
-def test_sequences(make: Callable[[], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make()
 
 
 # Checkpoints
@@ -366,54 +246,6 @@ def test_a_stage_that_there_is_not() -> None:
 
 # Weights
 
-A = 0.7
-WEIGHTS: dict[str, tuple[float, float]] = {
-    # what a filter of zeros gives, and one of 0.7
-    "identity()": (0, A),
-    "bnn()": (1, 1),
-    "bwn()": (0, A),
-    "bwn(detach_scale=True)": (0, A),
-    "xnor()": (0, A),
-    "xnorpp()": (1, 1),
-    "bireal()": (0, A),
-    "bireal(gradient=paper)": (0, A),
-    "reactnet()": (0, A),
-    "irnet()": (0, 0),
-    "irnet(binary_input=False)": (0, 0),
-    "recu(scale_init=mean)": (0, A),
-    "adabin()": (0, A),
-    "reste()": (0, A),
-    "twn()": (0, A),
-    "ttq()": (0, 1),
-    "inq(weight_bits=5)": (0, A),
-    "shift_q(weight_bits=5)": (0, 0.5),
-    "shift_ps(weight_bits=5)": (0, 0.5),
-    "apot(weight_bits=4, input_bits=4)": (0, 0),
-    "dorefa(weight_bits=1, input_bits=2)": (0, A),
-    "dorefa(weight_bits=2, input_bits=2)": (1 / 3, 1),
-    "pact(weight_bits=4, input_bits=4)": (1 / 15, 1),
-    "lsq(weight_bits=1, input_bits=4)": (2**-20, A),
-    "lsq(weight_bits=4, input_bits=4)": (0, 2 * A / math.sqrt(7)),
-    "lsq(weight_bits=4, input_bits=4, per_channel=True)": (0, 2 * A / math.sqrt(7)),
-    "lsq_plus(weight_bits=4, input_bits=4)": (0, A * 7 / 8),
-    "n2uq(weight_bits=2, input_bits=2)": (0, A / 2),
-    "dsq(weight_bits=4, input_bits=4)": (0, A),
-    "minmax(weight_bits=8, input_bits=8)": (0, A),
-    "minmax(weight_bits=2, input_bits=4, symmetric=False)": (0, A),
-    "percentile(weight_bits=8, input_bits=8)": (0, A),
-    "fp8(format=e4m3, input_format=e4m3)": (0, A),
-}
-MADE: dict[str, Scheme] = METHODS | {
-    scheme.name: scheme
-    for scheme in (
-        schemes.recu(scale_init="mean"),
-        schemes.dorefa(2),
-        schemes.lsq(1),
-        schemes.lsq(per_channel=True),
-        schemes.percentile(),
-        schemes.fp8(),
-    )
-}
 LAYERS: dict[str, Callable[[Scheme], qconv.QConv2d]] = {
     "full": lambda scheme: qconv.QConv2d(4, 6, 3, scheme=scheme),
     "depthwise": lambda scheme: qconv.QConv2d(4, 4, 3, groups=4, scheme=scheme),
@@ -445,24 +277,24 @@ def trained_once(layer: nn.Module, input: Tensor) -> Tensor:
 
 
 def test_every_scheme_says_what_constant_filters_give() -> None:
-    assert {name.partition("(")[0] for name in WEIGHTS} == {*schemes.__all__} - {"Scheme", "staged", "two_stage"}
+    assert {name.partition("(")[0] for name in CONSTANTS} | {*MADE_OF_SCHEMES} == FUNCTIONS.keys()
 
 
 @EACH_LAYER
-@pytest.mark.parametrize("name", WEIGHTS)
+@pytest.mark.parametrize("name", CONSTANTS)
 def test_zero_constant_and_single_element_filters(name: str, kind: str) -> None:
-    zero, constant = WEIGHTS[name]
-    for value, expected in ((0.0, zero), (A, constant)):
-        layer = with_weight(MADE[name], kind, value)
+    scheme, (zero, constant) = CONSTANTS[name]
+    for value, expected in ((0.0, zero), (0.7, constant)):
+        layer = with_weight(scheme, kind, value)
         weight_q = layer.quantized_weight()
         torch.testing.assert_close(weight_q, torch.full_like(weight_q, expected), rtol=1e-5, atol=0)
         trained_once(layer, torch.rand(2, layer.in_channels, 5, 5))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", [name for name in WEIGHTS if name != "identity()"])
+@pytest.mark.parametrize("name", [name for name in CONSTANTS if name != "identity()"])
 def test_nan_and_infinity_in_a_filter(name: str, value: float) -> None:
-    layer = LAYERS["full"](MADE[name])
+    layer = LAYERS["full"](CONSTANTS[name][0])
     weight = layer.weight.detach().clone()
     weight[1, 0, 0, 0] = value
     layer.load_state_dict(qconv.float_state_dict(layer) | {"weight": weight})
