@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .grad import conv_backward
-from .grad.aten import Gradients
+from .grad.kernel import Gradients
 from .kernels.signs import conv2d_signs
 
 OutputMask = tuple[bool, bool, bool]

@@ -17,7 +17,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .aten import Gradients, Ints, gradients, input_gradient, weight_gradient
+from .kernel import (
+    Gradients,
+    Ints,
+    gradients,
+    of_input,
+    of_transposed_input,
+    of_transposed_weight,
+    of_weight,
+)
 
 
 def _narrow(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -126,211 +134,11 @@ def conv_backward(
     return gradients(_composed, grad_output, input, weight, *geometry, output_mask)
 
 
-def conv1d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Gradient of a 1d convolution with respect to its input, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv1d_input`; integers are welcome on the CPU.
-    """
-    return input_gradient(_composed, 1, input_size, weight, grad_output, stride, padding, dilation, groups)
-
-
-def conv1d_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Gradient of a 1d convolution with respect to its weight, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv1d_weight`; integers are welcome on the CPU.
-    """
-    return weight_gradient(_composed, 1, input, weight_size, grad_output, stride, padding, dilation, groups)
-
-
-def conv2d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Gradient of a 2d convolution with respect to its input, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv2d_input`; integers are welcome on the CPU.
-    """
-    return input_gradient(_composed, 2, input_size, weight, grad_output, stride, padding, dilation, groups)
-
-
-def conv2d_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Gradient of a 2d convolution with respect to its weight, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv2d_weight`; integers are welcome on the CPU.
-    """
-    return weight_gradient(_composed, 2, input, weight_size, grad_output, stride, padding, dilation, groups)
-
-
-def conv3d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Gradient of a 3d convolution with respect to its input, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv3d_input`; integers are welcome on the CPU.
-    """
-    return input_gradient(_composed, 3, input_size, weight, grad_output, stride, padding, dilation, groups)
-
-
-def conv3d_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints | str = 0,
-    dilation: Ints = 1,
-    groups: int = 1,
-) -> Tensor:
-    """Gradient of a 3d convolution with respect to its weight, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv3d_weight`; integers are welcome on the CPU.
-    """
-    return weight_gradient(_composed, 3, input, weight_size, grad_output, stride, padding, dilation, groups)
-
-
-def conv_transpose1d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Tensor:
-    """Gradient of a 1d transposed convolution with respect to its input, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv_transpose1d_input`; integers are welcome on the CPU.
-    """
-    return input_gradient(
-        _composed, 1, input_size, weight, grad_output, stride, padding, dilation, groups, True, output_padding
-    )
-
-
-def conv_transpose1d_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Tensor:
-    """Gradient of a 1d transposed convolution with respect to its weight, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv_transpose1d_weight`; integers are welcome on the CPU.
-    """
-    return weight_gradient(
-        _composed, 1, input, weight_size, grad_output, stride, padding, dilation, groups, True, output_padding
-    )
-
-
-def conv_transpose2d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Tensor:
-    """Gradient of a 2d transposed convolution with respect to its input, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv_transpose2d_input`; integers are welcome on the CPU.
-    """
-    return input_gradient(
-        _composed, 2, input_size, weight, grad_output, stride, padding, dilation, groups, True, output_padding
-    )
-
-
-def conv_transpose2d_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Tensor:
-    """Gradient of a 2d transposed convolution with respect to its weight, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv_transpose2d_weight`; integers are welcome on the CPU.
-    """
-    return weight_gradient(
-        _composed, 2, input, weight_size, grad_output, stride, padding, dilation, groups, True, output_padding
-    )
-
-
-def conv_transpose3d_input(
-    input_size: Sequence[int],
-    weight: Tensor,
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Tensor:
-    """Gradient of a 3d transposed convolution with respect to its input, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv_transpose3d_input`; integers are welcome on the CPU.
-    """
-    return input_gradient(
-        _composed, 3, input_size, weight, grad_output, stride, padding, dilation, groups, True, output_padding
-    )
-
-
-def conv_transpose3d_weight(
-    input: Tensor,
-    weight_size: Sequence[int],
-    grad_output: Tensor,
-    stride: Ints = 1,
-    padding: Ints = 0,
-    output_padding: Ints = 0,
-    groups: int = 1,
-    dilation: Ints = 1,
-) -> Tensor:
-    """Gradient of a 3d transposed convolution with respect to its weight, by forward convolutions.
-
-    Arguments, result and errors are those of `qconv.grad.conv_transpose3d_weight`; integers are welcome on the CPU.
-    """
-    return weight_gradient(
-        _composed, 3, input, weight_size, grad_output, stride, padding, dilation, groups, True, output_padding
-    )
+conv1d_input, conv2d_input, conv3d_input = (of_input(_composed, n, __name__) for n in (1, 2, 3))
+conv1d_weight, conv2d_weight, conv3d_weight = (of_weight(_composed, n, __name__) for n in (1, 2, 3))
+conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input = (
+    of_transposed_input(_composed, n, __name__) for n in (1, 2, 3)
+)
+conv_transpose1d_weight, conv_transpose2d_weight, conv_transpose3d_weight = (
+    of_transposed_weight(_composed, n, __name__) for n in (1, 2, 3)
+)

@@ -28,7 +28,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .aten import Ints, _ints
+from .kernel import Ints, _ints
 
 DeformGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool, bool, bool]

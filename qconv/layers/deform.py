@@ -10,8 +10,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from ..grad.aten import _ints
 from ..grad.deform import NO_TORCHVISION, check_sizes, deform_conv2d_backward, wide
+from ..grad.kernel import _ints
 from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, _autocast_dtype, chosen
 from .conv import _check_groups, _check_shape

@@ -1,0 +1,298 @@
+"""The gradients of convolution over any `Kernel`: `aten` and `composed` have the same functions, each over its own."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar, cast
+
+import torch.nn.functional as F
+from torch import Tensor
+
+Named = TypeVar("Named", bound=Callable[..., Tensor])
+Ints = int | Sequence[int]
+Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
+Kernel = Callable[..., Gradients]
+"""Gradients of a batched, symmetrically padded convolution; has the signature of `aten::convolution_backward`."""
+
+
+def _ints(name: str, value: Ints, n: int, least: int) -> tuple[int, ...]:
+    ints = (value,) * n if isinstance(value, int) else tuple(value)
+    if len(ints) != n:
+        raise ValueError(f"{name} (={ints}) must be an int or {n} ints")
+    if min(ints) < least:
+        raise ValueError(f"{name} (={value}) must be at least {least}")
+    return ints
+
+
+def _named_padding(
+    padding: str, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
+    """Padding of both sides, and the extra padding of the right sides (None where there is none)."""
+    if padding == "valid":
+        return (0,) * len(kernel_size), None
+    if padding != "same":
+        raise ValueError(f"padding (={padding!r}) must be 'same', 'valid' or ints")
+    if max(stride) > 1:
+        raise ValueError(f"padding='same' requires stride 1, not stride (={tuple(stride)})")
+    total = [d * (k - 1) for d, k in zip(dilation, kernel_size, strict=True)]
+    extra = tuple(t % 2 for t in total)
+    return tuple(t // 2 for t in total), extra if any(extra) else None
+
+
+def _check_tensors(grad_output: Tensor, input: Tensor, weight: Tensor) -> None:
+    n = weight.ndim - 2
+    if not 1 <= n <= 3:
+        raise ValueError(f"weight (of size {tuple(weight.shape)}) must have 3, 4 or 5 dimensions")
+    if input.ndim not in (n + 1, n + 2):
+        raise ValueError(f"input_size (={tuple(input.shape)}) must have {n + 1} or {n + 2} dimensions")
+    if grad_output.ndim != input.ndim:
+        raise ValueError(
+            f"grad_output (of size {tuple(grad_output.shape)}) must have {input.ndim} dimensions, as input"
+        )
+    if not grad_output.dtype == input.dtype == weight.dtype:
+        dtypes = f"{grad_output.dtype}, {input.dtype}, {weight.dtype}"
+        raise TypeError(f"grad_output, input and weight (={dtypes}) must have the same dtype")
+    if not grad_output.device == input.device == weight.device:
+        devices = f"{grad_output.device}, {input.device}, {weight.device}"
+        raise ValueError(f"grad_output, input and weight (={devices}) must be on the same device")
+
+
+def _check_sizes(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    extra: Sequence[int] | None,
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> None:
+    """Name what does not fit; aten's own words are "could not create a primitive descriptor"."""
+    x, w = input.shape, weight.shape
+    if groups < 1:
+        raise ValueError(f"groups (={groups}) must be at least 1")
+    if x[1] % groups:
+        raise ValueError(f"groups (={groups}) must divide in_channels (={x[1]})")
+    if w[0] % groups:  # of a transposed convolution, w[0] is in_channels, and wrong as such
+        raise ValueError(f"groups (={groups}) must divide weight_size[0] (={w[0]})")
+    in_channels, out_channels = (w[0], w[1] * groups) if transposed else (w[1] * groups, w[0])
+    if x[1] != in_channels:
+        rule = f"{in_channels} channels for weight_size (={tuple(w)}) and groups (={groups})"
+        raise ValueError(f"input_size (={tuple(x)}) must have {rule}")
+    expected = [x[0], out_channels]
+    for i in range(len(stride)):  # plain indices: twice as fast as zip here, and this runs in every backward
+        crop = 2 * padding[i] - dilation[i] * (w[i + 2] - 1)
+        if transposed:
+            if output_padding[i] >= stride[i] and output_padding[i] >= dilation[i]:
+                rule = f"smaller than stride (={tuple(stride)}) or dilation (={tuple(dilation)})"
+                raise ValueError(f"output_padding (={tuple(output_padding)}) must be {rule}")
+            expected.append((x[i + 2] - 1) * stride[i] - crop + output_padding[i] + 1)
+        elif output_padding[i]:
+            raise ValueError(f"output_padding (={tuple(output_padding)}) must be 0 unless transposed")
+        else:
+            length = x[i + 2] if extra is None else x[i + 2] + extra[i]
+            expected.append((length + crop - 1) // stride[i] + 1)
+    if min(expected[2:]) < 1:
+        rule = f"too small for weight_size (={tuple(w)}): its output would be {tuple(expected)}"
+        raise ValueError(f"input_size (={tuple(x)}) is {rule}")
+    if list(grad_output.shape) != expected:
+        rule = f"{tuple(expected)} for input_size (={tuple(x)}) and weight_size (={tuple(w)})"
+        raise ValueError(f"grad_output's size (={tuple(grad_output.shape)}) must be {rule}")
+
+
+def _sides(extra: Sequence[int], sign: int = 1) -> list[int]:
+    """The argument of `F.pad` for `extra` elements at the right side of each dimension."""
+    return [side for e in reversed(extra) for side in (0, sign * e)]
+
+
+def gradients(
+    kernel: Kernel,
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    groups: int,
+    transposed: bool,
+    output_padding: Ints,
+    output_mask: tuple[bool, bool, bool],
+) -> Gradients:
+    """`conv_backward` over any `kernel`: checks, the batch dimension and the unequal padding of "same"."""
+    _check_tensors(grad_output, input, weight)
+    n = weight.ndim - 2
+    stride = _ints("stride", stride, n, 1)
+    dilation = _ints("dilation", dilation, n, 1)
+    output_padding = _ints("output_padding", output_padding, n, 0)
+    extra = None
+    if not isinstance(padding, str):
+        padding = _ints("padding", padding, n, 0)
+    elif transposed:
+        raise ValueError(f"padding (={padding!r}) of a transposed convolution must be an int or {n} ints")
+    else:
+        padding, extra = _named_padding(padding, weight.shape[2:], stride, dilation)
+    unbatched = input.ndim == n + 1
+    if unbatched:
+        grad_output, input = grad_output.unsqueeze(0), input.unsqueeze(0)
+    _check_sizes(grad_output, input, weight, stride, padding, extra, dilation, transposed, output_padding, groups)
+    if extra is not None:
+        input = F.pad(input, _sides(extra))
+    bias_size = [grad_output.shape[1]]
+    geometry = (stride, padding, dilation, transposed, output_padding, groups)
+    grad_input, grad_weight, grad_bias = kernel(grad_output, input, weight, bias_size, *geometry, output_mask)
+    if grad_input is not None:
+        if extra is not None:
+            grad_input = F.pad(grad_input, _sides(extra, -1))
+        if unbatched:
+            grad_input = grad_input.squeeze(0)
+    return grad_input, grad_weight, grad_bias
+
+
+def input_gradient(
+    kernel: Kernel,
+    n: int,
+    input_size: Sequence[int],
+    weight: Tensor,
+    grad_output: Tensor,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    groups: int,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+) -> Tensor:
+    """The n-d gradient with respect to an input of which only the size is known: a stub stands for it."""
+    if weight.ndim != n + 2:
+        raise ValueError(f"weight (of size {tuple(weight.shape)}) must have {n + 2} dimensions")
+    stub = grad_output.new_empty(1).expand(tuple(input_size))
+    geometry = (stride, padding, dilation, groups, transposed, output_padding)
+    return cast(Tensor, gradients(kernel, grad_output, stub, weight, *geometry, (True, False, False))[0])
+
+
+def weight_gradient(
+    kernel: Kernel,
+    n: int,
+    input: Tensor,
+    weight_size: Sequence[int],
+    grad_output: Tensor,
+    stride: Ints,
+    padding: Ints | str,
+    dilation: Ints,
+    groups: int,
+    transposed: bool = False,
+    output_padding: Ints = 0,
+) -> Tensor:
+    """The n-d gradient with respect to a weight of which only the size is known."""
+    if len(weight_size) != n + 2:
+        raise ValueError(f"weight_size (={tuple(weight_size)}) must have {n + 2} dimensions")
+    stub = grad_output.new_empty(1).expand(tuple(weight_size))
+    geometry = (stride, padding, dilation, groups, transposed, output_padding)
+    return cast(Tensor, gradients(kernel, grad_output, input, stub, *geometry, (False, True, False))[1])
+
+
+_RAISES = """
+
+Raises:
+    TypeError, ValueError: as `conv_backward`.
+"""
+_FORMULAS = {
+    "conv_input": """
+`grad_input[n, i, s] = Σ_{o, k, l} weight[o, i, k] · grad_output[n, o, l]`
+where `s = stride·l + dilation·k − padding`, in each group.
+Sizes: input_size `(N, C_in, *spatial)`, weight `(C_out, C_in / groups, *kernel)`,
+grad_output `(N, C_out, *spatial_out)`, result input_size; in each, N may be absent.""",
+    "conv_weight": """
+`grad_weight[o, i, k] = Σ_{n, l} input[n, i, stride·l + dilation·k − padding] · grad_output[n, o, l]`
+in each group. Sizes: input `(N, C_in, *spatial)`, weight_size `(C_out, C_in / groups, *kernel)`,
+grad_output `(N, C_out, *spatial_out)`, result weight_size; N may be absent.""",
+    "conv_transpose_input": """
+`grad_input[n, i, s] = Σ_{o, k} weight[i, o, k] · grad_output[n, o, stride·s + dilation·k − padding]`
+in each group. Sizes: input_size `(N, C_in, *spatial)`, weight `(C_in, C_out / groups, *kernel)`,
+grad_output `(N, C_out, *spatial_out)`, result input_size; in each, N may be absent.""",
+    "conv_transpose_weight": """
+`grad_weight[i, o, k] = Σ_{n, s} input[n, i, s] · grad_output[n, o, stride·s + dilation·k − padding]`
+in each group. Sizes: input `(N, C_in, *spatial)`, weight_size `(C_in, C_out / groups, *kernel)`,
+grad_output `(N, C_out, *spatial_out)`, result weight_size; N may be absent.""",
+}
+
+
+def of_input(kernel: Kernel, n: int, module: str):
+    """``conv{n}d_input`` of a module, over its kernel."""
+
+    def function(
+        input_size: Sequence[int],
+        weight: Tensor,
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        return input_gradient(kernel, n, input_size, weight, grad_output, stride, padding, dilation, groups)
+
+    return _named(function, "conv_input", n, module)
+
+
+def of_weight(kernel: Kernel, n: int, module: str):
+    """``conv{n}d_weight`` of a module, over its kernel."""
+
+    def function(
+        input: Tensor,
+        weight_size: Sequence[int],
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints | str = 0,
+        dilation: Ints = 1,
+        groups: int = 1,
+    ) -> Tensor:
+        return weight_gradient(kernel, n, input, weight_size, grad_output, stride, padding, dilation, groups)
+
+    return _named(function, "conv_weight", n, module)
+
+
+def of_transposed_input(kernel: Kernel, n: int, module: str):
+    """``conv_transpose{n}d_input`` of a module, over its kernel."""
+
+    def function(
+        input_size: Sequence[int],
+        weight: Tensor,
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+    ) -> Tensor:
+        geometry = stride, padding, dilation, groups, True, output_padding
+        return input_gradient(kernel, n, input_size, weight, grad_output, *geometry)
+
+    return _named(function, "conv_transpose_input", n, module)
+
+
+def of_transposed_weight(kernel: Kernel, n: int, module: str):
+    """``conv_transpose{n}d_weight`` of a module, over its kernel."""
+
+    def function(
+        input: Tensor,
+        weight_size: Sequence[int],
+        grad_output: Tensor,
+        stride: Ints = 1,
+        padding: Ints = 0,
+        output_padding: Ints = 0,
+        groups: int = 1,
+        dilation: Ints = 1,
+    ) -> Tensor:
+        geometry = stride, padding, dilation, groups, True, output_padding
+        return weight_gradient(kernel, n, input, weight_size, grad_output, *geometry)
+
+    return _named(function, "conv_transpose_weight", n, module)
+
+
+def _named(function: Named, name: str, n: int, module: str) -> Named:
+    """The function with the name, the place and the docstring of one that is written out, so that it can be pickled."""
+    operation, _, operand = name.rpartition("_")
+    function.__name__ = function.__qualname__ = f"{operation}{n}d_{operand}"
+    kind = "transposed convolution" if "transpose" in name else "convolution"
+    function.__module__ = module
+    function.__doc__ = f"Gradient of a {n}d {kind} with respect to its {operand}.\n{_FORMULAS[name]}{_RAISES}"
+    return function
