@@ -9,7 +9,8 @@ from torch import Tensor
 
 from .grad import conv_backward
 from .grad.kernel import Gradients
-from .kernels.signs import conv2d_signs
+from .kernels.onednn import conv2d_signs
+from .kernels.window import Window
 
 OutputMask = tuple[bool, bool, bool]
 
@@ -74,8 +75,9 @@ class Convolution:
 
     def forward_signs(self, input: Tensor, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         """The output in two dimensions, from int8 signs and weights, times ``scale`` (C_out,)."""
-        geometry = self.stride, self.padding, self.dilation, self.groups
-        return conv2d_signs(input, weight, *geometry, self.border, int(self.border_value), dtype, scale)
+        top, left = self.padding
+        window = Window(self.stride, (left, left, top, top), self.dilation, self.groups)  # pyright: ignore
+        return conv2d_signs(self._pad(input), weight, window, scale, dtype)
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
         grad_input, grad_weight, grad_bias = conv_backward(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .kernels.signs import has_fast_integers, signs_pay
+from .kernels.onednn import has_fast_integers, signs_pay
 from .operations import Convolution, Linear, TransposedConvolution
 from .quantizers import Quantizer, Whole
 from .quantizers.base import is_plain_cpu, whole_of

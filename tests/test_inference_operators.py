@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,7 +21,6 @@ from torch import Tensor
 from qconv.inference.layers import Encode, IntegerConv2d
 from qconv.kernels import exact_sums, native, onednn, operators
 from qconv.kernels.exact_sums import sums_of_products
-from qconv.kernels.native import Window
 from qconv.kernels.operators import (
     code_dtype,
     digits_of_shifts,
@@ -30,6 +30,7 @@ from qconv.kernels.operators import (
     unpack_signs,
     unpack_weight,
 )
+from qconv.kernels.window import Window
 from qconv.quantizers import MinMaxInput
 
 # channels, outputs, groups, kernel, stride, padding, dilation, padding value, height, width, batch
@@ -59,7 +60,7 @@ class Case:
         self.input[self.input.abs() < 0.1] = -0.0
         signs = torch.where(torch.randn(outputs, channels // groups, *kernel) < 0, -1, 1)
         self.groups, self.channels = groups, (channels, outputs)
-        self.window = Window(stride, padding, dilation, value)
+        self.window = Window(stride, padding, dilation, groups, value)
         self.weight, self.tap_sums = pack_weight(signs, groups)
         padded = F.pad(torch.where(self.input < 0, -1.0, 1.0).double(), padding, value=value)
         self.sums = F.conv2d(padded, signs.double(), None, stride, 0, dilation, groups).to(torch.int32)
@@ -71,8 +72,13 @@ class Case:
         yield self.input.contiguous(memory_format=torch.channels_last)
         yield pack_signs(self.input, self.groups)
 
+    def operands(self, input: Tensor) -> tuple[Any, ...]:
+        return input, self.weight, self.tap_sums, self.channels, self.window
+
     def arguments(self, input: Tensor) -> tuple[Any, ...]:
-        return input, self.weight, self.tap_sums, *self.channels, *self.window
+        """The operator's: the same, flat."""
+        *geometry, _, value = self.window
+        return input, self.weight, self.tap_sums, *self.channels, *geometry, value
 
     def results(self) -> Iterator[tuple[tuple[Tensor | None, ...], Tensor]]:
         """What is asked for, and what it is, from the sums."""
@@ -86,20 +92,19 @@ class Case:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_binary_convolution(shape: tuple[Any, ...]) -> None:
     case = Case(shape)
-    found = native.library()
     for input in case.inputs():
         for asked, wanted in case.results():
-            assert torch.equal(operators.binary_conv2d(*case.arguments(input), *asked), wanted)
+            assert torch.equal(operators.binary_conv2d(*case.operands(input), *asked), wanted)
             assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(input), *asked), wanted)
             cut = len(asked) == 3 and case.groups > 1 and case.channels[1] // case.groups % 64
-            for name in () if found is None else found.available:
-                got = native.binary_conv2d(*case.arguments(input), *asked, instruction_set=name)
+            for name in native.instruction_sets():
+                got = native.binary_conv2d(*case.operands(input), *asked, instruction_set=name)
                 assert torch.equal(got, wanted) if got is not None else cut or max(shape[3]) > 64, name
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_kernels_are_where_they_are_looked_for() -> None:
-    assert native.library() is not None
+    assert native.kernels() is not None
 
 
 @pytest.fixture(scope="module")
@@ -123,22 +128,19 @@ def test_binary_convolution_by_neon(
         for asked, wanted in case.results():
             scale, bias, threshold = (*asked, None, None, None)[:3]
             tensors = input, case.weight, case.tap_sums, scale, bias, threshold, wanted
-            sizes = struct.pack("7q", *(0 if each is None else each.nbytes for each in tensors))
+            sizes = [0 if each is None else each.nbytes for each in tensors]
 
-            def convolve(call: bytes, *_: int | None, sizes: bytes = sizes) -> int:
-                sent = zip(struct.unpack_from("7q", call), struct.unpack("7q", sizes), strict=True)
-                *operands, (output, size) = sent
-                stream = sizes + call + b"".join(ctypes.string_at(*each) for each in operands if each[0])
+            def convolve(*call: int, sizes: list[int] = sizes) -> None:
+                *operands, (output, size) = zip(call[:7], sizes, strict=True)
+                stream = struct.pack("33q", *sizes, *call[7:-1])
+                stream += b"".join(ctypes.string_at(*each) for each in operands if each[0])
                 done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
                 assert len(done.stdout) == size
                 ctypes.memmove(output, done.stdout, size)
-                return 0
 
-            library = native.Library(
-                cast(Any, convolve), native.INSTRUCTION_SETS.index("neon"), ("neon",), (None, None, None)
-            )
-            monkeypatch.setattr(native, "library", lambda library=library: library)
-            got = native.binary_conv2d(*case.arguments(input), *asked)
+            module = SimpleNamespace(convolve=convolve, instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"))
+            monkeypatch.setattr(native, "kernels", lambda module=module: module)
+            got = native.binary_conv2d(*case.operands(input), *asked)
             cut = len(asked) == 3 and case.groups > 1 and case.channels[1] // case.groups % 64
             assert torch.equal(got, wanted) if got is not None else cut or max(shape[3]) > 64
 
@@ -197,12 +199,16 @@ def test_integer_convolution(
     weight = torch.randint(-127, 128, (8, 16 // groups, 3, 3), dtype=torch.int8)
     padded = F.pad(codes.long(), padding, value=value)
     sums = F.conv2d(padded.double(), weight.double(), None, stride, 0, 1, groups).long()
-    arguments = codes, weight, stride, padding, (1, 1), groups, value
-    assert torch.equal(torch.ops.qconv.integer_conv2d(*arguments).long(), sums)
+    window = Window(stride, padding, (1, 1), groups, value)  # pyright: ignore
+    assert torch.equal(torch.ops.qconv.integer_conv2d(codes, weight, *window).long(), sums)
     # Scales are powers of two and sums below 2^24, so that floats are exact and nothing lies between two codes.
     scale, bias = torch.full((8,), 2.0**-11), torch.full((8,), 2.0**-12)
     exact = sums.double() * 2.0**-11 + 2.0**-12
-    for function in (operators.integer_conv2d, torch.ops.qconv.integer_conv2d):
+    both: list[Any] = [
+        (operators.integer_conv2d, (codes, weight, window)),
+        (torch.ops.qconv.integer_conv2d, (codes, weight, *window)),
+    ]
+    for function, arguments in both:
         assert torch.equal(function(*arguments, scale, bias).double(), exact)
         for ends in ((0, 15), (-8, 7)):
             rounded = function(*arguments, scale, bias, *ends)
@@ -228,9 +234,10 @@ def test_without_vnni_sums_are_exact(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sums_after_a_call_with_a_scale_of_zero() -> None:
     codes, weight = torch.randint(0, 15, (2, 4, 6, 6), dtype=torch.uint8), torch.ones(8, 4, 3, 3, dtype=torch.int8)
-    arguments = codes, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1, 0
-    assert not torch.ops.qconv.integer_conv2d(*arguments, torch.zeros(8), torch.zeros(8)).any()
-    assert torch.equal(torch.ops.qconv.integer_conv2d(*arguments), operators.integer_conv2d(*arguments))
+    window = Window(padding=(1, 1, 1, 1))
+    assert not torch.ops.qconv.integer_conv2d(codes, weight, *window, torch.zeros(8), torch.zeros(8)).any()
+    sums = operators.integer_conv2d(codes, weight, window)
+    assert torch.equal(torch.ops.qconv.integer_conv2d(codes, weight, *window), sums)
 
 
 @pytest.mark.parametrize(("bits", "largest"), [(32, 14), (10, 3), (8, 7), (7, 20)])
@@ -282,7 +289,7 @@ def test_codes_with_a_zero_and_weights_beyond_8_bits(
     scaled = torch.ops.qconv.integer_conv2d(*operands, torch.full((6,), 0.5), torch.ones(6), zero=zero)
     assert torch.equal(scaled.double(), wanted / 2 + 1)
     layer = IntegerConv2d(
-        *(whole, Window((2, 2), padding, (1, 1), 0), groups, torch.ones(6), torch.zeros(6)),
+        *(whole, Window((2, 2), padding, groups=groups), torch.ones(6), torch.zeros(6)),
         *(Encode(MinMaxInput(), torch.uint8, zero=zero), zero),
     )
     layer.encoder = None
@@ -296,13 +303,14 @@ def test_sums_are_exact_in_float32_or_in_float64(channels: int, parts: int) -> N
     codes = torch.randint(200, 256, (1, channels, 4, 4), dtype=torch.uint8)
     weight = torch.randint(100, 128, (3, channels, 3, 3), dtype=torch.int8)
     wanted = F.conv2d(codes.double(), weight.double(), padding=1)
-    got = sums_of_products(codes, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1)
+    window = Window(padding=(1, 1, 1, 1))
+    got = sums_of_products(codes, weight, window)
     assert len(exact_sums._exact_parts(codes, weight, 0)) == parts
     assert got.dtype == (torch.float32 if parts == 1 else torch.float64)
     assert torch.equal(got.double(), wanted)
     weight[:, :, 0, 0] *= 0  # what was kept is that of another weight
     wanted = F.conv2d(codes.double(), weight.double(), padding=1)
-    assert torch.equal(sums_of_products(codes, weight, (1, 1), (1, 1, 1, 1), (1, 1), 1).double(), wanted)
+    assert torch.equal(sums_of_products(codes, weight, window).double(), wanted)
 
 
 def test_torch_finds_the_operators_well_made() -> None:
@@ -330,49 +338,49 @@ def test_a_kernel_larger_than_the_picture() -> None:
 
 
 def test_operands_that_do_not_belong_together() -> None:
-    if native.library() is None:
+    if native.kernels() is None:
         pytest.skip("installed without a compiler")
     case = Case(SHAPES[1])
-    weight, sums, channels, window = case.weight, case.tap_sums, case.channels, case.window
+    weight, sums, (*geometry, _, value) = case.weight, case.tap_sums, case.window
+    rest = *case.channels, *geometry, value
     call = torch.ops.qconv.binary_conv2d
     for input in (case.input[:, :3], case.input[0], pack_signs(case.input).repeat(1, 1, 1, 2)):
         with pytest.raises(ValueError, match="must be"):
-            call(input, weight, sums, *channels, *window)
+            call(input, weight, sums, *rest)
     with pytest.raises(ValueError, match="must be those of 64 channels in and 9 out"):
-        call(case.input, weight, sums, 64, 9, *window)
+        call(case.input, weight, sums, 64, 9, *rest[2:])
     for scale in (case.scale.double(), case.scale[:5]):
         with pytest.raises(ValueError, match=r"must be torch.float32, 64 on the CPU"):
-            call(case.input, weight, sums, *channels, *window, scale, case.bias)
+            call(case.input, weight, sums, *rest, scale, case.bias)
     with pytest.raises(ValueError, match="must have a padding of at least 0"):
-        call(case.input, weight, sums, *channels, (1, 1), (-1, 0, 0, 0), (1, 1), 0)
+        call(case.input, weight, sums, *case.channels, (1, 1), (-1, 0, 0, 0), (1, 1), 0)
 
 
 def test_without_the_kernels_it_is_said_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     case = Case(SHAPES[0])
-    monkeypatch.setattr(native, "library_path", lambda: None)
-    native.library.cache_clear()
+    monkeypatch.setattr(native, "_binary", None)
+    native.kernels.cache_clear()
     try:
         with caplog.at_level(logging.WARNING, logger="qconv"):
             for _ in range(2):
                 assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(case.input)), case.sums)
     finally:
         monkeypatch.undo()
-        native.library.cache_clear()
+        native.kernels.cache_clear()
     (record,) = caplog.records
     assert "installed without its C kernels" in record.getMessage()
 
 
-def test_a_library_of_other_sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    if native.library() is None:
+def test_the_kernels_take_no_other_call() -> None:
+    module = native.kernels()
+    if module is None:
         pytest.skip("installed without a compiler")
-    monkeypatch.setattr(native, "_POINTERS", native.struct.Struct("8P"))
-    native.library.cache_clear()
-    try:
-        with pytest.raises(ImportError, match="built from other sources"):
-            native.library()
-    finally:
-        monkeypatch.undo()
-        native.library.cache_clear()
+    with pytest.raises(TypeError, match=r"convolve\(\) takes 34 integers, not 33"):
+        module.convolve(*[0] * 33)
+    with pytest.raises(TypeError):
+        module.convolve(*[0] * 33, 1.5)
+    with pytest.raises(OverflowError):
+        module.convolve(*[0] * 33, 2**64)
 
 
 def test_threads_that_share_a_weight_for_pictures_of_many_sizes() -> None:
@@ -380,12 +388,12 @@ def test_threads_that_share_a_weight_for_pictures_of_many_sizes() -> None:
         pytest.skip("the kernel needs VNNI")
     weight = torch.randint(-8, 8, (8, 8, 3, 3), dtype=torch.int8)
     pictures = [torch.randint(0, 15, (1, 8, size, size), dtype=torch.uint8) for size in range(3, 12)]
-    geometry = (1, 1), (1, 1, 1, 1), (1, 1), 1, 0
-    wanted = [operators.integer_conv2d(picture, weight, *geometry) for picture in pictures]
+    window = Window(padding=(1, 1, 1, 1))
+    wanted = [operators.integer_conv2d(picture, weight, window) for picture in pictures]
 
     def work(start: int) -> bool:
         order = [(call * 7 + start) % len(pictures) for call in range(500)]
-        sums = (cast(Any, onednn.integer_conv2d(pictures[i], weight, *geometry)) for i in order)
+        sums = (cast(Any, onednn.integer_conv2d(pictures[i], weight, window)) for i in order)
         return all(torch.equal(one, wanted[i]) for one, i in zip(sums, order, strict=True))
 
     interval = sys.getswitchinterval()
@@ -402,14 +410,13 @@ def test_a_grouped_kernel_that_lies_in_the_padding(outputs: int, kernel: int, pa
     dtype, low = (torch.uint8, 0) if zero else (torch.int8, -128)
     codes = torch.randint(low, low + 256, (2, 4, 9, 8)).to(dtype)
     weight = torch.randint(-127, 128, (outputs, 1, kernel, kernel), dtype=torch.int8)
-    operands = codes, weight, (1, 1), (padding,) * 4, (1, 1), 4, 0
-    wanted = operators.integer_conv2d(*operands, zero=zero)
-    assert torch.equal(torch.ops.qconv.integer_conv2d(*operands, zero=zero), wanted)
+    window = Window.of((1, 1), (padding,) * 4, (1, 1), 4)
+    wanted = operators.integer_conv2d(codes, weight, window, zero=zero)
+    assert torch.equal(torch.ops.qconv.integer_conv2d(codes, weight, *window, zero=zero), wanted)
 
 
 def test_random_geometries() -> None:
     draw = random.Random(0)
-    operands: dict[str, Any] = {}
     for _ in range(1000):
         groups = draw.choice((1, 1, 2, 4))
         inputs, outputs = groups * draw.choice((1, 1, 2, 5, 16)), groups * draw.choice((1, 2, 5))
@@ -424,10 +431,10 @@ def test_random_geometries() -> None:
         low, zero = (-128, 0) if draw.random() < 0.5 else (0, draw.choice((0, 7, 128, 255)))
         codes = torch.randint(low, low + 256, (2, inputs, *size)).to(code_dtype(low))
         weight = torch.randint(-127, 128, (outputs, inputs // groups, *kernel), dtype=torch.int8)
-        operands = {"stride": stride, "padding": sides, "dilation": dilation, "groups": groups, "padding_value": 0}
-        got = torch.ops.qconv.integer_conv2d(codes, weight, **operands, zero=zero)
-        wanted = operators.integer_conv2d(codes, weight, **operands, zero=zero)
-        assert torch.equal(got, wanted), (codes.shape, weight.shape, operands, zero)
+        window = Window.of(stride, sides, dilation, groups)
+        got = torch.ops.qconv.integer_conv2d(codes, weight, **window._asdict(), zero=zero)
+        wanted = operators.integer_conv2d(codes, weight, window, zero=zero)
+        assert torch.equal(got, wanted), (codes.shape, weight.shape, window, zero)
 
 
 def test_autocast_leaves_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor
 
 import qconv
 from qconv import operations, schemes, sums
-from qconv.kernels import signs as integer
+from qconv.kernels.onednn import conv2d_signs
+from qconv.kernels.window import Window
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qconv_pointwise"), reason="torch without oneDNN")
 
@@ -27,7 +28,8 @@ def test_equals_the_float_convolution(
     format: Any, groups: int, kernel: Any, stride: Any, dilation: Any, padding: Any, border: Any, value: int
 ) -> None:
     input, weight = signs(2, 6, 11, 9).to(memory_format=format), signs(12, 6 // groups, *kernel)
-    found = integer.conv2d_signs(input, weight, stride, padding, dilation, groups, border, value)
+    sides = border or (padding[1], padding[1], padding[0], padding[0])
+    found = conv2d_signs(input, weight, Window(stride, sides, dilation, groups, value))
     padded = F.pad(input.float(), border, value=value) if border else input.float()
     expected = F.conv2d(padded, weight.float(), None, stride, padding, dilation, groups)
     assert found.dtype == torch.float32
@@ -48,7 +50,8 @@ def test_kernels_that_can_lie_in_the_padding(
     groups: int, kernel: Any, stride: Any, padding: Any, dilation: Any, size: Any
 ) -> None:
     input, weight = signs(4, 32 * groups, *size), signs(20 * groups, 32, *kernel)
-    found = integer.conv2d_signs(input, weight, stride, padding, dilation, groups)
+    sides = padding[1], padding[1], padding[0], padding[0]
+    found = conv2d_signs(input, weight, Window(stride, sides, dilation, groups))
     assert found.equal(F.conv2d(input.float(), weight.float(), None, stride, padding, dilation, groups))
 
 
@@ -65,7 +68,7 @@ def in_integers(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     outputs = []
 
     def recorded(*args: Any) -> Tensor:
-        outputs.append(integer.conv2d_signs(*args))
+        outputs.append(conv2d_signs(*args))
         return outputs[-1]
 
     monkeypatch.setattr(sums, "has_fast_integers", lambda: True)

@@ -16,7 +16,7 @@ import qconv
 from qconv import schemes
 from qconv.inference import freeze
 from qconv.inference.layers import Encode, IntegerConv2d
-from qconv.kernels.native import Window
+from qconv.kernels.window import Window
 from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
 from qconv.onnx.codes import LinearEncode, OtherEncode, Quantize, encoder
@@ -260,7 +260,7 @@ def test_whole_biases_have_the_same_steps(low: int, high: int, bound: int, slope
     scale, bias = torch.randn(64) * slope, torch.randn(64) * high / 2
     scale[:3], bias[:3] = 0, torch.tensor([high + 0.5, low - 0.5, (low + high) // 2])
     encode = Encode(qconv.quantizers.Identity(), torch.uint8)
-    layer = IntegerConv2d(torch.ones(64, 1, 1, 1), Window((1, 1), (0, 0, 0, 0), (1, 1), 0), 1, scale, bias, encode)
+    layer = IntegerConv2d(torch.ones(64, 1, 1, 1), Window(), scale, bias, encode)
     layer.round_(scale, bias, low, high)
     found = whole_bias(layer, bound, 15)
     sums = torch.arange(-bound, bound + 1).unsqueeze(1).double()

@@ -91,7 +91,7 @@ def weights(network: Any, name: str, change: Callable[[Tensor], Any]) -> None:
     if isinstance(conv, BinaryConv2d):
         signs = unpack_weight(conv.weight, *conv.channels)
         change(signs)
-        conv.weight, conv.tap_sums = pack_weight(signs, conv.groups)
+        conv.weight, conv.tap_sums = pack_weight(signs, conv.window.groups)
     else:
         change(conv.weight)
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.native import library
+from ..kernels.native import instruction_sets
 from ..kernels.operators import pack_weight
 from ..table import Column
 from .rows import Row, quartiles
@@ -103,10 +103,8 @@ def measure(layer: str, batch_size: int, rounds: int) -> Result:
     times = [[_time(side, count) for side, count in zip(sides, loops, strict=True)] for _ in range(rounds)]
     low, ratio, high = quartiles([min(row[0], row[1]) / row[2] for row in times])
     nchw, nhwc, ours, bits_us = (round(statistics.median(column) * 1e6, 1) for column in zip(*times, strict=True))
-    kernel = library()
-    used = "torch" if kernel is None else kernel.available[-1]
     ratios = round(ratio, 2), round(low, 2), round(high, 2)
-    return Result(layer, batch_size, nchw, nhwc, ours, bits_us, *ratios, used)
+    return Result(layer, batch_size, nchw, nhwc, ours, bits_us, *ratios, ("torch", *instruction_sets())[-1])
 
 
 def _time(side: Callable[[], Tensor], count: int) -> float:

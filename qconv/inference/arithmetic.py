@@ -5,8 +5,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.native import Window
 from ..kernels.operators import code_dtype
+from ..kernels.window import Window
 from ..layers import QConv2d, QLinear, QuantizedLayer
 from ..quantizers import Identity
 from ..quantizers.levels import Levels
@@ -86,16 +86,15 @@ def frozen_layer(layer: QuantizedLayer, found: Arithmetic) -> IntegerLayer:
     bias = torch.zeros(len(found.scale)) if layer.bias is None else layer.bias.detach().clone()
     codes, of_rows = found.weight, isinstance(layer, QLinear)
     if isinstance(layer, QConv2d):
-        sides = (0, 0, 0, 0) if layer.padding_mode != "zeros" else tuple(layer.padding_sides)
-        window = Window(layer.stride, sides, layer.dilation, layer.padding_value)  # pyright: ignore
-        groups = layer.groups
+        sides = (0, 0, 0, 0) if layer.padding_mode != "zeros" else layer.padding_sides
+        window = Window.of(layer.stride, sides, layer.dilation, layer.groups, layer.padding_value)
     else:
-        codes, window, groups = codes[..., None, None], Window((1, 1), (0, 0, 0, 0), (1, 1), 0), 1
+        codes, window = codes[..., None, None], Window()
     if found.kind == "binary":
         signs = None if found.levels.rounding == "sign" else Encode(layer.input_quantizer, torch.float32, of_rows)
-        return BinaryConv2d(codes.to(torch.int8), window, groups, found.scale.float(), bias, signs)
+        return BinaryConv2d(codes.to(torch.int8), window, found.scale.float(), bias, signs)
     if found.kind == "shift":
         encoder = Encode(layer.input_quantizer, torch.int64, of_rows)
-        return ShiftConv2d(codes, window, groups, found.scale, bias.double(), encoder)
+        return ShiftConv2d(codes, window, found.scale, bias.double(), encoder)
     encoder = Encode(layer.input_quantizer, code_dtype(found.levels.low + found.zero), of_rows, found.zero)
-    return IntegerConv2d(codes, window, groups, found.scale.float(), bias, encoder, found.zero)
+    return IntegerConv2d(codes, window, found.scale.float(), bias, encoder, found.zero)

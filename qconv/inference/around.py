@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..kernels.native import Window
+from ..kernels.window import Window
 from ..quantizers import input_scale
 from .layers import IntegerLayer
 
@@ -52,13 +52,12 @@ class WithScaleMap(nn.Module):
         layer: nn.Module,
         window: Window,
         kernel_size: tuple[int, ...] | None,
-        groups: int,
         out_channels: int,
         bias: Tensor | None,
     ) -> None:
         super().__init__()
         self.layer, self.window, self.kernel_size = layer, window, kernel_size  # None of a linear layer
-        self.groups, self.repeats = groups, out_channels // groups
+        self.repeats = out_channels // window.groups
         self.register_buffer("bias", bias)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -71,8 +70,8 @@ class WithScaleMap(nn.Module):
     def _map(self, input: Tensor) -> Tensor:
         if self.kernel_size is None:
             return input.abs().mean(-1, keepdim=True)
-        padded = F.pad(input, self.window.padding)
-        scale = input_scale(padded, self.kernel_size, self.window.stride, (0, 0), self.window.dilation, self.groups)
+        stride, padding, dilation, groups, _ = self.window  # the map is padded with 0, whatever the signs are
+        scale = input_scale(F.pad(input, padding), self.kernel_size, stride, (0, 0), dilation, groups)
         return scale.repeat_interleave(self.repeats, 1)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import onednn, operators
-from ..kernels.native import Window
+from ..kernels.window import Window
 from ..quantizers import Quantizer
 from ..quantizers.levels import Levels
 
@@ -62,9 +62,9 @@ class IntegerLayer(nn.Module):
     negated: Tensor
     channels: tuple[int, int]
 
-    def __init__(self, window: Window, groups: int, scale: Tensor, bias: Tensor) -> None:
+    def __init__(self, window: Window, scale: Tensor, bias: Tensor) -> None:
         super().__init__()
-        self.window, self.groups = window, groups
+        self.window = window
         self.register_buffer("scale", scale)
         self.register_buffer("bias", bias)
         self.register_buffer("negated", torch.zeros(len(scale), dtype=torch.bool))
@@ -87,15 +87,14 @@ class IntegerLayer(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} defines no sums()")
 
     def extra_repr(self) -> str:
-        left, right, top, bottom = self.window.padding
-        parts: dict[str, Any] = {
-            "stride": (self.window.stride, (1, 1)),
-            "padding": (self.window.padding if (left, top) != (right, bottom) else (top, left), (0, 0)),
-            "padding_value": (self.window.padding_value, 0),
-            "dilation": (self.window.dilation, (1, 1)),
-            "groups": (self.groups, 1),
-        }
-        return ", ".join(f"{name}={value}" for name, (value, default) in parts.items() if value != default)
+        inputs, outputs = self.channels
+        kernel_size = tuple(self.whole_weight().shape[2:])
+        parts = f"{inputs}", f"{outputs}", f"{kernel_size=}", str(self.window), f"→ {self.gives()}"
+        return ", ".join(part for part in parts if part)
+
+    def gives(self) -> str:
+        """What it hands on."""
+        return "floats"
 
 
 class BinaryConv2d(IntegerLayer):
@@ -110,12 +109,12 @@ class BinaryConv2d(IntegerLayer):
     threshold: Tensor | None
 
     def __init__(
-        self, signs: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor, encoder: Encode | None = None
+        self, signs: Tensor, window: Window, scale: Tensor, bias: Tensor, encoder: Encode | None = None
     ) -> None:
-        super().__init__(window, groups, scale, bias)
+        super().__init__(window, scale, bias)
         self.encoder = encoder
-        self.channels = signs.shape[1] * groups, signs.shape[0]
-        weight, tap_sums = operators.pack_weight(signs, groups)
+        self.channels = signs.shape[1] * window.groups, signs.shape[0]
+        weight, tap_sums = operators.pack_weight(signs, window.groups)
         self.register_buffer("weight", weight)
         self.register_buffer("tap_sums", tap_sums)
         self.register_buffer("threshold", None)
@@ -127,8 +126,9 @@ class BinaryConv2d(IntegerLayer):
         return self._run(input, self.scale, self.bias, None)
 
     def codes(self, input: Tensor) -> Tensor:
-        signs = torch.ops.qconv.pack_signs(self._signed(input), self.groups) if input.is_floating_point() else input
-        return operators.unpack_signs(signs, self.channels[0], self.groups)
+        groups = self.window.groups
+        signs = torch.ops.qconv.pack_signs(self._signed(input), groups) if input.is_floating_point() else input
+        return operators.unpack_signs(signs, self.channels[0], groups)
 
     def whole_weight(self) -> Tensor:
         return operators.unpack_weight(self.weight, *self.channels)
@@ -137,9 +137,9 @@ class BinaryConv2d(IntegerLayer):
         return self._run(input, None, None, None)
 
     def _run(self, input: Tensor, scale: Tensor | None, bias: Tensor | None, threshold: Tensor | None) -> Tensor:
-        return torch.ops.qconv.binary_conv2d(
-            self._signed(input), self.weight, self.tap_sums, *self.channels, *self.window, scale, bias, threshold
-        )
+        stride, padding, dilation, _, value = self.window
+        operands = self._signed(input), self.weight, self.tap_sums, *self.channels
+        return torch.ops.qconv.binary_conv2d(*operands, stride, padding, dilation, value, scale, bias, threshold)
 
     def _signed(self, input: Tensor) -> Tensor:
         """What has the signs that are convolved."""
@@ -159,14 +159,11 @@ class BinaryConv2d(IntegerLayer):
         """Change the sign of the weights of output channels."""
         signs = self.whole_weight()
         signs = torch.where(negated.view(-1, 1, 1, 1), -signs, signs)
-        self.weight, self.tap_sums = operators.pack_weight(signs, self.groups)
+        self.weight, self.tap_sums = operators.pack_weight(signs, self.window.groups)
         self.negated = self.negated ^ negated
 
-    def extra_repr(self) -> str:
-        handed = "floats" if self.threshold is None else "bits"
-        size = tuple(self.weight.shape[2:4])
-        parts = f"{self.channels[0]}", f"{self.channels[1]}", f"kernel_size={size}", super().extra_repr(), f"→ {handed}"
-        return ", ".join(part for part in parts if part)
+    def gives(self) -> str:
+        return "floats" if self.threshold is None else "bits"
 
 
 class IntegerConv2d(IntegerLayer):
@@ -183,15 +180,15 @@ class IntegerConv2d(IntegerLayer):
     taken: Tensor | None
 
     def __init__(
-        self, codes: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor, encoder: Encode, zero: int = 0
+        self, codes: Tensor, window: Window, scale: Tensor, bias: Tensor, encoder: Encode, zero: int = 0
     ) -> None:
-        super().__init__(window, groups, scale, bias)
-        weight, taken = operators.of_8_bits(codes, groups)
+        super().__init__(window, scale, bias)
+        weight, taken = operators.of_8_bits(codes, window.groups)
         if taken is not None and not onednn.has_fast_integers():
             weight, taken = codes.to(torch.int16), None
         self.register_buffer("weight", weight)
         self.register_buffer("taken", taken)
-        self.channels = codes.shape[1] * groups, len(codes)
+        self.channels = codes.shape[1] * window.groups, len(codes)
         self.encoder: Encode | None = encoder
         self.zero = zero
         self.low: int | None = None
@@ -214,43 +211,34 @@ class IntegerConv2d(IntegerLayer):
     def whole_weight(self) -> Tensor:
         if self.taken is None:
             return self.weight
-        inputs, outputs = self.channels
-        of_group = (self.taken.view(self.groups, -1) % (inputs // self.groups)).repeat_interleave(
-            outputs // self.groups, 0
-        )
+        (inputs, outputs), groups = self.channels, self.window.groups
+        of_group = (self.taken.view(groups, -1) % (inputs // groups)).repeat_interleave(outputs // groups, 0)
         places = of_group[..., None, None].expand(self.weight.shape)
-        whole = torch.zeros(outputs, inputs // self.groups, *self.weight.shape[2:], dtype=torch.int16)
+        whole = torch.zeros(outputs, inputs // groups, *self.weight.shape[2:], dtype=torch.int16)
         return whole.scatter_add_(1, places, self.weight.to(torch.int16))
 
     def _encoded(self, input: Tensor) -> Tensor:
         return input if self.encoder is None or not input.is_floating_point() else self.encoder(input)
 
     def _run(self, codes: Tensor, *result: Any) -> Tensor:
-        stride, padding, dilation, value = self.window
         codes = codes if self.taken is None else codes.index_select(1, self.taken)
-        operands = codes, self.weight, stride, padding, dilation, self.groups, value
-        return torch.ops.qconv.integer_conv2d(*operands, *result, zero=self.zero)
+        return torch.ops.qconv.integer_conv2d(codes, self.weight, *self.window, *result, zero=self.zero)
 
     def round_(self, scale: Tensor, bias: Tensor, low: int, high: int) -> None:
         """Hand codes on."""
         self.scale, self.bias, self.low, self.high = scale, bias, low, high
 
-    def extra_repr(self) -> str:
-        handed = "floats" if self.low is None else f"codes {self.low} to {self.high}"
-        size = tuple(self.weight.shape[2:])
-        parts = f"{self.channels[0]}", f"{self.channels[1]}", f"kernel_size={size}", super().extra_repr(), f"→ {handed}"
-        return ", ".join(part for part in parts if part)
+    def gives(self) -> str:
+        return "floats" if self.low is None else f"codes {self.low} to {self.high}"
 
 
 class ShiftConv2d(IntegerLayer):
     """Convolution of fixed-point numbers with powers of two: 8-bit convolutions, shifts and 64-bit sums."""
 
-    def __init__(
-        self, codes: Tensor, window: Window, groups: int, scale: Tensor, bias: Tensor, encoder: Encode
-    ) -> None:
-        super().__init__(window, groups, scale, bias)
+    def __init__(self, codes: Tensor, window: Window, scale: Tensor, bias: Tensor, encoder: Encode) -> None:
+        super().__init__(window, scale, bias)
         self.encoder = encoder
-        self.channels = codes.shape[1] * groups, len(codes)
+        self.channels = codes.shape[1] * window.groups, len(codes)
         weights, self.places = operators.digits_of_shifts(codes)
         for index, weight in enumerate(weights):  # not in one tensor: kernels keep what they make of each
             self.register_buffer(f"weight_{index}", weight)
@@ -264,17 +252,11 @@ class ShiftConv2d(IntegerLayer):
         return self.encoder(input) if input.is_floating_point() else input
 
     def sums(self, input: Tensor) -> Tensor:
-        stride, padding, dilation, _ = self.window
-        operands = self.codes(input), self._weights(), self.places
-        return torch.ops.qconv.shift_conv2d(*operands, stride, padding, dilation, self.groups)
+        *geometry, _ = self.window
+        return torch.ops.qconv.shift_conv2d(self.codes(input), self._weights(), self.places, *geometry)
 
     def whole_weight(self) -> Tensor:
         return sum(weight.long() << place for weight, place in zip(self._weights(), self.places, strict=True))  # pyright: ignore
 
     def _weights(self) -> list[Tensor]:
         return [self.get_buffer(f"weight_{index}") for index in range(len(self.places))]
-
-    def extra_repr(self) -> str:
-        size = tuple(self.get_buffer("weight_0").shape[2:])
-        parts = f"{self.channels[0]}", f"{self.channels[1]}", f"kernel_size={size}", super().extra_repr()
-        return ", ".join(part for part in parts if part)

@@ -168,7 +168,7 @@ class Rewriter:
             is_conv = isinstance(layer, QConv2d)
             inner = new if is_conv else OfLastDimension(new)
             kernel_size = layer.kernel_size if is_conv else None
-            replaced: nn.Module = WithScaleMap(inner, new.window, kernel_size, new.groups, len(new.scale), bias)
+            replaced: nn.Module = WithScaleMap(inner, new.window, kernel_size, len(new.scale), bias)
             told = told._replace(reason="its output is multiplied by the map of input magnitudes")
         else:
             if self.calls[target] == 1:

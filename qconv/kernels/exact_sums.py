@@ -1,6 +1,5 @@
 """Sums of products of whole numbers by convolutions of floats, exact and as fast as floats allow."""
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -9,41 +8,34 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .window import Window
+
 _LIMIT = 2**24  # float32 holds every smaller whole number, and so every partial sum, in whatever order
 _MOST = 4  # parts, which together take no longer than one convolution in float64
 _Parts = tuple[tuple[int, int], ...]
 _parts: Any = WeakTensorKeyDictionary()  # of weights, while they live
 
 
-def sums_of_products(
-    input: Tensor,
-    weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    padding_value: int = 0,
-    zero: int = 0,
-) -> Tensor:
+def sums_of_products(input: Tensor, weight: Tensor, window: Window, zero: int = 0) -> Tensor:
     """The convolution of ``input − zero`` with ``weight``: whole numbers below 2^53, as float32 or float64.
 
     8-bit operands are added up in float32 where no sum can reach 2^24, or in parts of the input channels for which that
     holds; all else in float64. Autocast has no say in it.
     """
     parts = _exact_parts(input, weight, zero)
-    if len(parts) > 1 and groups > 1:
+    if len(parts) > 1 and window.groups > 1:
         parts = ()
     dtype = torch.float32 if parts else torch.float64
     values = input.to(dtype) - zero if zero else input.to(dtype)
-    padded, filters = F.pad(values, tuple(padding), value=padding_value), weight.to(dtype)
-    window = tuple(stride), 0, tuple(dilation)
+    padded, filters = window.pad(values), weight.to(dtype)
+    geometry = window.stride, 0, window.dilation, window.groups
     with torch.autocast(input.device.type, enabled=False):
         if len(parts) < 2:
-            sums = F.conv2d(padded, filters, None, *window, groups)
+            sums = F.conv2d(padded, filters, None, *geometry)
         else:
             sums = torch.zeros(1, dtype=torch.float64)  # with a dimension, so that its dtype counts
             for begin, end in parts:
-                sums = sums + F.conv2d(padded[:, begin:end], filters[:, begin:end], None, *window)
+                sums = sums + F.conv2d(padded[:, begin:end], filters[:, begin:end], None, *geometry)
     return sums.contiguous(memory_format=torch.channels_last)
 
 

@@ -1,28 +1,36 @@
-"""Convolution of 8-bit codes by oneDNN, through torch's operator for quantized models."""
+"""Convolutions of 8-bit integers by oneDNN, through torch's operators for quantized models.
+
+Frozen layers convolve codes, and keep what oneDNN makes of their weights. Training convolves signs: a sum of fewer than
+2^24 values ±1 is exact in float32 too, and bfloat16 convolutions sum in float32. So the integer and the float
+convolution are equal, bit for bit, and a training step may run whichever is faster. A scale is multiplied with the
+exact sum, and rounded once.
+"""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from .exact_sums import are_floats_exact
-from .signs import has_fast_integers, may_lie_in_padding
+from .window import Window
 
 _MOST = 4  # of one weight: sizes of pictures that come in turn
 _packed: Any = WeakTensorKeyDictionary()  # weights as oneDNN wants them, while the weight lives
 
 
+@cache
+def has_fast_integers() -> bool:
+    """Whether this machine multiplies 8-bit integers faster than floats, and torch has the operator for it."""
+    return torch.cpu.get_capabilities().get("avx512_vnni", False) and hasattr(torch.ops.onednn, "qconv_pointwise")
+
+
 def integer_conv2d(
     input: Tensor,
     weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    padding_value: int,
+    window: Window,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     low: int | None = None,
@@ -37,59 +45,112 @@ def integer_conv2d(
     """
     if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
         return None
-    left, right, top, bottom = padding
-    columns = (input.shape[3] + left + right - (weight.shape[3] - 1) * dilation[1] - 1) // stride[1] + 1
-    if weight.dtype != torch.int8 or (columns == 1 and stride[1] > 1):
+    kernel_size = weight.shape[2:]
+    is_column = window.stride[1] > 1 and window.output_size(input.shape[2:], kernel_size)[1] == 1
+    if weight.dtype != torch.int8 or is_column:
         return None
     is_sums = scale is None or bias is None
     if is_sums and not are_floats_exact(input, weight, zero):
         return None
     if scale is None or bias is None:
         scale, bias = torch.ones(len(weight)), torch.zeros(len(weight))
-    sides = [top, left]
-    is_beside = may_lie_in_padding(weight.shape[2:], sides, dilation)
-    if padding_value or is_beside or (left, top) != (right, bottom):
-        input, sides = F.pad(input, tuple(padding), value=padding_value + zero), [0, 0]
+    input, sides = window.pad_but_zeros(input, zero, _can_pad(window, kernel_size))
     if input.dtype == torch.int8:  # the operator takes unsigned inputs
         zero += 128
         input = input.view(torch.uint8) ^ 128
-    packed = _prepacked(weight, zero, tuple(stride), tuple(sides), tuple(dilation), groups, tuple(input.shape))
-    is_codes = low is not None and high is not None
+    packed = _kept(weight, zero, window, sides, tuple(input.shape))
     shift = 128 if low is not None and low < 0 else 0  # so are its outputs
-    output = torch.ops.onednn.qconv_pointwise(
-        *(input.contiguous(memory_format=torch.channels_last), 1.0, zero),
-        *(packed, scale, torch.zeros(len(weight), dtype=torch.long), bias),
-        *(list(stride), sides, list(dilation), groups, 1.0, shift),
-        *(torch.uint8 if is_codes else torch.float32, "hardtanh" if is_codes else "none"),
-        *([float(low), float(high)] if low is not None and high is not None else [], ""),
-    )
+    ends = [float(low), float(high)] if low is not None and high is not None else []
+    output = _pointwise(input, zero, packed, window, sides, scale, bias, torch.uint8 if ends else None, ends, shift)
     if is_sums:
         return output.to(torch.int32)
     return (output ^ 128).view(torch.int8) if shift else output
 
 
-def _prepacked(
-    weight: Tensor,
-    zero: int,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    dilation: tuple[int, ...],
-    groups: int,
-    shape: tuple[int, ...],
+def conv2d_signs(
+    input: Tensor, weight: Tensor, window: Window, scale: Tensor | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
+    """The convolution of an input that is +1 or -1 everywhere, times ``scale``.
+
+    Args:
+        input: int8 ``(N, C_in, H, W)``.
+        weight: int8 ``(C_out, C_in / groups, *kernel_size)``: signs, or other whole numbers.
+        window: of the kernel.
+        scale: of each output channel, float32 ``(C_out,)``; None is 1.
+        dtype: of the output, float32 (None) or bfloat16.
+
+    Returns:
+        ``(N, C_out, *out)``; channels_last if an operand is.
+    """
+    zero = 1  # the operator takes unsigned inputs: -1, 0, +1 become 0, 1, 2
+    codes = (input + zero).view(torch.uint8)
+    codes, sides = window.pad_but_zeros(codes, zero, _can_pad(window, weight.shape[2:]))
+    scale = torch.ones(len(weight)) if scale is None else scale
+    packed = _prepack(weight, zero, window, sides, codes.shape)
+    output = _pointwise(codes, zero, packed, window, sides, scale, None, dtype)
+    return output if _is_channels_last(input) or _is_channels_last(weight) else output.contiguous()
+
+
+def signs_pay(input: Tensor, weight: Tensor, stride: tuple[int, ...]) -> bool:
+    """Whether the integer convolution of these float operands is the faster one.
+
+    Three costs grow with other things than the multiplications: packing the weight, converting input and output, and
+    calling operators. The bounds on what makes up for them were measured with AVX-512 VNNI on 2 cores: above them the
+    integer convolution took 0.3 to 0.97 of the float one's time, from layouts to kernel sizes.
+    """
+    per_output = weight.shape[1:].numel()
+    positions = input.shape[0] * input.shape[2:].numel() // torch.Size(stride).numel()
+    return per_output >= 256 and positions >= 1024 and positions * weight.numel() >= 10**8 and per_output < 2**16
+
+
+def _can_pad(window: Window, kernel_size: Sequence[int]) -> bool:
+    """Whether oneDNN pads right: its sums are wrong in the padding where its zero point is not 0."""
+    return not window.may_lie_in_padding(kernel_size)
+
+
+def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
     """The weight in oneDNN's layout, made once for each way in which it is used.
 
     Tensors of inference mode don't tell that they have changed: theirs is made for each call.
     """
-    is_kept = not weight.is_inference()
-    key = zero, stride, padding, dilation, groups, shape, weight._version if is_kept else 0
-    known: dict[Any, Tensor] = _packed.get(weight, {}) if is_kept else {}
+    if weight.is_inference():
+        return _prepack(weight, zero, window, sides, shape)
+    key = zero, window, shape, weight._version
+    known: dict[Any, Tensor] = _packed.get(weight, {})
     if key in known:
         return known[key]
-    geometry = list(stride), list(padding), list(dilation), groups, list(shape)
-    # Not with the scale of a call: one of 0 would spoil the layout for other calls.
-    packed = torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)
-    if is_kept:
-        # A new dictionary: other threads may be reading the one that is there. What two add at once is made again.
-        _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
+    packed = _prepack(weight, zero, window, sides, shape)
+    # A new dictionary: other threads may be reading the one that is there. What two add at once is made again.
+    _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
     return packed
+
+
+def _prepack(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: Sequence[int]) -> Tensor:
+    """The weight in oneDNN's layout, not with the scale of a call: one of 0 would spoil the layout for other calls."""
+    geometry = window.stride, sides, window.dilation, window.groups, shape
+    return torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)
+
+
+def _pointwise(
+    codes: Tensor,
+    zero: int,
+    packed: Tensor,
+    window: Window,
+    sides: tuple[int, int],
+    scale: Tensor,
+    bias: Tensor | None,
+    dtype: torch.dtype | None = None,
+    ends: Sequence[float] = (),
+    shift: int = 0,
+) -> Tensor:
+    """``acc · scale_c + bias_c`` in float32 or `dtype`; as codes, rounded and clamped to `ends`, plus `shift`."""
+    return torch.ops.onednn.qconv_pointwise(
+        *(codes.contiguous(memory_format=torch.channels_last), 1.0, zero),
+        *(packed, scale, torch.zeros(len(scale), dtype=torch.long), bias),
+        *(window.stride, sides, window.dilation, window.groups, 1.0, shift),
+        *(dtype or torch.float32, "hardtanh" if ends else "none", ends, ""),
+    )
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

@@ -12,7 +12,7 @@ the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` o
 **Codes** are uint8 or int8 numbers ``(N, C, H, W)``, of which ``zero`` stands for 0; their weights, ``(C_out, C /
 groups, kh, kw)``, are int8, for which there is a kernel, or int16.
 
-``padding`` is in the order of `torch.nn.functional.pad`, and filled with ``padding_value`` (signs: −1, 0 or +1).
+The operators' schemas spell a `Window` out; the padding of signs is filled with −1, 0 or +1.
 
 Definitions add up in float32 where every sum is below 2^24 and so is exact, else in several such sums or in float64.
 """
@@ -27,6 +27,7 @@ from torch import Tensor
 from . import native, onednn
 from .exact_sums import sums_of_products
 from .native import BLOCK
+from .window import Window
 
 WORD = 64
 LIBRARY = torch.library.Library("qconv", "DEF")
@@ -94,12 +95,8 @@ def binary_conv2d(
     input: Tensor,
     weight: Tensor,
     tap_sums: Tensor,
-    in_channels: int,
-    out_channels: int,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    padding_value: int,
+    channels: tuple[int, int],
+    window: Window,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     threshold: Tensor | None = None,
@@ -111,13 +108,12 @@ def binary_conv2d(
         rounded after the product and after the sum; with `threshold` (groups, blocks · 8), int32, the bits
         (N, *out, words) of what is −1 where ``acc < threshold_c``.
     """
-    groups = len(weight)
-    signs = torch.where(input < 0, -1, 1) if input.is_floating_point() else unpack_signs(input, in_channels, groups)
-    filters = unpack_weight(weight, in_channels, out_channels)
-    signs = signs.to(torch.int8)
-    accumulators = sums_of_products(signs, filters, stride, padding, dilation, groups, padding_value).to(torch.int32)
+    groups = window.groups
+    signs = torch.where(input < 0, -1, 1) if input.is_floating_point() else unpack_signs(input, channels[0], groups)
+    filters = unpack_weight(weight, *channels)
+    accumulators = sums_of_products(signs.to(torch.int8), filters, window).to(torch.int32)
     if threshold is not None:
-        bound = threshold[:, : out_channels // groups].reshape(-1, 1, 1)
+        bound = threshold[:, : channels[1] // groups].reshape(-1, 1, 1)
         return pack_signs(torch.where(accumulators < bound, -1, 1))
     if scale is None or bias is None:
         return accumulators
@@ -127,11 +123,7 @@ def binary_conv2d(
 def integer_conv2d(
     input: Tensor,
     weight: Tensor,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    padding_value: int,
+    window: Window,
     scale: Tensor | None = None,
     bias: Tensor | None = None,
     low: int | None = None,
@@ -145,7 +137,7 @@ def integer_conv2d(
         ``acc · scale_c + bias_c``, float32, in whose last bits kernels may differ; with `low` and `high` codes,
         ``clamp(round(acc · scale_c + bias_c), low, high)``, uint8, or int8 where `low` is negative.
     """
-    sums = sums_of_products(input, weight, stride, padding, dilation, groups, padding_value, zero).to(torch.int32)
+    sums = sums_of_products(input, weight, window, zero).to(torch.int32)
     if scale is None or bias is None:
         return sums
     values = _scaled(sums, scale, bias)
@@ -159,15 +151,7 @@ def code_dtype(low: int) -> torch.dtype:
     return torch.int8 if low < 0 else torch.uint8
 
 
-def shift_conv2d(
-    input: Tensor,
-    weights: Sequence[Tensor],
-    places: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
+def shift_conv2d(input: Tensor, weights: Sequence[Tensor], places: Sequence[int], window: Window) -> Tensor:
     """Convolution of int64 inputs with ``Σ weight << place``: int64 sums, which must be below 2^53.
 
     `weights` are int8, with a `place` for each. The input is taken apart into numbers of 8 bits; integer convolutions
@@ -176,10 +160,10 @@ def shift_conv2d(
     total: Tensor | None = None
     for place, digit in _digits(input):
         for weight, more in zip(weights, places, strict=True):
-            sums = torch.ops.qconv.integer_conv2d(digit, weight, stride, padding, dilation, groups, 0)
+            sums = torch.ops.qconv.integer_conv2d(digit, weight, *window)
             part = sums.long() << (place + more)
             total = part if total is None else total.add_(part)
-    return _shift_shape(input, weights, places, stride, padding, dilation, groups).zero_() if total is None else total
+    return _shift_shape(input, weights, places, window).zero_() if total is None else total
 
 
 def _digits(input: Tensor) -> list[tuple[int, Tensor]]:
@@ -228,36 +212,48 @@ def of_8_bits(codes: Tensor, groups: int) -> tuple[Tensor, Tensor | None]:
     return weight, (torch.cat(taken, 1) + first).flatten()
 
 
-def _shift_shape(
-    input: Tensor,
-    weights: Sequence[Tensor],
-    places: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
+def _shift_shape(input: Tensor, weights: Sequence[Tensor], places: Sequence[int], window: Window) -> Tensor:
     """Its definition looks at the numbers that there are, which a tensor without values does not say."""
-    return sums_of_products(input, weights[0], stride, padding, dilation, groups).long()
+    return sums_of_products(input, weights[0], window).long()
 
 
-def _with_kernel(kernel: Callable[..., Tensor | None], definition: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The kernel, and the definition for what it does not take."""
+def _binary_operands(input: Tensor, weight: Tensor, tap_sums: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    *channels, stride, padding, dilation, value = arguments[:6]
+    window = Window.of(stride, padding, dilation, len(weight), value)
+    return input, weight, tap_sums, tuple(channels), window, *arguments[6:]
+
+
+def _integer_operands(input: Tensor, weight: Tensor, *arguments: Any) -> tuple[Any, ...]:
+    return input, weight, Window.of(*arguments[:5]), *arguments[5:]
+
+
+def _shift_operands(input: Tensor, weights: Sequence[Tensor], places: Sequence[int], *geometry: Any) -> tuple[Any, ...]:
+    return input, weights, places, Window.of(*geometry)
+
+
+def _operator(
+    operands: Callable[..., tuple[Any, ...]],
+    definition: Callable[..., Tensor],
+    kernel: Callable[..., Tensor | None] | None = None,
+) -> Callable[..., Tensor]:
+    """A function of the flat arguments of a schema: the kernel, and the definition for what that does not take."""
 
     def run(*arguments: Any) -> Tensor:
-        output = kernel(*arguments)
-        return definition(*arguments) if output is None else output
+        given = operands(*arguments)
+        output = None if kernel is None else kernel(*given)
+        return definition(*given) if output is None else output
 
     return run
 
 
-for _name, _definition, _shape, _kernel in (
-    ("pack_signs", pack_signs, pack_signs, None),
-    ("binary_conv2d", binary_conv2d, binary_conv2d, native.binary_conv2d),
-    ("integer_conv2d", integer_conv2d, integer_conv2d, onednn.integer_conv2d),
-    ("shift_conv2d", shift_conv2d, _shift_shape, None),
+LIBRARY.impl("pack_signs", pack_signs, "CompositeExplicitAutograd")
+torch.library.register_fake("qconv::pack_signs", pack_signs, lib=LIBRARY)
+for _name, _operands, _definition, _shape, _kernel in (
+    ("binary_conv2d", _binary_operands, binary_conv2d, binary_conv2d, native.binary_conv2d),
+    ("integer_conv2d", _integer_operands, integer_conv2d, integer_conv2d, onednn.integer_conv2d),
+    ("shift_conv2d", _shift_operands, shift_conv2d, _shift_shape, None),
 ):
-    LIBRARY.impl(_name, _definition, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"qconv::{_name}", _shape, lib=LIBRARY)
+    LIBRARY.impl(_name, _operator(_operands, _definition), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"qconv::{_name}", _operator(_operands, _shape), lib=LIBRARY)
     if _kernel is not None:
-        LIBRARY.impl(_name, _with_kernel(_kernel, _definition), "CPU")
+        LIBRARY.impl(_name, _operator(_operands, _definition, _kernel), "CPU")

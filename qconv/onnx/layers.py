@@ -32,7 +32,7 @@ class FloatConv2d(nn.Module):
 
     def __init__(self, layer: IntegerLayer, offset: int = 0) -> None:
         super().__init__()
-        self.window, self.groups = layer.window, layer.groups
+        self.window = layer.window
         self.encoder: Encode | None = getattr(layer, "encoder", None)
         self.offset = offset if self.encoder is None else self.encoder.zero
         self.is_binary = isinstance(layer, BinaryConv2d)
@@ -42,7 +42,7 @@ class FloatConv2d(nn.Module):
         self.register_buffer("threshold", None)
         if isinstance(layer, BinaryConv2d) and layer.threshold is not None:
             outputs = layer.channels[1]
-            self.threshold = layer.threshold[:, : outputs // layer.groups].reshape(-1, 1, 1).float()
+            self.threshold = layer.threshold[:, : outputs // self.window.groups].reshape(-1, 1, 1).float()
 
     def forward(self, input: Tensor) -> Tensor:
         """Floats, signs, or uint8 codes to floats or signs."""
@@ -51,8 +51,8 @@ class FloatConv2d(nn.Module):
             codes = torch.where(codes < 0, -1.0, 1.0)
         elif self.offset:
             codes = codes - self.offset
-        padded = F.pad(codes, self.window.padding, value=self.window.padding_value)
-        sums = F.conv2d(padded, self.weight, None, self.window.stride, 0, self.window.dilation, self.groups)
+        stride, _, dilation, groups, _ = self.window
+        sums = F.conv2d(self.window.pad(codes), self.weight, None, stride, 0, dilation, groups)
         if self.threshold is not None:
             return torch.where(sums < self.threshold, -1.0, 1.0)
         # The scale comes first: after a convolution, runtimes multiply it into the weights, whose sums are then not
@@ -110,9 +110,9 @@ class QuantizedConv2d(nn.Module):
 
     def __init__(self, layer: IntegerConv2d, low: int, high: int, ends: Ends | None) -> None:
         super().__init__()
-        self.window, self.groups = layer.window, layer.groups
+        self.window = layer.window
         self.encoder = None if layer.encoder is None else encoder(layer.encoder)
-        layer_weight, taken = of_8_bits(layer.whole_weight(), layer.groups)
+        layer_weight, taken = of_8_bits(layer.whole_weight(), self.window.groups)
         self.register_buffer("taken", taken)
         self.offset = zero_point(low)
         scale, bias = layer.scale.double(), layer.bias.double()
@@ -157,14 +157,12 @@ class QuantizedConv2d(nn.Module):
         """Floats or uint8 codes to floats or uint8 codes."""
         codes = input if self.encoder is None else self.encoder(input)
         codes = codes if self.taken is None else codes.index_select(1, self.taken)
-        left, right, top, bottom = self.window.padding
-        sides, value = (top, left), self.window.padding_value
-        if value or (left, top) != (right, bottom):
-            codes, sides = F.pad(codes, self.window.padding, value=value + self.offset), (0, 0)
+        codes, sides = self.window.pad_but_zeros(codes, self.offset)
         input = operator("DequantizeLinear", codes, self.one, self.zero, dtype=torch.float32)
         weight, bias = (
             operator("DequantizeLinear", values, self.scale, zero, dtype=torch.float32, axis=0)
             for values, zero in ((self.weight, self.weight_zero), (self.bias, self.bias_zero))
         )
-        output = F.conv2d(input, weight, bias, self.window.stride, sides, self.window.dilation, self.groups)
+        stride, _, dilation, groups, _ = self.window
+        output = F.conv2d(input, weight, bias, stride, sides, dilation, groups)
         return self.after(operator("QuantizeLinear", output, self.one, self.out_zero, dtype=torch.uint8))

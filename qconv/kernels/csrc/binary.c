@@ -9,8 +9,8 @@
  *
  * Every kernel is written once, in binary_rows.h, over the few operations in which instruction sets differ.
  */
-#include <stddef.h>
-#include <stdint.h>
+#include "binary.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,37 +20,9 @@
 #include <arm_neon.h>
 #endif
 
-#if defined(_WIN32)
-#define EXPORT __declspec(dllexport)
-#else
-#define EXPORT __attribute__((visibility("default")))
-#endif
 #define INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK = 8, MOST_PIXELS = 4, MOST_BLOCKS = 4, LARGE_OUTPUT = 1 << 21 };
-enum { TO_INT32 = 0, TO_FLOAT = 1, TO_BITS = 2 };
-enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, NEON = 3 };
-
-typedef struct {
-    const void *input;        /* bits (N, H, W, groups, words), or floats (N, groups * in_channels, H, W) */
-    const uint64_t *weight;   /* (groups, blocks, kh, kw, words, BLOCK) */
-    const int32_t *tap_sums;  /* (groups, kh, kw, blocks * BLOCK): sums of the weights of a tap */
-    const float *scale;       /* TO_FLOAT: (groups * out_channels) */
-    const float *bias;        /* TO_FLOAT: (groups * out_channels) */
-    const int32_t *threshold; /* TO_BITS: (groups, blocks * BLOCK); the bit is acc < threshold */
-    void *output;             /* (N, out_h, out_w, …) of int32, floats or bits */
-    int64_t batch, height, width, groups, words, in_channels; /* in_channels, of a group */
-    int64_t blocks, out_channels;                             /* of a group; blocks = ceil(out_channels / BLOCK) */
-    int64_t kernel_h, kernel_w, stride_h, stride_w, dilation_h, dilation_w;
-    int64_t top, left, padded_h, padded_w, out_h, out_w;
-    int64_t out_words;        /* TO_BITS: words of an output pixel */
-    int32_t padding_value, mode, is_float, channels_last, isa; /* channels_last, of float inputs; outputs are */
-    int32_t failed; /* from here on it is filled in here */
-    int32_t *base;            /* (row classes, column classes, groups, blocks * BLOCK) */
-    int32_t *row_class, *column_class;
-    int64_t column_classes;
-    int32_t past_caches;      /* the output is too large to be found in a cache again, and is aligned */
-} Conv;
 
 typedef float Floats8 __attribute__((vector_size(32), aligned(4)));
 typedef int32_t Ints8 __attribute__((vector_size(32), aligned(4)));
@@ -235,9 +207,8 @@ INLINE uint64_t neon_sixteen(const float *x) { return portable_sixteen(x); }
 #include "binary_rows.h"
 #endif
 
-/* Bits of the instruction sets that this machine has. */
-EXPORT int32_t qconv_instruction_sets(void) {
-    int32_t found = 1 << PORTABLE;
+int64_t instruction_sets(void) {
+    int64_t found = 1 << PORTABLE;
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found |= 1 << AVX2;
@@ -250,34 +221,8 @@ EXPORT int32_t qconv_instruction_sets(void) {
     return found;
 }
 
-/* How work is shared out: GOMP_parallel of the OpenMP runtime that torch has loaded, or NULL for one thread. */
-typedef void (*Parallel)(void (*)(void *), void *, unsigned, unsigned);
-typedef int (*Number)(void);
-typedef struct {
-    void (*rows)(void *, int64_t, int64_t);
-    void *arguments;
-    int64_t count;
-    Number thread, threads;
-} Work;
-
-static void share(void *data) {
-    Work *work = data;
-    int64_t threads = work->threads(), thread = work->thread();
-    work->rows(work->arguments, work->count * thread / threads, work->count * (thread + 1) / threads);
-}
-
-static void run(void (*rows)(void *, int64_t, int64_t), void *arguments, int64_t count, int32_t threads,
-                Parallel parallel, Number thread, Number team) {
-    if (parallel == NULL || threads < 2 || count < 2) {
-        rows(arguments, 0, count);
-        return;
-    }
-    Work work = {rows, arguments, count, thread, team};
-    parallel(share, &work, (unsigned)threads, 0);
-}
-
-static void conv_rows(void *arguments, int64_t start, int64_t stop) {
-    Conv *conv = arguments;
+static void conv_rows(int64_t start, int64_t stop, void *given) {
+    Conv *conv = given;
     switch (conv->isa) {
 #if defined(__x86_64__)
     case AVX512: avx512_rows(conv, start, stop); break;
@@ -326,7 +271,7 @@ static int fill_base(Conv *conv) {
     conv->base = malloc((size_t)(rows * columns * channels) * sizeof *conv->base);
     if (conv->base != NULL) {
         const int32_t full = (int32_t)(conv->in_channels * conv->kernel_h * conv->kernel_w);
-        const int32_t times = 1 - conv->padding_value; /* of +1, which zero bits stand for, too much */
+        const int32_t times = 1 - (int32_t)conv->padding_value; /* of +1, which zero bits stand for, too much */
         for (int64_t kind = 0; kind < rows * columns; kind++) {
             int32_t *base = conv->base + kind * channels;
             for (int64_t c = 0; c < channels; c++) base[c] = full;
@@ -345,21 +290,19 @@ static int fill_base(Conv *conv) {
     return conv->base != NULL;
 }
 
-/* Returns 0, or 1 where there was not enough memory. */
-EXPORT int32_t qconv_binary_conv2d(const void *given, int32_t threads, Parallel parallel, Number thread, Number team) {
-    Conv conv;
-    memset(&conv, 0, sizeof conv);
-    memcpy(&conv, given, offsetof(Conv, failed));
-    const int64_t channels = conv.groups * conv.out_channels;
-    const int64_t bytes = conv.batch * conv.out_h * conv.out_w * channels * (int64_t)sizeof(float);
-    conv.past_caches = bytes >= LARGE_OUTPUT && conv.out_channels % (2 * BLOCK) == 0 &&
-                       (uintptr_t)conv.output % sizeof(Floats16) == 0;
-    conv.failed = !fill_base(&conv);
-    if (!conv.failed) run(conv_rows, &conv, conv.batch * conv.out_h, threads, parallel, thread, team);
-    free(conv.base);
-    free(conv.row_class);
-    return conv.failed;
+int convolve(Conv *conv, int64_t grain, ParallelFor parallel_for) {
+    const int64_t channels = conv->groups * conv->out_channels, rows = conv->batch * conv->out_h;
+    const int64_t bytes = rows * conv->out_w * channels * (int64_t)sizeof(float);
+    conv->past_caches = bytes >= LARGE_OUTPUT && conv->out_channels % (2 * BLOCK) == 0 &&
+                        (uintptr_t)conv->output % sizeof(Floats16) == 0;
+    conv->failed = !fill_base(conv);
+    if (!conv->failed) {
+        if (parallel_for == NULL || rows <= grain)
+            conv_rows(0, rows, conv);
+        else if (parallel_for(0, rows, grain, conv_rows, conv))
+            conv->failed = 1;
+    }
+    free(conv->base);
+    free(conv->row_class);
+    return conv->failed;
 }
-
-/* The bytes of what it is given, so that both sides can be seen to speak of the same. */
-EXPORT int64_t qconv_size_of_call(void) { return offsetof(Conv, failed); }
