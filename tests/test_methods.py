@@ -311,8 +311,8 @@ def test_every_binary_scheme_takes_every_surrogate(name: str, surrogate: Callabl
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if "input_bits" in parameters(name)])
 def test_the_bits_are_those_asked_for(name: str) -> None:
-    scheme = FUNCTIONS[name](weight_bits=5, input_bits=3)
-    assert (scheme.weight().bits, scheme.input().bits) == (5, 3)
+    scheme = FUNCTIONS[name](weight_bits=3, input_bits=5)
+    assert (scheme.weight().bits, scheme.input().bits) == (3, 5)
     assert FUNCTIONS[name](input_bits=None).input is Identity
 
 

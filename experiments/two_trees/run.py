@@ -1,0 +1,128 @@
+"""Times training steps and frozen models of two checkouts against each other: writes `results.csv`.
+
+    uv run experiments/two_trees/run.py BEFORE AFTER
+
+Both are folders with an environment of their own (`uv sync` in each). One process runs in each; they take turns, one
+call at a time, in an order that changes, so that what else the machine does falls on both. A ratio is the median over
+the rounds of the two times of a round.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+ROUNDS = 31
+FROZEN = ("bnn", "xnor", "reactnet", "lsq", "minmax", "dorefa", "apot", "shift_q", "pact", "adabin", "fp8")
+
+
+def serve() -> None:
+    """The worker: reads ``[kind, scheme]`` a line, makes it at first, runs it once, and writes the seconds."""
+    import torch
+    from torch import nn
+
+    import qconv
+    from qconv import models
+
+    torch.set_num_threads(2)
+    known: dict[tuple[str, str], Any] = {}
+
+    def made(kind: str, name: str) -> Any:
+        torch.manual_seed(0)
+        model = qconv.convert(models.resnet20(num_classes=10), getattr(qconv.schemes, name)())
+        images, labels = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+        qconv.set_progress(model, 0.5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+        qconv.after_every_step(optimizer, model)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+
+        if kind == "step":
+            return step
+        step()
+        qconv.set_progress(model, 1.0)
+        frozen, batch = qconv.freeze(model.eval()), images[: int(kind.removeprefix("frozen "))]
+
+        def run() -> None:
+            with torch.inference_mode():
+                frozen(batch)
+
+        return run
+
+    for line in sys.stdin:
+        key = tuple(json.loads(line))
+        if key not in known:
+            known.clear()
+            known[key] = made(*key)
+            for _ in range(3):
+                known[key]()
+        start = time.perf_counter()
+        known[key]()
+        sys.stdout.write(f"{time.perf_counter() - start}\n")
+        sys.stdout.flush()
+
+
+def main(before: Path, after: Path, rounds: int, only: list[str]) -> None:
+    """Compare, and write a row for each scheme and kind."""
+    workers = [
+        subprocess.Popen(
+            [folder / ".venv/bin/python", "-W", "ignore", __file__, "--serve"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=folder,
+        )
+        for folder in (before, after)
+    ]
+
+    def timed(worker: Any, key: list[str]) -> float:
+        worker.stdin.write(json.dumps(key) + "\n")
+        worker.stdin.flush()
+        return float(worker.stdout.readline())
+
+    import qconv
+
+    plain = [name for name in qconv.schemes.__all__ if name not in ("Scheme", "staged", "two_stage", "sawb")]
+    rows = [["step", name] for name in plain] + [[f"frozen {n}", name] for name in FROZEN for n in (1, 16)]
+    with (HERE / "results.csv").open("w", newline="") as file:
+        out = csv.writer(file)
+        out.writerow(["kind", "scheme", "ms_before", "ms_after", "ratio", "rounds"])
+        for key in rows:
+            if only and key[1] not in only:
+                continue
+            for worker in workers:
+                timed(worker, key)
+            times: list[tuple[float, float]] = []
+            for turn in range(rounds):
+                order = (0, 1) if turn % 2 else (1, 0)
+                found = {side: timed(workers[side], key) for side in order}
+                times.append((found[0], found[1]))
+            ratio = statistics.median(b / a for a, b in times)
+            a, b = (1e3 * statistics.median(each) for each in zip(*times, strict=True))
+            out.writerow([*key, f"{a:.3f}", f"{b:.3f}", f"{ratio:.3f}", rounds])
+            file.flush()
+            print(f"{key[0]:10} {key[1]:12} {a:9.2f} {b:9.2f} ms  {ratio:.3f}", flush=True)
+    for worker in workers:
+        worker.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--serve"]:
+        serve()
+    else:
+        parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+        parser.add_argument("before", type=Path)
+        parser.add_argument("after", type=Path)
+        parser.add_argument("--rounds", type=int, default=ROUNDS)
+        parser.add_argument("--only", nargs="*", default=[], help="schemes")
+        options = parser.parse_args()
+        main(options.before.resolve(), options.after.resolve(), options.rounds, options.only)
