@@ -302,6 +302,23 @@ def pact(v: Array, g: Array, alpha: float, bits: int = 4) -> Found:
     return v_q, each(lambda x, grad: grad * (0 <= x < alpha), v, g), dalpha
 
 
+def sawb(v: Array, g: Array, bits: int = 4, zero: bool = False, per_channel: bool = False) -> Found:
+    by_levels = {4: (3.12, -2.064), 8: (7.509, -6.892), 16: (12.68, -12.80), 3: (2.6, -1.71), 15: (12.035, -12.03)}
+    c0, c1 = by_levels[2**bits - zero]
+    v_q, dv = np.zeros_like(v), np.zeros_like(v)
+    for part in range(len(v)) if per_channel else [slice(None)]:
+        end = c0 * math.sqrt(float(np.mean(v[part] ** 2))) + c1 * mean_magnitude(v[part])
+        if end <= 0:
+            end = float(np.abs(v[part]).max())
+        levels = np.linspace(-end, end, 2**bits - zero)
+        position = (
+            (np.clip(v[part], -end, end) + end) / (2 * end) * (len(levels) - 1) if end else np.zeros_like(v[part])
+        )
+        v_q[part] = levels[each(round, position).astype(int)]
+        dv[part] = g[part] * (np.abs(v[part]) <= end)
+    return v_q, dv
+
+
 def learned_step(
     v: Array, g: Array, steps: Array | float, limits: tuple[int, int], strict: bool
 ) -> tuple[Array, Array, Array]:
@@ -717,6 +734,7 @@ SIGNS = np.array([-1.0] * 4 + [1.0] * 4)
 W, G = FILTERS[0], GRAD_FILTERS[0]
 X, GX = INPUTS[0], GRAD_INPUTS[0]
 EVERY = range(1, 9)
+SAWB_FORMS = ((2, False), (3, False), (4, False), (2, True), (4, True))
 FROM_2 = range(2, 9)
 
 
@@ -1009,6 +1027,23 @@ QUANTIZERS: dict[str, Entry] = {
         printed=[Printed({"bits": 2}, (1.0,), ([0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1], [0, 0, 0, 4, 5, 6, 0, 0], 15.0))],
         exact=True,
     ),
+    "SAWB": Entry(
+        sawb,
+        [Row({"bits": b, "zero": z, "per_channel": c}) for b, z in SAWB_FORMS for c in (True, False)],
+        {"bits": Range(2, 4)},
+        "filters",
+        lambda q: 2**q.bits - q.zero,
+        [
+            Printed(
+                {"bits": 2},
+                (),
+                (0.9180979 * np.array([-1, -1 / 3, -1 / 3, -1 / 3, 1 / 3, 1 / 3, 1 / 3, 1]), [0, *G[1:]]),
+            ),
+            Printed({"bits": 2, "zero": True}, (), (0.7698941 * np.array([-1, -1, 0, 0, 0, 0, 1, 1]), [0, *G[1:7], 0])),
+            Printed({"bits": 3}, (), (1.2834452 * np.array([-7, -3, -1, -1, 1, 1, 3, 5]) / 7, G)),
+        ],
+        spreads=per_layer,
+    ),
     "LSQ": Entry(
         lsq_weight,
         [Row({"bits": 1}, (0.5,))]
@@ -1229,6 +1264,7 @@ SCHEMES: dict[str, SchemeEntry] = {
         [{}, {"weight_bits": 2, "input_bits": 3, "grad_bits": 6}],
     ),
     "pact": SchemeEntry([({}, (1 / 15, 1))]),
+    "sawb": SchemeEntry([({}, (0, A))], [{}, {"weight_bits": 2, "input_bits": 2, "zero": True, "per_channel": True}]),
     "lsq": SchemeEntry(
         [
             ({}, (0, 2 * A / math.sqrt(7))),
