@@ -193,14 +193,7 @@ def recu_bound(v: Array, tau: float) -> float:
     return -mean_magnitude(w1) * math.log(2 - 2 * tau)
 
 
-def recu_weight(
-    v: Array,
-    g: Array,
-    alpha: Array,
-    tau: float,
-    d: Scalar,
-    scale_init: str = "uniform",
-) -> Found:
+def recu_weight(v: Array, g: Array, alpha: Array, tau: float, d: Scalar, scale_init: str = "uniform") -> Found:
     bound, factor = recu_bound(v, tau), 2 * math.sqrt(2)
     v_q, dv, dalpha = np.empty_like(v), np.empty_like(v), np.zeros_like(alpha)
     for c, (row, grad) in enumerate(zip(v, g, strict=True)):
@@ -444,12 +437,7 @@ def uniform(v: Array, g: Array, low: float, high: float, bits: int, symmetric: b
 
 
 def percentile_weight(
-    v: Array,
-    g: Array,
-    bits: int = 8,
-    percentile: float = 99.9,
-    symmetric: bool = True,
-    per_channel: bool = True,
+    v: Array, g: Array, bits: int = 8, percentile: float = 99.9, symmetric: bool = True, per_channel: bool = True
 ) -> Found:
     found = [
         uniform(w, x, *extent(w if per_channel else v, percentile, symmetric), bits, symmetric)
@@ -547,11 +535,7 @@ def ttq(v: Array, g: Array, positive: float, negative: float, threshold: float =
 
 
 def inq(
-    v: Array,
-    g: Array,
-    progress: float,
-    weight_bits: int = 5,
-    portions: Sequence[float] = (0.5, 0.75, 0.875, 1.0),
+    v: Array, g: Array, progress: float, weight_bits: int = 5, portions: Sequence[float] = (0.5, 0.75, 0.875, 1.0)
 ) -> Found:
     n1 = math.floor(math.log2(4 * max(abs(w) for w in v.flat) / 3))
     n2 = n1 + 1 - 2 ** (weight_bits - 1) // 2
@@ -571,13 +555,7 @@ def inq(
     return v_q, dv
 
 
-def shift_q(
-    v: Array,
-    g: Array,
-    noise: Array | None,
-    weight_bits: int = 5,
-    rounding: str = "deterministic",
-) -> Found:
+def shift_q(v: Array, g: Array, noise: Array | None, weight_bits: int = 5, rounding: str = "deterministic") -> Found:
     def level(w: float, u: float) -> float:
         if w == 0:
             return 0.0
@@ -804,11 +782,7 @@ SURROGATES: dict[str, Entry] = {
         [Row({}, (0.1, 10.0)), Row({}, (1.0, 1.0)), Row({}, (4.0, 1.0))],
         {"t_min": Range(0, 10, "(]"), "t_max": Range(0.1, math.inf, "[)")},
         printed=[
-            Printed(
-                {},
-                (0.1, 10.0),
-                ([0.977833, 1.980133, 2.995205, 4, 4.995503, 5.970696, 6.930464, 7.746298],),
-            )
+            Printed({}, (0.1, 10.0), ([0.977833, 1.980133, 2.995205, 4, 4.995503, 5.970696, 6.930464, 7.746298],))
         ],
     ),
     "Polynomial": Entry(
@@ -820,9 +794,7 @@ SURROGATES: dict[str, Entry] = {
         reste_slope,
         [Row({}, (1.0,)), Row({}, (2.0,)), Row({}, (3.0,)), Row({"m": 0.25, "t": 1.0}, (2.0,))],
         {"o_max": Range(1, math.inf, "[)"), "m": Range(0, 1.5, "(]"), "t": Range(0.1, math.inf, "[)")},
-        printed=[
-            Printed({}, (3.0,), ([0.254381, 0.666667, 1.842016, 18.566355, 3.719072, 2.536869, 2.333333, 0],)),
-        ],
+        printed=[Printed({}, (3.0,), ([0.254381, 0.666667, 1.842016, 18.566355, 3.719072, 2.536869, 2.333333, 0],))],
     ),
     "SwishSign": Entry(swish_sign, [Row(), Row({"beta": 2.0})], {"beta": POSITIVE}),
 }
@@ -843,9 +815,7 @@ QUANTIZERS: dict[str, Entry] = {
         "filters",
         printed=[
             Printed(
-                {},
-                (),
-                (0.48125 * SIGNS, [-0.15, -0.24625, -0.005625, -0.3425, 0.390625, 0.43875, 0.486875, -0.235]),
+                {}, (), (0.48125 * SIGNS, [-0.15, -0.24625, -0.005625, -0.3425, 0.390625, 0.43875, 0.486875, -0.235])
             ),
             Printed(
                 {"paper_gradient": True},
@@ -980,9 +950,7 @@ QUANTIZERS: dict[str, Entry] = {
         odd,
         [
             Printed(
-                {},
-                (1.5,),
-                ([-1.5, -0.9, -0.3, 0, 0.15, 0.45, 0.9, 1.5], G / np.std(W, ddof=1), -0.0805175701518656),
+                {}, (1.5,), ([-1.5, -0.9, -0.3, 0, 0.15, 0.45, 0.9, 1.5], G / np.std(W, ddof=1), -0.0805175701518656)
             )
         ],
         spreads=always,
@@ -1239,8 +1207,7 @@ SCHEMES: dict[str, SchemeEntry] = {
     "identity": SchemeEntry([({}, (0, A))]),
     "bnn": SchemeEntry([({}, (1, 1))], [{}, {"padding_value": 1}, {"stochastic": True}]),
     "bwn": SchemeEntry(
-        [({}, (0, A)), ({"detach_scale": True}, (0, A))],
-        [{}, {"detach_scale": True}, {"numel_gradient": True}],
+        [({}, (0, A)), ({"detach_scale": True}, (0, A))], [{}, {"detach_scale": True}, {"numel_gradient": True}]
     ),
     "xnor": SchemeEntry([({}, (0, A))], [{}, {"scale_map": True}, {"center": True, "paper_gradient": True}]),
     "xnorpp": SchemeEntry([({}, (1, 1))]),
@@ -1254,14 +1221,12 @@ SCHEMES: dict[str, SchemeEntry] = {
     "ttq": SchemeEntry([({}, (0, 1))]),
     "inq": SchemeEntry([({}, (0, A))]),
     "shift_q": SchemeEntry(
-        [({}, (0, 0.5))],
-        [{}, {"weight_bits": 3, "fixed_point": (4, 6)}, {"weight_bits": 4, "rounding": "stochastic"}],
+        [({}, (0, 0.5))], [{}, {"weight_bits": 3, "fixed_point": (4, 6)}, {"weight_bits": 4, "rounding": "stochastic"}]
     ),
     "shift_ps": SchemeEntry([({}, (0, 0.5))], [{}, {"weight_bits": 4, "rounding": "stochastic"}]),
     "apot": SchemeEntry([({}, (0, 0))], [{}, {"weight_bits": 2, "input_bits": None, "variant": "imagenet"}]),
     "dorefa": SchemeEntry(
-        [({}, (0, A)), ({"weight_bits": 2}, (1 / 3, 1))],
-        [{}, {"weight_bits": 2, "input_bits": 3, "grad_bits": 6}],
+        [({}, (0, A)), ({"weight_bits": 2}, (1 / 3, 1))], [{}, {"weight_bits": 2, "input_bits": 3, "grad_bits": 6}]
     ),
     "pact": SchemeEntry([({}, (1 / 15, 1))]),
     "sawb": SchemeEntry([({}, (0, A))], [{}, {"weight_bits": 2, "input_bits": 2, "zero": True, "per_channel": True}]),

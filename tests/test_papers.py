@@ -364,8 +364,7 @@ def test_power_exponent_is_exact_at_both_ends() -> None:
 
 
 @pytest.mark.parametrize(
-    ("progress", "count"),
-    [(0.0, 4), (0.2499, 4), (0.25, 6), (0.49, 6), (0.5, 7), (0.75, 8), (0.9, 8), (1.0, 8)],
+    ("progress", "count"), [(0.0, 4), (0.2499, 4), (0.25, 6), (0.49, 6), (0.5, 7), (0.75, 8), (0.9, 8), (1.0, 8)]
 )
 def test_inq_portions(progress: float, count: int) -> None:
     quantizer, w = INQ(3), W.clone()
