@@ -153,55 +153,37 @@ class ResNet(nn.Module):
         return self.fc(hidden.mean((2, 3)))
 
 
-def resnet20(
-    in_channels: int = 3,
-    num_classes: int = 10,
-    *,
-    downsample: Downsample = "A",
-    shortcut: Shortcut = "normal",
-    activation: Activation = nn.ReLU,
-) -> ResNet:
-    """The CIFAR ResNet-20: 19 convolutions, 269,722 parameters at the defaults.
+def _cifar_resnet(depth: int, parameters: int):
+    n = (depth - 2) // 6
 
-    Section 4.2 of the paper, n = 3. Arguments and errors are those of `ResNet`.
+    def function(
+        in_channels: int = 3,
+        num_classes: int = 10,
+        *,
+        downsample: Downsample = "A",
+        shortcut: Shortcut = "normal",
+        activation: Activation = nn.ReLU,
+    ) -> ResNet:
+        return ResNet(
+            in_channels,
+            num_classes,
+            widths=(16, 32, 64),
+            blocks=(n, n, n),
+            downsample=downsample,
+            shortcut=shortcut,
+            activation=activation,
+        )
+
+    function.__name__ = function.__qualname__ = f"resnet{depth}"
+    function.__doc__ = f"""The CIFAR ResNet-{depth}, with {depth - 1} convolutions, {parameters:,} parameters by default.
+
+    Section 4.2 of the paper, n = {n}. Arguments and errors are those of `ResNet`.
     """
-    return _cifar_resnet(3, in_channels, num_classes, downsample, shortcut, activation)
+    return function
 
 
-def resnet32(
-    in_channels: int = 3,
-    num_classes: int = 10,
-    *,
-    downsample: Downsample = "A",
-    shortcut: Shortcut = "normal",
-    activation: Activation = nn.ReLU,
-) -> ResNet:
-    """The CIFAR ResNet-32 (n = 5): 31 convolutions, 464,154 parameters at the defaults."""
-    return _cifar_resnet(5, in_channels, num_classes, downsample, shortcut, activation)
-
-
-def resnet44(
-    in_channels: int = 3,
-    num_classes: int = 10,
-    *,
-    downsample: Downsample = "A",
-    shortcut: Shortcut = "normal",
-    activation: Activation = nn.ReLU,
-) -> ResNet:
-    """The CIFAR ResNet-44 (n = 7): 43 convolutions, 658,586 parameters at the defaults."""
-    return _cifar_resnet(7, in_channels, num_classes, downsample, shortcut, activation)
-
-
-def resnet56(
-    in_channels: int = 3,
-    num_classes: int = 10,
-    *,
-    downsample: Downsample = "A",
-    shortcut: Shortcut = "normal",
-    activation: Activation = nn.ReLU,
-) -> ResNet:
-    """The CIFAR ResNet-56 (n = 9): 55 convolutions, 853,018 parameters at the defaults."""
-    return _cifar_resnet(9, in_channels, num_classes, downsample, shortcut, activation)
+resnet20, resnet32 = _cifar_resnet(20, 269_722), _cifar_resnet(32, 464_154)
+resnet44, resnet56 = _cifar_resnet(44, 658_586), _cifar_resnet(56, 853_018)
 
 
 def resnet18(
@@ -222,20 +204,6 @@ def resnet18(
         num_classes,
         widths=(64, 128, 256, 512),
         blocks=(2, 2, 2, 2),
-        downsample=downsample,
-        shortcut=shortcut,
-        activation=activation,
-    )
-
-
-def _cifar_resnet(
-    n: int, in_channels: int, num_classes: int, downsample: Downsample, shortcut: Shortcut, activation: Activation
-) -> ResNet:
-    return ResNet(
-        in_channels,
-        num_classes,
-        widths=(16, 32, 64),
-        blocks=(n, n, n),
         downsample=downsample,
         shortcut=shortcut,
         activation=activation,
