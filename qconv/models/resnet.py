@@ -175,7 +175,7 @@ def _cifar_resnet(depth: int, parameters: int):
         )
 
     function.__name__ = function.__qualname__ = f"resnet{depth}"
-    function.__doc__ = f"""The CIFAR ResNet-{depth}, with {depth - 1} convolutions, {parameters:,} parameters by default.
+    function.__doc__ = f"""The CIFAR ResNet-{depth}: {depth - 1} convolutions, {parameters:,} parameters by default.
 
     Section 4.2 of the paper, n = {n}. Arguments and errors are those of `ResNet`.
     """
