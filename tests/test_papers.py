@@ -311,6 +311,7 @@ def test_first_scales() -> None:
     assert alpha.unique().numel() == 4
     torch.testing.assert_close(ready(partial(ReCUWeight, scale_init="mean"), w)[1][0], w.abs().mean((1, 2, 3)))
     assert [tensor.item() for tensor in AdaBinInput().tensors()] == [1, 0]
+    assert not ready(quantizers.ReActNetInput, w)[1][0].any()
     assert [tensor.item() for tensor in TTQ().tensors()] == [1, 1]
 
 

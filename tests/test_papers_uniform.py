@@ -530,7 +530,7 @@ def test_stochastic_rounding_draws_again_what_it_drew(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("make", [DoReFaGradient, Int8Stochastic])
-def test_gradients_show_overflow_and_keep_zeros(make: Callable[[], Quantizer]) -> None:
+def test_gradients_show_overflow_and_keep_zeros(make: Callable[..., Quantizer]) -> None:
     quantizer = make()
     for bad in (NAN, INF, -INF):
         g_q = quantizer(torch.tensor([[bad, 1.0, 0.0], [1.0, 2.0, 3.0], [0.0, 0.0, -0.0]]))
@@ -540,6 +540,10 @@ def test_gradients_show_overflow_and_keep_zeros(make: Callable[[], Quantizer]) -
     x = torch.randn(20, 4) * 1e-3
     largest = x.abs().amax(1, keepdim=True)
     assert (quantizer(x).abs() <= largest * (1 + 1e-6)).all()
+    for bits in (2, 3, 4, 8):
+        quantizer = make(bits)
+        codes = quantizer.codes(torch.randn(4000, 9) * 1e-3, *quantizer.tensors()).values.long()
+        assert codes.abs().amax() <= (2**bits - 1 if make is DoReFaGradient else 2 ** (bits - 1) - 1)
 
 
 def test_dorefa_gradient_is_unbiased_and_moves_on() -> None:
