@@ -56,7 +56,9 @@ def is_sharded(module: nn.Module) -> bool:
     from torch.distributed._composable_state import _module_state_mapping  # a module doesn't know what it is part of
     from torch.distributed.fsdp import FSDPModule
 
-    return any(isinstance(each, FSDPModule) and module in set(each.modules()) for each in list(_module_state_mapping))
+    return any(
+        isinstance(wrapped, FSDPModule) and module in set(wrapped.modules()) for wrapped in list(_module_state_mapping)
+    )
 
 
 def whole(x: Tensor) -> Tensor:
@@ -143,8 +145,8 @@ def _backward_after(store: Any, rank: int) -> int:
 
 
 def _compare(store: Any, other: int, turn: int, place: str, where: str) -> None:
-    there, found = store.get(f"qconv/{other}/{turn}").decode().split("\n", 1)
-    if found != place:
+    there, other_place = store.get(f"qconv/{other}/{turn}").decode().split("\n", 1)
+    if other_place != place:
         raise _apart(where, f"process {other} is at {there}")
 
 

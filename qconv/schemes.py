@@ -8,7 +8,7 @@ from . import methods
 from .methods import *  # noqa: F403  # a method is imported by one line, in methods/__init__.py
 from .scheme import Factory as Factory, Scheme as Scheme, identity as identity
 
-_MADE = [name for name, each in vars(methods).items() if getattr(each, "__annotations__", {}).get("return") is Scheme]
+_MADE = [name for name, value in vars(methods).items() if getattr(value, "__annotations__", {}).get("return") is Scheme]
 __all__ = ["Scheme", *sorted(["identity", *_MADE])]  # pyright: ignore[reportUnsupportedDunderAll]
 
 

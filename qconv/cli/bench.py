@@ -16,8 +16,8 @@ def add(commands: Any) -> None:
     """The command, its benchmarks, and their arguments."""
     parser = commands.add_parser("bench", help="measure against torch.nn in the same run")
     kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for each in (_add_train_step, _add_data, _add_binary_conv):
-        each(kinds)
+    for add_kind in (_add_train_step, _add_data, _add_binary_conv):
+        add_kind(kinds)
 
 
 def _add_train_step(kinds: Any) -> None:

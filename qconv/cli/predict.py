@@ -33,14 +33,14 @@ def run(options: argparse.Namespace) -> int:
     predictor = options.model.predictor
     width = max(map(len, options.pictures))
     status = 0
-    for path, found in shown(predictor.many(options.pictures, options.top), len(options.pictures)):
-        if isinstance(found, DecodingError):  # the others are named all the same
-            print(f"qconv: error: {found}", file=sys.stderr)
+    for path, guesses in shown(predictor.many(options.pictures, options.top), len(options.pictures)):
+        if isinstance(guesses, DecodingError):  # the others are named all the same
+            print(f"qconv: error: {guesses}", file=sys.stderr)
             status = 1
         elif options.json:
-            print(json.dumps({"picture": path, "classes": [guess._asdict() for guess in found]}), flush=True)
+            print(json.dumps({"picture": path, "classes": [guess._asdict() for guess in guesses]}), flush=True)
         else:
-            shares = "   ".join(f"{guess.label} {100 * guess.probability:.1f} %" for guess in found)
+            shares = "   ".join(f"{guess.label} {100 * guess.probability:.1f} %" for guess in guesses)
             print(f"{path:{width}}  {shares}", flush=True)
     return status
 

@@ -46,6 +46,6 @@ def run(options: argparse.Namespace) -> int:
         print(compared)
         return 0 if compared.agrees else 1
     file, pictures = source.packed_file, source.inputs(options.pictures, PICTURES, "val")
-    found = verify(source.trained(), file, pictures.split(32))
-    print(found)
-    return 0 if found.equal else 1
+    verification = verify(source.trained(), file, pictures.split(32))
+    print(verification)
+    return 0 if verification.equal else 1

@@ -231,14 +231,17 @@ def _adopt(steps: Sequence[Step]) -> None:
     for step in steps:
         if step.scheme is None or step.becomes is None:
             continue
-        trained, name = [each.requires_grad for each in step.layer.parameters()], name_of(step.layer, step.names[0])
+        trained, name = (
+            [parameter.requires_grad for parameter in step.layer.parameters()],
+            name_of(step.layer, step.names[0]),
+        )
         try:
             step.becomes.adopt(step.layer, step.scheme)
         except BaseException as error:
             for layer, kind, required in reversed(done):
                 layer.without_quantizers_(kind)
-                for parameter, each in zip(layer.parameters(), required, strict=True):
-                    parameter.requires_grad_(each)
+                for parameter, is_trained in zip(layer.parameters(), required, strict=True):
+                    parameter.requires_grad_(is_trained)
             if type(error) in (ValueError, TypeError, RuntimeError):
                 raise type(error)(f"{name}: {error}") from error
             raise
@@ -296,13 +299,13 @@ def quantizer_prefixes(model: nn.Module) -> tuple[str, ...]:
 
 def _quantized(subclasses: Kinds | None) -> Kinds:
     """`QUANTIZED`, the layers of torchvision and timm where these are imported (else no model has one), and others."""
-    found = dict(QUANTIZED)
+    quantized = dict(QUANTIZED)
     if "torchvision.ops" in sys.modules:
         from ..layers import QDeformConv2d, QDeformConv2dPack
 
-        found |= {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
+        quantized |= {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
     if "timm.layers.std_conv" in sys.modules:
-        found |= {layer.float_type: layer for layer in (getattr(layers, name) for name in layers.OF_TIMM)}
+        quantized |= {layer.float_type: layer for layer in (getattr(layers, name) for name in layers.OF_TIMM)}
     for kind, layer in (subclasses or {}).items():
         if not (isinstance(layer, type) and issubclass(layer, QuantizedLayer)):
             raise TypeError(
@@ -312,8 +315,8 @@ def _quantized(subclasses: Kinds | None) -> Kinds:
             raise TypeError(
                 f"subclasses: {kind!r} must be a float subclass of {layer.float_type.__name__}, as {layer.__name__} is"
             )
-        found[kind] = layer
-    return found
+        quantized[kind] = layer
+    return quantized
 
 
 def _make_plan(
@@ -386,10 +389,10 @@ def _make_plan(
         return Step(at, layer, kind, chosen, reason, None if chosen is None else quantized[kind])
 
     steps = tuple(step(layer, at) for layer, at in names.items())
-    if all(each.scheme is None for each in steps):
+    if all(step.scheme is None for step in steps):
         raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{Plan(steps)}")
     takes_sign = {
-        each.layer: each.names[0] for each in steps if each.scheme is not None and each.scheme.input().splits_at_zero
+        step.layer: step.names[0] for step in steps if step.scheme is not None and step.scheme.input().splits_at_zero
     }
     return Plan(steps, find_steps(model, takes_sign, before_sign))
 

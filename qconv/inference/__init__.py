@@ -1,4 +1,4 @@
-"""Inference on integers: operators, and the models that run on them."""
+"""Integer inference: operators, and the models that run on them."""
 
 from .freeze import FrozenModel as FrozenModel, freeze as freeze
 from .layer_check import LayerCheck as LayerCheck

@@ -1,4 +1,4 @@
-"""How a quantized layer is computed on integers, and why not."""
+"""The integer arithmetic of a quantized layer, or the reason why there is none."""
 
 from typing import NamedTuple
 
@@ -15,20 +15,20 @@ from .layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv
 LARGEST_SUM = 2**31 - 1
 LARGEST_WEIGHT = 255
 LARGEST_DIGITS = 255 * 64  # the product of the 8-bit parts of a fixed-point input and of a shift
-LARGEST_EXACT = 2**53  # sums of shifted numbers, as the definition adds them
+LARGEST_EXACT = 2**53  # sums of shifted numbers, added in float64
 
 
 class Arithmetic(NamedTuple):
-    """How a quantized layer is computed.
+    """The arithmetic of a quantized layer.
 
     Attributes:
         kind: "binary", "integer", "shift" or "float".
         reason: why it is float.
         weight: the codes, output channels first.
-        scale: what a sum of products of codes is worth, float64 for each output channel.
+        scale: the value of 1 in a sum of products of codes, float64 for each output channel.
         levels: those of the input.
-        zero: what is added to codes, so that they are 8-bit numbers.
-        bound: of the magnitude of sums.
+        zero: added to codes to make them 8-bit numbers.
+        bound: the bound of the magnitude of sums.
     """
 
     kind: str
@@ -41,7 +41,7 @@ class Arithmetic(NamedTuple):
 
 
 def arithmetic(layer: QuantizedLayer) -> Arithmetic:
-    """How a layer can be computed, and why not on integers."""
+    """Choose the arithmetic of a layer, or tell why it can't be computed on integers."""
     if isinstance(layer.input_quantizer, Identity):
         return Arithmetic("float", "its input is not quantized")
     if not isinstance(layer, QConv2d | QLinear):
@@ -66,35 +66,37 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     bound = max(abs(low), abs(high)) * int(values.abs().flatten(1).sum(1).max()) if values.numel() else 0
     is_int8 = low >= -128 and high <= 127
     zero = 0 if is_int8 or low >= 0 else -low
-    found = Arithmetic("integer", "", values, scale, levels, zero, bound)
+    integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
     is_sign = (values.abs() == 1).all()
     if quantizer.signs and is_sign:
-        return found._replace(kind="binary")
+        return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
         magnitudes = weight.values.abs().double()
         is_shift = ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all()
         if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
-            return found._replace(kind="shift")
+            return integer._replace(kind="shift")
         return Arithmetic("float", f"its codes, {low} to {high} and weights of up to {largest}, are not 8-bit numbers")
     if bound > LARGEST_SUM:
         return Arithmetic("float", f"its sums, of up to {bound}, are not 32-bit numbers")
-    return found
+    return integer
 
 
-def frozen_layer(layer: QuantizedLayer, found: Arithmetic) -> IntegerLayer:
-    """The integer layer of a quantized one, which gives what its convolution gives."""
-    bias = torch.zeros(len(found.scale)) if layer.bias is None else layer.bias.detach().clone()
-    codes, of_rows = found.weight, isinstance(layer, QLinear)
+def frozen_layer(layer: QuantizedLayer, arithmetic: Arithmetic) -> IntegerLayer:
+    """Return the integer layer that computes the same as the quantized one."""
+    bias = torch.zeros(len(arithmetic.scale)) if layer.bias is None else layer.bias.detach().clone()
+    codes, of_rows = arithmetic.weight, isinstance(layer, QLinear)
     if isinstance(layer, QConv2d):
         sides = (0, 0, 0, 0) if layer.padding_mode != "zeros" else layer.padding_sides
         window = Window.of(layer.stride, sides, layer.dilation, layer.groups, layer.padding_value)
     else:
         codes, window = codes[..., None, None], Window()
-    if found.kind == "binary":
-        signs = None if found.levels.rounding == "sign" else Encode(layer.input_quantizer, torch.float32, of_rows)
-        return BinaryConv2d(codes.to(torch.int8), window, found.scale.float(), bias, signs)
-    if found.kind == "shift":
+    if arithmetic.kind == "binary":
+        signs = None if arithmetic.levels.rounding == "sign" else Encode(layer.input_quantizer, torch.float32, of_rows)
+        return BinaryConv2d(codes.to(torch.int8), window, arithmetic.scale.float(), bias, signs)
+    if arithmetic.kind == "shift":
         encoder = Encode(layer.input_quantizer, torch.int64, of_rows)
-        return ShiftConv2d(codes, window, found.scale, bias.double(), encoder)
-    encoder = Encode(layer.input_quantizer, code_dtype(found.levels.low + found.zero), of_rows, found.zero)
-    return IntegerConv2d(codes, window, found.scale.float(), bias, encoder, found.zero)
+        return ShiftConv2d(codes, window, arithmetic.scale, bias.double(), encoder)
+    encoder = Encode(
+        layer.input_quantizer, code_dtype(arithmetic.levels.low + arithmetic.zero), of_rows, arithmetic.zero
+    )
+    return IntegerConv2d(codes, window, arithmetic.scale.float(), bias, encoder, arithmetic.zero)

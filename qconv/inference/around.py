@@ -1,4 +1,4 @@
-"""What stands around an integer layer where its input or output is not simply its own."""
+"""Modules around an integer layer that adapt its input or output."""
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,11 @@ from .layers import IntegerLayer
 
 
 class OfLastDimension(nn.Module):
-    """A convolution of single pixels as a linear layer, over any leading dimensions.
+    """A linear layer as a convolution of single pixels, over any leading dimensions.
 
     Args:
-        conv: of 1×1 kernels.
-        of_rows: a batch norm was folded, whose channels are the last dimension of a matrix only.
+        conv: a convolution with 1×1 kernels.
+        of_rows: whether a batch norm was folded, whose channels are the last dimension only of a matrix.
     """
 
     def __init__(self, conv: IntegerLayer, of_rows: bool = False) -> None:
@@ -31,14 +31,14 @@ class OfLastDimension(nn.Module):
 
 
 class Padded(nn.Module):
-    """Pads as the trained layer did it, where that is not with one value."""
+    """Pads as the trained layer did, if one value can't express that."""
 
     def __init__(self, sides: tuple[int, ...], mode: str, layer: nn.Module) -> None:
         super().__init__()
         self.sides, self.mode, self.layer = sides, mode, layer
 
     def forward(self, input: Tensor) -> Tensor:
-        """(N, C, H, W), larger by what is padded, through the layer."""
+        """Pad (N, C, H, W) and apply the layer."""
         return self.layer(F.pad(input, self.sides, mode=self.mode))
 
 
@@ -56,7 +56,7 @@ class WithScaleMap(nn.Module):
         bias: Tensor | None,
     ) -> None:
         super().__init__()
-        self.layer, self.window, self.kernel_size = layer, window, kernel_size  # None of a linear layer
+        self.layer, self.window, self.kernel_size = layer, window, kernel_size  # None for a linear layer
         self.repeats = out_channels // window.groups
         self.register_buffer("bias", bias)
 
@@ -76,7 +76,7 @@ class WithScaleMap(nn.Module):
 
 
 class Distance(nn.Module):
-    """How far a sum is from its channel's threshold, as a float: its sign is the next layer's input."""
+    """The distance of a sum from its channel's threshold, as a float: its sign is the next layer's input."""
 
     factor: Tensor
     shift: Tensor

@@ -1,8 +1,8 @@
-"""Where the next layer's codes change, as integers: what makes batch norm and quantizer a comparison of sums.
+"""The integer sums at which the next layer's codes change: batch norm and quantizer become comparisons of sums.
 
-Between the integer sum of a channel and the next layer's code lie only monotone functions: a scale, batch norm, an
-activation, the quantizer. So the code is a staircase over the sum. Its edges are found by bisection, with the trained
-modules themselves in float64, and the frozen layer's arithmetic is then proved to have its edges at the same sums.
+Only monotone functions lie between the integer sum of a channel and the next layer's code: a scale, batch norm, an
+activation, the quantizer. So the code is a staircase over the sum. Bisection finds its edges, with the trained modules
+themselves in float64; then the frozen layer's arithmetic is proved to have its edges at the same sums.
 """
 
 from collections.abc import Callable
@@ -16,10 +16,10 @@ class Staircase(NamedTuple):
     """The codes of each channel: ``low`` plus the number of `edges` that ``u = ±acc`` has reached.
 
     Attributes:
-        edges: int64 (high − low, channels), sorted; one above `bound` where the code is never reached.
-        falling: channels whose codes fall with ``acc``, so that ``u = −acc``.
+        edges: int64 (high − low, channels), sorted; above `bound` if the code is never reached.
+        falling: whether a channel's codes fall as ``acc`` grows, so that ``u = −acc``.
         low: the smallest code.
-        bound: of ``|acc|``.
+        bound: the bound of ``|acc|``.
     """
 
     edges: Tensor
@@ -47,16 +47,16 @@ def staircase(codes: Callable[[Tensor], Tensor], channels: int, bound: int, low:
 def as_rounding(
     stairs: Staircase, values: Callable[[Tensor], Tensor], tolerance: float = 0.0
 ) -> tuple[Tensor, Tensor] | None:
-    """Float32 ``scale_c, bias_c`` so that ``clamp(round(acc · scale_c + bias_c), low, high)`` are the same codes.
+    """Return float32 ``scale_c, bias_c`` with ``clamp(round(acc · scale_c + bias_c), low, high)`` as these codes.
 
-    The product and the sum may each be rounded, or only the sum: no sum lies so near to a half that it matters. None
-    where no straight line has these edges: behind an activation with a bend, for codes that are not evenly spaced, or
-    where 8 bits of codes are so fine that a float's rounding matters.
+    Product and sum may each be rounded, or only the sum: no sum is so close to a half that it matters. None if no
+    straight line has these edges: behind an activation with a bend, for codes that are not evenly spaced, or if 8-bit
+    codes are so fine that a float's rounding matters.
 
     Args:
         stairs: the staircase.
-        values: what is rounded, as a function of int64 sums; only its slope between the edges is used.
-        tolerance: by how much the line may miss the edges, in codes, of which it then may be off by one.
+        values: the rounded values as a function of int64 sums; only its slope between the edges is used.
+        tolerance: how far the line may miss the edges, in codes; a code may then be off by one.
     """
     edges, falling, low, bound = stairs
     levels = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
@@ -70,8 +70,8 @@ def as_rounding(
     rise = values((after * direction).unsqueeze(0)) - values((before * direction).unsqueeze(0))
     slope = (rise.squeeze(0) / (after - before).clamp(min=1)).float().double()
     slope = torch.where(inside.any(0) & (slope > 0), slope, 0)
-    # The line must be at least a half at an edge and below it one before. `margin` is what rounding can cost: that of
-    # the sum to a float, of the product and of the second sum, each half a unit in the last place.
+    # The line must be at least a half at an edge and below it one sum earlier. `margin` covers the rounding of the sum
+    # to a float, of the product and of the second sum, each half a unit in the last place.
     margin = 2.0**-24 * (2 * slope * edges.abs() + levels.abs() + 1) * 1.125
     lowest = torch.where(edges <= bound, levels - slope * edges.clamp(-bound, bound) + margin, -torch.inf).amax(0)
     highest = torch.where(edges > -bound, levels - slope * (edges - 1).clamp(-bound, bound) - margin, torch.inf).amin(0)

@@ -1,4 +1,4 @@
-"""Weights that are quantized once and for all, in layers that compute on floats."""
+"""Weights that are quantized once and for all, in layers that compute with floats."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from ..quantizers.base import whole_of
 
 
 class FixedWeight(Quantizer):
-    """A weight that is quantized already, whatever the layer's filters are.
+    """A weight that is already quantized, whatever the layer's filters are.
 
     Args:
-        trained: the quantizer in whose place it stands.
-        weight: ``w_q``, or if `is_whole` the whole numbers of it.
-        whole: the whole numbers and their scale; None where there are none.
-        is_whole: the layer adds up products of whole numbers, and multiplies the sum by the scale.
+        trained: the quantizer that it replaces.
+        weight: ``w_q``, or its whole numbers if `is_whole`.
+        whole: the whole numbers and their scale; None if there are none.
+        is_whole: whether the layer adds up products of whole numbers and multiplies the sum by the scale.
 
     Attributes:
-        codes_8: the whole numbers as int8, where `weight` does not hold them; None if they are not of 8 bits, or have
-            other scales than one float32 number or one for each filter.
+        codes_8: the whole numbers as int8, if `weight` does not hold them; None if they exceed 8 bits, or have scales
+            other than one float32 number or one for each filter.
     """
 
     roles = ("weight",)
@@ -59,11 +59,11 @@ class FixedWeight(Quantizer):
 
 @torch.no_grad()
 def fix_weight_(layer: QuantizedLayer) -> None:
-    """Quantize the layer's weight for good: what its forward makes of it in evaluation takes its place.
+    """Quantize the layer's weight for good, to its value in evaluation.
 
-    Whole numbers and their scale stay apart where the trained layer adds up whole numbers, so that sums are the same.
+    Whole numbers and their scale stay separate if the trained layer adds up whole numbers, so the sums are the same.
     """
-    layer.quantized_weight()  # learned tensors that follow the weight do so now
+    layer.quantized_weight()  # updates learned tensors that follow the weight
     trained, of_input, filters = layer.weight_quantizer.eval(), layer.input_quantizer, layer.filters()
     whole = whole_of(trained, filters, trained.tensors())
     channels, dim = layer.input_channels()
@@ -74,7 +74,7 @@ def fix_weight_(layer: QuantizedLayer) -> None:
         and whole_of(of_input, probe, of_input.tensors()) is not None
     )
     weight = whole.values if whole is not None and is_whole else trained.quantize(filters, *trained.tensors())
-    if weight.ndim == 4:  # as frozen models have their values
+    if weight.ndim == 4:  # the format of values in frozen models
         weight = weight.contiguous(memory_format=torch.channels_last)
     layer.weight_quantizer = FixedWeight(trained, weight, whole, is_whole)
     if not computed_by(layer) and not layer.filters_are_computed:  # nothing is kept twice

@@ -1,4 +1,4 @@
-"""Freezing: a trained model becomes one that computes on integers."""
+"""Freezing: converting a trained model into one that computes on integers."""
 
 import copy
 import inspect
@@ -23,20 +23,20 @@ from .parts import Part
 from .proof import Parts, find_sample, takes
 from .rewrite import Frozen, Rewriter, make_contiguous
 
-_COMPARED = 4  # samples of an example on which traces are compared
+_COMPARED = 4  # samples of an example for comparing traces
 _BATCH = 32
-_TRACING = threading.RLock()  # while `torch.fx` traces, every module that any thread calls becomes part of the graph
+_TRACING = threading.RLock()  # while `torch.fx` traces, modules called by any thread become part of the graph
 
 
 class FrozenModel(nn.Module):
     """An inference model: `network` computes on integers where `layers` says so.
 
     Attributes:
-        layers: what became of each quantized layer.
-        untraced: names of the modules whose forward stays Python, and why; those inside of them may be frozen.
-        nan: what samples with NaN lead to, "pass" or "refuse", as of `freeze`.
-        functions: what functions in forwards compute, as modules, by the names that `Frozen.folded` may have of them.
-        batch_dims: how many dimensions a batch has; None if that is not known.
+        layers: the result for each quantized layer.
+        untraced: the modules whose forward stays Python, and why; modules inside them may be frozen.
+        nan: the treatment of samples with NaN, "pass" or "refuse", as in `freeze`.
+        functions: modules that compute the functions called in forwards, by their names in `Frozen.folded`.
+        batch_dims: the number of dimensions of a batch; None if unknown.
     """
 
     def __init__(
@@ -55,11 +55,11 @@ class FrozenModel(nn.Module):
         self._hides_nan = any(told.arithmetic in ("integer", "shift") for told in layers)
 
     def forward(self, input: Tensor) -> Tensor:
-        """What the trained model gives in evaluation.
+        """Return the output of the trained model in evaluation.
 
         Raises:
-            ValueError: NaN or inf in the input of a model that was frozen with ``nan="refuse"``; a single sample that
-                is not a batch, where the model can't compute it.
+            ValueError: NaN or inf in the input of a model frozen with ``nan="refuse"``; a single sample instead of a
+                batch, if the model can't compute it.
         """
         if not self._hides_nan and self.nan == "pass":
             return self._run(input)
@@ -83,10 +83,10 @@ class FrozenModel(nn.Module):
             ) from error
 
     def find(self, name: str) -> nn.Module:
-        """What stands for the module that has this name in the trained model.
+        """Return the module that replaces the trained model's module of this name.
 
         Raises:
-            AttributeError: nothing does: its work is done by another one.
+            AttributeError: there is none: another module does its work.
         """
         module = self.network
         for key in name.split(".") if name else ():
@@ -94,7 +94,7 @@ class FrozenModel(nn.Module):
         return module.graph if isinstance(module, Part) else module
 
     def folded(self, name: str, model: nn.Module) -> nn.Module:
-        """What `Frozen.folded` names, as it was trained: a module of the trained `model`, or what a function does.
+        """Return a module named in `Frozen.folded`, as trained: one of the trained `model`, or that of a function.
 
         Raises:
             AttributeError: the model has no such module.
@@ -122,42 +122,42 @@ def freeze(
     example: Tensor | None = None,
     nan: Literal["pass", "refuse"] = "pass",
 ) -> FrozenModel:
-    """An inference model of a trained one, which stays as it is: integers inside, batch norm folded; on the CPU.
+    """Convert a trained model, which stays as it is, to integers and folded batch norms, for inference on the CPU.
 
-    Quantized layers run on integer operators where their codes allow it: signs by exclusive or and counting bits, codes
-    of up to 8 bits as 8-bit integers with 32-bit sums, powers of two on fixed-point inputs in 8-bit parts, which are
-    shifted. The others multiply floats, by a weight that is quantized once. Batch norm behind a layer of integers
-    becomes its scale and bias. Where nothing but batch norm, monotone activations and maximum pooling lies between two
-    quantized layers, as modules or as functions (``F.relu(x)``, ``x.clamp(0, 6)``), they become integers, too: a
-    threshold per channel for signs, else a rounding that is proved to give the trained codes for every possible sum.
-    `FrozenModel.layers` says what became of each layer, and why.
+    Quantized layers run on integer operators if their codes allow it: signs by exclusive or and counting bits, codes of
+    up to 8 bits as 8-bit integers with 32-bit sums, powers of two on fixed-point inputs in 8-bit parts, which are
+    shifted. The others multiply floats by a weight that is quantized once. Batch norm behind an integer layer becomes
+    its scale and bias. If only batch norm, monotone activations and maximum pooling lie between two quantized layers,
+    as modules or as functions (``F.relu(x)``, ``x.clamp(0, 6)``), they become integers, too: a threshold per channel
+    for signs, else a rounding that is proved to give the trained codes for every possible sum. `FrozenModel.layers`
+    lists the result for each layer, and the reason.
 
-    The model takes one tensor; what else its forward takes has its default. What can't be traced faithfully by
-    `torch.fx` stays Python, and its parts are frozen alone: a forward that branches on shapes, that changes the module,
-    that draws random numbers or enters autocast; and one whose trace gives other outputs than the module, or calls
-    other layers, on samples of `example` (without one: on random inputs, if some of usual shapes suit the model). A
-    layer whose weight the model reads beside its call stays as it was trained. `FrozenModel.untraced` says which
-    modules stay Python, and why. Where such a module reaches into a part that is frozen as a whole, and no input has
-    shown it, a `ReadBeside` that names the part is raised when it happens.
+    The model takes one tensor; all other arguments of its forward keep their defaults. Modules that `torch.fx` can't
+    trace faithfully stay Python, and their parts are frozen separately: a forward that branches on shapes, changes the
+    module, draws random numbers or enters autocast; and one whose trace gives other outputs than the module, or calls
+    other layers, on samples of `example` (without one: on random inputs, if a usual shape suits the model). A layer
+    whose weight the model reads outside its call stays as trained. `FrozenModel.untraced` lists the modules that stay
+    Python, and why. If such a module reaches into a part that is frozen as a whole, and no input has shown it before, a
+    `ReadBeside` that names the part is raised when it happens.
 
-    Integers have no NaN. A trained sign makes +1 of it, and so does a frozen one; all other quantizers hand it on, and
-    a frozen model with layers of such codes gives NaN for each sample that holds one, or inf, of which a float layer
-    makes NaN. (An ONNX file does not.)
+    Integers have no NaN. A trained sign turns it into +1, and so does a frozen one. All other quantizers pass it on; a
+    frozen model with layers of such codes gives NaN for each sample with a NaN, or with an inf that a float layer would
+    turn into NaN. (An ONNX file does not.)
 
     Args:
-        model: the trained one.
-        tolerance: how far a rounding may be from the trained quantizer's steps, in steps. With 0 it is proved equal,
-            which float32 does not allow for codes of 8 bits: those go through floats. With 0.01 they are handed on, and
-            may be off by one.
-        example: inputs as in use, with which the frozen model is compared with the trained one by `qconv.verify`.
+        model: the trained model.
+        tolerance: how far a rounding may deviate from the trained quantizer, in steps. With 0 it is proved equal;
+            float32 does not allow that for 8-bit codes, so those go through floats. With 0.01 they are passed on as
+            codes, and may be off by one.
+        example: typical inputs, on which `qconv.verify` compares the frozen model with the trained one.
         nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN or inf.
 
     Raises:
         TypeError: `model` is not a module, or can't be copied; `example` is not a tensor.
-        ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; another dtype
-            than float32; hooks, which would be lost; a model that is frozen, or needs several inputs; a tolerance
-            outside 0 to 1; another `nan`; an example that the model does not take; a frozen model that differs from the
-            trained one on `example`.
+        ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; a dtype other
+            than float32; hooks, which would be lost; a model that is already frozen, or needs several inputs; a
+            tolerance outside 0 to 1; another `nan`; an example that the model does not accept; a frozen model that
+            differs from the trained one on `example`.
     """
     if not 0 <= tolerance <= 1:
         raise ValueError(f"tolerance (={tolerance}) must be at least 0 and at most 1")
@@ -171,14 +171,14 @@ def freeze(
 
 
 def _required_inputs(model: nn.Module) -> list[inspect.Parameter]:
-    """The arguments without which the model can't be called."""
+    """Return the arguments that a call of the model requires."""
     kinds = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
     arguments = inspect.signature(model.forward, follow_wrapped=False).parameters.values()
-    return [each for each in arguments if each.default is each.empty and each.kind not in kinds]
+    return [argument for argument in arguments if argument.default is argument.empty and argument.kind not in kinds]
 
 
 def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
-    """As `freeze`, with traces compared on samples of `example`, and nothing else."""
+    """As `freeze`, but only compare traces on samples of `example`."""
     with _TRACING:
         return _build(model, tolerance, example)
 
@@ -195,8 +195,8 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
     needed = _required_inputs(model)
     if len(needed) > 1:
         raise ValueError(
-            f"model ({type(model).__name__}) takes {', '.join(each.name for each in needed)}: a frozen model takes one "
-            "tensor. Freeze the part that does, or give the others a default"
+            f"model ({type(model).__name__}) takes {', '.join(argument.name for argument in needed)}: a frozen model "
+            "takes one tensor. Freeze the part that does, or give the others a default"
         )
     if needed and needed[0].kind is inspect.Parameter.KEYWORD_ONLY:
         raise ValueError(
@@ -221,7 +221,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )
         if isinstance(module, QuantizedLayer):
-            describe(name, module)  # raises where what it computes is not yet what ships
+            describe(name, module)  # raises if it does not yet compute what ships
     try:
         network = copy.deepcopy(model).eval().cpu()
     except (TypeError, RuntimeError) as error:
@@ -233,7 +233,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         sample = example[:_COMPARED].detach().cpu()
         try:
             takes(network, sample)
-        except Exception as error:  # of a forward that is not ours, all kinds
+        except Exception as error:  # a foreign forward may raise anything
             what = f"example (of shape {tuple(example.shape)}) does not suit the model"
             raise ValueError(f"{what}: {str(error).partition(chr(10))[0]}") from error
     parts = Parts(network)
@@ -249,11 +249,11 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         functions |= rewriter.functions
     network = parts.place().requires_grad_(False)
     for module in network.modules():
-        # Not where a quantizer is left: in another order of the weights its means are rounded otherwise.
+        # Not if a quantizer is left: another order of the weights changes the rounding of its means.
         if isinstance(module, nn.Conv2d) and not isinstance(module, QuantizedLayer):
             module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     order = {name: index for index, (name, _) in enumerate(model.named_modules(remove_duplicate=False))}
-    layers = tuple(sorted(frozen, key=lambda each: order[each.name]))
+    layers = tuple(sorted(frozen, key=lambda layer: order[layer.name]))
     dims = None if sample is None else sample.ndim
     made = FrozenModel(network, layers, parts.reasons, functions=functions, batch_dims=dims).eval()
     if sample is not None:
@@ -262,7 +262,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
 
 
 def _with_nan(output: Any, wrong: Tensor) -> Any:
-    """An output of samples, NaN in those that are wrong; other outputs as they are, or all NaN if a sample is wrong."""
+    """Set wrong samples of an output to NaN; outputs that are not per sample become all NaN if a sample is wrong."""
     if not isinstance(output, Tensor) or not output.is_floating_point():
         return output
     is_of_samples = output.ndim > 0 and output.shape[0] == wrong.shape[0]
@@ -279,7 +279,7 @@ def _untouched(name: str, reason: str) -> Frozen:
 
 
 def _run(frozen: FrozenModel, sample: Tensor) -> None:
-    """See that the frozen model takes what the trained one takes."""
+    """Check that the frozen model accepts the inputs of the trained one."""
     try:
         frozen(sample)
     except RuntimeError as error:
@@ -289,11 +289,11 @@ def _run(frozen: FrozenModel, sample: Tensor) -> None:
 
 
 def _check(model: nn.Module, frozen: FrozenModel, example: Tensor) -> None:
-    """Raise a ValueError unless the frozen model computes what the trained one does."""
-    from .verify import verify  # which freezes what it finds in files
+    """Raise a ValueError unless the frozen model computes the same as the trained one."""
+    from .verify import verify  # which itself freezes the models of files
 
     model = copy.deepcopy(model).eval().cpu()
     if isinstance(model(example[:1].cpu()), Tensor):
-        found = verify(model, frozen, example.detach().cpu().split(_BATCH))
-        if not found.equal:
-            raise ValueError(f"the frozen model does not compute what the trained one does:\n{found}")
+        verification = verify(model, frozen, example.detach().cpu().split(_BATCH))
+        if not verification.equal:
+            raise ValueError(f"the frozen model does not compute what the trained one does:\n{verification}")

@@ -1,4 +1,4 @@
-"""Functions behind the layers of a graph as the modules that compute the same, so that they can be folded alike."""
+"""Functions after the layers of a graph, as equivalent modules, so that they can be folded like modules."""
 
 import math
 import sys
@@ -16,11 +16,11 @@ from ..convert.activations import RELUS
 from ..layers import QuantizedLayer
 
 Maker = Callable[..., nn.Module | None]
-"""The module that computes what a function does with these arguments behind its input; None if none does."""
+"""The module equivalent to a function with these arguments after its input; None if there is none."""
 
 
 class Clamp(nn.Module):
-    """`torch.clamp` between two numbers, of which one may be None."""
+    """`torch.clamp` between two numbers; one may be None."""
 
     def __init__(self, min: float | None = None, max: float | None = None, inplace: bool = False) -> None:
         super().__init__()
@@ -36,8 +36,8 @@ class Clamp(nn.Module):
 
 
 def _clamp(min: Any = None, max: Any = None, inplace: bool = False) -> nn.Module | None:
-    bounds = [each for each in (min, max) if each is not None]
-    is_known = all(isinstance(each, int | float) and not math.isnan(each) for each in bounds)
+    bounds = [bound for bound in (min, max) if bound is not None]
+    is_known = all(isinstance(bound, int | float) and not math.isnan(bound) for bound in bounds)
     return Clamp(min, max, inplace) if bounds and is_known else None
 
 
@@ -149,7 +149,7 @@ def norm_alone(module: Any) -> nn.BatchNorm2d:
 
 
 def trained_module(model: nn.Module, name: str) -> nn.Module:
-    """What `Frozen.folded` names of a trained model: a module, or the batch norm in one that holds its activation.
+    """Return a module named in `Frozen.folded` of a trained model, or the batch norm in one that holds its activation.
 
     Raises:
         AttributeError: there is none.
@@ -175,7 +175,7 @@ def _module_of(graph: fx.GraphModule, node: fx.Node) -> nn.Module | None:
     first, *rest = node.args if node.args else (kwargs.pop("input", None),)
     if make is None or not _gives_a_tensor(graph, first):
         return None
-    if any(isinstance(each, fx.Node | Tensor) for each in tree_leaves((rest, kwargs))):
+    if any(isinstance(leaf, fx.Node | Tensor) for leaf in tree_leaves((rest, kwargs))):
         return None
     try:
         module = make(*rest, **kwargs)

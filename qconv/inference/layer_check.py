@@ -1,4 +1,4 @@
-"""One frozen layer beside the trained one."""
+"""Comparison of a frozen layer with the trained one."""
 
 import copy
 import math
@@ -23,24 +23,24 @@ from .rounding_rules import COARSE, UNIT, product_error
 
 @dataclass(frozen=True)
 class LayerCheck:
-    """What was found at one layer, given the inputs that the trained layer sees.
+    """The result of checking one layer, given the inputs of the trained layer.
 
     Attributes:
-        name: of the layer.
+        name: the name of the layer.
         arithmetic: "binary", "integer", "shift" or "float".
-        gives: what it hands on.
-        codes: how many codes of the input differ from the trained quantizer's.
-        sums: how many integer sums differ from the exact ones of the trained codes.
-        handed: how many codes that it hands on differ from those of the exact sums, by more than rounding explains.
-        error: the largest difference of a float that it hands on from the exact value.
-        of_bound: the largest part of the allowed difference that was used, 1 at the limit.
-        drift: how many of its input's codes differ, where the frozen network makes them itself, from those of the
-            trained modules in exact arithmetic behind layers that have the frozen network's codes.
-        unexplained: how many of its inputs, codes if there are some, differ by more than rounding explains: a code
-            where no number within the error of the exact one has it.
-        of_drift: of the codes in one channel that differ though the error that is to be expected does not reach an
-            edge, the part of those that may; 1 at the limit.
-        elements: how many inputs there are.
+        gives: the kind of its output.
+        codes: number of input codes that differ from the trained quantizer's.
+        sums: number of integer sums that differ from the exact sums of the trained codes.
+        handed: number of output codes that differ from those of the exact sums by more than rounding explains.
+        error: the largest difference between a float output and its exact value.
+        of_bound: the largest used share of the allowed difference; 1 at the limit.
+        drift: number of input codes, if the frozen network computes them itself, that differ from those of the trained
+            modules in exact arithmetic behind layers with the frozen network's codes.
+        unexplained: number of inputs (codes, if there are any) that differ by more than rounding explains: codes that
+            no number within the error of the exact one has.
+        of_drift: in one channel, the codes that differ although the expected error does not reach an edge, as a share
+            of those that may; 1 at the limit.
+        elements: number of inputs.
     """
 
     name: str
@@ -58,12 +58,12 @@ class LayerCheck:
 
     @property
     def equal(self) -> bool:
-        """Integers equal, floats and codes within what rounding explains."""
+        """Whether integers are equal, and floats and codes agree within rounding."""
         return not self.reason
 
     @property
     def reason(self) -> str:
-        """What differs; empty if nothing does."""
+        """The differences; empty if there are none."""
         if self.codes or self.sums or self.handed:
             counts = {"codes": self.codes, "sums": self.sums, "codes that it hands on": self.handed}
             return " and ".join(f"{count:,} {what}" for what, count in counts.items() if count) + " differ"
@@ -76,33 +76,33 @@ class LayerCheck:
         return ""
 
     def merged(self, other: "LayerCheck") -> "LayerCheck":
-        """Of two batches."""
+        """Combine the results of two batches."""
         merged: dict[str, Any] = {}
-        for name in (each.name for each in fields(self) if each.type is not str):
+        for name in (field.name for field in fields(self) if field.type is not str):
             own, its = getattr(self, name), getattr(other, name)
             merged[name] = own + its if isinstance(own, int) else _larger(own, its)
         return replace(self, **merged)
 
 
 class Call(NamedTuple):
-    """The arguments of one call of a layer: the input, and those of some layers beside it."""
+    """The arguments of one call of a layer: its input, and further ones for some layers."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
     @property
     def input(self) -> Tensor:
-        """The first one."""
+        """The first argument."""
         return self.args[0] if self.args else self.kwargs["input"]
 
     def kept(self) -> "Call":
-        """With tensors of its own, as others may be written to."""
-        copied = tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, (self.args, self.kwargs))
+        """A copy with its own tensors, since others may write to them."""
+        copied = tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, (self.args, self.kwargs))
         return Call(*copied)
 
 
 class LayerPair:
-    """A trained layer, its frozen form, and the modules behind it that the frozen form does the work of, in float64."""
+    """A trained layer, its frozen form, and the modules behind it that are folded into the frozen form, in float64."""
 
     def __init__(self, model: nn.Module, frozen: FrozenModel, told: Frozen, is_fed: bool) -> None:
         self.told, self.is_fed = told, is_fed
@@ -119,7 +119,7 @@ class LayerPair:
             self.distance = frozen.find(distance_name(told.name))
 
     def given(self, input: Tensor) -> Tensor:
-        """What the frozen layer gets where the trained one gets `input`: floats, or codes of the layer before it."""
+        """Return the frozen layer's input for the trained one's `input`: floats, or codes of the layer before it."""
         padded = self._padded(input)
         if self.is_fed:
             values = self._codes(padded).values
@@ -127,7 +127,7 @@ class LayerPair:
         return padded if isinstance(self.layer, QConv2d) else padded.reshape(-1, padded.shape[-1], 1, 1)
 
     def check(self, call: Call) -> LayerCheck:
-        """What is found at a call of the trained layer."""
+        """Check one call of the trained layer."""
         if self.integer is None:
             return self._check_float(call)
         padded = self._padded(call.input)
@@ -135,37 +135,37 @@ class LayerPair:
         return self._check_integer(self.given(call.input), padded, codes.values.double(), codes.scale.double())
 
     def codes_of(self, given: Tensor) -> Tensor | None:
-        """The codes that the frozen layer was given; None where it was given floats."""
+        """The codes that the frozen layer received; None if it received floats."""
         if self.integer is None or (given.is_floating_point() and not self.is_fed):
             return None
         return self.integer.codes(given)
 
     def result(self, input: Tensor, codes: Tensor | None, output: Tensor) -> Rounded:
-        """The trained layer's output in exact arithmetic, and the error with which the frozen layer gives it.
+        """The trained layer's output in exact arithmetic, and the error of the frozen layer.
 
         Args:
-            input: what the trained layer was given.
-            codes: those that it takes in place of the input's.
-            output: what it gave, for layers whose operation is not known here.
+            input: the input of the trained layer.
+            codes: codes to use instead of the input's.
+            output: its output, for layers whose operation is unknown here.
         """
         if not self._is_known or input.ndim == self.layer.weight.ndim - 1 != 1:
             exact = output.double()
             return Rounded(exact, (COARSE * _largest(exact)).expand_as(exact))
         if self.integer is None:
             return self._floats(self._padded(input))
-        found = self._codes(self._padded(input))
-        return self._terms(found.values.double() if codes is None else codes.double(), found.scale.double())[1]
+        codes_q = self._codes(self._padded(input))
+        return self._terms(codes_q.values.double() if codes is None else codes.double(), codes_q.scale.double())[1]
 
     def _check_integer(self, given: Tensor, padded: Tensor, values: Tensor, scale: Tensor) -> LayerCheck:
-        """The layer on the codes `values` of an input."""
+        """Apply the layer to the codes `values` of an input."""
         exact, (value, error) = self._terms(values, scale)
-        found = replace(
+        check = replace(
             self.nothing,
             codes=_count(self._like(padded, self.integer.codes(given)), values),
             sums=_count(self._like(exact, self.integer.accumulate(given)), exact),
         )
         if self.layer.scheme.scale_map and self.layer.bias is not None:
-            value = value - self._per_channel(self.layer.bias.double(), value)  # it is added behind the map
+            value = value - self._per_channel(self.layer.bias.double(), value)  # it is added after the map
         got = self.integer(given)
         if self.next is not None:
             value, error = self._folded(value, error)
@@ -175,11 +175,11 @@ class LayerPair:
                 got = torch.where(self.distance(got) < 0, -1, 1)
             elif self.handed_zero:
                 got = got.to(torch.int16) - self.handed_zero
-            return replace(found, handed=self._count_handed(got, value, error))
-        return _with_error(found, self._like(exact, got), *self._folded(value, error))
+            return replace(check, handed=self._count_handed(got, value, error))
+        return _with_error(check, self._like(exact, got), *self._folded(value, error))
 
     def _count_handed(self, got: Tensor, value: Tensor, error: Tensor) -> int:
-        """How many codes are those of no number within the error of the exact ones; all where the shape differs."""
+        """Count the codes that no number within the error of the exact ones has; all if the shape differs."""
         if got.shape != value.shape:
             return max(value.numel(), 1)
         reader = cast(Quantizer, self.next)
@@ -187,7 +187,7 @@ class LayerPair:
         return int(((got < torch.minimum(*ends)) | (got > torch.maximum(*ends))).sum())
 
     def _check_float(self, call: Call) -> LayerCheck:
-        """A float layer against float64."""
+        """Check a float layer against float64."""
         if self._is_known:
             wanted = self._floats(self._padded(call.input))
         else:  # it is the trained layer itself
@@ -195,7 +195,7 @@ class LayerPair:
         return _with_error(self.nothing, self.whole(*call.args, **call.kwargs), *self._folded(*wanted))
 
     def _terms(self, values: Tensor, scale: Tensor) -> tuple[Tensor, Rounded]:
-        """The sums of products of codes, and the output that they make: one product, rounded, and one sum."""
+        """The sums of products of codes, and the output from them: one product, rounded, and one sum."""
         weight = self.layer.weight_codes()
         sums = self._apply(values, weight.values.double())
         terms = sums * self._per_channel((scale * weight.scale.double()).flatten(), sums)
@@ -204,12 +204,12 @@ class LayerPair:
         return sums, Rounded(output, UNIT * (2 * terms.abs() + bias.abs() + output.abs()))
 
     def _floats(self, padded: Tensor) -> Rounded:
-        """The output from quantized operands, summed up in float32."""
+        """The output from quantized operands, summed in float32."""
         layer = self.layer
         input_q = layer.input_quantizer.quantize(padded, *layer.input_quantizer.tensors()).double()
         operands = input_q, layer.quantized_weight().double(), None if layer.bias is None else layer.bias.double()
         exact = self._apply(*operands)
-        squares = self._apply(*(None if each is None else each.square() for each in operands))  # pyright: ignore
+        squares = self._apply(*(None if operand is None else operand.square() for operand in operands))  # pyright: ignore
         return Rounded(exact, product_error(exact, squares, layer.weight[:1].numel()))
 
     @property
@@ -218,7 +218,7 @@ class LayerPair:
         return is_plain and not self.layer.scheme.scale_map
 
     def _folded(self, value: Tensor, error: Tensor) -> Rounded:
-        """The value behind the folded modules, and its error where they have become a scale and a bias."""
+        """The value after the folded modules, and its error if they have become a scale and a bias."""
         for module in self.folded:
             before, value, zero = value, module(value), module(torch.zeros_like(value))
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
@@ -237,36 +237,36 @@ class LayerPair:
         return input
 
     def _apply(self, values: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """The layer's operation on numbers, by the layer's own code."""
+        """Apply the layer's operation to numbers, by the layer's own code."""
         if isinstance(self.layer, QLinear):
             return F.linear(values, weight, bias)
         return self.layer.op.forward(values, weight, bias)
 
     def _per_channel(self, values: Tensor, output: Tensor) -> Tensor:
-        """One number, or one for each channel, against an output."""
+        """One number, or one for each channel, broadcast against an output."""
         return values if isinstance(self.layer, QLinear) else values.view(-1, *[1] * (output.ndim - 2))
 
     def _like(self, reference: Tensor, integers: Tensor) -> Tensor:
-        """A linear layer's integers, which are (rows, features, 1, 1), in the shape of its input or output."""
+        """A linear layer's integers, (rows, features, 1, 1), in the shape of its input or output."""
         is_linear = isinstance(self.layer, QLinear) and integers.numel() == reference.numel()
         return integers.reshape(reference.shape) if is_linear else integers
 
 
 def _zero(reader: nn.Module) -> int:
-    """What stands for 0 in the codes that a frozen layer reads."""
+    """The code of 0 in the input of a frozen layer."""
     return next((module.zero for module in reader.modules() if isinstance(module, IntegerConv2d)), 0)
 
 
 def _count(got: Tensor, wanted: Tensor) -> int:
-    """How many differ; all where the shape does."""
+    """Count the differences; all elements if the shape differs."""
     return int((got != wanted).sum()) if got.shape == wanted.shape else max(wanted.numel(), 1)
 
 
-def _with_error(found: LayerCheck, got: Tensor, wanted: Tensor, error: Tensor) -> LayerCheck:
+def _with_error(check: LayerCheck, got: Tensor, wanted: Tensor, error: Tensor) -> LayerCheck:
     if not wanted.numel():
-        return found
+        return check
     off = difference(got, wanted)
-    return replace(found, error=float(off.max()), of_bound=float((off / (SURE * error + TINY)).max()))
+    return replace(check, error=float(off.max()), of_bound=float((off / (SURE * error + TINY)).max()))
 
 
 def _largest(value: Tensor) -> Tensor:
@@ -274,5 +274,5 @@ def _largest(value: Tensor) -> Tensor:
 
 
 def _larger(first: float, second: float) -> float:
-    """The larger one; NaN if one is."""
+    """The larger number; NaN if one is NaN."""
     return first if first >= second or math.isnan(first) else second

@@ -1,4 +1,4 @@
-"""What a frozen layer is given, beside what the trained modules before it give in exact arithmetic."""
+"""The input of a frozen layer, compared with that from the trained modules before it in exact arithmetic."""
 
 from typing import Any
 
@@ -9,34 +9,34 @@ from ..layers import QuantizedLayer
 from ..quantizers import Identity
 from .rounding import SURE, Rounded, difference
 
-FEW = 3  # values of a channel that may lie unluckily
+FEW = 3  # values of a channel that may be unlucky
 
 
 def check_input(layer: QuantizedLayer, wanted: Rounded, own: Tensor, is_codes: bool) -> dict[str, Any]:
-    """What a layer's input makes of its `LayerCheck`.
+    """Return the counts that a layer's input adds to its `LayerCheck`.
 
-    A code may be any that a number within `SURE` errors of the exact one has; a float must lie there itself, where the
-    layer computes with floats, or its scale comes from them. And since errors are rarely that large, less than a
-    quarter of the values of a channel that lie so near to an edge may have the code of its other side where one error
-    does not reach the edge.
+    A code may be that of any number within `SURE` errors of the exact one. A float must itself lie there, if the layer
+    computes with floats or takes its scale from them. Errors are rarely that large: so of the values of a channel that
+    are this close to an edge, where one error does not reach it, less than a quarter may have the code of the other
+    side.
 
     Args:
-        layer: the trained one.
+        layer: the trained layer.
         wanted: its input in exact arithmetic.
         own: the input of the frozen layer, floats or codes.
-        is_codes: which of the two.
+        is_codes: whether they are codes.
     """
-    found = {"elements": wanted.exact.numel()}
+    counts = {"elements": wanted.exact.numel()}
     if own.shape != wanted.exact.shape:
-        return {**found, "drift": found["elements"], "unexplained": found["elements"]}
+        return {**counts, "drift": counts["elements"], "unexplained": counts["elements"]}
     if not own.numel():
-        return found
+        return counts
     quantizer = layer.input_quantizer
     far = (
         torch.ones_like(own, dtype=torch.bool) if is_codes else ~(difference(own, wanted.exact) <= SURE * wanted.error)
     )
     if isinstance(quantizer, Identity) or getattr(layer.scheme, "scale_map", False):
-        return {**found, "unexplained": int(far.sum())}
+        return {**counts, "unexplained": int(far.sum())}
 
     def codes(x: Tensor) -> Tensor:
         return quantizer.codes(x.float(), *quantizer.tensors()).values
@@ -48,21 +48,21 @@ def check_input(layer: QuantizedLayer, wanted: Rounded, own: Tensor, is_codes: b
     exact_codes = quantizer.codes(wanted.exact.float(), *quantizer.tensors())
     own_codes = quantizer.codes(own, *quantizer.tensors()) if not is_codes else None
     values = own if own_codes is None else own_codes.values
-    if own_codes is not None and not torch.equal(own_codes.scale, exact_codes.scale):  # it comes from the floats
-        return {**found, "drift": int((values != exact_codes.values).sum()), "unexplained": int(far.sum())}
+    if own_codes is not None and not torch.equal(own_codes.scale, exact_codes.scale):  # it depends on the floats
+        return {**counts, "drift": int((values != exact_codes.values).sum()), "unexplained": int(far.sum())}
     differs = values != exact_codes.values
     if not differs.any():
-        return found
+        return counts
     low, high = between(SURE)
     unexplained = differs & far & ((values < low) | (values > high))
     near_low, near_high = between(1)
     unlucky = differs & ~unexplained & (near_low == near_high)
     share = _share(unlucky, low != high, wanted.exact, layer.input_channels()[1])
-    return {**found, "drift": int(differs.sum()), "unexplained": int(unexplained.sum()), "of_drift": share}
+    return {**counts, "drift": int(differs.sum()), "unexplained": int(unexplained.sum()), "of_drift": share}
 
 
 def _share(unlucky: Tensor, may: Tensor, exact: Tensor, dim: int) -> float:
-    """The largest part, over channels, of the values that may be unlucky; equal values count once."""
+    """The largest share, over channels, of unlucky values; equal values count once."""
     if not unlucky.any():
         return 0.0
     channels = exact.shape[dim]

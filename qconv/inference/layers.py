@@ -1,4 +1,4 @@
-"""Layers of a frozen model: codes in, sums of integers inside, floats or the next layer's codes out."""
+"""Layers of a frozen model: codes in, integer sums inside, floats or the next layer's codes out."""
 
 import copy
 from typing import Any
@@ -13,13 +13,13 @@ from ..quantizers.levels import Levels
 
 
 class Encode(nn.Module):
-    """Codes of a float input, by the quantizer that the layer was trained with: equal to it, code for code.
+    """Codes of a float input, equal, code for code, to those of the layer's trained quantizer.
 
     Args:
-        quantizer: the trained one.
-        dtype: of the codes.
-        of_rows: inputs are (rows, features, 1, 1), and the quantizer is a linear layer's: of (rows, features).
-        zero: what is added, so that it stands for 0.
+        quantizer: the trained quantizer.
+        dtype: the dtype of the codes.
+        of_rows: whether inputs are (rows, features, 1, 1) for the quantizer of a linear layer, (rows, features).
+        zero: added to the codes, so it is the code of 0.
     """
 
     def __init__(self, quantizer: Quantizer, dtype: torch.dtype, of_rows: bool = False, zero: int = 0) -> None:
@@ -29,10 +29,10 @@ class Encode(nn.Module):
 
     @property
     def levels(self) -> Levels:
-        """Those of the quantizer, before `zero` is added.
+        """The levels of the quantizer, before `zero` is added.
 
         Raises:
-            TypeError: it states none.
+            TypeError: it states no levels.
         """
         levels = self.quantizer.levels(*self.quantizer.tensors())
         if levels is None:
@@ -47,14 +47,14 @@ class Encode(nn.Module):
 
 
 class IntegerLayer(nn.Module):
-    """What frozen layers share.
+    """Base of frozen layers.
 
-    ``forward`` hands on ``acc · scale_c + bias_c``, or codes of the next layer; ``acc`` is `accumulate`.
+    ``forward`` returns ``acc · scale_c + bias_c``, or codes of the next layer; ``acc`` is `accumulate`.
 
     Attributes:
-        channels: how many the input and the output have.
-        negated: output channels whose weights have changed their sign, so that the next sign falls where the sum is
-            small (batch norm with a negative gamma).
+        channels: the numbers of input and output channels.
+        negated: the output channels whose weights have changed sign, because the next sign flips as the sum grows
+            (batch norm with a negative gamma).
     """
 
     scale: Tensor
@@ -70,20 +70,20 @@ class IntegerLayer(nn.Module):
         self.register_buffer("negated", torch.zeros(len(scale), dtype=torch.bool))
 
     def codes(self, input: Tensor) -> Tensor:
-        """The whole numbers that are multiplied: those of a float input, or of what another layer handed on."""
+        """Return the whole numbers to multiply: those of a float input, or of another layer's output."""
         raise NotImplementedError(f"{type(self).__name__} defines no codes()")
 
     def whole_weight(self) -> Tensor:
-        """The whole numbers by which they are multiplied, (C_out, C / groups, kh, kw)."""
+        """Return the whole weights, (C_out, C / groups, kh, kw)."""
         raise NotImplementedError(f"{type(self).__name__} defines no whole_weight()")
 
     def accumulate(self, input: Tensor) -> Tensor:
-        """The integer sums, as of the weights that were trained."""
+        """Return the integer sums with the trained weights."""
         sums = self.sums(input)
         return torch.where(self.negated.view(-1, 1, 1), -sums, sums)
 
     def sums(self, input: Tensor) -> Tensor:
-        """The integer sums of the weights that are here."""
+        """Return the integer sums with the stored weights."""
         raise NotImplementedError(f"{type(self).__name__} defines no sums()")
 
     def extra_repr(self) -> str:
@@ -98,10 +98,10 @@ class IntegerLayer(nn.Module):
 
 
 class BinaryConv2d(IntegerLayer):
-    """Convolution of signs, by exclusive or and counting bits.
+    """Convolution of signs by exclusive or and counting bits.
 
-    It takes floats, whose signs it uses, or the bits of another binary layer; with `threshold` set it gives bits. Where
-    the signs of floats fall elsewhere than at 0, `encoder` makes them (ReActNet's learned shifts).
+    It takes floats, whose signs it uses, or the bits of another binary layer; with `threshold` set it returns bits. If
+    the signs of floats do not change at 0 (ReActNet's learned shifts), `encoder` makes them.
     """
 
     weight: Tensor
@@ -142,12 +142,12 @@ class BinaryConv2d(IntegerLayer):
         return torch.ops.qconv.binary_conv2d(*operands, stride, padding, dilation, value, scale, bias, threshold)
 
     def _signed(self, input: Tensor) -> Tensor:
-        """What has the signs that are convolved."""
+        """Return values with the signs to convolve."""
         return self.encoder(input) if self.encoder is not None and input.is_floating_point() else input
 
     @torch.no_grad()
     def compare_(self, threshold: Tensor, negated: Tensor) -> None:
-        """Hand bits on: −1 where ``±acc < threshold_c``, with the minus sign where `negated`."""
+        """Return bits from now on: −1 where ``±acc < threshold_c``, with the minus sign where `negated`."""
         self.negate_(negated)
         groups, blocks = self.weight.shape[:2]
         bounds = torch.zeros(groups, blocks * operators.BLOCK, dtype=torch.int32)
@@ -169,11 +169,11 @@ class BinaryConv2d(IntegerLayer):
 class IntegerConv2d(IntegerLayer):
     """Convolution of 8-bit codes with 32-bit sums.
 
-    It takes floats, which `encoder` makes codes, or codes where that is None; `zero` stands for 0 in them. With `low`
-    and `high` set it gives the next layer's codes, ``clamp(round(acc · scale_c + bias_c), low, high)``.
+    It takes floats, which `encoder` turns into codes, or codes if that is None; `zero` is the code of 0. With `low` and
+    `high` set it returns the next layer's codes, ``clamp(round(acc · scale_c + bias_c), low, high)``.
 
-    A weight beyond 8 bits, as 2^8 levels around 0 have, is the sum of several: the input's channels that it stands for
-    are taken that many times (`taken`). Without a fast multiplication of 8-bit integers it stays one of 16 bits.
+    A weight beyond 8 bits, such as one with 2^8 levels around 0, is the sum of several: its input channels are taken
+    that many times (`taken`). Without a fast multiplication of 8-bit integers it stays a single 16-bit weight.
     """
 
     weight: Tensor
@@ -202,7 +202,7 @@ class IntegerConv2d(IntegerLayer):
         return self._encoded(input).to(torch.int16) - self.zero
 
     def handed(self, values: Tensor) -> Tensor:
-        """The whole numbers of another layer as that hands them on; the inverse of `codes`."""
+        """Return the whole numbers as another layer passes them on; the inverse of `codes`."""
         return (values + self.zero).to(operators.code_dtype(int(values.min()) + self.zero if values.numel() else 0))
 
     def sums(self, input: Tensor) -> Tensor:
@@ -225,7 +225,7 @@ class IntegerConv2d(IntegerLayer):
         return torch.ops.qconv.integer_conv2d(codes, self.weight, *self.window, *result, zero=self.zero)
 
     def round_(self, scale: Tensor, bias: Tensor, low: int, high: int) -> None:
-        """Hand codes on."""
+        """Return codes from now on."""
         self.scale, self.bias, self.low, self.high = scale, bias, low, high
 
     def gives(self) -> str:

@@ -28,10 +28,10 @@ def calls_and_output(model: nn.Module, batch: Tensor, layers: Mapping[str, nn.Mo
 
 
 class Guided:
-    """Runs the trained model in exact arithmetic, where its layers take what the frozen ones were given.
+    """Runs the trained model in exact arithmetic, with the inputs of the frozen layers in its layers.
 
     Attributes:
-        found: for each layer, what its inputs were against what the trained modules before it make of the codes there.
+        found: for each layer, its inputs compared with those that the trained modules before it compute from the codes.
         last: the name of the last layer that was called.
     """
 
@@ -53,7 +53,7 @@ class Guided:
             with self._rounding:
                 output = self.model(batch)
         for name, left in self._own.items():
-            count = sum(each.numel() for each in left)  # of calls that the trained model does not make
+            count = sum(values.numel() for values in left)  # of calls that the trained model does not make
             self._add(name, {"drift": count, "unexplained": count, "elements": count})
         return self._rounding.of(output)
 
@@ -69,7 +69,7 @@ class Guided:
             if codes is not None and codes.shape != input.shape:
                 codes = None
             if own.is_floating_point() and own.shape == input.shape and codes is None:
-                input = laid_out(own, input)  # the trained modules may look at its strides
+                input = laid_out(own, input)  # the trained modules may read its strides
             self._running.append((pair, input, codes))
             return ((input, *args[1:]), kwargs) if args else (args, {**kwargs, "input": input})
 
@@ -83,6 +83,6 @@ class Guided:
         self._rounding.resume()
         return output
 
-    def _add(self, name: str, found: dict[str, Any]) -> None:
+    def _add(self, name: str, counts: dict[str, Any]) -> None:
         told = self.pairs[name].nothing
-        self.found[name] = self.found[name].merged(LayerCheck(told.name, told.arithmetic, told.gives, **found))
+        self.found[name] = self.found[name].merged(LayerCheck(told.name, told.arithmetic, told.gives, **counts))

@@ -1,4 +1,4 @@
-"""What stands in a frozen network for a module whose parent stays Python."""
+"""The replacement, in a frozen network, of a module whose parent stays Python."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from .tracing import arguments
 
 
 class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's, and named for what it tells
-    """A frozen part is used in another way than by a call with the arguments that it was traced with."""
+    """A frozen part was used in another way than by a call with the arguments of its trace."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -22,15 +22,15 @@ class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's,
 class Part(nn.Module):
     """A module as a graph, called by a parent whose forward is Python.
 
-    What the module holds is not what was trained any more: batch norm is folded, weights are integers. So the parent
-    may call it, and read numbers and names that stand in it; a `ReadBeside` is raised where it reaches for a layer or a
-    weight inside. Outputs have torch's default memory format, as those of the trained module have.
+    The module's contents are no longer those that were trained: batch norm is folded, weights are integers. So the
+    parent may call it, and read numbers and names stored in it; a `ReadBeside` is raised if it accesses a layer or a
+    weight inside. Outputs have torch's default memory format, like those of the trained module.
 
     Args:
-        graph: the module's.
+        graph: the graph of the module.
         original: the module.
-        name: of the module in the model.
-        is_single: the module is a layer, which the graph calls.
+        name: the name of the module in the model.
+        is_single: whether the module is a layer, which the graph calls.
     """
 
     def __init__(self, graph: fx.GraphModule, original: nn.Module, name: str, is_single: bool) -> None:
@@ -43,7 +43,7 @@ class Part(nn.Module):
         self.graph = graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the module gives."""
+        """Return the output of the module."""
         if kwargs or len(args) != len(self.taken):
             args = self._bound(args, kwargs)
         return tree_map(_contiguous, self.graph(*args))

@@ -1,4 +1,4 @@
-"""Which modules of a network can be graphs: those whose graphs compute the same, bit for bit, in the network itself."""
+"""Finds the modules of a network that can become graphs: in the network they compute the same, bit for bit."""
 
 import zlib
 from collections import Counter
@@ -22,18 +22,18 @@ _LOOKED_AT = "the forward around it looks at more than what it gives"
 
 
 class _Run(NamedTuple):
-    """What a network gave, and the parts whose graphs differ from their modules, with what is said of them."""
+    """The output of a network, and the parts whose graphs differ from their modules, with the reason."""
 
     output: list[Any]
     unequal: dict[str, str]
 
 
 class Parts:
-    """The parts of a network that are graphs; the largest ones that there can be.
+    """The parts of a network that become graphs, as large as possible.
 
     Attributes:
-        graphs: by the name of the module; "" is the network itself.
-        reasons: why other modules stay as they are, by their names.
+        graphs: by the name of the module; "" for the network itself.
+        reasons: why other modules stay as they are, by name.
     """
 
     def __init__(self, network: nn.Module) -> None:
@@ -44,9 +44,9 @@ class Parts:
         self._split("", network)
 
     def _split(self, name: str, module: nn.Module) -> None:
-        """Make a graph of the module, or of what is inside of it."""
+        """Make a graph of the module, or of the modules inside it."""
         kinds = QuantizedLayer, _ConvNd
-        if not any(isinstance(each, kinds) for each in module.modules()) or module in self._modules.values():
+        if not any(isinstance(inner, kinds) for inner in module.modules()) or module in self._modules.values():
             return
         is_layer = isinstance(module, QuantizedLayer)
         if isinstance(module, _ConvNd) and not is_layer:
@@ -70,7 +70,7 @@ class Parts:
 
     @torch.no_grad()
     def prove(self, sample: Tensor) -> None:
-        """Leave as they are all modules whose graphs give other outputs, or call other layers, or with other inputs."""
+        """Leave all modules as they are whose graphs give other outputs, or call other layers or with other inputs."""
         with trial(self.network, keep_state=True):
             while (run := self._compared(sample)).unequal:
                 for name, reason in run.unequal.items():
@@ -83,7 +83,7 @@ class Parts:
                 return
 
     def _compared(self, sample: Tensor) -> _Run:
-        """Run the network, and each graph on what its module gets."""
+        """Run the network, and each graph on the inputs of its module."""
         unequal: dict[str, str] = {}
         with ExitStack() as hooks:
             for name, part in self.graphs.items():
@@ -91,10 +91,10 @@ class Parts:
                 for handle in watch.hooks():
                     hooks.callback(handle.remove)
             output = tree_leaves(self.network(sample.clone()))
-            return _Run([each.clone() if isinstance(each, Tensor) else each for each in output], unequal)
+            return _Run([tensor.clone() if isinstance(tensor, Tensor) else tensor for tensor in output], unequal)
 
     def _misused(self, sample: Tensor, wanted: list[Any]) -> dict[str, str]:
-        """Parts that the network can't have in the place of its modules, the most certain one first."""
+        """Parts that can't replace their modules in the network, the most certain one first."""
         every = dict.fromkeys(sorted(self.graphs, key=lambda name: self.graphs[name].is_single), _LOOKED_AT)
         self.place()
         try:
@@ -109,14 +109,14 @@ class Parts:
         return {} if _equal(wanted, got) else every
 
     def place(self) -> nn.Module:
-        """The network with its parts in it."""
+        """Return the network with its parts."""
         if "" in self.graphs:
             return self.graphs[""].graph
         self._put({id(self._modules[name]): part for name, part in self.graphs.items()})
         return self.network
 
     def shared(self) -> dict[nn.Module, nn.Module | None]:
-        """The modules that several graphs call; nothing has replaced them."""
+        """The modules that several graphs call; they are not replaced."""
         called = Counter(module for part in self.graphs.values() for module in called_modules(part.graph))
         return {module: None for module, times in called.items() if times > 1}
 
@@ -128,7 +128,7 @@ class Parts:
 
 
 class _Watch:
-    """Hooks that run the graph of a module where the module is called, and compare."""
+    """Hooks that run and compare the graph of a module when the module is called."""
 
     def __init__(self, part: Part, module: nn.Module, unequal: dict[str, str]) -> None:
         self.part, self.module, self.unequal = part, module, unequal
@@ -137,7 +137,7 @@ class _Watch:
         self.leaves = called_modules(part.graph)
 
     def hooks(self) -> Iterator[Any]:
-        """The handles of all of them."""
+        """The handles of all hooks."""
         for leaf in self.leaves:
             if leaf is not self.module:
                 yield leaf.register_forward_pre_hook(self._log, with_kwargs=True)
@@ -145,7 +145,7 @@ class _Watch:
         yield self.module.register_forward_hook(self._compare)
 
     def _log(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        self.calls.append((id(module), *(_digest(each) for each in tree_leaves((args, kwargs)))))
+        self.calls.append((id(module), *(_digest(leaf) for leaf in tree_leaves((args, kwargs)))))
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> None:
         if self.given and self.given[-1] is None:  # the graph of a single layer calls it
@@ -157,7 +157,7 @@ class _Watch:
         if self.given[-1] is None:
             return
         ((args, kwargs), drawn), called, after = self.given.pop(), self.calls.copy(), torch.get_rng_state()
-        wanted = [each.clone() if isinstance(each, Tensor) else each for each in tree_leaves(output)]
+        wanted = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
         self.calls.clear()
         self.given.append(None)
         torch.set_rng_state(drawn)
@@ -168,7 +168,7 @@ class _Watch:
                 self.unequal[self.part.name] = f"its trace {what}"
         except ReadBeside as error:
             self.unequal[self.part.name] = str(error).partition(":")[0]
-        except Exception as error:  # noqa: BLE001  # whatever the trace does wrong, the module does right
+        except Exception as error:  # noqa: BLE001  # any failure of the trace is its own, for the module worked
             self.unequal[self.part.name] = f"its trace fails: {str(error).partition(chr(10))[0]}"
         finally:
             self.given.pop()
@@ -182,13 +182,13 @@ def called_modules(graph: fx.GraphModule) -> set[nn.Module]:
 
 
 def takes(network: nn.Module, sample: Tensor) -> None:
-    """Raise what the network raises at these inputs; it stays as it is."""
+    """Raise the network's own error for these inputs, if any; it is left unchanged."""
     with trial(network, keep_state=True):
         network(sample.clone())
 
 
 def find_sample(network: nn.Module) -> Tensor | None:
-    """Random inputs that the network takes, if some of usual shapes suit it."""
+    """Random inputs that the network accepts, if a usual shape suits it."""
     generator = torch.Generator().manual_seed(0)
     for shape in usual_shapes(network):
         sample = torch.randn(2, *shape, generator=generator)
@@ -201,7 +201,7 @@ def find_sample(network: nn.Module) -> Tensor | None:
 
 
 def _equal(first: list[Any], second: list[Any]) -> bool:
-    """Whether tensors are equal, bit for bit but for the payload of NaN; other leaves of one type."""
+    """Whether tensors are equal bit for bit, apart from the payload of NaN; other leaves must have the same type."""
     if len(first) != len(second):
         return False
     for one, other in zip(first, second, strict=True):
@@ -216,7 +216,7 @@ def _equal(first: list[Any], second: list[Any]) -> bool:
 
 
 def _cloned(tree: Any) -> Any:
-    return tree_map(lambda each: each.clone() if isinstance(each, Tensor) else each, tree)
+    return tree_map(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _digest(value: Any) -> Any:

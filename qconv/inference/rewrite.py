@@ -26,16 +26,16 @@ _RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, 
 
 
 class Frozen(NamedTuple):
-    """What became of a layer.
+    """The result of freezing a layer.
 
     Attributes:
-        name: of the layer in the model.
+        name: the name of the layer in the model.
         arithmetic: "binary", "integer", "shift" or "float".
-        gives: what it hands on: "floats", "bits", "codes", or "distances" of sums from their thresholds.
-        folded: names of what it does the work of: modules of the model, the "norm" of one that holds its activation,
-            or functions in its forward, which `FrozenModel.functions` has as modules.
-        reader: the layer whose codes it gives; empty with floats.
-        reason: why it stays float, or hands floats on.
+        gives: its output: "floats", "bits", "codes", or "distances" of sums from their thresholds.
+        folded: names of what it replaces: modules of the model, the "norm" of one that holds its activation, or
+            functions in its forward, for which `FrozenModel.functions` has modules.
+        reader: the layer that reads its codes; empty for floats.
+        reason: why it stays float, or outputs floats.
     """
 
     name: str
@@ -46,23 +46,23 @@ class Frozen(NamedTuple):
     reason: str = ""
 
 
-class _StaysFloat(Exception):  # noqa: N818  # no error: why a layer hands floats on
-    """Why a layer hands floats on."""
+class _StaysFloat(Exception):  # noqa: N818  # not an error: the reason why a layer outputs floats
+    """The reason why a layer outputs floats."""
 
 
 class Rewriter:
-    """Replaces the layers of a traced module, and what lies behind them.
+    """Replaces the layers of a traced module and the modules after them.
 
     Args:
-        module: the traced one.
-        prefix: of names in it.
-        is_single: it calls one layer, whose name is the prefix.
-        tolerance: as of `freeze`.
-        shared: modules that other traced modules call, too, and what they were replaced by there.
+        module: the traced module.
+        prefix: the prefix of its names.
+        is_single: whether it calls a single layer, named by the prefix.
+        tolerance: as in `freeze`.
+        shared: modules that other traced modules call, too, and their replacements there.
 
     Attributes:
-        frozen: what became of the layers.
-        functions: the modules that functions became, by their names in the model.
+        frozen: the results for the layers.
+        functions: the modules that replaced functions, by their names in the model.
     """
 
     def __init__(
@@ -91,24 +91,24 @@ class Rewriter:
         return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
 
     def _read_beside(self) -> dict[nn.Module, str]:
-        """Layers that the network uses in another way than by calling them, and in which: they stay as they are."""
+        """Layers that the network uses otherwise than by calling them, and how; they stay as they are."""
         modules = dict(self.module.named_modules())
-        found: dict[nn.Module, str] = {}
+        reasons: dict[nn.Module, str] = {}
         for node in self.module.graph.nodes:
             if node.op not in ("call_module", "get_attr") or not node.users:
                 continue
             target = str(node.target)
             for name, module in modules.items():
                 if isinstance(module, QuantizedLayer | _ConvNd) and name and target.startswith(f"{name}."):
-                    found[module] = f"the forward around it reads its {target.removeprefix(f'{name}.')}"
+                    reasons[module] = f"the forward around it reads its {target.removeprefix(f'{name}.')}"
             called = modules.get(target) if node.op == "call_module" else None
             for module in () if called is None else called.modules():
                 if module is not called and isinstance(module, QuantizedLayer | _ConvNd):
-                    found[module] = f"it stands in '{target}' ({type(called).__name__}), whose forward stays Python"
-        return found
+                    reasons[module] = f"it stands in '{target}' ({type(called).__name__}), whose forward stays Python"
+        return reasons
 
     def run(self) -> None:
-        """Replace layer by layer."""
+        """Replace one layer after another."""
         for name, module in self.module.named_modules():
             if isinstance(module, QuantizedLayer) and module in self.beside:
                 self.frozen.append(Frozen(self.prefix + name, "float", reason=self.beside[module]))
@@ -131,37 +131,37 @@ class Rewriter:
         return self.prefix.removesuffix(".") if self.is_single else self.prefix + str(node.target)
 
     def _next(self, node: fx.Node) -> fx.Node | None:
-        """The only user of a node, if that is a module; one with parameters must be called once."""
+        """The only user of a node, if it is a module; one with parameters must be called only once."""
         users = list(node.users)
         module = self.of(users[0]) if len(users) == 1 and users[0].args == (node,) and not users[0].kwargs else None
         if module is None or (self.calls[users[0].target] > 1 and next(iter(module.state_dict()), None) is not None):
             return None
         return users[0]
 
-    def _freeze(self, node: fx.Node, layer: QuantizedLayer, found: Arithmetic) -> None:
+    def _freeze(self, node: fx.Node, layer: QuantizedLayer, arithmetic: Arithmetic) -> None:
         target, name = str(node.target), self._name(node)
-        if any(each.name == name for each in self.frozen):
-            return  # called twice, and replaced the first time
+        if any(frozen.name == name for frozen in self.frozen):
+            return  # called twice, and replaced already
         if (replaced_before := self.shared.get(layer)) is not None:
             self.module.set_submodule(target, replaced_before)
             return
-        if found.kind == "float":
+        if arithmetic.kind == "float":
             if isinstance(layer.input_quantizer, Identity):
-                layer = copy.deepcopy(layer)  # which other parts may call, too
+                layer = copy.deepcopy(layer)  # other parts may call it, too
                 layer.bake_()
                 self._put(node, layer)
                 folded = self._fold_float(node)
-                self.frozen.append(Frozen(name, "float", folded=folded, reason=found.reason))
+                self.frozen.append(Frozen(name, "float", folded=folded, reason=arithmetic.reason))
             else:
                 layer = copy.deepcopy(layer)
                 fix_weight_(layer)
                 self._put(node, layer)
-                self.frozen.append(Frozen(name, "float", reason=found.reason))
+                self.frozen.append(Frozen(name, "float", reason=arithmetic.reason))
             return
-        new = frozen_layer(layer, found)
+        new = frozen_layer(layer, arithmetic)
         if isinstance(new, BinaryConv2d | IntegerConv2d) and node in self.takes_codes:
             new.encoder = None
-        told = Frozen(name, found.kind)
+        told = Frozen(name, arithmetic.kind)
         if layer.scheme.scale_map:
             bias = None if layer.bias is None else layer.bias.detach().clone()
             new.bias.zero_()
@@ -172,7 +172,7 @@ class Rewriter:
             told = told._replace(reason="its output is multiplied by the map of input magnitudes")
         else:
             if self.calls[target] == 1:
-                told = self._fold(node, new, found, told)
+                told = self._fold(node, new, arithmetic, told)
             replaced = OfLastDimension(new, of_rows=bool(told.folded)) if isinstance(layer, QLinear) else new
         if isinstance(layer, QConv2d) and layer.padding_mode != "zeros":
             replaced = Padded(tuple(layer.padding_sides), layer.padding_mode, replaced)
@@ -180,38 +180,38 @@ class Rewriter:
         self.frozen.append(told)
 
     def _put(self, node: fx.Node, replaced: nn.Module) -> None:
-        """Have the node call another module."""
+        """Make the node call another module."""
         if (before := self.of(node)) in self.shared and before is not None:
             self.shared[before] = replaced
         self.module.set_submodule(str(node.target), replaced)
 
-    def _fold(self, node: fx.Node, new: IntegerLayer, found: Arithmetic, told: Frozen) -> Frozen:
-        """Give the frozen layer the work of what follows it."""
+    def _fold(self, node: fx.Node, new: IntegerLayer, arithmetic: Arithmetic, told: Frozen) -> Frozen:
+        """Fold the modules after the frozen layer into it."""
         try:
-            between, readers = self._way(node, found)
-            gives = self._to_codes(node, new, found, between, readers)
+            between, readers = self._way(node, arithmetic)
+            gives = self._to_codes(node, new, arithmetic, between, readers)
         except _StaysFloat as stays:
-            return self._fold_norm(node, new, found, told._replace(reason=str(stays)))
+            return self._fold_norm(node, new, arithmetic, told._replace(reason=str(stays)))
         self.takes_codes.update(readers)
-        folded = [each for each in between if not isinstance(self.of(each), _POOLS)]
-        names = tuple(self.prefix + str(each.target) for each in folded)
-        for each in folded:
-            _remove(each)
+        folded = [step for step in between if not isinstance(self.of(step), _POOLS)]
+        names = tuple(self.prefix + str(step.target) for step in folded)
+        for step in folded:
+            _remove(step)
         return told._replace(gives=gives, folded=names, reader=self.prefix + str(readers[0].target))
 
-    def _fold_norm(self, node: fx.Node, new: IntegerLayer, found: Arithmetic, told: Frozen) -> Frozen:
-        """Make the batch norm behind the layer its scale and bias."""
+    def _fold_norm(self, node: fx.Node, new: IntegerLayer, arithmetic: Arithmetic, told: Frozen) -> Frozen:
+        """Turn the batch norm after the layer into its scale and bias."""
         norm = self._next(node)
         module: Any = None if norm is None else self.of(norm)
-        if norm is None or not _is_norm(module) or module.num_features != len(found.scale):
+        if norm is None or not _is_norm(module) or module.num_features != len(arithmetic.scale):
             return told
         factor, shift = _affine(module)
-        new.scale = (found.scale * factor).to(new.scale.dtype)
+        new.scale = (arithmetic.scale * factor).to(new.scale.dtype)
         new.bias = (new.bias.double() * factor + shift).to(new.bias.dtype)
         _remove(norm)
         return told._replace(folded=(self.prefix + str(norm.target),))
 
-    def _way(self, node: fx.Node, found: Arithmetic) -> tuple[list[fx.Node], list[fx.Node]]:
+    def _way(self, node: fx.Node, arithmetic: Arithmetic) -> tuple[list[fx.Node], list[fx.Node]]:
         """The modules between a layer and the quantized layers that read it."""
         between: list[fx.Node] = []
         last = node
@@ -229,34 +229,36 @@ class Rewriter:
             if layer in self.beside:
                 raise _StaysFloat(f"'{reader.target}' behind it stays as it was trained")
             of_reader = self.arithmetic[reader]
-            if of_reader.kind != found.kind or found.kind == "shift":
+            if of_reader.kind != arithmetic.kind or arithmetic.kind == "shift":
                 raise _StaysFloat(f"'{reader.target}' behind it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.scheme.scale_map or layer.padding_mode != "zeros":  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' behind it needs floats")
-            shares = found.kind == "binary" and all(self.arithmetic[each].levels.rounding == "sign" for each in readers)
+            shares = arithmetic.kind == "binary" and all(
+                self.arithmetic[other].levels.rounding == "sign" for other in readers
+            )
             if self.calls[reader.target] != 1 or (len(readers) > 1 and not shares):
                 raise _StaysFloat("several calls read it")
-            if found.kind == "binary" and layer.groups > 1 and layer.in_channels // layer.groups % WORD:  # pyright: ignore
+            if arithmetic.kind == "binary" and layer.groups > 1 and layer.in_channels // layer.groups % WORD:  # pyright: ignore
                 raise _StaysFloat(f"the groups of '{reader.target}' behind it do not end where words of bits end")
         return between, readers
 
     def _to_codes(
-        self, node: fx.Node, new: IntegerLayer, found: Arithmetic, between: list[fx.Node], readers: list[fx.Node]
+        self, node: fx.Node, new: IntegerLayer, arithmetic: Arithmetic, between: list[fx.Node], readers: list[fx.Node]
     ) -> str:
-        """Have the layer hand on what the quantizer behind it would make; returns what that is."""
+        """Make the layer output the codes of the quantizer after it; return their kind."""
         if isinstance(self.of(node), QLinear):
             raise _StaysFloat("it is a linear layer")
-        modules = [self.of(each) for each in between]
+        modules = [self.of(step) for step in between]
         pools = [index for index, module in enumerate(modules) if isinstance(module, _POOLS)]
         elementwise = [copy.deepcopy(module).double() for module in modules if not isinstance(module, _POOLS)]  # pyright: ignore
-        if pools and found.kind != "binary":
+        if pools and arithmetic.kind != "binary":
             raise _StaysFloat("maximum pooling follows it")
         falling = [index for index, module in enumerate(modules) if _is_norm(module) and not _rises(module)]
         falls_behind = bool(pools) and any(index > pools[0] for index in falling)
         if falls_behind and (pools[0] != 0 or min(falling) < pools[-1]):
             raise _StaysFloat("maximum pooling stands before a batch norm with a negative gamma")
         reader: Any = self.of(readers[0])
-        quantizer, scale = reader.input_quantizer, found.scale
+        quantizer, scale = reader.input_quantizer, arithmetic.scale
         bias = new.bias.double()
 
         def behind(output: Tensor) -> Tensor:
@@ -269,21 +271,21 @@ class Rewriter:
             return behind(sums.double() * scale + bias)
 
         def codes(sums: Tensor) -> Tensor:
-            # Rounded where the trained layer rounds, so that an output on the edge of two codes has the trained one.
+            # Rounded where the trained layer rounds, so that an output on the edge of two codes gets the trained one.
             output = behind(sums.float() * scale.float() + bias.float()).float()
             found_codes: Codes = quantizer.codes(output, *quantizer.tensors())
             return found_codes.values.reshape(sums.shape).long()
 
         channels = len(scale)
         if isinstance(new, BinaryConv2d):
-            stairs = staircase(lambda sums: (codes(sums) + 1) // 2, channels, found.bound, 0, 1)
+            stairs = staircase(lambda sums: (codes(sums) + 1) // 2, channels, arithmetic.bound, 0, 1)
             threshold = stairs.edges.squeeze(0)
             if not pools:
                 new.compare_(threshold.to(torch.int32), stairs.falling)
                 return "bits"
-            if found.bound >= 2**23:
+            if arithmetic.bound >= 2**23:
                 raise _StaysFloat("its sums are too large to be floats")
-            # Through a pooling the distance to the threshold stays a number: the largest one decides.
+            # The distance to the threshold stays a number through pooling, where the largest one decides.
             new.scale, new.bias = torch.ones(channels), torch.zeros(channels)
             distance = Distance(threshold, stairs.falling)
             if not falls_behind:
@@ -297,7 +299,7 @@ class Rewriter:
             return "distances"
         of_reader = self.arithmetic[readers[0]]
         low, high = (end + of_reader.zero for end in of_reader.levels[:2])
-        stairs = staircase(lambda sums: codes(sums) + of_reader.zero, channels, found.bound, low, high)
+        stairs = staircase(lambda sums: codes(sums) + of_reader.zero, channels, arithmetic.bound, low, high)
         step = of_reader.levels.scale.detach().double()
         line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape), self.tolerance)
         if line is None or not isinstance(new, IntegerConv2d):
@@ -306,7 +308,7 @@ class Rewriter:
         return "codes"
 
     def _fold_float(self, node: fx.Node) -> tuple[str, ...]:
-        """Fold the batch norm behind a float layer into it."""
+        """Fold the batch norm after a float layer into it."""
         norm = self._next(node)
         layer = self.of(node)
         if norm is None or not _is_norm(self.of(norm)) or self.calls[node.target] != 1:
@@ -321,9 +323,9 @@ class Rewriter:
 
 
 def make_contiguous(network: fx.GraphModule) -> bool:
-    """Give modules of the user's own their inputs in torch's default memory format; whether there are any."""
+    """Convert the inputs of foreign modules to torch's default memory format; return whether there are any."""
     kinds = "torch.", f"{__name__.split('.')[0]}."
-    found = False
+    is_changed = False
     for node in list(network.graph.nodes):
         if node.op != "call_module" or type(network.get_submodule(node.target)).__module__.startswith(kinds):
             continue
@@ -331,13 +333,13 @@ def make_contiguous(network: fx.GraphModule) -> bool:
             if value.target != "contiguous":
                 with network.graph.inserting_before(node):
                     node.replace_input_with(value, network.graph.call_method("contiguous", (value,)))
-                found = True
+                is_changed = True
     network.recompile()
-    return found
+    return is_changed
 
 
 def distance_name(layer: str) -> str:
-    """Where the `Distance` behind a layer is."""
+    """The name of the `Distance` after a layer."""
     return f"{layer}_distance"
 
 
@@ -370,4 +372,4 @@ def _is_monotone(module: nn.Module | None) -> bool:
         return module.negative_slope >= 0
     if type(module) is nn.PReLU:
         return bool((module.weight >= 0).all())
-    return type(module) in _RISING + UNCHANGED  # a subclass may compute something else
+    return type(module) in _RISING + UNCHANGED  # a subclass may compute something different

@@ -1,4 +1,4 @@
-"""How far rounding takes the numbers of a network in float32: each operation is followed in float64 beside it."""
+"""The effect of rounding on the numbers of a float32 network: each operation is also computed in float64."""
 
 from typing import Any, NamedTuple
 
@@ -11,26 +11,26 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .rounding_rules import Call
 
 SURE = 8  # errors: no float is further from its exact value
-TINY = 1e-37  # near the smallest normal float32: what lies below may become 0
+TINY = 1e-37  # near the smallest normal float32: smaller numbers may become 0
 
 
 class Rounded(NamedTuple):
-    """What a tensor is in exact arithmetic, and the error with which float32 gives it; both in float64."""
+    """The exact value of a tensor, and the error of float32; both in float64."""
 
     exact: Tensor
     error: Tensor
 
 
 class Rounding(TorchDispatchMode):
-    """Follows what runs under it: `of` gives the exact value of each floating tensor, and its error.
+    """Follows the operations under it: `of` gives the exact value of each floating tensor, and its error.
 
-    The error is estimated from above: a few standard deviations of what float32 gives, whatever the order of its sums
-    and whether batch norm is folded. `rounding_rules` has the formulas. It needs ``torch.no_grad()``.
+    The error is an upper estimate: a few standard deviations of float32's error, in any order of sums, with batch norm
+    folded or not. `rounding_rules` has the formulas. It needs ``torch.no_grad()``.
     """
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # torch would load its compiler, which takes seconds, to keep it from compiling what follows
+        return False  # otherwise torch loads its compiler, which takes seconds, to exempt what follows from it
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,19 +38,19 @@ class Rounding(TorchDispatchMode):
         self._paused = 0
 
     def of(self, tensor: Tensor) -> Rounded:
-        """The exact value of a tensor, and its error; what was not computed here is exact."""
-        found = self._followed.get(tensor)
-        if found is not None:
-            return found
+        """The exact value of a tensor, and its error; tensors that were not computed here are exact."""
+        known = self._followed.get(tensor)
+        if known is not None:
+            return known
         exact = tensor.detach().double()
         return Rounded(exact, torch.zeros_like(exact))
 
     def set(self, tensor: Tensor, rounded: Rounded) -> None:
-        """Say what a tensor is."""
+        """Set the exact value and error of a tensor."""
         self._followed[tensor] = Rounded(*(laid_out(part, tensor) for part in rounded))
 
     def pause(self) -> None:
-        """Follow nothing until `resume` has been called as often."""
+        """Stop following until `resume` has been called as often."""
         self._paused += 1
 
     def resume(self) -> None:
@@ -63,7 +63,7 @@ class Rounding(TorchDispatchMode):
             return func(*args, **kwargs)
         leaves, spec = tree_flatten((args, kwargs))
         known = {index: self.of(leaf) for index, leaf in enumerate(leaves) if _is_float(leaf)}
-        output = func(*args, **kwargs)  # after `known`: it may overwrite its arguments
+        output = func(*args, **kwargs)  # after `known`, since it may overwrite its arguments
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if not any(_is_float(leaf) for leaf in outputs):
             return output
@@ -88,14 +88,14 @@ def _is_float(leaf: Any) -> bool:
 
 
 def laid_out(part: Tensor, like: Tensor) -> Tensor:
-    """With the strides of `like`, so that what is a view of the one is a view of the other."""
+    """Copy with the strides of `like`, so that views of one are views of the other."""
     if part.stride() == like.stride():
         return part
     return torch.empty_like(like, dtype=part.dtype).copy_(part)
 
 
 def difference(got: Tensor, wanted: Tensor) -> Tensor:
-    """How far numbers are from what they should be: 0 where both are NaN, inf where one is, or has another shape."""
+    """The differences from the right numbers: 0 where both are NaN, inf where only one is or the shape differs."""
     if got.shape != wanted.shape:
         return torch.full_like(wanted, torch.inf, dtype=torch.float64)
     got, wanted = got.double(), wanted.double()

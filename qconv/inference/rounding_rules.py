@@ -1,7 +1,7 @@
-"""What rounding does to the result of one operation.
+"""The effect of rounding on the result of one operation.
 
-All errors are estimates from above of the standard deviation, in units of `UNIT`, the largest part of a number by which
-float32 rounds it; independent ones are added as squares.
+All errors are upper estimates of the standard deviation, in units of `UNIT`, the largest relative rounding error of
+float32; the squares of independent errors are added.
 """
 
 import math
@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.utils._pytree import TreeSpec, tree_leaves, tree_unflatten
 
 UNIT = 2.0**-24
-COARSE = 64 * UNIT  # of the largest number: what the parts of an operation that can't be looked into may add up to
-PERTURBED = 4  # how often an unknown operation is tried on other inputs
+COARSE = 64 * UNIT  # of the largest number: the total error of an operation whose parts are hidden
+PERTURBED = 4  # number of perturbed runs of an unknown operation
 
-# The error goes the way of the number: a copy of it, or of the larger ones of several.
+# The error follows the number: through copies, and through the larger of several.
 _MOVES = frozenset(
     (
         *("_unsafe_view", "clone", "contiguous", "copy", "_to_copy", "lift_fresh", "cat", "stack", "index", "gather"),
@@ -29,10 +29,10 @@ _MOVES = frozenset(
 )
 _POOLS = frozenset(("avg_pool2d", "avg_pool3d", "_adaptive_avg_pool2d", "_adaptive_avg_pool3d"))
 _SUMS = frozenset(("mean", "sum", *_POOLS, "upsample_bilinear2d", "_upsample_bilinear2d_aa"))
-_ELEMENTWISE = frozenset(("hardswish", "hardsigmoid", "_prelu_kernel"))  # beside those that torch calls pointwise
+_ELEMENTWISE = frozenset(("hardswish", "hardsigmoid", "_prelu_kernel"))  # besides those that torch calls pointwise
 _SELECTIONS = frozenset(("maximum", "minimum", "where", "masked_fill", "detach"))
 _CHOICES = frozenset(("relu", "hardtanh", "clamp", "clamp_min", "clamp_max", "neg", "abs", *_SELECTIONS))
-# Where the factors stand, and the summand: of convolutions and products of matrices.
+# The positions of the factors and of the summand, for convolutions and matrix products.
 _PRODUCTS: dict[str, tuple[int, int, int | None]] = {
     "convolution": (0, 1, 2),
     "linear": (0, 1, 2),
@@ -40,7 +40,7 @@ _PRODUCTS: dict[str, tuple[int, int, int | None]] = {
     "baddbmm": (1, 2, 0),
     **dict.fromkeys(("mm", "bmm", "mv", "dot"), (0, 1, None)),
 }
-_NORMS = {"native_batch_norm": 7, "_native_batch_norm_legit_no_training": 6}  # where eps stands
+_NORMS = {"native_batch_norm": 7, "_native_batch_norm_legit_no_training": 6}  # the position of eps
 
 Found = tuple[Sequence[Tensor], Sequence[Tensor]]
 
@@ -56,7 +56,7 @@ def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
 
 
 class Call:
-    """An operation of aten with its arguments, as leaves of a tree, of which ``known`` says exact values and errors."""
+    """An operation of aten with its arguments as leaves of a tree; ``known`` has their exact values and errors."""
 
     def __init__(
         self, func: Any, leaves: Sequence[Any], spec: TreeSpec, known: Mapping[int, tuple[Tensor, Tensor]]
@@ -69,7 +69,7 @@ class Call:
         self.moving = [index for index, error in self.errors.items() if bool(error.any())]
 
     def rounded(self, outputs: Sequence[Tensor]) -> Found:
-        """Exact values and errors of the ``outputs`` that float32 gave."""
+        """Exact values and errors of the ``outputs`` of float32."""
         if not self.exact:
             return [leaf.double() for leaf in outputs], [
                 torch.zeros_like(leaf, dtype=torch.float64) for leaf in outputs
@@ -79,7 +79,7 @@ class Call:
         try:
             exact = self._run(self.exact)
             return exact, [_clean(error) for error in self._rule()(exact)]
-        except (RuntimeError, TypeError, NotImplementedError):  # it has no float64
+        except (RuntimeError, TypeError, NotImplementedError):  # it does not support float64
             return self._coarse(outputs)
 
     def _rule(self) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
@@ -121,14 +121,14 @@ class Call:
             is_simple = self.name in ("add", "sub", "mul", "div")
             variance += ((1 if is_simple else 4) * UNIT * value).square()
             if not is_simple:
-                for each in self.exact.values():
-                    variance += (UNIT * each).square()  # of what cancels inside, as in x · relu6(x + 3) / 6
+                for operand in self.exact.values():
+                    variance += (UNIT * operand).square()  # inner parts that cancel, as in x · relu6(x + 3) / 6
         return [variance.sqrt()]
 
     def _product(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
         (value,) = exact
         first, second, summand = _PRODUCTS[self.name]
-        squares = {index: each.square() for index, each in self.exact.items()}
+        squares = {index: operand.square() for index, operand in self.exact.items()}
         channels = value.shape[1] if self.name == "convolution" else 0
         terms = self.exact[second].numel() // max(channels, 1) if channels else self.exact[first].shape[-1]
         variance = product_error(value, self._run(squares)[0], terms).square()
@@ -149,19 +149,19 @@ class Call:
         return [self._run(self.errors)[0].abs() + UNIT * math.sqrt(terms) * magnitude]
 
     def _norm(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Of batch norm with stored statistics, which may have become a scale and a bias."""
+        """For batch norm with stored statistics, which may have become a scale and a bias."""
         weight, bias, mean, var = (self.exact[index] for index in range(1, 5))
         slope = weight.abs() * (var + self.leaves[_NORMS[self.name]]).rsqrt()
         shape = [1, -1, *[1] * (exact[0].ndim - 2)]
-        slope, bias, mean = (each.view(shape) for each in (slope, bias, mean))
+        slope, bias, mean = (tensor.view(shape) for tensor in (slope, bias, mean))
         terms = 2 * slope * (self.exact[0].abs() + mean.abs()) + bias.abs() + exact[0].abs()
         error = (self.errors[0] * slope).square() + (UNIT * terms).square()
-        return [error.sqrt(), *(torch.zeros_like(each) for each in exact[1:])]
+        return [error.sqrt(), *(torch.zeros_like(operand) for operand in exact[1:])]
 
     def _perturbed(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Of an operation of which nothing is known: how its outputs move with its inputs, in random directions."""
+        """For an unknown operation: how its outputs move with its inputs, in random directions."""
         generator = torch.Generator().manual_seed(0)
-        variances = [torch.zeros_like(each, dtype=torch.float64) for each in exact]
+        variances = [torch.zeros_like(operand, dtype=torch.float64) for operand in exact]
         for _ in range(PERTURBED):
             moved: dict[int, Tensor] = {}
             for index, value in self.exact.items():
@@ -177,11 +177,11 @@ class Call:
         parts = [float(self.errors[index].max()) / (_largest(self.exact[index]) + 1e-37) for index in self.moving]
         exact = [leaf.double() for leaf in outputs]
         part = COARSE + sum(parts)
-        return exact, [torch.full_like(each, part * _largest(each)) for each in exact]
+        return exact, [torch.full_like(operand, part * _largest(operand)) for operand in exact]
 
 
 def _functional(func: Any) -> tuple[Any, str]:
-    """What an operation computes, without writing it into an argument; None where that has no name. And its name."""
+    """Return the operation's variant that does not write into an argument, None if it has no name; and its name."""
     name = func._schema.name.rpartition("::")[2]
     if not func._schema.is_mutable or name == "native_batch_norm":
         return func, name
@@ -199,5 +199,5 @@ def _largest(value: Tensor) -> float:
 
 
 def _clean(error: Tensor) -> Tensor:
-    """Beside NaN and inf there is no error."""
+    """Set the error to 0 next to NaN and inf."""
     return error.nan_to_num(0, 0, 0) if error.is_floating_point() else error

@@ -20,17 +20,17 @@ _NO_TENSOR = ("size", "shape", "dim", "ndim", "dtype", "device", "numel", "nelem
 _SEVERAL = ("chunk", "unsafe_chunk", "split", "tensor_split", "unbind", "topk", "sort", "max", "min", "getitem")
 
 
-class NotTraceable(Exception):  # noqa: N818  # no error: why a module stays Python
-    """Why a module's forward can't be told by a graph."""
+class NotTraceable(Exception):  # noqa: N818  # not an error: the reason why a module stays Python
+    """The reason why a graph can't express a module's forward."""
 
 
 class Arguments(NamedTuple):
-    """Of a forward: those that a graph takes, and the others, which have their defaults in it.
+    """The arguments of a forward: those of its graph, and the others, which keep their defaults.
 
     Attributes:
-        taken: names of those without a default; the first one, if all have a default.
-        keyword: names of those among them that are given by name alone.
-        defaults: of the others.
+        taken: names of the arguments without a default; the first one, if all have a default.
+        keyword: names of those that must be passed by name.
+        defaults: the defaults of the others.
     """
 
     taken: tuple[str, ...]
@@ -39,33 +39,35 @@ class Arguments(NamedTuple):
 
 
 def arguments(forward: Callable[..., Any]) -> Arguments:
-    """What a forward takes."""
+    """Return the arguments of a forward."""
     parameters = inspect.signature(forward).parameters.values()
-    named = [each for each in parameters if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
-    taken = [each for each in named if each.default is each.empty]
+    named = [
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    taken = [parameter for parameter in named if parameter.default is parameter.empty]
     if not taken:
-        taken = [each for each in parameters if each.kind is not each.VAR_KEYWORD][:1]
-    keyword = tuple(each.name for each in taken if each.kind is each.KEYWORD_ONLY)
-    defaults = {each.name: each.default for each in named if each not in taken}
-    return Arguments(tuple(each.name for each in taken), keyword, defaults)
+        taken = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD][:1]
+    keyword = tuple(parameter.name for parameter in taken if parameter.kind is parameter.KEYWORD_ONLY)
+    defaults = {parameter.name: parameter.default for parameter in named if parameter not in taken}
+    return Arguments(tuple(parameter.name for parameter in taken), keyword, defaults)
 
 
 def trace(module: nn.Module) -> fx.GraphModule:
-    """The module as a graph of operators and of calls of its layers, which it shares with the module.
+    """Return the module as a graph of operators and of calls of its layers, which it shares with the module.
 
-    Arguments with a default have it. A `torch.fx` trace is silent where a forward looks at something else than its
-    tensors: that it changes the module, draws random numbers, enters autocast or asks for the type of what is not
-    certainly a tensor is noticed here.
+    Arguments with a default keep it. `torch.fx` does not report a forward that depends on more than its tensors. Here
+    it is noticed if the forward changes the module, draws random numbers, enters autocast or asks for the type of
+    something that may not be a tensor.
 
     Raises:
-        NotTraceable: the graph would compute something else; the module is as it was.
+        NotTraceable: the graph would compute something else; the module is unchanged.
     """
     state, drawn = State(module), (torch.get_rng_state(), random.getstate())
     try:
         graph = fx.GraphModule(module, _Tracer().trace(module), type(module).__name__)
         changed = state.changed()
         draws = not torch.equal(drawn[0], torch.get_rng_state()) or drawn[1] != random.getstate()
-    except Exception as error:  # of a forward that is given what is no tensor, all kinds
+    except Exception as error:  # a forward that gets something other than a tensor may raise anything
         lines = str(error).splitlines()
         raise NotTraceable(lines[0] if lines else type(error).__name__) from error
     finally:
@@ -78,7 +80,7 @@ def trace(module: nn.Module) -> fx.GraphModule:
 
 
 class _Tracer(fx.Tracer):
-    """Looks into what holds layers that can be frozen; calls all else."""
+    """Traces into modules that hold layers to be frozen; treats all others as single calls."""
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         self.autocast = _autocast()
@@ -90,17 +92,17 @@ class _Tracer(fx.Tracer):
             return super().trace(root, concrete_args)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        if type(m) is nn.Sequential:  # which may hold activations that can be folded
+        if type(m) is nn.Sequential:  # it may hold activations that can be folded
             return False
-        inner = (each for each in m.modules() if each is not m)
+        inner = (module for module in m.modules() if module is not m)
         kinds = QuantizedLayer, _ConvNd, _BatchNorm
         is_torch = m.__module__.startswith("torch.nn") and not isinstance(m, nn.Sequential)
-        return is_torch or isinstance(m, QuantizedLayer) or not any(isinstance(each, kinds) for each in inner)
+        return is_torch or isinstance(m, QuantizedLayer) or not any(isinstance(module, kinds) for module in inner)
 
     def create_args_for_root(
         self, root_fn: Callable[..., Any], is_module: bool, concrete_args: Any = None
     ) -> tuple[Any, list[Any]]:
-        forward: Any = self.root.forward  # which may stand on the instance
+        forward: Any = self.root.forward  # the instance may have its own
         taken = arguments(forward)
         made = {name: self.create_proxy("placeholder", name, (), {}) for name in taken.taken}
         named = {name: made.pop(name) for name in taken.keyword}
@@ -128,7 +130,7 @@ class _Tracer(fx.Tracer):
 
 
 class _Parameter(ParameterProxy):
-    """What stands for a parameter, of which dtype and device are known as well as the shape."""
+    """A proxy for a parameter that knows its dtype and device as well as its shape."""
 
     @property
     def dtype(self) -> torch.dtype:
@@ -140,9 +142,9 @@ class _Parameter(ParameterProxy):
 
 
 def _namespaces(root: nn.Module) -> list[dict[str, Any]]:
-    """The global names of the Python files of the forwards inside of `root` that are not torch's own."""
-    forwards = (getattr(type(each).forward, "__globals__", {}) for each in root.modules())
-    named = {id(each): each for each in forwards if not str(each.get("__name__", "torch")).startswith("torch.")}
+    """The global names of the Python files of all forwards inside `root` other than torch's."""
+    forwards = (getattr(type(module).forward, "__globals__", {}) for module in root.modules())
+    named = {id(names): names for names in forwards if not str(names.get("__name__", "torch")).startswith("torch.")}
     return list(named.values())
 
 
@@ -154,7 +156,7 @@ def _put_back(namespace: dict[str, Any], before: Any) -> None:
 
 
 def _isinstance(value: Any, kinds: Any) -> bool:
-    """Python's own, to which what stands for a tensor is one; a false ``__class__`` would lead C code to crash."""
+    """Python's `isinstance`, for which a proxy is a tensor; a false ``__class__`` could crash C code."""
     if not isinstance(value, fx.Proxy):
         return isinstance(value, kinds)
     if not _is_tensor(value.node):
@@ -166,7 +168,7 @@ def _is_tensor(node: fx.Node) -> bool:
     if node.op in ("placeholder", "call_module", "get_attr"):
         return True
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return name not in (*_NO_TENSOR, *_SEVERAL) and any(_is_tensor(each) for each in node.all_input_nodes[:1])
+    return name not in (*_NO_TENSOR, *_SEVERAL) and any(_is_tensor(operand) for operand in node.all_input_nodes[:1])
 
 
 def _autocast() -> tuple[Any, ...]:

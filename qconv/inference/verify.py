@@ -1,4 +1,4 @@
-"""The proof that a frozen model is the one that was trained."""
+"""The proof that a frozen model computes the same as the trained one."""
 
 import copy
 import os
@@ -22,7 +22,7 @@ from .rounding import SURE, TINY, difference
 
 HEADS = "layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift", "unexplained"
 COLUMNS = tuple(map(Column, HEADS))
-CLOSE = 1e-5  # of the largest output: what two orders of float sums may differ by
+CLOSE = 1e-5  # of the largest output: the possible difference of two orders of float sums
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,14 @@ class Verification:
 
     Attributes:
         layers: one for each quantized layer, in the order of the model.
-        guided: the largest difference of an output from what the trained network gives in exact arithmetic where its
-            layers have the codes of the frozen ones.
-        difference: the largest difference of an output from that of the trained network.
+        guided: the largest difference between an output and that of the trained network in exact arithmetic on the
+            codes of the frozen layers.
+        difference: the largest difference between an output and that of the trained network.
         largest: the largest output.
-        decisions: how many inputs get another class than from the trained network (with one output: another sign).
-        samples: how many inputs there were.
-        of_bound: the largest part of what `guided` may be that was used, 1 at the limit.
+        decisions: number of inputs that get another class than from the trained network (with one output: another
+            sign).
+        samples: number of inputs.
+        of_bound: the largest used share of what `guided` may be; 1 at the limit.
         last: the name of the quantized layer that runs last.
     """
 
@@ -57,7 +58,7 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether all integers are equal, and all codes and floats, the outputs too, within what rounding explains."""
+        """Whether all integers are equal, and all codes and floats, outputs included, agree within rounding."""
         return self.first_difference is None and self.of_bound <= 1
 
     def __str__(self) -> str:
@@ -136,7 +137,7 @@ def verify(
 def _compared(
     model: nn.Module, frozen: FrozenModel, pairs: dict[str, LayerPair], inputs: Iterable[Tensor]
 ) -> Verification:
-    found = {name: pair.nothing for name, pair in pairs.items()}
+    checks = {name: pair.nothing for name, pair in pairs.items()}
     guided = differs = largest = of_bound = 0.0
     decisions = samples = 0
     last = ""
@@ -150,9 +151,9 @@ def _compared(
         exact, error = following.run(batch)
         last = following.last
         for name, pair in pairs.items():
-            found[name] = found[name].merged(following.found[name])
+            checks[name] = checks[name].merged(following.found[name])
             for call in seen.pop(name):
-                found[name] = found[name].merged(pair.check(call))
+                checks[name] = checks[name].merged(pair.check(call))
         samples += len(batch)
         if output.numel():
             off = difference(output_frozen, exact)
@@ -165,7 +166,7 @@ def _compared(
             decisions += int(differing.sum())
     if not samples:
         raise ValueError("inputs must hold at least one sample")
-    return Verification(tuple(found.values()), guided, differs, largest, decisions, samples, of_bound, last)
+    return Verification(tuple(checks.values()), guided, differs, largest, decisions, samples, of_bound, last)
 
 
 def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
@@ -191,5 +192,5 @@ def classes(output: Tensor) -> Tensor:
 
 
 def tolerance(largest: float) -> float:
-    """What the order of float sums explains of a difference of outputs, of which this is the largest."""
+    """The difference of outputs that the order of float sums can explain, where this is the largest output."""
     return CLOSE * (largest + 0.1)

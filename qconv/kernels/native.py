@@ -68,9 +68,9 @@ def _plan(
     groups, blocks, kernel_h, kernel_w, words, _ = kernel
     if len(input) != 4:
         raise ValueError(f"input (of shape {input}) must be {'(N, C, H, W)' if is_float else '(N, H, W, words)'}")
-    found, wanted = (input[1], channels[0]) if is_float else (input[3], groups * words)
+    given, wanted = (input[1], channels[0]) if is_float else (input[3], groups * words)
     needed = -(-channels[0] // groups // 64), -(-channels[1] // groups // BLOCK)
-    if found != wanted or needed != (words, blocks) or channels[0] % groups or channels[1] % groups:
+    if given != wanted or needed != (words, blocks) or channels[0] % groups or channels[1] % groups:
         raise ValueError(
             f"input (of shape {input}) and weight (of shape {kernel}) must be those of {channels[0]} channels in and "
             f"{channels[1]} out"
@@ -131,12 +131,15 @@ def binary_conv2d(
         output = torch.empty(plan.shape, dtype=dtype, memory_format=torch.channels_last)
     if not output.numel():
         return output
-    operands = [None if each is None else each.contiguous() for each in (weight, tap_sums, scale, bias, threshold)]
-    for each, dtype, size in zip(operands, _DTYPES, plan.sizes, strict=True):
-        if each is not None and (each.dtype != dtype or each.numel() != size or not each.is_cpu):
+    operands = [
+        None if operand is None else operand.contiguous() for operand in (weight, tap_sums, scale, bias, threshold)
+    ]
+    for operand, dtype, size in zip(operands, _DTYPES, plan.sizes, strict=True):
+        if operand is not None and (operand.dtype != dtype or operand.numel() != size or not operand.is_cpu):
             raise ValueError(
-                f"an operand ({each.dtype}, {each.numel()} on {each.device}) must be {dtype}, {size} on the CPU"
+                f"an operand ({operand.dtype}, {operand.numel()} on {operand.device}) must be {dtype}, {size} "
+                "on the CPU"
             )
-    addresses = [0 if each is None else each.data_ptr() for each in operands]
+    addresses = [0 if operand is None else operand.data_ptr() for operand in operands]
     module.convolve(input.data_ptr(), *addresses, output.data_ptr(), *plan.numbers)
     return output

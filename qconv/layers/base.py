@@ -207,7 +207,7 @@ class QuantizedLayer(nn.Module):
 
     def _other_quantizers(self) -> list[Quantizer]:
         """Those of the input and of the gradient."""
-        return [each for each in (self.input_quantizer, self.grad_quantizer) if each is not None]
+        return [quantizer for quantizer in (self.input_quantizer, self.grad_quantizer) if quantizer is not None]
 
     def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
         """Run ``op`` with this layer's quantizers, under autocast in autocast's dtype as a float layer would."""
@@ -332,7 +332,7 @@ class QuantizedLayer(nn.Module):
             initialize()
             quantizer.to(self.weight.device, self.weight.dtype)
         own = [initialize is not None and part.calibrated for part in parts]
-        counts = sum_over_processes([int(each) for each in own], self.weight.device)
+        counts = sum_over_processes([int(flag) for flag in own], self.weight.device)
         for part, was, mine, count in zip(parts, before, own, counts, strict=True):
             part.calibrated = was or count > 0
             if count:
@@ -397,7 +397,7 @@ class QuantizedLayer(nn.Module):
         """
         scheme = _checked(scheme)
         cls.check_scheme(scheme)
-        before, trained = type(layer), {name: each.requires_grad for name, each in layer.named_parameters()}
+        before, trained = type(layer), {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
         layer.__class__ = cls
         if before is not cls.float_type:
             layer.__dict__["float_type"] = before

@@ -34,7 +34,7 @@ class Watch(TorchDispatchMode):
         self.read: set[nn.Module] = set()
         self._layers = list(dict.fromkeys(layers))
         self._handles: list[RemovableHandle] = []
-        holders = Counter(each for module in model.modules() for each in module.parameters(recurse=False))
+        holders = Counter(parameter for module in model.modules() for parameter in module.parameters(recurse=False))
         weights = {layer: layer._parameters.get("weight") for layer in self._layers}
         self._owners: dict[Any, nn.Module] = {
             weight.untyped_storage(): layer
@@ -66,9 +66,9 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         if not func.is_view:
-            for each in tree_leaves((args, kwargs)):
-                if type(each) in (Tensor, nn.Parameter) and torch._C._has_storage(each):  # not what oneDNN has packed
-                    owner = self._owners.get(each.untyped_storage())
+            for leaf in tree_leaves((args, kwargs)):
+                if type(leaf) in (Tensor, nn.Parameter) and torch._C._has_storage(leaf):  # not what oneDNN has packed
+                    owner = self._owners.get(leaf.untyped_storage())
                     if owner is not None:
                         self.read.add(owner)
         return func(*args, **(kwargs or {}))
@@ -107,7 +107,7 @@ class FirstForwards:
         if (
             torch.compiler.is_compiling()
             or torch._C._get_tracing_state() is not None
-            or any(isinstance(each, Proxy) for each in args)
+            or any(isinstance(argument, Proxy) for argument in args)
         ):
             return
         if self.watch is not None or model.training not in self.left or getattr(model, "_is_replica", False):

@@ -15,7 +15,7 @@ class State:
 
     def __init__(self, module: nn.Module) -> None:
         self.modules = dict(module.named_modules())
-        self.attributes = {name: _copied(vars(each)) for name, each in self.modules.items()}
+        self.attributes = {name: _copied(vars(module)) for name, module in self.modules.items()}
         self.values = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self.buffers = dict(module.named_buffers())
 

@@ -29,15 +29,15 @@ def watch(layer: Any, input: Tensor) -> None:
     if quantizer.bits >= 32 or "_former_parameters" in layer.__dict__:  # a replica of DataParallel is thrown away
         layer.batches_watched = BATCHES
         return
-    found = crowded_level(quantizer, input[:SAMPLES])
-    if found is None:
+    crowded = crowded_level(quantizer, input[:SAMPLES])
+    if crowded is None:
         return
-    share, level = found
+    share, level = crowded
     layer.batches_watched += 1
     if share < SHARE:
         layer.batches_watched = BATCHES
     elif layer.batches_watched == BATCHES:
-        low, high = (each.item() for each in input.aminmax())
+        low, high = (end.item() for end in input.aminmax())
         warnings.warn(_message(layer, quantizer, share, level, low, high), stacklevel=4)
 
 

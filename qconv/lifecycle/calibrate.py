@@ -122,7 +122,7 @@ def _watch(
 
         return observe
 
-    with _as_in_training(model), _observed({layers[name]: watching(each) for name, each in observers.items()}):
+    with _as_in_training(model), _observed({layers[name]: watching(observer) for name, observer in observers.items()}):
         for batch in batches:
             size = max(_size(batch), 1)
             share = min(left, size), size

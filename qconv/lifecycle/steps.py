@@ -57,7 +57,7 @@ def _innermost(optimizer: Any) -> Optimizer:
         seen.add(id(optimizer))
         attributes = getattr(optimizer, "__dict__", {})
         inside = (attributes.get(name) for name in ("optimizer", "_optimizer"))
-        optimizer = next((each for each in inside if isinstance(each, Optimizer)), optimizer)
+        optimizer = next((value for value in inside if isinstance(value, Optimizer)), optimizer)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer (={optimizer!r:.200}) must be a torch.optim.Optimizer, or wrap one")
     return optimizer

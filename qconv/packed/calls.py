@@ -31,10 +31,10 @@ def quantizer_call(part: Part) -> Node:
     Raises:
         ValueError: it is not one of qconv's.
     """
-    names = {each: name for name, each in _quantizer_classes().items()}
+    names = {kind: name for name, kind in _quantizer_classes().items()}
     if type(part) not in names:
         raise ValueError(f"{type(part).__name__} is not one of qconv's quantizers: it can't be packed")
-    arguments = {name: each.default for name, each in inspect.signature(type(part)).parameters.items()}
+    arguments = {name: parameter.default for name, parameter in inspect.signature(type(part)).parameters.items()}
     arguments.update(part.arguments)
     plain = {name: value for name, value in arguments.items() if not callable(value)}
     return {"_target_": names[type(part)], **plain}
@@ -62,18 +62,18 @@ def _quantizer_classes() -> dict[str, Callable[..., Any]]:
     named = {f"qconv.quantizers.{name}": getattr(quantizers, name) for name in dir(quantizers)}
     abstract = (quantizers.Quantizer, quantizers.Stages)
     return {
-        name: each
-        for name, each in named.items()
-        if isinstance(each, type) and issubclass(each, quantizers.Quantizer) and each not in abstract
+        name: value
+        for name, value in named.items()
+        if isinstance(value, type) and issubclass(value, quantizers.Quantizer) and value not in abstract
     }
 
 
 def _networks() -> dict[str, Callable[..., Any]]:
-    return {f"qconv.models.{name}": each for name, each in vars(models).items() if inspect.isfunction(each)}
+    return {f"qconv.models.{name}": function for name, function in vars(models).items() if inspect.isfunction(function)}
 
 
 def _activations() -> dict[str, Callable[..., Any]]:
-    own = {f"qconv.models.{each.__name__}": each for each in (models.LearnedBias, models.Maxout, models.RPReLU)}
+    own = {f"qconv.models.{kind.__name__}": kind for kind in (models.LearnedBias, models.Maxout, models.RPReLU)}
     torchs = {f"{module}.{name}": getattr(nn, name) for name in ELEMENTWISE for module in TORCH}
     return {**torchs, **own}
 

@@ -82,10 +82,10 @@ def _word(name: str, module: nn.Module, *, former: bool = False) -> str:
 
 def _arguments(module: nn.Module, kind: type[nn.Module], former: bool) -> dict[str, str]:
     if not former:
-        kind = next(each for each in kind.__mro__ if each.__module__.partition(".")[0] in KNOWN)
+        kind = next(parent for parent in kind.__mro__ if parent.__module__.partition(".")[0] in KNOWN)
         if kind.__name__ in IDLE:
             return {}
-    found = {}
+    texts = {}
     for name, parameter in inspect.signature(kind.__init__).parameters.items():
         if name in (FORMERLY if former else TRAINING) or name in module._modules:
             continue
@@ -96,8 +96,8 @@ def _arguments(module: nn.Module, kind: type[nn.Module], former: bool) -> dict[s
         else:
             continue
         if (text := _plain(value)) != _plain(parameter.default):
-            found[name] = text
-    return found
+            texts[name] = text
+    return texts
 
 
 def _plain(value: Any) -> str:
@@ -107,7 +107,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(map(_plain, value))})"
     if isinstance(value, Mapping):
-        return f"{{{', '.join(f'{_plain(key)}: {_plain(each)}' for key, each in value.items())}}}"
+        return f"{{{', '.join(f'{_plain(key)}: {_plain(item)}' for key, item in value.items())}}}"
     if isinstance(value, Tensor):
         return f"tensor{tuple(value.shape)}"
     if isinstance(value, type | Callable) and hasattr(value, "__qualname__"):

@@ -14,7 +14,7 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 def smallest(numbers: Tensor) -> Tensor:
     """Whole numbers in the smallest of the signed integer dtypes that holds them; very large ones in float64."""
     low, high = (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
-    fitting = (each for each in INTEGERS if torch.iinfo(each).min <= low and high <= torch.iinfo(each).max)
+    fitting = (dtype for dtype in INTEGERS if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max)
     return numbers.to(next(fitting, torch.float64))
 
 
@@ -49,7 +49,9 @@ class FixedCodes(Quantizer):
         self.scale, self.offset, self.negative_scale = codes.scale, codes.offset, codes.negative_scale
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(each for each in (self.values, self.scale, self.offset, self.negative_scale) if each is not None)
+        return tuple(
+            tensor for tensor in (self.values, self.scale, self.offset, self.negative_scale) if tensor is not None
+        )
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return self.codes(x, *tensors).dequantize().to(x.dtype)
@@ -69,7 +71,9 @@ class FixedCodes(Quantizer):
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         values, scale, *others = tensors
         rest = iter(others)
-        offset, negative_scale = (None if each is None else next(rest) for each in (self.offset, self.negative_scale))
+        offset, negative_scale = (
+            None if tensor is None else next(rest) for tensor in (self.offset, self.negative_scale)
+        )
         return Codes(values, scale, 0, offset, negative_scale)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:

@@ -87,7 +87,7 @@ def class_name(layer: QuantizedLayer) -> str:
 
 def geometry(layer: nn.Module, kind: type[QuantizedLayer]) -> dict[str, Any]:
     """The constructor's arguments that made `layer`, float or of class `kind`, but for defaults, as plain data."""
-    found: dict[str, Any] = {name: getattr(layer, name) for name in kind.own_arguments}
+    arguments: dict[str, Any] = {name: getattr(layer, name) for name in kind.own_arguments}
     described = kind.float_type if kind.described_as is None else kind.described_as
     for name, parameter in list(inspect.signature(described.__init__).parameters.items())[1:]:
         if name in ("device", "dtype"):
@@ -96,12 +96,12 @@ def geometry(layer: nn.Module, kind: type[QuantizedLayer]) -> dict[str, Any]:
         default = parameter.default
         if isinstance(value, tuple):
             default = [default] * len(value) if isinstance(default, int) else default
-            value = [index(each) for each in value]
+            value = [index(number) for number in value]
         elif not isinstance(value, bool | str):
             value = index(value)
         if value != default:
-            found[name] = value
-    return found
+            arguments[name] = value
+    return arguments
 
 
 def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[header.Layer, list[Entry]]:
@@ -179,10 +179,10 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
     if type(layer) is not kind.float_type:
         stored, here = kind.float_type.__name__, type(layer).__name__
         raise ValueError(f"layer '{name}' is a {stored} in the file, and a {here} here: give the float network")
-    found = geometry(layer, kind)
-    for key in found.keys() | described.arguments.keys():
-        if found.get(key) != described.arguments.get(key):
-            stored, here = described.arguments.get(key), found.get(key)
+    own = geometry(layer, kind)
+    for key in own.keys() | described.arguments.keys():
+        if own.get(key) != described.arguments.get(key):
+            stored, here = described.arguments.get(key), own.get(key)
             raise ValueError(f"{name_of(layer, name)}: {key} is {stored} in the file, and {here} here")
     weight = Identity if described.weight is None else partial(FixedCodes, described.weight.bits)
     scheme = Scheme(
@@ -235,12 +235,12 @@ def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> C
         return tensors[prefix + key]
 
     def factors(key: str) -> Tensor:
-        found = tensor(key)
-        fits = found.is_floating_point() and found.ndim <= len(stored.shape)
-        ones = (1,) * (len(stored.shape) - found.ndim)
-        if not fits or any(a not in (1, b) for a, b in zip(ones + found.shape, stored.shape, strict=True)):
-            raise ValueError(f"'{prefix}{key}' ({found.dtype}, {list(found.shape)}) must fit weights {stored.shape}")
-        return found
+        factor = tensor(key)
+        fits = factor.is_floating_point() and factor.ndim <= len(stored.shape)
+        ones = (1,) * (len(stored.shape) - factor.ndim)
+        if not fits or any(a not in (1, b) for a, b in zip(ones + factor.shape, stored.shape, strict=True)):
+            raise ValueError(f"'{prefix}{key}' ({factor.dtype}, {list(factor.shape)}) must fit weights {stored.shape}")
+        return factor
 
     data = tensor("codes")  # whose message does not need the name once more
     try:
@@ -340,7 +340,7 @@ def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
         return codes._replace(values=NO_CODES.values)
     if strict:
         factors = (codes.values, codes.scale, codes.offset, codes.negative_scale)
-        if not all(each.isfinite().all() for each in factors if each is not None):
+        if not all(factor.isfinite().all() for factor in factors if factor is not None):
             raise ValueError(f"{name_of(layer, name)}: its weight has NaN or inf")
         if not codes.scale.is_floating_point():
             kind = codes.scale.dtype

@@ -126,28 +126,28 @@ def _read(path: Path) -> tuple[Header, dict[str, Tensor]]:
     if isinstance(version, int) and version > VERSION:
         raise ValueError(f"version {version} of the format; this qconv reads version {VERSION}: update it")
     try:
-        found = Header.model_validate(plain)
+        header = Header.model_validate(plain)
     except ValidationError as error:
         raise ValueError(f"metadata: {first_line(error)}") from error
-    if found.sha256 != checksum(found, tensors):
+    if header.sha256 != checksum(header, tensors):
         raise ValueError("its checksum does not fit: it is damaged, or was edited")
-    return found, tensors
+    return header, tensors
 
 
 def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    unique: dict[str, Any] = {}
     for key, value in pairs:
-        if key in found:
+        if key in unique:
             raise ValueError(f"metadata: '{key}' stands there twice")
-        found[key] = value
-    return found
+        unique[key] = value
+    return unique
 
 
 def _without_values(model: nn.Module) -> nn.Module:
     """A copy on the meta device."""
-    memo: dict[int, Any] = {id(each): torch.empty_like(each, device="meta") for each in model.buffers()}
-    for each in model.parameters():
-        memo[id(each)] = nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+    memo: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
+    for parameter in model.parameters():
+        memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     try:
         return copy.deepcopy(model, memo)
     except (TypeError, RuntimeError) as error:
@@ -162,10 +162,10 @@ class Content:
         self.tensors = tensors
         self.codes: dict[str, Codes] = {}  # by `check`
         codes = {
-            each
+            weight
             for name, described in header.layers.items()
             if described.weight is not None
-            for each in weight_names(name, described.weight)
+            for weight in weight_names(name, described.weight)
         }
         self.state = {name: tensor for name, tensor in tensors.items() if name not in codes}
         for name, source in header.shared.items():
@@ -226,7 +226,7 @@ class Content:
             if isinstance(part, Quantizer) and part.needs_data
         }
         given = {id(targets[name]) for name in self.state}
-        given |= {id(targets[joined(name, "weight")]) for name, each in self.header.layers.items() if each.weight}
+        given |= {id(targets[joined(name, "weight")]) for name, layer in self.header.layers.items() if layer.weight}
         for name, target in targets.items():
             if id(target) not in given and name not in counts | flags and not name.startswith(training):
                 raise ValueError(f"tensor '{name}' is missing")

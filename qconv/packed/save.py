@@ -80,7 +80,7 @@ def save_packed(
     _check_not_frozen(model)
     described, entries = describe_model(model)
     described = described.model_copy(update=_checked_extras(network, pictures, classes))
-    tensors = {each.name: each.make().detach().cpu().contiguous().clone() for each in entries}
+    tensors = {stored.name: stored.make().detach().cpu().contiguous().clone() for stored in entries}
     check_values(model, tensors)
     if network is not None:
         try:
@@ -123,10 +123,10 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
 
 def _check_not_frozen(model: nn.Module) -> None:
     inference = f"{__name__.removesuffix('packed.save')}inference."
-    for name, each in model.named_modules():
-        if type(each).__module__.startswith(inference):
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith(inference):
             raise TypeError(
-                f"model: '{name}' ({type(each).__name__}) is frozen: pack the trained model that it was made from; "
+                f"model: '{name}' ({type(module).__name__}) is frozen: pack the trained model that it was made from; "
                 "qconv.freeze takes what load_packed gives"
             )
 
@@ -144,11 +144,15 @@ def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
     sizes: Counter[str] = Counter()
     order = {dtype: number for number, dtype in enumerate(DTYPES)}
     offset = 0
-    for each in sorted(entries, key=lambda each: (order.get(each.dtype, len(order)), each.name)):
-        span = [offset, offset + each.nbytes]
-        listed[each.name] = {"dtype": DTYPES.get(each.dtype, "F8"), "shape": list(each.shape), "data_offsets": span}
-        offset += each.nbytes
-        sizes[each.owner] += each.nbytes
+    for stored in sorted(entries, key=lambda stored: (order.get(stored.dtype, len(order)), stored.name)):
+        span = [offset, offset + stored.nbytes]
+        listed[stored.name] = {
+            "dtype": DTYPES.get(stored.dtype, "F8"),
+            "shape": list(stored.shape),
+            "data_offsets": span,
+        }
+        offset += stored.nbytes
+        sizes[stored.owner] += stored.nbytes
     text = json.dumps(listed, separators=(",", ":"), ensure_ascii=False).encode()
     return dict(sizes), 8 + -(-len(text) // 8) * 8  # its length stands before it; it ends at a multiple of 8
 
@@ -156,18 +160,18 @@ def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
 def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[Entry]]:
     """The header and the tensors of a model's file; `strict` as in `layer.describe`."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    layers = {name: each for name, each in modules.items() if isinstance(each, QuantizedLayer)}
+    layers = {name: module for name, module in modules.items() if isinstance(module, QuantizedLayer)}
     first = {id(layer): name for name, layer in reversed(layers.items())}
     described, entries, shared = {}, [], {}
     for name, layer in layers.items():
         if first[id(layer)] == name:
             described[name], stored = describe(name, layer, strict)
             entries += stored
-    inside = tuple(joined(name, f"{each}.") for name in layers for each in QUANTIZERS)
+    inside = tuple(joined(name, f"{role}.") for name in layers for role in QUANTIZERS)
     weights = {joined(name, "weight"): layer for name, layer in layers.items()}
     latent = {_place(layer.weight): name for name, layer in weights.items()}
-    quantizers = {name: each for name, each in modules.items() if isinstance(each, Quantizer)}
-    alone = {name: each for name, each in quantizers.items() if not f"{name}.".startswith(inside)}
+    quantizers = {name: module for name, module in modules.items() if isinstance(module, Quantizer)}
+    alone = {name: quantizer for name, quantizer in quantizers.items() if not f"{name}.".startswith(inside)}
     if strict:
         check_quantizers("a quantizer outside of a layer", alone)
     left_out = set(weights) | counters(modules) | {joined(name, "calibrated") for name in alone}
@@ -189,7 +193,7 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
         else:
             known[place] = name
             entries.append(entry(name, tensor, name.rpartition(".")[0]))
-    activations: Any = {name: was.choice for name, each in model.named_modules() if (was := replaced(each))}
+    activations: Any = {name: was.choice for name, module in model.named_modules() if (was := replaced(module))}
     return Header(layers=described, activations=activations, shared=shared, modules=fingerprint(model)), entries
 
 
@@ -215,5 +219,5 @@ def _checked_extras(
 
 def _as_plain(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _as_plain(each) for name, each in value.items()}
-    return [_as_plain(each) for each in value] if isinstance(value, list | tuple) else value
+        return {name: _as_plain(item) for name, item in value.items()}
+    return [_as_plain(item) for item in value] if isinstance(value, list | tuple) else value

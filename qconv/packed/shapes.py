@@ -14,7 +14,7 @@ SIZES = {1: (64, 1024), 2: (32, 64, 224, 28, 16, 8), 3: (16, 32)}
 def usual_shapes(network: nn.Module) -> list[tuple[int, ...]]:
     """Of an input, without the batch, by what the first layer that is registered takes; empty without any layer."""
     kinds = QuantizedLayer, _ConvNd, nn.Linear
-    first: Any = next((each for each in network.modules() if isinstance(each, kinds)), None)
+    first: Any = next((module for module in network.modules() if isinstance(module, kinds)), None)
     if first is None:
         return []
     if isinstance(first, nn.Linear):

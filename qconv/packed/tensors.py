@@ -33,7 +33,7 @@ def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 def counters(modules: Mapping[str, nn.Module]) -> set[str]:
     """The counts of training batches of batch norms, at which evaluation does not look."""
-    return {joined(name, "num_batches_tracked") for name, each in modules.items() if isinstance(each, _NormBase)}
+    return {joined(name, "num_batches_tracked") for name, module in modules.items() if isinstance(module, _NormBase)}
 
 
 def check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

@@ -63,8 +63,12 @@ def find_shape(model: nn.Module) -> tuple[int, ...] | None:
 
 def can_be_tried(model: nn.Module) -> bool:
     """Whether the model is in float32 and takes one input, as far as its forward tells."""
-    needed = [each for each in inspect.signature(model.forward).parameters.values() if each.default is each.empty]
-    one = sum(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed) <= 1
+    needed = [
+        parameter
+        for parameter in inspect.signature(model.forward).parameters.values()
+        if parameter.default is parameter.empty
+    ]
+    one = sum(parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD) for parameter in needed) <= 1
     return one and _is_float32(model)
 
 
@@ -78,7 +82,7 @@ def why_not_copied(model: nn.Module) -> str:
 
 
 def _is_float32(model: nn.Module) -> bool:
-    return {each.dtype for each in model.parameters() if each.is_floating_point()} == {torch.float32}
+    return {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()} == {torch.float32}
 
 
 def check_trial(model: nn.Module, trial: Trial) -> None:
@@ -88,12 +92,12 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
         raise ValueError(f"trial: outputs ({len(data)} bytes) must be numbers for two inputs")
     expected = torch.tensor(struct.unpack(f"<{len(data) // 4}f", data)).view(2, -1)
     try:
-        found = _outputs(model, _inputs(tuple(trial.shape))[trial.inputs])
+        outputs = _outputs(model, _inputs(tuple(trial.shape))[trial.inputs])
     except FAILURES as error:
         raise ValueError(f"the network can't take the inputs of the file's test: {error}") from error
-    if found is None or found.shape != expected.shape:
+    if outputs is None or outputs.shape != expected.shape:
         raise ValueError(f"the network has other outputs than {list(expected.shape)} for the inputs of the file's test")
-    moved = _moved(found, expected)
+    moved = _moved(outputs, expected)
     if not (moved <= trial.tolerance).any():  # both: another order of sums may turn a sign in one of them
         raise ValueError(
             "the network computes something else than the one that was saved: with the same modules and tensors its "
@@ -107,12 +111,12 @@ def _moved_by_rounding(model: nn.Module, inputs: Tensor, outputs: Tensor) -> Ten
     for _ in range(2):
         scale = 1 + ROUNDING * (torch.rand(inputs.shape, generator=noise) * 2 - 1)
         others.append(_outputs(model, inputs * scale))
-    return torch.stack([_moved(each, outputs) for each in others if each is not None]).amax(0)
+    return torch.stack([_moved(other, outputs) for other in others if other is not None]).amax(0)
 
 
-def _moved(found: Tensor, expected: Tensor) -> Tensor:
+def _moved(outputs: Tensor, expected: Tensor) -> Tensor:
     """Of each output, the largest difference as a share of the largest number; NaN counts as 1."""
-    return ((found - expected).abs().amax(1) / expected.abs().amax(1)).nan_to_num(1.0)
+    return ((outputs - expected).abs().amax(1) / expected.abs().amax(1)).nan_to_num(1.0)
 
 
 def _inputs(shape: tuple[int, ...]) -> Tensor:
@@ -122,13 +126,13 @@ def _inputs(shape: tuple[int, ...]) -> Tensor:
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
     """Some numbers of each output of a copy of the model in evaluation, in the inputs' dtype; None without any."""
     model = copy.deepcopy(model).to(inputs.dtype)
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with trial(model):
-        found = tree_leaves(model(inputs.to(device)))
-    floating = [each for each in found if isinstance(each, Tensor) and each.is_floating_point()]
-    tensors = [each for each in floating if each.ndim and len(each) == len(inputs)]
+        leaves = tree_leaves(model(inputs.to(device)))
+    floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
+    tensors = [leaf for leaf in floating if leaf.ndim and len(leaf) == len(inputs)]
     if not tensors:
         return None
-    flat = torch.cat([each.reshape(len(inputs), -1) for each in tensors], 1).float().cpu()
+    flat = torch.cat([tensor.reshape(len(inputs), -1) for tensor in tensors], 1).float().cpu()
     count = flat.shape[1]
     return flat[:, torch.linspace(0, count - 1, min(count, NUMBERS)).round().long()] if count else None

@@ -15,12 +15,12 @@ ACTIVATIONS = ("identity", "hardtanh", "prelu", "leaky", "keep")
 """The activations that may stand there. Files store their order: append new ones."""
 
 
-def note_of(choice: str, found: Collection[str]) -> Tensor:
+def note_of(choice: str, kinds: Collection[str]) -> Tensor:
     """Return as two numbers ``choice``, the argument of `qconv.convert`, and the set of activations that resulted.
 
     They are float because averages of models refuse or truncate whole numbers, and always on the CPU.
     """
-    marks = sum(2 ** ACTIVATIONS.index(name) for name in set(found))
+    marks = sum(2 ** ACTIVATIONS.index(name) for name in set(kinds))
     return torch.tensor([ACTIVATIONS.index(choice), marks], dtype=torch.float32, device="cpu")
 
 

@@ -92,7 +92,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
 
 def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
     try:
-        size = tuple(index(each) for each in input_size)
+        size = tuple(index(side) for side in input_size)
     except TypeError as error:
         raise TypeError(
             f"input_size (={input_size!r}) must be a sequence of whole numbers, such as (3, 32, 32)"

@@ -243,13 +243,13 @@ def _without_zeros(counts: Mapping[Key, int]) -> dict[Key, int]:
 
 def _added(counts: Iterable[Mapping[Key, int]]) -> dict[Key, int]:
     total: Counter[Key] = Counter()
-    for each in counts:
-        total.update(each)
+    for part in counts:
+        total.update(part)
     return {key: total[key] for key in sorted(total)}
 
 
 def _label(bits: float | tuple[float, float]) -> str:
-    return "x".join(f"{each:g}" for each in bits) if isinstance(bits, tuple) else f"{bits:g}"
+    return "x".join(f"{number:g}" for number in bits) if isinstance(bits, tuple) else f"{bits:g}"
 
 
 def _labelled(counts: Mapping[Key, int]) -> dict[str, int]:

@@ -90,7 +90,7 @@ def start_run(cfg: DictConfig) -> tuple[Trainer, list[Callback]]:
 
 def find(callbacks: list[Callback], kind: type[C]) -> C:
     """The one callback of this class."""
-    found = [callback for callback in callbacks if isinstance(callback, kind)]
-    if len(found) != 1:
-        raise ValueError(f"callbacks must hold one {kind.__module__}.{kind.__name__}, not {len(found)}")
-    return found[0]
+    matching = [callback for callback in callbacks if isinstance(callback, kind)]
+    if len(matching) != 1:
+        raise ValueError(f"callbacks must hold one {kind.__module__}.{kind.__name__}, not {len(matching)}")
+    return matching[0]

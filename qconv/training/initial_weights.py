@@ -25,28 +25,28 @@ def load_weights(model: nn.Module, path: str) -> None:
         CheckpointError: no such file, a damaged one, or one of another network: the first tensor that is missing, left
             over, or of another shape is named.
     """
-    found, kinds = read_weights(path)
+    weights, kinds = read_weights(path)
     # What stands before its signs is this network's own choice, as its scheme is.
-    found, own = (
+    weights, own = (
         {name: tensor for name, tensor in state.items() if not name.endswith(f".input_quantizer.{KEY}")}
-        for state in (found, model.state_dict())
+        for state in (weights, model.state_dict())
     )
     own_kinds = describe_quantizers(model)
     of_quantizers = quantizer_prefixes(model)
     for name, part in model.named_modules():
         if isinstance(part, Part):
-            part.upgrade_state(found, f"{name}.")
+            part.upgrade_state(weights, f"{name}.")
     wanted: dict[str, Tensor] = {}
     again: list[str] = []
     for name, kind in own_kinds.items():
         # All of a quantizer's tensors or none: half of them would be the steps of one and the clip of another.
-        theirs, mine = ({k: t for k, t in state.items() if k.startswith(f"{name}.")} for state in (found, own))
+        theirs, mine = ({k: t for k, t in state.items() if k.startswith(f"{name}.")} for state in (weights, own))
         same_class = kinds.get(name, "").partition("(")[0] == kind.partition("(")[0]
         if same_class and {k: t.shape for k, t in theirs.items()} == {k: t.shape for k, t in mine.items()}:
             wanted |= theirs
             if kinds[name] != kind:
                 again.append(name)
-    for name, tensor in found.items():
+    for name, tensor in weights.items():
         if ".input_quantizer." in name or ".weight_quantizer." in name or ".grad_quantizer." in name:
             continue
         if name not in own:

@@ -34,10 +34,10 @@ def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) 
 
 def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
     """Raise unless both or neither average the weights: the state dict in the file is the average."""
-    found, asked = average_of(checkpoint["config"]), average_of(config)
-    if found != asked:
-        add = "callbacks=default" if found is None else f"callbacks=ema callbacks.ema.decay={found['decay']}"
-        words = f"was trained with callbacks.ema {call(found)}, this run asks for {call(asked)}"
+    stored, asked = average_of(checkpoint["config"]), average_of(config)
+    if stored != asked:
+        add = "callbacks=default" if stored is None else f"callbacks=ema callbacks.ema.decay={stored['decay']}"
+        words = f"was trained with callbacks.ema {call(stored)}, this run asks for {call(asked)}"
         raise CheckpointError(f"checkpoint {path} {words}: add {add}")
 
 
@@ -57,11 +57,11 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
         raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
     stored = with_former_defaults(stored, config)
     for group in groups:
-        found, asked = stored.get(group), config.get(group)
-        if found != asked:
+        value, asked = stored.get(group), config.get(group)
+        if value != asked:
             raise CheckpointError(
-                f"checkpoint {path} was trained with {group} {call(found)}, this run asks for {call(asked)}: "
-                f"add {shlex.join(remedy(group, found, asked, stored.get('choices', {}).get(group)))}"
+                f"checkpoint {path} was trained with {group} {call(value)}, this run asks for {call(asked)}: "
+                f"add {shlex.join(remedy(group, value, asked, stored.get('choices', {}).get(group)))}"
             )
 
 
@@ -107,10 +107,10 @@ def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str
     """
     stored = checkpoint["state_dict"]
     for name in [*state_dict, *stored]:
-        found, asked = (tuple(d[name].shape) if name in d else None for d in (stored, state_dict))
-        if found != asked:
+        size, asked = (tuple(d[name].shape) if name in d else None for d in (stored, state_dict))
+        if size != asked:
             raise CheckpointError(
-                f"checkpoint {path} is of another network: '{name}' is {shape(found)} in it, {shape(asked)} in this run"
+                f"checkpoint {path} is of another network: '{name}' is {shape(size)} in it, {shape(asked)} in this run"
             )
 
 
@@ -124,25 +124,25 @@ def call(node: Any) -> str:
     return f"{node['_target_']}({arguments})"
 
 
-def remedy(group: str, found: Any, asked: Any, choice: str | None = None) -> Iterator[str]:
+def remedy(group: str, stored: Any, asked: Any, choice: str | None = None) -> Iterator[str]:
     """Command-line words that turn `asked` into `found`.
 
     `choice` is the config that was chosen; where it is not known, configs are named as the functions they call.
     """
-    if found == {}:
+    if stored == {}:
         yield f"{group}=none"
         return
-    if not isinstance(found, dict) or not isinstance(asked, dict) or "_target_" not in found:
-        yield f"{group}={override(found)}"
+    if not isinstance(stored, dict) or not isinstance(asked, dict) or "_target_" not in stored:
+        yield f"{group}={override(stored)}"
         return
-    if found["_target_"] != asked.get("_target_"):
-        yield f"{group}={choice or found['_target_'].rpartition('.')[2].lower()}"
-        plain = {k: v for k, v in found.items() if not k.startswith("_") and not isinstance(v, dict)}
+    if stored["_target_"] != asked.get("_target_"):
+        yield f"{group}={choice or stored['_target_'].rpartition('.')[2].lower()}"
+        plain = {k: v for k, v in stored.items() if not k.startswith("_") and not isinstance(v, dict)}
         yield from (f"{group}.{k}={override(v)}" for k, v in plain.items())
         return
-    for key in dict.fromkeys([*found, *asked]):
-        if found.get(key, ABSENT) != asked.get(key, ABSENT):
-            yield f"{group}.{key}={override(found[key])}" if key in found else f"~{group}.{key}"
+    for key in dict.fromkeys([*stored, *asked]):
+        if stored.get(key, ABSENT) != asked.get(key, ABSENT):
+            yield f"{group}.{key}={override(stored[key])}" if key in stored else f"~{group}.{key}"
 
 
 def override(value: Any) -> str:
@@ -154,6 +154,6 @@ def override(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def shape(found: tuple[int, ...] | None) -> str:
+def shape(size: tuple[int, ...] | None) -> str:
     """A shape, or that there is none."""
-    return "absent" if found is None else str(found)
+    return "absent" if size is None else str(size)

@@ -42,18 +42,20 @@ def find_last(cfg: DictConfig) -> str | None:
     the usual folders.
     """
     own = Path(cfg.run_dir)
-    found = [own / LAST] if (own / LAST).is_file() else []
-    if not found and not is_named(cfg):
+    checkpoints = [own / LAST] if (own / LAST).is_file() else []
+    if not checkpoints and not is_named(cfg):
         asked = OmegaConf.to_container(cfg, resolve=True)
         others = [path for pattern in ("outputs/*/*", "multirun/*/*/*") for path in Path().glob(pattern)]
-        found = [folder / LAST for folder in others if (folder / LAST).is_file() and same_run(folder / CONFIG, asked)]
-        found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
+        checkpoints = [
+            folder / LAST for folder in others if (folder / LAST).is_file() and same_run(folder / CONFIG, asked)
+        ]
+        checkpoints.sort(key=lambda path: path.stat().st_mtime, reverse=True)
     words = "no such run so far, starting anew"
-    if found:
-        finished = (found[0].parents[1] / RESULT).is_file()
-        words = f"going on with {found[0]}" + (", of a run that has come to its end" if finished else "")
+    if checkpoints:
+        finished = (checkpoints[0].parents[1] / RESULT).is_file()
+        words = f"going on with {checkpoints[0]}" + (", of a run that has come to its end" if finished else "")
     rank_zero_only(show_note)(f"ckpt_path=last: {words}")
-    return str(found[0]) if found else None
+    return str(checkpoints[0]) if checkpoints else None
 
 
 def is_named(cfg: DictConfig) -> bool:

@@ -160,14 +160,14 @@ def of_weight(layer: QuantizedLayer) -> dict[str, float]:
     quantizer = layer.weight_quantizer
     filters = layer.filters()
     tensors = quantizer.tensors()
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     if not quantizer.replaces_weight:
         grad = quantizer.backward(torch.ones_like(filters), filters, *tensors)[0]
-        found["weights_saturated"] = share(grad == 0) if grad is not None else 0.0
-        found["weight_error"] = error(layer.quantized_weight(), layer.weight)
+        figures["weights_saturated"] = share(grad == 0) if grad is not None else 0.0
+        figures["weight_error"] = error(layer.quantized_weight(), layer.weight)
     with contextlib.suppress(TypeError):  # real numbers have no codes
-        found["step"] = float(layer.weight_codes().scale.float().mean())
-    return found
+        figures["step"] = float(layer.weight_codes().scale.float().mean())
+    return figures
 
 
 @torch.no_grad()
