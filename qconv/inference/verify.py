@@ -102,23 +102,25 @@ def verify(
     expected to make.
 
     Then the frozen network runs as a whole, on its own codes, and the trained one follows it in float64: each of its
-    layers takes what the frozen one was given. So each input of a layer is compared with what the trained modules make
-    of the inputs of the layers before it. A float that lies near the edge between two codes can fall to either side,
-    since float sums depend on their order: a code may be that of any number within 8 errors of the exact one, where the
-    error follows from the arithmetic of each element (`qconv.inference.rounding`). The outputs, and with them the
-    decisions, must agree with the trained arithmetic on these codes within 8 errors, too. Against the trained network
-    on its codes, in which other elements at an edge fell to the other side, outputs and decisions are counted.
+    layers takes the input of the frozen one. So each input of a layer is compared with the result of the trained
+    modules for the inputs of the layers before it. A float near the edge between two codes can fall to either side,
+    since float sums depend on their order. A code may therefore be that of any number within 8 errors of the exact one,
+    where the error follows from the arithmetic of each element (`qconv.inference.rounding`). The outputs, and with them
+    the decisions, must agree with the trained arithmetic on these codes within 8 errors, too. The trained network on
+    its own codes has other elements fall to the other side of an edge; the outputs and decisions that differ from it
+    are counted.
 
     Both networks run on the CPU, in float32 and eagerly: `torch.compile` and `torch.autocast` are switched off, since
-    what ships computes in integers and float32. A network that was trained under autocast is compared by its weights.
+    the shipped model computes in integers and float32. A network that was trained under autocast is compared by its
+    weights.
 
     Args:
-        model: the trained one; what compiles it or spreads it over devices is taken off.
-        frozen: its frozen form; or a packed file, which is loaded and frozen.
-        inputs: a batch, or batches.
+        model: the trained model; wrappers that compile it or spread it over devices are removed.
+        frozen: its frozen form, or a packed file, which is loaded and frozen.
+        inputs: one batch or several.
 
     Raises:
-        ValueError: a frozen model of other layers; no input.
+        ValueError: a frozen model with other layers; no input.
         TypeError: a model whose output is not a tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
@@ -170,7 +172,7 @@ def _compared(
 
 
 def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
-    """The layers of both, in the order of the model."""
+    """Pair the layers of both models, in the order of the trained one."""
     modules = dict(model.named_modules(remove_duplicate=False))
     known = {told.name: told for told in frozen.layers}
     for name in known:
@@ -178,7 +180,7 @@ def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
             raise ValueError(f"the frozen model has a layer '{name}', the trained one has no quantized layer there")
     for name, module in modules.items():
         if isinstance(module, QuantizedLayer) and not any(name.startswith(f"{other}.") for other in known):
-            with suppress(AttributeError):  # where nothing in the frozen model stands for it
+            with suppress(AttributeError):  # nothing in the frozen model replaces it
                 if isinstance(frozen.find(name), QuantizedLayer):
                     known.setdefault(name, Frozen(name, "float", reason="it was left as it is"))
     fed = {told.reader for told in frozen.layers if told.reader}

@@ -1,1 +1,1 @@
-"""Operators of integer inference and of signs in training: definitions, and C and oneDNN behind them."""
+"""Operators of integer inference and of signs in training: definitions, and their C and oneDNN kernels."""

@@ -1,4 +1,4 @@
-"""Sums of products of whole numbers by convolutions of floats, exact and as fast as floats allow."""
+"""Sums of products of whole numbers by float convolutions, exact and as fast as floats allow."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,17 +10,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .window import Window
 
-_LIMIT = 2**24  # float32 holds every smaller whole number, and so every partial sum, in whatever order
-_MOST = 4  # parts, which together take no longer than one convolution in float64
+_LIMIT = 2**24  # float32 holds every smaller whole number, and so every partial sum, in any order
+_MOST = 4  # parts; together they take no longer than one convolution in float64
 _Parts = tuple[tuple[int, int], ...]
 _parts: Any = WeakTensorKeyDictionary()  # of weights, while they live
 
 
 def sums_of_products(input: Tensor, weight: Tensor, window: Window, zero: int = 0) -> Tensor:
-    """The convolution of ``input − zero`` with ``weight``: whole numbers below 2^53, as float32 or float64.
+    """Return the convolution of ``input − zero`` with ``weight``: whole numbers below 2^53, as float32 or float64.
 
-    8-bit operands are added up in float32 where no sum can reach 2^24, or in parts of the input channels for which that
-    holds; all else in float64. Autocast has no say in it.
+    8-bit operands are added up in float32 if no sum can reach 2^24, or in parts of the input channels for which that
+    holds; all others in float64. Autocast has no effect.
     """
     parts = _exact_parts(input, weight, zero)
     if len(parts) > 1 and window.groups > 1:
@@ -40,25 +40,25 @@ def sums_of_products(input: Tensor, weight: Tensor, window: Window, zero: int = 
 
 
 def are_floats_exact(input: Tensor, weight: Tensor, zero: int) -> bool:
-    """Whether float32 holds every sum of products of 8-bit codes of any value with this weight."""
+    """Whether float32 holds every sum of products of any 8-bit codes with this weight."""
     return len(_exact_parts(input, weight, zero)) == 1
 
 
 def _exact_parts(input: Tensor, weight: Tensor, zero: int) -> _Parts:
-    """Ranges of input channels whose sums float32 holds; none where there is no such division, or it is not known.
+    """Return ranges of input channels whose sums float32 holds; none if there is no such division or it is unknown.
 
     A GPU's library may choose a convolution by transforms, which rounds.
     """
     if input.dtype not in (torch.uint8, torch.int8) or type(input) is not Tensor or not input.is_cpu:
         return ()
     largest = max(zero, 255 - zero) if input.dtype == torch.uint8 else 128
-    if weight.is_inference():  # which doesn't tell that it has changed
+    if weight.is_inference():  # such tensors don't tell that they have changed
         return _divided(weight, largest)
     key = largest, weight._version
     known: dict[Any, _Parts] = _parts.get(weight, {})
     if key not in known:
         known = {key: _divided(weight, largest)}
-        _parts[weight] = known  # a new dictionary: other threads may be reading the one that is there
+        _parts[weight] = known  # a new dictionary: other threads may be reading the old one
     return known[key]
 
 
@@ -71,7 +71,7 @@ def _divided(weight: Tensor, largest: int) -> _Parts:
     while ends[-1] < channels and len(ends) <= _MOST:
         before = reached[:, ends[-1] - 1 : ends[-1]] if ends[-1] else 0
         fits = (reached - before < _LIMIT).all(0)
-        end = int(fits.cumprod(0).sum())  # those before fit as well: what they reach is smaller
+        end = int(fits.cumprod(0).sum())  # the ones before fit as well, since their sums are smaller
         if end == ends[-1]:
             return ()
         ends.append(end)

@@ -25,12 +25,12 @@ BLOCK = 8
 INSTRUCTION_SETS = ("portable", "avx2", "avx512", "neon")
 _DTYPES = torch.int64, torch.int32, torch.float32, torch.float32, torch.int32  # weight, sums, scale, bias, threshold
 _TO_INT32, _TO_FLOAT, _TO_BITS = range(3)
-_SERIAL = 1 << 20  # multiplications below which a second thread costs more than it brings
+_SERIAL = 1 << 20  # multiplications below which a second thread costs more than it gains
 
 
 @cache
 def kernels() -> ModuleType | None:
-    """The compiled module; None, which is said once, where qconv was installed without a C compiler."""
+    """Return the compiled module, or None, with one warning, if qconv was installed without a C compiler."""
     if _binary is None:
         logging.getLogger("qconv").warning(
             "qconv was installed without its C kernels: binary convolutions are exact, but slow, by torch's operators. "
@@ -64,7 +64,7 @@ def _plan(
     channels_last: bool,
     instruction_set: int,
 ) -> _Plan:
-    """The plan of a call, from the shapes of input and weight; made once, for it takes as long as a small kernel."""
+    """Plan a call from the shapes of input and weight; cached, for it takes as long as a small kernel."""
     groups, blocks, kernel_h, kernel_w, words, _ = kernel
     if len(input) != 4:
         raise ValueError(f"input (of shape {input}) must be {'(N, C, H, W)' if is_float else '(N, H, W, words)'}")
@@ -105,7 +105,7 @@ def binary_conv2d(
     threshold: Tensor | None = None,
     instruction_set: str | None = None,
 ) -> Tensor | None:
-    """`qconv.kernels.operators.binary_conv2d` by the kernel; None where there is none, or it does not take the shape.
+    """`qconv.kernels.operators.binary_conv2d` by the kernel; None if there is none, or it does not support the shape.
 
     ``instruction_set`` is one of `instruction_sets`, the best one when None.
     """

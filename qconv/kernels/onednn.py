@@ -17,8 +17,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .exact_sums import are_floats_exact
 from .window import Window
 
-_MOST = 4  # of one weight: sizes of pictures that come in turn
-_packed: Any = WeakTensorKeyDictionary()  # weights as oneDNN wants them, while the weight lives
+_MOST = 4  # layouts of one weight: sizes of pictures used in turn
+_packed: Any = WeakTensorKeyDictionary()  # weights in oneDNN's layout, while the weight lives
 
 
 @cache
@@ -37,10 +37,10 @@ def integer_conv2d(
     high: int | None = None,
     zero: int = 0,
 ) -> Tensor | None:
-    """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None where it would not be exact.
+    """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None if that would not be exact.
 
-    That is without VNNI, where sums of two products saturate; for a weight of more than 8 bits; for sums that are asked
-    for and need not be exact in float32, in which the operator gives them; and where oneDNN is wrong, as random layers
+    It is not exact without VNNI, where sums of two products saturate; for a weight of more than 8 bits; for requested
+    sums that float32, in which the operator returns them, may not hold; and where oneDNN is wrong, as random layers
     have shown: outputs of one column with a stride along the rows.
     """
     if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
@@ -55,11 +55,11 @@ def integer_conv2d(
     if scale is None or bias is None:
         scale, bias = torch.ones(len(weight)), torch.zeros(len(weight))
     input, sides = window.pad_but_zeros(input, zero, _can_pad(window, kernel_size))
-    if input.dtype == torch.int8:  # the operator takes unsigned inputs
+    if input.dtype == torch.int8:  # the operator requires unsigned inputs
         zero += 128
         input = input.view(torch.uint8) ^ 128
     packed = _kept(weight, zero, window, sides, tuple(input.shape))
-    shift = 128 if low is not None and low < 0 else 0  # so are its outputs
+    shift = 128 if low is not None and low < 0 else 0  # outputs are unsigned, too
     ends = [float(low), float(high)] if low is not None and high is not None else []
     output = _pointwise(input, zero, packed, window, sides, scale, bias, torch.uint8 if ends else None, ends, shift)
     if is_sums:
@@ -109,9 +109,9 @@ def _can_pad(window: Window, kernel_size: Sequence[int]) -> bool:
 
 
 def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: tuple[int, ...]) -> Tensor:
-    """The weight in oneDNN's layout, made once for each way in which it is used.
+    """Return the weight in oneDNN's layout, made once for each way in which it is used.
 
-    Tensors of inference mode don't tell that they have changed: theirs is made for each call.
+    Tensors of inference mode don't tell that they have changed: their layout is made for each call.
     """
     if weight.is_inference():
         return _prepack(weight, zero, window, sides, shape)
@@ -120,7 +120,7 @@ def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], sha
     if key in known:
         return known[key]
     packed = _prepack(weight, zero, window, sides, shape)
-    # A new dictionary: other threads may be reading the one that is there. What two add at once is made again.
+    # A new dictionary: other threads may be reading the old one. If two threads add at once, one layout is made again.
     _packed[weight] = {**(known if len(known) < _MOST else {}), key: packed}
     return packed
 

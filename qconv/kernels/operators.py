@@ -1,20 +1,19 @@
-"""Operators of integer inference, as `torch.library` operators: each has a definition that is slow and exact.
+"""Operators of integer inference, as `torch.library` operators: each has a slow and exact definition.
 
-A definition is made of torch's operators and runs on every device; on tensors without values it tells the shape.
-Faster kernels stand beside it (`native`, `onednn`) and give the same integers; a kernel for another device is
-registered in the same way, and no caller sees a difference. All are functional and have no gradient. Outputs are
-channels_last.
+A definition uses torch's operators and runs on every device; for tensors without values it computes the shape. Faster
+kernels (`native`, `onednn`) give the same integers. A kernel for another device is registered in the same way, and
+callers see no difference. All are functional and have no gradient. Outputs are channels_last.
 
 **Signs** are bits, 1 for −1: ``(N, H, W, groups · words)`` int64 with ``words = ceil(C / groups / 64)``, bits beyond
 the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` of ``(C_out, C / groups, kh, kw)``.
-``in_channels`` and ``out_channels`` are those of all groups.
+``in_channels`` and ``out_channels`` are totals of all groups.
 
-**Codes** are uint8 or int8 numbers ``(N, C, H, W)``, of which ``zero`` stands for 0; their weights, ``(C_out, C /
-groups, kh, kw)``, are int8, for which there is a kernel, or int16.
+**Codes** are uint8 or int8 numbers ``(N, C, H, W)``; ``zero`` is the code of 0. Their weights, ``(C_out, C / groups,
+kh, kw)``, are int8, for which there is a kernel, or int16.
 
 The operators' schemas spell a `Window` out; the padding of signs is filled with −1, 0 or +1.
 
-Definitions add up in float32 where every sum is below 2^24 and so is exact, else in several such sums or in float64.
+Definitions add up in float32 if every sum is below 2^24 and thus exact, else in several such sums or in float64.
 """
 
 from collections.abc import Callable, Sequence
@@ -48,7 +47,7 @@ LIBRARY.define(
 
 
 def pack_signs(input: Tensor, groups: int = 1) -> Tensor:
-    """The signs of ``(N, C, H, W)`` as bits ``(N, H, W, groups · words)``; 0, −0.0 and NaN give +1.
+    """Return the signs of ``(N, C, H, W)`` as bits ``(N, H, W, groups · words)``; 0, −0.0 and NaN give +1.
 
     Example:
         >>> pack_signs(torch.tensor([-1.0, 1.0, -1.0]).view(1, 3, 1, 1)).item()
@@ -101,12 +100,12 @@ def binary_conv2d(
     bias: Tensor | None = None,
     threshold: Tensor | None = None,
 ) -> Tensor:
-    """Convolution of signs, given as bits or as floats whose signs are taken.
+    """Convolve signs, given as bits or as floats whose signs are used.
 
     Returns:
         The sums ``acc`` (N, C_out, *out), int32; with `scale` and `bias` (C_out,) ``acc · scale_c + bias_c``, float32,
-        rounded after the product and after the sum; with `threshold` (groups, blocks · 8), int32, the bits
-        (N, *out, words) of what is −1 where ``acc < threshold_c``.
+        rounded after the product and after the sum; with `threshold` (groups, blocks · 8), int32, the bits (N, *out,
+        words) of signs that are −1 where ``acc < threshold_c``.
     """
     groups = window.groups
     signs = torch.where(input < 0, -1, 1) if input.is_floating_point() else unpack_signs(input, channels[0], groups)
@@ -130,12 +129,12 @@ def integer_conv2d(
     high: int | None = None,
     zero: int = 0,
 ) -> Tensor:
-    """Convolution of codes, of ``input − zero``.
+    """Convolve codes, as ``input − zero``.
 
     Returns:
-        The sums ``acc`` (N, C_out, *out), int32, which they must not exceed; with `scale` and `bias` (C_out,)
-        ``acc · scale_c + bias_c``, float32, in whose last bits kernels may differ; with `low` and `high` codes,
-        ``clamp(round(acc · scale_c + bias_c), low, high)``, uint8, or int8 where `low` is negative.
+        The sums ``acc`` (N, C_out, *out), which must fit int32; with `scale` and `bias` (C_out,) ``acc · scale_c +
+        bias_c``, float32, whose last bits may differ between kernels; with `low` and `high` codes, ``clamp(round(acc ·
+        scale_c + bias_c), low, high)``, uint8, or int8 if `low` is negative.
     """
     sums = sums_of_products(input, weight, window, zero).to(torch.int32)
     if scale is None or bias is None:
@@ -147,15 +146,15 @@ def integer_conv2d(
 
 
 def code_dtype(low: int) -> torch.dtype:
-    """The dtype of codes from `low` on: unsigned where it can be, which CPUs multiply faster."""
+    """The dtype of codes from `low` on: unsigned if possible, which CPUs multiply faster."""
     return torch.int8 if low < 0 else torch.uint8
 
 
 def shift_conv2d(input: Tensor, weights: Sequence[Tensor], places: Sequence[int], window: Window) -> Tensor:
-    """Convolution of int64 inputs with ``Σ weight << place``: int64 sums, which must be below 2^53.
+    """Convolve int64 inputs with ``Σ weight << place``: int64 sums, which must be below 2^53.
 
-    `weights` are int8, with a `place` for each. The input is taken apart into numbers of 8 bits; integer convolutions
-    of all pairs are shifted, and added up.
+    `weights` are int8, with a `place` for each. The input is split into 8-bit numbers; integer convolutions of all
+    pairs are shifted and added up.
     """
     total: Tensor | None = None
     for place, digit in _digits(input):
@@ -167,7 +166,7 @@ def shift_conv2d(input: Tensor, weights: Sequence[Tensor], places: Sequence[int]
 
 
 def _digits(input: Tensor) -> list[tuple[int, Tensor]]:
-    """``input = Σ digit << place``: uint8, the last one int8 if a number is negative; none of an empty input."""
+    """``input = Σ digit << place``: uint8, the last one int8 if a number is negative; none for an empty input."""
     if not input.numel():
         return []
     digits: list[tuple[int, Tensor]] = []
@@ -179,7 +178,7 @@ def _digits(input: Tensor) -> list[tuple[int, Tensor]]:
 
 
 def digits_of_shifts(codes: Tensor) -> tuple[list[Tensor], list[int]]:
-    """int8 ``weights`` and ``places`` for `shift_conv2d` of zeros and ±2^s: ±2^(s % 7) at the place s − s % 7."""
+    """int8 ``weights`` and ``places`` of zeros and ±2^s for `shift_conv2d`: ±2^(s % 7) at the place s − s % 7."""
     shift = codes.abs().clamp(min=1).double().log2().long()
     places = (shift - shift % 7)[codes != 0].unique().tolist() or [0]
     parts = [torch.where(shift - shift % 7 == place, codes.long() >> place, 0).to(torch.int8) for place in places]
@@ -187,10 +186,10 @@ def digits_of_shifts(codes: Tensor) -> tuple[list[Tensor], list[int]]:
 
 
 def of_8_bits(codes: Tensor, groups: int) -> tuple[Tensor, Tensor | None]:
-    """Whole numbers ``(C_out, C / groups, kh, kw)`` as an int8 weight, and the input channels that it takes.
+    """Return whole numbers ``(C_out, C / groups, kh, kw)`` as an int8 weight, and the input channels that it takes.
 
-    Those whose numbers lie beyond −127 to 127 are taken several times, and stand for the sum of their weights; None
-    where each channel is taken once.
+    Channels with numbers beyond −127 to 127 are taken several times, and represent the sum of their weights; None if
+    each channel is taken once.
     """
     parts, left = [], codes
     while not parts or left.any():

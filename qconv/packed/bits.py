@@ -1,7 +1,7 @@
 """Whole numbers from 0 to ``radix − 1`` in as few bytes as their number of bits needs.
 
-A power of two is written bit by bit, the lowest bit first, across the borders of bytes. Of three values, five make a
-byte (3⁵ = 243 of 256): 1.6 bits each. Two bits would take a quarter more; the entropy of three values is 1.585 at most.
+A power of two is written bit by bit, the lowest bit first, across byte borders. For three values, five of them share a
+byte (3⁵ = 243 of 256), 1.6 bits each. Two bits would take a quarter more; the entropy of three values is 1.585 at most.
 """
 
 import math
@@ -13,11 +13,11 @@ TRITS = 5
 """Of a byte."""
 LARGEST_RADIX = 2**16
 CHUNK = 8 * TRITS * 2**14
-"""Numbers that are unfolded at once: a whole number of bytes in each radix."""
+"""Numbers that are unpacked at once: a whole number of bytes in each radix."""
 
 
 def radix_of(bits: float, count: int) -> int:
-    """The radix for a quantizer of `bits` bits that has `count` values: 3, or a power of two."""
+    """Return the radix for a quantizer of `bits` bits with `count` values: 3, or a power of two."""
     if count <= 3 and bits == math.log2(3):
         return 3
     return 2 ** max(math.ceil(bits), (count - 1).bit_length(), 1)
@@ -31,7 +31,7 @@ def packed_length(count: int, radix: int) -> int:
 
 
 def pack(numbers: Tensor, radix: int) -> Tensor:
-    """The bytes (uint8, one dimension) of whole numbers from 0 to ``radix − 1``, in their order.
+    """Pack whole numbers from 0 to ``radix − 1``, in their order, into bytes (uint8, one dimension).
 
     Raises:
         ValueError: a number out of range, or a radix that is neither 3 nor a power of two from 2 to 2^16.
@@ -44,10 +44,10 @@ def pack(numbers: Tensor, radix: int) -> Tensor:
 
 
 def unpack(data: Tensor, count: int, radix: int) -> Tensor:
-    """The inverse of `pack`: `count` numbers as int16, or int32 where these are too few.
+    """The inverse of `pack`: `count` numbers as int16, or as int32 if int16 is too small.
 
     Raises:
-        ValueError: too few or too many bytes, bits that are left over and not 0, or a byte that five trits can't give.
+        ValueError: too few or too many bytes, leftover bits that are not 0, or a byte that five trits can't produce.
     """
     _check_radix(radix)
     if data.dtype != torch.uint8 or data.ndim != 1 or data.numel() != packed_length(count, radix):

@@ -1,7 +1,7 @@
-"""Constructor calls as plain data, in Hydra's notation, and back through a list of what may be called.
+"""Constructor calls as plain data, in Hydra's notation, and back through a list of allowed calls.
 
-``DoReFaInput(4)`` is ``{"_target_": "qconv.quantizers.DoReFaInput", "bits": 4}``; a class that is an argument, or a
-`functools.partial` of one, has ``"_partial_": true``. Nothing that is not in the list is imported or called.
+``DoReFaInput(4)`` is ``{"_target_": "qconv.quantizers.DoReFaInput", "bits": 4}``; a class as an argument, or a
+`functools.partial` of one, has ``"_partial_": true``. Only calls in the list are imported or executed.
 """
 
 import inspect
@@ -20,13 +20,13 @@ ELEMENTWISE = (
     *("Identity", "ReLU", "ReLU6", "LeakyReLU", "PReLU", "RReLU", "ELU", "CELU", "SELU", "GELU", "SiLU", "Mish"),
     *("Hardtanh", "Hardsigmoid", "Hardswish", "Sigmoid", "Tanh", "Softplus", "Softsign"),
 )
-"""The activations of torch that a network may be made with."""
+"""The torch activations that a network may be built with."""
 DEPTH = 8
-"""How deeply calls may be nested."""
+"""The deepest nesting of calls."""
 
 
 def quantizer_call(part: Part) -> Node:
-    """The call that makes a quantizer that computes what `part` does, with all arguments but surrogates.
+    """Return the call that makes a quantizer equivalent to `part`, with all arguments except surrogates.
 
     Raises:
         ValueError: it is not one of qconv's.
@@ -41,19 +41,19 @@ def quantizer_call(part: Part) -> Node:
 
 
 def build_quantizer(node: Mapping[str, Any]) -> Any:
-    """The quantizer of a call.
+    """Make the quantizer of a call.
 
     Raises:
-        ValueError: what is called is not a quantizer of qconv, or doesn't take the arguments.
+        ValueError: the call is not of a quantizer of qconv, or has wrong arguments.
     """
     return _build(node, _quantizer_classes())
 
 
 def build_network(node: Mapping[str, Any]) -> nn.Module:
-    """The float network of a call: of a function of `qconv.models` whose activations are torch's or qconv's.
+    """Build the float network of a call: of a function of `qconv.models` whose activations are torch's or qconv's.
 
     Raises:
-        ValueError: what is called is not a network of qconv, or doesn't take the arguments.
+        ValueError: the call is not of a network of qconv, or has wrong arguments.
     """
     return _build(node, _networks(), _activations())
 

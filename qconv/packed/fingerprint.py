@@ -1,4 +1,4 @@
-"""What a packed file says of each module of its model, so that another network with the same tensors is refused."""
+"""The fingerprint of each module in a packed file, so that another network with the same tensors is refused."""
 
 import base64
 import hashlib
@@ -14,28 +14,28 @@ from ..layers import QuantizedLayer
 from .tensors import joined
 
 LETTERS = 4
-"""Of the word of each module: 24 bits."""
+"""Bytes of the hash of each module: 24 bits."""
 QUANTIZERS = ("input_quantizer", "weight_quantizer", "grad_quantizer")
 FORMERLY = ("device", "dtype", "inplace", "momentum", "drop_prob")
-"""Arguments that the words of earlier files leave out."""
+"""Arguments that the hashes of earlier files leave out."""
 TRAINING = (
     *FORMERLY,
     *("dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate", "attn_drop_rate", "drop_path_rate"),
 )
-"""Arguments that change nothing in evaluation."""
+"""Arguments that have no effect in evaluation."""
 IDLE = ("StochasticDepth", "DropPath", "DropBlock2d", "DropBlock3d")
-"""Classes of torchvision and timm that, as dropout, do nothing in evaluation."""
+"""Classes of torchvision and timm that do nothing in evaluation, like dropout."""
 KNOWN = ("torch", "torchvision", "timm", "qconv")
-"""Packages whose classes keep their arguments for what they compute; others keep what they like."""
+"""Packages whose classes store the arguments that they compute with; other classes may store anything."""
 
 
 def fingerprint(model: nn.Module) -> str:
-    """One word for each module, in the order of `nn.Module.named_modules`, of `described`."""
+    """Return one hash for each module of `described`, in the order of `nn.Module.named_modules`."""
     return "".join(_word(name, module) for name, module in _modules(model))
 
 
 def check_fingerprint(model: nn.Module, expected: str) -> None:
-    """Raise a ValueError that names the first module which is another one than where ``expected`` was made."""
+    """Raise a ValueError that names the first module that differs from the network of ``expected``."""
     modules = list(_modules(model))
     words = [expected[at : at + LETTERS] for at in range(0, len(expected), LETTERS)]
     for (name, module), word in zip(modules, words, strict=False):
@@ -49,11 +49,11 @@ def check_fingerprint(model: nn.Module, expected: str) -> None:
 
 
 def described(module: nn.Module, *, former: bool = False) -> str:
-    """The class of a module and those arguments of its constructor that it keeps, but for defaults and training's.
+    """The class of a module and the constructor arguments that it stores, except defaults and those for training.
 
-    A quantized layer is its float twin; `qconv.convert` may have replaced an activation. Of a class that is not one of
-    torch's, torchvision's, timm's or qconv's they are those of the one of these that it derives from: what else it
-    keeps may serve anything, and the test vector shows what it changes. `former` is the text of earlier files.
+    A quantized layer counts as its float twin; `qconv.convert` may have replaced an activation. A class from elsewhere
+    than torch, torchvision, timm or qconv has the arguments of its base class from one of these: its other attributes
+    may serve anything, and the test vector shows their effect. `former` gives the text of earlier files.
     """
     was = replaced(module)
     kind = module.float_type if isinstance(module, QuantizedLayer) else type(module) if was is None else was.kind
@@ -63,7 +63,7 @@ def described(module: nn.Module, *, former: bool = False) -> str:
 
 
 def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """All modules but the quantizers of layers, of which the file says more."""
+    """All modules except the quantizers of layers, which the file describes in more detail."""
     inside: set[nn.Module] = set()
     for name, module in model.named_modules():
         if isinstance(module, QuantizedLayer):
@@ -101,7 +101,7 @@ def _arguments(module: nn.Module, kind: type[nn.Module], former: bool) -> dict[s
 
 
 def _plain(value: Any) -> str:
-    """Text that is the same in every process."""
+    """Return text that is the same in every process."""
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The weight quantizer of a layer that was loaded: codes that no longer change."""
+"""The weight quantizer of a loaded layer: codes that no longer change."""
 
 from collections.abc import Callable
 from typing import Any, Self
@@ -12,14 +12,14 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def smallest(numbers: Tensor) -> Tensor:
-    """Whole numbers in the smallest of the signed integer dtypes that holds them; very large ones in float64."""
+    """Whole numbers in the smallest signed integer dtype that holds them; very large ones in float64."""
     low, high = (int(numbers.min()), int(numbers.max())) if numbers.numel() else (0, 0)
     fitting = (dtype for dtype in INTEGERS if torch.iinfo(dtype).min <= low and high <= torch.iinfo(dtype).max)
     return numbers.to(next(fitting, torch.float64))
 
 
 class FixedCodes(Quantizer):
-    """``w_q = codes.dequantize()``, whatever the float weight is; nothing of it is trained.
+    """``w_q = codes.dequantize()``, whatever the float weight is; nothing in it is trained.
 
     Args:
         bits: information per element.
@@ -44,7 +44,7 @@ class FixedCodes(Quantizer):
         self.register_buffer("negative_scale", None)
 
     def set_(self, codes: Codes) -> None:
-        """Take the codes over, whose `zero` is 0."""
+        """Take over the codes, whose `zero` is 0."""
         self.values = codes.values
         self.scale, self.offset, self.negative_scale = codes.scale, codes.offset, codes.negative_scale
 
@@ -58,12 +58,12 @@ class FixedCodes(Quantizer):
 
     @property
     def code_dtype(self) -> torch.dtype:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Of the stored codes."""
+        """The dtype of the stored codes."""
         return self.values.dtype
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
         values, scale, zero, offset, negative_scale = self.codes(x, *tensors)
-        # Wider codes are those of powers of two and of 8-bit floats: multiplied they are what layers were trained with.
+        # Wider codes are those of powers of two and of 8-bit floats; the layers were trained with the products.
         if values.dtype not in (torch.int8, torch.int16) or zero or offset is not None or negative_scale is not None:
             return None
         return Whole(values.to(torch.promote_types(x.dtype, torch.float32)), scale)
@@ -85,7 +85,7 @@ class FixedCodes(Quantizer):
         self.values = torch.zeros(x.shape, dtype=torch.int8, device=x.device)  # until `set_`
 
     def _apply(self, fn: Callable[..., Any], recurse: bool = True) -> Self:
-        # To another device, but to no other dtype: in half precision a scale of 2^-31 would be 0.
+        # Move to another device, but not to another dtype: in half precision a scale of 2^-31 would be 0.
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         for name, tensor in before.items():

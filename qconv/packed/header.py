@@ -1,10 +1,10 @@
-"""What a packed file says of itself: the schema of its metadata, version 2.
+"""The schema, version 2, of the metadata of a packed file.
 
-Version 1 had neither `modules` nor `trial`; it is still read, and a network with the same tensors but other functions
-is not found out then.
+Version 1 had neither `modules` nor `trial`. It can still be read, but a network with the same tensors and other
+functions is then not recognized.
 
 A packed file is a safetensors file whose metadata has one string: ``qconv``, a `Header` as JSON. Tensors have the names
-of the model's state dict; in place of a quantized ``NAME.weight`` there are
+of the model's state dict. A quantized ``NAME.weight`` is replaced by
 
 - ``NAME.weight.codes``: the numbers of the levels, by `bits.pack`, in the order of the filters (output channels first),
 - ``NAME.weight.levels``, where the codes are not evenly spaced: the code of each number,
@@ -35,15 +35,15 @@ class _Strict(BaseModel):
 
 
 class Weight(_Strict):
-    """How the weight of a layer is stored.
+    """The storage of a layer's weight.
 
     Attributes:
-        shape: of the filters.
-        bits: information per element, of the quantizer.
-        radix: how many numbers there are, see `bits.pack`.
+        shape: the shape of the filters.
+        bits: information per element, as stated by the quantizer.
+        radix: the number of levels, see `bits.pack`.
         first: the code of number 0.
-        step: from one code to the next; 0 if the codes are a tensor of their own.
-        dtype: of the weight that was quantized.
+        step: the difference between adjacent codes; 0 if the codes are a separate tensor.
+        dtype: the dtype of the quantized weight.
     """
 
     shape: list[Size] = Field(min_length=1, max_length=5)
@@ -59,11 +59,11 @@ class Layer(_Strict):
 
     Attributes:
         type: the class of `qconv.layers`.
-        arguments: of its float twin's constructor, but for defaults.
-        scheme: how the scheme was written, for tables and messages.
+        arguments: the arguments of its float twin's constructor, except defaults.
+        scheme: the name of the scheme, for tables and messages.
         input: the call that makes the input's quantizer, see `calls`.
-        weight: None where the weight is float.
-        padding_value: what the quantized input is padded with.
+        weight: None if the weight is float.
+        padding_value: the padding of the quantized input.
         scale_map: whether the output is multiplied by XNOR-Net's K.
     """
 
@@ -77,14 +77,14 @@ class Layer(_Strict):
 
 
 class Pictures(_Strict):
-    """What the network takes: pixels from 0 to 255, ``(pixel − mean) / std`` in each channel.
+    """The input of the network: pixels from 0 to 255, ``(pixel − mean) / std`` in each channel.
 
     Attributes:
         size: channels, height and width.
-        resize: the shorter side to which a picture is resized before it is cropped at the centre; None resizes it until
-            it just covers the size.
-        mean: of each channel.
-        std: of each channel.
+        resize: the shorter side to which a picture is resized before it is cropped at the centre; None resizes it to
+            just cover the size.
+        mean: the mean of each channel.
+        std: the standard deviation of each channel.
     """
 
     size: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=3, max_length=3)
@@ -100,13 +100,13 @@ class Pictures(_Strict):
 
 
 class Trial(_Strict):
-    """What the model makes of two inputs.
+    """The test vector: the outputs of the model for two inputs.
 
     Attributes:
-        shape: of an input, of normally distributed numbers.
-        inputs: the places of the two among 16, drawn from torch's generator on the CPU with seed 0.
+        shape: the shape of an input of normally distributed numbers.
+        inputs: the indices of the two among 16, drawn from torch's generator on the CPU with seed 0.
         outputs: up to 32 numbers of each output, float32, little-endian, in base64.
-        tolerance: how far they may be off, as a share of the largest: what rounding has done when it was written.
+        tolerance: the allowed difference, as a share of the largest number: the effect of rounding when it was written.
     """
 
     shape: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(max_length=5)
@@ -120,14 +120,14 @@ class Header(_Strict):
 
     Attributes:
         sha256: checksum of this header with an empty one, and of every tensor: name, dtype, shape and bytes.
-        network: the call that makes the float network, see `calls`; None where the reader must bring it along.
-        layers: the quantized layers by their names in it.
-        activations: what `qconv.convert` has put in the place of activations before signs, by their names.
-        shared: names of tensors that are another one.
-        pictures: what the network takes.
+        network: the call that makes the float network, see `calls`; None if the reader must supply it.
+        layers: the quantized layers by their names in the network.
+        activations: the replacements by `qconv.convert` of activations before signs, by their names.
+        shared: names of tensors that are the same as another one.
+        pictures: the input of the network.
         classes: the names of its outputs.
         modules: `fingerprint.fingerprint` of the quantized network; none in files of version 1.
-        trial: what it makes of two inputs; None where the shape of its inputs was not told.
+        trial: its outputs for two inputs; None if the shape of its inputs was unknown.
     """
 
     format: Literal["qconv-packed"] = FORMAT
@@ -144,13 +144,13 @@ class Header(_Strict):
 
 
 def to_json(described: Header) -> str:
-    """The header as it stands in the file, without what is at its default."""
+    """The header as stored in the file, without defaults."""
     plain = described.model_dump(mode="json", exclude_defaults=True)
     return json.dumps({"format": FORMAT, "version": VERSION, **plain}, separators=(",", ":"), allow_nan=False)
 
 
 def checksum(described: Header, tensors: Mapping[str, Tensor]) -> str:
-    """What `Header.sha256` must be."""
+    """The required value of `Header.sha256`."""
     digest = hashlib.sha256(to_json(described.model_copy(update={"sha256": ""})).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
@@ -160,6 +160,6 @@ def checksum(described: Header, tensors: Mapping[str, Tensor]) -> str:
 
 
 def first_line(error: ValidationError) -> str:
-    """The first thing that is wrong: the field, its value and the rule."""
+    """The first error: the field, its value and the rule."""
     first = error.errors()[0]
     return f"{'.'.join(map(str, first['loc']))} (={first['input']!r:.200}): {first['msg']}"

@@ -45,20 +45,20 @@ class Entry(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of its values."""
+        """Bytes of its values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
 
 def entry(name: str, tensor: Tensor, owner: str) -> Entry:
-    """A tensor as it is."""
+    """An entry for an unchanged tensor."""
     return Entry(owner, name, tensor.dtype, tuple(tensor.shape), lambda: tensor.detach())
 
 
 def layer_class(name: str) -> type[QuantizedLayer]:
-    """The class of `qconv.layers`.
+    """Return the class of `qconv.layers` with this name.
 
     Raises:
-        ValueError: there is none of this name.
+        ValueError: there is none.
     """
     if name not in KNOWN:
         raise ValueError(f"type (={name!r}) must be one of {', '.join(KNOWN)}")
@@ -69,10 +69,10 @@ def layer_class(name: str) -> type[QuantizedLayer]:
 
 
 def class_name(layer: QuantizedLayer) -> str:
-    """The name of the class by which the layer is loaded: that of its float twin's quantized form.
+    """Return the name of the class that loads the layer: the quantized form of its float twin.
 
     Raises:
-        ValueError: its class is not one of qconv's, so that its forward may be another one.
+        ValueError: its class is not one of qconv's, so its forward may differ.
     """
     if type(layer).__module__.startswith(f"{layers.__name__}."):
         names = CLASSES + (DEFORMABLE if "Deform" in layer.float_type.__name__ else ())
@@ -86,7 +86,7 @@ def class_name(layer: QuantizedLayer) -> str:
 
 
 def geometry(layer: nn.Module, kind: type[QuantizedLayer]) -> dict[str, Any]:
-    """The constructor's arguments that made `layer`, float or of class `kind`, but for defaults, as plain data."""
+    """Return the constructor arguments that made `layer`, float or of class `kind`, except defaults, as plain data."""
     arguments: dict[str, Any] = {name: getattr(layer, name) for name in kind.own_arguments}
     described = kind.float_type if kind.described_as is None else kind.described_as
     for name, parameter in list(inspect.signature(described.__init__).parameters.items())[1:]:
@@ -105,16 +105,16 @@ def geometry(layer: nn.Module, kind: type[QuantizedLayer]) -> dict[str, Any]:
 
 
 def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[header.Layer, list[Entry]]:
-    """The layer's header, and its tensors but for those that are stored as they are.
+    """Return the layer's header, and its tensors except those that are stored unchanged.
 
     Args:
-        name: of the layer in the model.
-        layer: what is stored.
+        name: the name of the layer in the model.
+        layer: the layer to store.
         strict: raise unless it can be stored as it is now; else its size is that of a layer that can.
 
     Raises:
-        ValueError: a quantizer that still waits for data, that is not final, or that is not one of qconv's; a layer of
-            another class than qconv's, whose weight is computed, or that the model never calls; codes that do not give
+        ValueError: a quantizer that still waits for data, is not final, or is not one of qconv's; a layer that is not
+            of a class of qconv, whose weight is computed, or that the model never calls; codes that do not reproduce
             its quantized weight.
     """
     input = current(layer.input_quantizer)
@@ -149,7 +149,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
 
 
 def _computed(layer: QuantizedLayer) -> str:
-    """What is the matter where the weight or another tensor is computed by the layer, or not its own; else empty."""
+    """Return the problem if the layer computes its weight or another tensor, or does not own it; else empty."""
     if maker := computed_by(layer):
         return str(maker)
     if parametrize.is_parametrized(layer):
@@ -161,7 +161,7 @@ def _computed(layer: QuantizedLayer) -> str:
 
 
 def check_quantizers(what: str, quantizers: Mapping[str, Quantizer]) -> None:
-    """Raise a ValueError unless they all quantize as in the end."""
+    """Raise a ValueError unless all of them quantize as they will at the end."""
     for quantizer in quantizers.values():
         if not quantizer.calibrated:
             raise ValueError(f"{what}: {quantizer} waits for data: train it, or call qconv.calibrate(model, batches)")
@@ -170,10 +170,10 @@ def check_quantizers(what: str, quantizers: Mapping[str, Quantizer]) -> None:
 
 
 def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLayer:
-    """Make the float layer `layer`, in place, the one that was described; its tensors are still those it had.
+    """Turn the float layer `layer`, in place, into the described one, with the tensors that it has.
 
     Raises:
-        ValueError: it is another layer than the one that was stored.
+        ValueError: the layer differs from the stored one.
     """
     kind = layer_class(described.type)
     if type(layer) is not kind.float_type:
@@ -203,10 +203,10 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
 
 
 def restore_activation(module: nn.Module, choice: str) -> None:
-    """Replace an activation of the float network as `qconv.convert` did it before signs.
+    """Replace an activation of the float network as `qconv.convert` did before signs.
 
     Raises:
-        ValueError: it is none, or is replaced already.
+        ValueError: it is not an activation, or is replaced already.
     """
     if is_one_signed(module):
         replace_(module, choice)
@@ -215,13 +215,13 @@ def restore_activation(module: nn.Module, choice: str) -> None:
 
 
 def weight_names(name: str, stored: header.Weight) -> list[str]:
-    """The names of the tensors that may stand for the weight."""
+    """The names of the tensors that may replace the weight."""
     keys = ("codes", "scale", "offset", "negative_scale", *(() if stored.step else ("levels",)))
     return [joined(name, f"weight.{key}") for key in keys]
 
 
 def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> Codes:
-    """The codes of a weight.
+    """Return the codes of a weight.
 
     Raises:
         ValueError: tensors that are missing or do not fit the header, or a weight that is not finite.
@@ -242,7 +242,7 @@ def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> C
             raise ValueError(f"'{prefix}{key}' ({factor.dtype}, {list(factor.shape)}) must fit weights {stored.shape}")
         return factor
 
-    data = tensor("codes")  # whose message does not need the name once more
+    data = tensor("codes")  # its message need not repeat the name
     try:
         numbers = unpack(data, count, stored.radix)
     except ValueError as error:
@@ -264,7 +264,7 @@ def decode(name: str, stored: header.Weight, tensors: Mapping[str, Tensor]) -> C
 
 
 def weight_of(codes: Codes, stored: header.Weight) -> Tensor:
-    """The quantized weight, its output channels first."""
+    """The quantized weight, output channels first."""
     return codes.dequantize().to(getattr(torch, stored.dtype))
 
 
@@ -274,7 +274,7 @@ def current(quantizer: Quantizer) -> Quantizer:
 
 
 def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
-    """What an input's quantizer computes with: no surrogate, no random stream, no flag, no note of the conversion."""
+    """The tensors with which an input quantizer computes: no surrogate, random stream, flag or note."""
     other = tuple(
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )
@@ -288,10 +288,10 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
     shape = tuple(layer.filters().shape)
     dtype: Any = str(layer.weight.dtype).removeprefix("torch.")
     codes = _codes(name, layer, strict)
-    if codes is None:  # it keeps real numbers
+    if codes is None:  # the weight keeps real numbers
         whole = tuple(layer.weight.shape)
         kept = layer.quantized_weight
-        if layer.filters_are_computed:  # from the weight, again when it is loaded
+        if layer.filters_are_computed:  # recomputed from the weight when it is loaded
             if strict and not isinstance(quantizer, Identity):
                 where = name_of(layer, name)
                 raise ValueError(f"{where}: the weight that it computes has no codes, and can't be packed")
@@ -303,7 +303,7 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
     levels = values.unique()
     first, step, count = _progression(levels)
     radix = radix_of(quantizer.bits, count)
-    if step == 0 or radix > 2 ** max(math.ceil(quantizer.bits), 2):  # far apart: the codes that there are, one by one
+    if step == 0 or radix > 2 ** max(math.ceil(quantizer.bits), 2):  # far apart: store the existing codes one by one
         first, step, radix = 0, 0, radix_of(quantizer.bits, len(levels))
 
     def make() -> Tensor:
@@ -326,7 +326,7 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
 
 
 def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
-    """The codes of the weight; None if it has none, or needs more than 16 bits for them."""
+    """The codes of the weight; None if it has none, or they need more than 16 bits."""
     quantizer = layer.weight_quantizer
     try:
         codes = layer.weight_codes()
@@ -349,7 +349,7 @@ def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
 
 
 def _progression(levels: Tensor) -> tuple[int, int, int]:
-    """First element, step and length of the shortest arithmetic progression with all of the sorted levels.
+    """Return first element, step and length of the shortest arithmetic progression that contains the sorted levels.
 
     The step is 0 if they are not whole numbers, or so large that they are powers of two.
     """

@@ -1,4 +1,4 @@
-"""Reading a packed file: looked at from all sides before a model is changed."""
+"""Reading a packed file: everything is checked before a model is changed."""
 
 import copy
 import json
@@ -27,24 +27,24 @@ from .trial import check_trial
 
 
 class PackedFileError(DamagedFileError):
-    """A packed file that is missing, damaged, of another version, or of another model."""
+    """A packed file that is missing or damaged, or of another version or model."""
 
 
 def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) -> nn.Module:
-    """The model of a packed file, in evaluation mode on the CPU, or on the device of `model`.
+    """Return the model of a packed file, in evaluation mode on the CPU, or on the device of `model`.
 
-    No code of the file is run. Checksum, names, shapes, dtypes and values are looked at before anything of `model` is
-    changed, and so is whether `model` is the network that was saved: the class and the arguments of each module, and,
-    if the file knows the shape of an input, what it makes of two of them (`header.Trial`), within what rounding
-    explains. Files of version 1 of the format lack that: nothing tells that their `model` has ReLU for Hardtanh. The
-    layers compute in evaluation what the trained ones did; their weights can't be trained on.
+    No code in the file is run. Checksum, names, shapes, dtypes and values are checked before `model` is changed, and so
+    is whether `model` is the saved network: the class and the arguments of each module, and, if the file knows the
+    shape of an input, the outputs for two inputs (`header.Trial`), up to rounding. Files of version 1 of the format
+    lack that: nothing shows that their `model` has ReLU in place of Hardtanh. The layers compute in evaluation what the
+    trained ones did; their weights can't be trained any further.
 
     Args:
-        path: what `save_packed` has written.
-        model: the float network, which becomes the quantized one in place; None makes the one that the file names.
+        path: a file written by `save_packed`.
+        model: the float network, which becomes the quantized one in place; None builds the one named in the file.
 
     Raises:
-        PackedFileError: no such file, a damaged one, one of another version or of another model than `model`.
+        PackedFileError: a missing or damaged file, or one of another version or of another model than `model`.
         TypeError: `model` is not a module, or can't be copied.
         ValueError: `model` is on the meta device.
     """
@@ -57,10 +57,10 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
 
 
 def load_for_pictures(path: str | os.PathLike[str]) -> tuple[nn.Module, Header, Pictures]:
-    """The model of a file that says its network and what it takes, and what it says.
+    """Return the model of a file that names its network and describes its input, and the header.
 
     Raises:
-        PackedFileError: as of `load_packed`; a file that does not say so much.
+        PackedFileError: as for `load_packed`, or a file without these descriptions.
     """
     model, header = _load(path, None)
     if header.pictures is None:
@@ -69,10 +69,10 @@ def load_for_pictures(path: str | os.PathLike[str]) -> tuple[nn.Module, Header, 
 
 
 def read_header(path: str | os.PathLike[str]) -> Header:
-    """What a packed file says of itself.
+    """Return the header of a packed file.
 
     Raises:
-        PackedFileError: no such file, a damaged one, or one of another version.
+        PackedFileError: a missing or damaged file, or one of another version.
     """
     try:
         return _read(Path(path))[0]
@@ -92,7 +92,7 @@ def _load(path: str | os.PathLike[str], model: nn.Module | None) -> tuple[nn.Mod
             with torch.device("meta"):
                 content.restore(blank)
             content.check(blank)
-            if content.header.trial is not None:  # on a copy: what is refused must not change
+            if content.header.trial is not None:  # on a copy: a model that is refused must not change
                 trial = copy.deepcopy(model)
                 content.fill(trial)
                 check_trial(trial, content.header.trial)
@@ -112,7 +112,7 @@ def _read(path: Path) -> tuple[Header, dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is not a dictionary
-        with path.open("rb") as raw:  # safetensors takes the last of two tensors of one name
+        with path.open("rb") as raw:  # of two tensors with one name safetensors takes the last
             (length,) = struct.unpack("<Q", raw.read(8))
             json.loads(raw.read(length), object_pairs_hook=_without_repetition)
     except OSError as error:
@@ -144,7 +144,7 @@ def _without_repetition(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _without_values(model: nn.Module) -> nn.Module:
-    """A copy on the meta device."""
+    """Return a copy on the meta device."""
     memo: dict[int, Any] = {id(buffer): torch.empty_like(buffer, device="meta") for buffer in model.buffers()}
     for parameter in model.parameters():
         memo[id(parameter)] = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
@@ -155,12 +155,12 @@ def _without_values(model: nn.Module) -> nn.Module:
 
 
 class Content:
-    """What was read: the header, and the tensors by their names in the file."""
+    """The contents of a file: the header, and the tensors by their names in the file."""
 
     def __init__(self, header: Header, tensors: Mapping[str, Tensor]) -> None:
         self.header = header
         self.tensors = tensors
-        self.codes: dict[str, Codes] = {}  # by `check`
+        self.codes: dict[str, Codes] = {}  # set by `check`
         codes = {
             weight
             for name, described in header.layers.items()
@@ -174,7 +174,7 @@ class Content:
             self.state[name] = self.state[source]
 
     def of_network(self) -> nn.Module:
-        """The network that the header names, without values, if the file fits it."""
+        """Build the network named in the header, without values, if the file fits it."""
         if self.header.network is None:
             raise ValueError("it does not say which network it is of: give load_packed(path, model=…) the float one")
         with torch.device("meta"), torch.random.fork_rng(devices=[]):
@@ -184,7 +184,7 @@ class Content:
         return network
 
     def restore(self, model: nn.Module) -> None:
-        """Make the float layers of `model` the quantized ones, with what they have for weights."""
+        """Turn the float layers of `model` into the quantized ones, with their stored weights."""
         for name, described in self.header.layers.items():
             try:
                 layer = model.get_submodule(name)
@@ -199,7 +199,7 @@ class Content:
         call_children_(model)
 
     def check(self, model: nn.Module) -> None:
-        """Raise unless names, shapes and dtypes of the tensors are those of `model`, and their values in range."""
+        """Raise unless the tensors have the names, shapes and dtypes of `model`, and valid values."""
         targets, modules = stored_tensors(model), dict(model.named_modules(remove_duplicate=False))
         counts = counters(modules)
         dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
@@ -209,7 +209,7 @@ class Content:
                 raise ValueError(f"tensor '{name}' of the file is not in the network")
             if target.shape != with_dimension(tensor, target).shape:
                 raise ValueError(f"tensor '{name}' is {list(tensor.shape)} in the file, and {list(target.shape)} here")
-            # Another dtype is that of the whole model, which was cast.
+            # A different dtype is that of a whole model that was cast.
             cast = tensor.is_floating_point() and target.is_floating_point() and len(dtypes) == 1
             if target.dtype != tensor.dtype and not cast:
                 raise ValueError(f"tensor '{name}' is {tensor.dtype} in the file, and {target.dtype} here")
@@ -239,7 +239,7 @@ class Content:
         }
 
     def fill(self, model: nn.Module) -> None:
-        """Make `model`, which `check` has found to fit, the one of the file."""
+        """Load the file into `model`, after `check` has accepted it."""
         self.restore(model)
         dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
         if len(dtypes) == 1:

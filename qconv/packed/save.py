@@ -48,32 +48,32 @@ def save_packed(
     classes: Sequence[str] | None = None,
     example: Tensor | None = None,
 ) -> None:
-    """Write `model` to `path`, each weight in the bits of its scheme: the file is whole or absent.
+    """Write `model` to `path`, each weight in the bits of its scheme. The file is either complete or absent.
 
-    One bit takes one, three values five to a byte (1.6 bits), other weights their own number of bits; scales, and all
-    that is not quantized, are stored as they are. `load_packed` gives a model with the same outputs, bit for bit. What
-    serves training alone is left out: latent weights, surrogates, quantizers of gradients, batch norm's count of
-    batches. The file says the class and the arguments of each module, and what the model makes of two inputs, of the
-    shape that `pictures` or `example` tells or of a usual one that suits it: `load_packed` refuses another network with
-    the same tensors. Without that test the file can't tell another function in a forward, nor another argument that a
-    class of one's own keeps: a warning says so where no usual shape suits, or where the model can't be copied. A
-    model of several inputs, in another dtype than float32, or of which rounding moves the outputs by a quarter (an
-    untrained one) has none.
+    One bit takes one, three values five to a byte (1.6 bits), other weights their own number of bits; scales and all
+    tensors that are not quantized are stored unchanged. `load_packed` returns a model with the same outputs, bit for
+    bit. Tensors that only training needs are left out: latent weights, surrogates, quantizers of gradients, batch
+    norm's count of batches. The file records the class and the arguments of each module, and the model's outputs for
+    two inputs, of the shape given by `pictures` or `example` or of a usual one that suits it: `load_packed` refuses
+    another network with the same tensors. Without that test the file can't detect another function in a forward, nor
+    another argument stored by your own class; a warning says so if no usual shape suits, or if the model can't be
+    copied. There is no test for a model of several inputs, in a dtype other than float32, or whose outputs move by a
+    quarter through rounding (an untrained one).
 
     Args:
         model: a converted model, trained and at its final stage.
-        path: of the file, by convention ``*.safetensors``.
-        network: the call of a function of `qconv.models` that makes the float network, in Hydra's notation:
+        path: the file, by convention ``*.safetensors``.
+        network: the call of a function of `qconv.models` that builds the float network, in Hydra's notation:
             ``{"_target_": "qconv.models.resnet20", "num_classes": 10}``. Without it, `load_packed` needs a model.
-        pictures: what the network takes, as `header.Pictures`: size, resize, mean, std.
+        pictures: the input of the network, as `header.Pictures`: size, resize, mean, std.
         classes: names of the outputs.
-        example: a batch of inputs, of which the shape alone is used; not needed with `pictures`, nor where inputs of a
-            usual shape suit: 32, 64, 224, 28, 16 or 8 pixels a side, 64 or 1024 in a row.
+        example: a batch of inputs, used only for its shape; unnecessary with `pictures`, or if inputs of a usual shape
+            suit: 32, 64, 224, 28, 16 or 8 pixels a side, 64 or 1024 in a row.
 
     Raises:
         ValueError: a quantizer that waits for data, is not at its last stage, or is not one of qconv's; numbers that
-            are not finite; a weight that a float layer shares; a `network` that is another one than the model's.
-        TypeError: `model` is not a module, or a frozen one.
+            are not finite; a weight that a float layer shares; a `network` that differs from the model's.
+        TypeError: `model` is not a module, or is a frozen one.
         OSError: the file can't be written.
     """
     model = inner_model(model)
@@ -99,7 +99,7 @@ def save_packed(
 
 
 def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None) -> tuple[int, ...] | None:
-    """Without the batch; a warning where none is known."""
+    """Return the shape without the batch; warn if none is known."""
     given = None if example is None else tuple(example.shape[1:])
     if given is None and described.pictures is not None:
         given = tuple(described.pictures.size)
@@ -132,11 +132,10 @@ def _check_not_frozen(model: nn.Module) -> None:
 
 
 def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
-    """Bytes of each module's tensors in the file that `save_packed` writes, by its name, and those of the header.
+    """Return the bytes of each module's tensors in the file of `save_packed`, by its name, and those of the header.
 
-    What is said of network, pictures and classes, and the outputs of the test, are not in it. Of a model that can't be
-    packed yet they are those that it will have: of codes that are evenly spaced, with one scale where the weight has
-    none yet.
+    They do not include the descriptions of network, pictures and classes, nor the outputs of the test. For a model that
+    can't be packed yet they are the later ones: codes are evenly spaced, with one scale if the weight has none yet.
     """
     described, entries = describe_model(model, strict=False)
     described = described.model_copy(update={"sha256": "0" * 64})
@@ -158,7 +157,7 @@ def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
 
 
 def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[Entry]]:
-    """The header and the tensors of a model's file; `strict` as in `layer.describe`."""
+    """Return the header and the tensors of a model's file; `strict` as in `layer.describe`."""
     modules = dict(model.named_modules(remove_duplicate=False))
     layers = {name: module for name, module in modules.items() if isinstance(module, QuantizedLayer)}
     first = {id(layer): name for name, layer in reversed(layers.items())}
@@ -198,7 +197,7 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
 
 
 def _place(tensor: Tensor) -> Any:
-    """Equal for tensors that share their values."""
+    """A key that is equal for tensors with the same values in memory."""
     if tensor.is_meta or not tensor.numel():
         return object()
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()

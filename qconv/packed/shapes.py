@@ -1,4 +1,4 @@
-"""Shapes of inputs that are tried where nobody says what a network takes."""
+"""Shapes of inputs to try if nobody says what a network takes."""
 
 from typing import Any
 
@@ -8,11 +8,11 @@ from torch.nn.modules.conv import _ConvNd
 from ..layers import QuantizedLayer
 
 SIZES = {1: (64, 1024), 2: (32, 64, 224, 28, 16, 8), 3: (16, 32)}
-"""By the number of dimensions, the commonest and cheap ones first."""
+"""Shapes by the number of dimensions, the most common and cheapest first."""
 
 
 def usual_shapes(network: nn.Module) -> list[tuple[int, ...]]:
-    """Of an input, without the batch, by what the first layer that is registered takes; empty without any layer."""
+    """Shapes of an input, without the batch, for the first registered layer; empty without any layer."""
     kinds = QuantizedLayer, _ConvNd, nn.Linear
     first: Any = next((module for module in network.modules() if isinstance(module, kinds)), None)
     if first is None:

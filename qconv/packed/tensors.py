@@ -1,4 +1,4 @@
-"""What writing and reading ask of a model: its tensors by name, and what these may be."""
+"""The tensors of a model by name, and their allowed values, for writing and reading."""
 
 from collections.abc import Mapping
 
@@ -7,12 +7,12 @@ from torch.nn.modules.batchnorm import _NormBase
 
 
 def joined(name: str, rest: str) -> str:
-    """The name of what is in the module `name`, which is "" for the model itself."""
+    """The name of `rest` in the module `name`, which is "" for the model itself."""
     return f"{name}.{rest}" if name else rest
 
 
 def inner_model(model: nn.Module) -> nn.Module:
-    """The model itself, without what compiles it or spreads it over devices."""
+    """Return the model itself, without wrappers that compile it or spread it over devices."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model (={model!r:.200}) must be a torch.nn.Module")
     while True:
@@ -25,19 +25,19 @@ def inner_model(model: nn.Module) -> nn.Module:
 
 
 def stored_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters and persistent buffers themselves, by all of their names."""
+    """Return the parameters and persistent buffers by all of their names."""
     names = model.state_dict().keys()
     every = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
     return {name: tensor for name, tensor in every if name in names}
 
 
 def counters(modules: Mapping[str, nn.Module]) -> set[str]:
-    """The counts of training batches of batch norms, at which evaluation does not look."""
+    """Return the names of batch norms' counts of training batches, which evaluation does not use."""
     return {joined(name, "num_batches_tracked") for name, module in modules.items() if isinstance(module, _NormBase)}
 
 
 def check_values(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError unless the parameters and the statistics of batch norms are finite, and these variances."""
+    """Raise a ValueError unless parameters and batch norm statistics are finite, and variances valid."""
     modules = dict(model.named_modules(remove_duplicate=False))
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, tensor in tensors.items():

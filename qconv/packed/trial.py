@@ -1,4 +1,4 @@
-"""The test vector of a packed file: what its model makes of two inputs, which shows functions that are not modules."""
+"""The test vector of a packed file: the outputs of its model for two inputs, which depend on functions as well."""
 
 import base64
 import copy
@@ -14,17 +14,17 @@ from .header import Trial
 from .shapes import usual_shapes
 
 NUMBERS = 32  # of each output, evenly spaced
-CANDIDATES = 16  # inputs, of which those two are kept at which rounding changes least: it may turn no sign
-ROUNDING = 2.0**-20  # of the inputs, as sums in another order have it
+CANDIDATES = 16  # inputs; those two are kept that rounding changes least, since it must not turn a sign
+ROUNDING = 2.0**-20  # of the inputs, as for sums in another order
 TOLERANCE, LARGEST = 1e-3, 0.25  # of the largest output
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, NotImplementedError)
 
 
 def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
-    """The test vector of a model in float32 that takes inputs of this shape, without the batch; it is left as it is.
+    """Return the test vector of a float32 model that takes inputs of this shape, without the batch.
 
-    Its tolerance follows from the model: how far the outputs move where the inputs move by rounding errors, and in
-    float64. None if that is too far, or if the model can't be copied, or takes no such inputs.
+    The model is not changed. The tolerance is how far its outputs move when the inputs move by rounding errors, and in
+    float64. None if that is too far, or if the model can't be copied or does not take such inputs.
     """
     if not _is_float32(model):
         return None
@@ -35,7 +35,7 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
             return None
         kept = _moved_by_rounding(model, inputs, outputs).argsort()[:2].sort().values
         inputs = inputs[kept]
-        outputs = _outputs(model, inputs)  # again: a scale may come from the whole batch, as that of FP8
+        outputs = _outputs(model, inputs)  # again: a scale may depend on the whole batch, as for FP8
         if outputs is None:
             return None
         moved = _moved_by_rounding(model, inputs, outputs)
@@ -50,7 +50,7 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
 
 
 def find_shape(model: nn.Module) -> tuple[int, ...] | None:
-    """The first of the usual shapes that the model takes, without the batch; it is left as it is."""
+    """Return the first usual shape that the model takes, without the batch; the model is not changed."""
     for shape in usual_shapes(model):
         try:
             outputs = _outputs(model, _inputs(shape)[:2])
@@ -62,7 +62,7 @@ def find_shape(model: nn.Module) -> tuple[int, ...] | None:
 
 
 def can_be_tried(model: nn.Module) -> bool:
-    """Whether the model is in float32 and takes one input, as far as its forward tells."""
+    """Whether the model is in float32 and takes one input, judging by its forward."""
     needed = [
         parameter
         for parameter in inspect.signature(model.forward).parameters.values()
@@ -73,7 +73,7 @@ def can_be_tried(model: nn.Module) -> bool:
 
 
 def why_not_copied(model: nn.Module) -> str:
-    """What is the matter where the model can't be copied, without which it can't be tried; else empty."""
+    """Return the problem if the model can't be copied and thus not tried; else empty."""
     try:
         copy.deepcopy(model)
     except FAILURES as error:
@@ -86,7 +86,7 @@ def _is_float32(model: nn.Module) -> bool:
 
 
 def check_trial(model: nn.Module, trial: Trial) -> None:
-    """Raise a ValueError unless the model makes of one of the two inputs what the file says."""
+    """Raise a ValueError unless the model reproduces the file's outputs for one of the two inputs."""
     data = base64.b64decode(trial.outputs)
     if len(data) % 8:
         raise ValueError(f"trial: outputs ({len(data)} bytes) must be numbers for two inputs")
@@ -115,7 +115,7 @@ def _moved_by_rounding(model: nn.Module, inputs: Tensor, outputs: Tensor) -> Ten
 
 
 def _moved(outputs: Tensor, expected: Tensor) -> Tensor:
-    """Of each output, the largest difference as a share of the largest number; NaN counts as 1."""
+    """The largest difference of each output as a share of the largest number; NaN counts as 1."""
     return ((outputs - expected).abs().amax(1) / expected.abs().amax(1)).nan_to_num(1.0)
 
 
@@ -124,7 +124,7 @@ def _inputs(shape: tuple[int, ...]) -> Tensor:
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
-    """Some numbers of each output of a copy of the model in evaluation, in the inputs' dtype; None without any."""
+    """Return some numbers of each output of a copy of the model in evaluation, in the inputs' dtype; None if none."""
     model = copy.deepcopy(model).to(inputs.dtype)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     with trial(model):
