@@ -5,14 +5,14 @@ from numbers import Integral, Real
 
 
 def check_whole(name: str, value: int) -> int:
-    """``value`` as an int; a ValueError with ``name`` unless it is an integer: no bool, no float, no string."""
+    """Return ``value`` as an int; raise a ValueError with ``name`` unless it is an integer, not a bool or string."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} (={value!r}) must be a whole number, not of type {type(value).__name__}")
     return int(value)
 
 
 def check_bits(name: str, bits: int, low: int = 1, high: int = 8, method: str = "") -> int:
-    """``bits`` as an int; a ValueError with ``name`` and ``method`` unless it is whole, from ``low`` to ``high``."""
+    """Return ``bits`` as an int; raise a ValueError with ``name`` and ``method`` unless from ``low`` to ``high``."""
     of_type = isinstance(bits, Integral) and not isinstance(bits, bool)
     if not of_type or bits not in range(low, high + 1):
         where = f" for {method}" if method else ""
@@ -22,14 +22,14 @@ def check_bits(name: str, bits: int, low: int = 1, high: int = 8, method: str = 
 
 
 def check_numbers(**values: float | None) -> None:
-    """Raise a TypeError with the name of the first of ``values`` that is neither None nor a number; a bool is none."""
+    """Raise a TypeError that names the first of ``values`` that is neither None nor a number; a bool is not one."""
     for name, value in values.items():
         if value is not None and (isinstance(value, bool) or not isinstance(value, Real)):
             raise TypeError(f"{name} (={value!r}) must be a number, not of type {type(value).__name__}")
 
 
 def check_flags(**values: bool) -> None:
-    """Raise a TypeError with the name of the first of ``values`` that is no bool: ``"false"`` would count as True."""
+    """Raise a TypeError that names the first of ``values`` that is not a bool: ``"false"`` would count as True."""
     for name, value in values.items():
         if not isinstance(value, bool):
             raise TypeError(f"{name} (={value!r}) must be True or False")
@@ -43,7 +43,7 @@ def check_at_least_one(**values: int) -> None:
 
 
 def check_stages(widths: Sequence[int], blocks: Sequence[int]) -> None:
-    """Raise a ValueError unless there are as many widths as numbers of blocks, one or more, and all are positive."""
+    """Raise a ValueError unless there are as many widths as numbers of blocks, at least one, and all are positive."""
     if not widths or len(widths) != len(blocks) or min(*widths, *blocks) < 1:
         raise ValueError(
             f"widths (={widths}) and blocks (={blocks}) must be as many positive numbers, at least one each"

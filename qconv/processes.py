@@ -1,7 +1,7 @@
-"""The processes of a distributed run: sums over them, and places where they meet before they exchange numbers.
+"""The processes of a distributed run: sums over them, and meeting points before they exchange numbers.
 
-A collective pairs up whatever the processes are at, or waits for one that never comes. `meet` finds out before, through
-the group's key-value store, whether all are at the same place.
+A collective pairs up different calls of the processes, or waits for one that never comes. `meet` detects this in
+advance, through the group's key-value store: it checks that all are at the same place.
 """
 
 import sys
@@ -15,20 +15,20 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 
 WATCHED = 8
-"""How many of the others a process that waits looks at one by one, so that many processes don't overwhelm the store."""
+"""The number of other processes that a waiting process checks one by one, so as not to overwhelm the store."""
 PAUSE = 0.2
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 
 
 def is_distributed() -> bool:
-    """Whether this is one of the processes of a run of `torch.distributed`."""
+    """Whether this process is part of a run of `torch.distributed`."""
     return dist.is_available() and dist.is_initialized()
 
 
 def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
-    """The sums over all processes, which must all call it; without `torch.distributed` the numbers themselves.
+    """Return the sums over all processes, which must all call it; without `torch.distributed` the numbers themselves.
 
-    ``device`` is one whose tensors the processes can exchange: NCCL's are on the GPU.
+    ``device`` is one whose tensors the processes can exchange: for NCCL, a GPU.
     """
     if not is_distributed():
         return numbers
@@ -40,7 +40,7 @@ def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
 def mean_over_processes(tensors: Iterable[Tensor], mine: bool, count: int) -> None:
     """Set floating-point tensors, in place, to their mean over the ``count`` processes for which ``mine`` is True.
 
-    All processes must call it; without `torch.distributed` the tensors stay.
+    All processes must call it; without `torch.distributed` the tensors stay unchanged.
     """
     if is_distributed():
         for tensor in tensors:
@@ -50,7 +50,7 @@ def mean_over_processes(tensors: Iterable[Tensor], mine: bool, count: int) -> No
 
 
 def is_sharded(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` holds the parameters of ``module``: what a forward writes to them is lost behind it."""
+    """Whether ``fully_shard`` holds the parameters of ``module``: what a forward writes to them is lost afterwards."""
     if "torch.distributed.fsdp" not in sys.modules:
         return False
     from torch.distributed._composable_state import _module_state_mapping  # a module doesn't know what it is part of
@@ -62,13 +62,13 @@ def is_sharded(module: nn.Module) -> bool:
 
 
 def whole(x: Tensor) -> Tensor:
-    """``x``; of a shard that ``fully_shard`` left to this process the whole, for which all of them must call it."""
+    """Return ``x``, or the whole of a shard by ``fully_shard``, for which all processes must call it."""
     full: Any = getattr(x, "full_tensor", None)
     return x if full is None else full()
 
 
 def write_whole_(x: Tensor, values: Tensor) -> None:
-    """Write ``values`` into ``x``, in place, or this process's part of them into its shard."""
+    """Write ``values`` into ``x`` in place, or this process's part of them into its shard."""
     if hasattr(x, "full_tensor"):
         from torch.distributed.tensor import distribute_tensor
 
@@ -78,15 +78,15 @@ def write_whole_(x: Tensor, values: Tensor) -> None:
 
 
 def meet(place: str, where: str) -> None:
-    """Wait until all processes are at ``place``; nothing without `torch.distributed`.
+    """Wait until all processes are at ``place``; return at once without `torch.distributed`.
 
-    Each process counts its calls, and the same call of all must be at the same place. One that makes no call in a step
-    leaves no trace in the store, and is waited for until the timeout: a shorter one of the meeting's own would refuse
-    processes that are late for a good reason, as they compile or read their first batch.
+    Each process counts its calls, and calls with the same number must be at the same place. A process without a call in
+    a step leaves no trace in the store, and is waited for until the timeout of the group: a shorter timeout here would
+    refuse processes that are late for a good reason, such as compiling or reading their first batch.
 
     Args:
-        place: what must be equal.
-        where: what a message calls it: a layer, a function.
+        place: the text that must be equal.
+        where: the name of the place in messages: a layer, a function.
 
     Raises:
         RuntimeError: another process is at another place, has gone on to the backward, or has not come within the
@@ -121,7 +121,7 @@ def meet(place: str, where: str) -> None:
 
 
 def leaving() -> Callable[[object], None]:
-    """What a hook of the gradient calls: tells those that wait in `meet` that this process has gone on."""
+    """The gradient hook that tells the processes waiting in `meet` that this one has gone on."""
 
     def mark(grad: object) -> None:
         if (store := _store()) is not None:
@@ -132,10 +132,10 @@ def leaving() -> Callable[[object], None]:
 
 
 def _store() -> Any:
-    """The store of the processes; None where there are no others."""
+    """Return the store of the processes; None if there are no others."""
     if not is_distributed() or dist.get_world_size() == 1 or dist.get_backend() == "fake":
         return None
-    return distributed_c10d._get_default_store()  # there is no public way to it
+    return distributed_c10d._get_default_store()  # there is no public access to it
 
 
 def _backward_after(store: Any, rank: int) -> int:

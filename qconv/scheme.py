@@ -1,4 +1,4 @@
-"""What a scheme is: which quantizer a layer puts on its input, its weight and its output gradient."""
+"""A scheme: the quantizers of a layer's input, weight and output gradient."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -17,34 +17,34 @@ Factory = Callable[[], Quantizer]
 P = ParamSpec("P")
 SURROGATES = ("surrogate", "weight_surrogate")
 BITS = ("weight_bits", "input_bits", "format", "input_format")
-"""The arguments that say how many bits there are."""
+"""The arguments that state numbers of bits."""
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """What a quantized layer is made of. Every layer calls the factories for quantizers of its own.
+    """The parts of a quantized layer. Each layer calls the factories to make its own quantizers.
 
     Factories are classes or `functools.partial` objects rather than lambdas, so that a layer can be pickled. Each is
-    called once here, so that what can't be made or combined is told at once; no random numbers are used up.
+    called once here, so that invalid or incompatible ones raise an error at once; no random numbers are used up.
 
     Attributes:
-        name: how the scheme is written, for tables and messages; without one, by its quantizers.
+        name: the name of the scheme in tables and messages; by default it lists the quantizers.
         input: makes the quantizer of the input.
         weight: makes the quantizer of the weight.
         grad: makes the quantizer of the output's gradient; None leaves the gradient as it is.
-        backward_weight: the weight at which the gradient of the input is taken: ``"quantized"`` as published, or
+        backward_weight: the weight at which the gradient of the input is computed: ``"quantized"`` as published, or
             ``"float"``, the latent one.
-        padding_value: what zero-padding convolutions pad the quantized input with: 0, or +1 or -1 where the input is
-            made of these.
-        scale_map: multiply the output by XNOR-Net's map K of input magnitudes, where the input's quantizer leaves only
-            signs.
+        padding_value: the value with which zero-padding convolutions pad the quantized input: 0, or +1 or -1 if the
+            input consists of these.
+        scale_map: whether to multiply the output by XNOR-Net's map K of input magnitudes, if the input's quantizer
+            keeps only signs.
 
     Raises:
-        ValueError: ``backward_weight`` or ``padding_value`` is none of the values above; a quantizer in a place for
-            which it isn't (`Quantizer.roles`); ``padding_value`` or ``scale_map`` with an input that isn't ±1;
-            ``"float"`` with a weight that learned tensors replace.
-        TypeError: a quantizer in place of what makes one, what makes something else, or a ``scale_map`` that is no
-            bool.
+        ValueError: an invalid ``backward_weight`` or ``padding_value``; a quantizer in a place that is not among its
+            `Quantizer.roles`; ``padding_value`` or ``scale_map`` with an input that isn't ±1; ``"float"`` with a weight
+            that learned tensors replace.
+        TypeError: a quantizer in place of its factory, a factory that makes something else, or a ``scale_map`` that is
+            not a bool.
     """
 
     name: str = ""
@@ -60,7 +60,7 @@ class Scheme:
             raise ValueError(f"backward_weight (={self.backward_weight!r}) must be 'quantized' or 'float'")
         check_padding_value(self.padding_value)
         check_flags(scale_map=self.scale_map)
-        # Streams draw a key on the CPU, which is thrown away with what is made here.
+        # Streams draw a key on the CPU, which is discarded with the quantizers made here.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             input, weight = _made("input", self.input), _made("weight", self.weight)
             if self.grad is not None:
@@ -72,14 +72,14 @@ class Scheme:
                 f"backward_weight (='float') must be 'quantized' with {type(weight).__name__}: "
                 "it learns other tensors in place of the float weight"
             )
-        signs = any(part.signs for part in input.modules() if isinstance(part, Quantizer))  # of some stage
+        signs = any(part.signs for part in input.modules() if isinstance(part, Quantizer))  # in any stage
         if self.padding_value != 0 and not signs:
             raise ValueError(f"padding_value (={self.padding_value}) must be 0: {input} doesn't make the input ±1")
         if self.scale_map and not signs:
             raise ValueError(f"scale_map (=True) needs an input that is only signs: {input} keeps magnitudes itself")
 
     def with_grad(self, grad: Factory | None) -> "Scheme":
-        """This scheme with another quantizer of the output's gradient, or with none.
+        """Return this scheme with another quantizer of the output's gradient, or without one.
 
         Raises:
             TypeError: ``grad`` makes no quantizer, or is one.
@@ -95,7 +95,7 @@ class Scheme:
             raise TypeError(
                 f"grad_quantizer (={grad}) must make a quantizer: give a class or a functools.partial of one"
             )
-        with torch.random.fork_rng(devices=[]):  # its key is drawn, and thrown away with it
+        with torch.random.fork_rng(devices=[]):  # its key is discarded with it
             made = grad()
         if not isinstance(made, Quantizer):
             raise TypeError(f"grad_quantizer (={grad}) must make a quantizer, not {type(made).__name__}")
@@ -106,7 +106,7 @@ class Scheme:
 
 
 def _made(role: str, factory: Factory) -> Quantizer:
-    """What the factory makes, if it is a quantizer for ``role``."""
+    """Return the quantizer that the factory makes for ``role``, or raise."""
     if isinstance(factory, Quantizer):
         raise TypeError(f"{role} (={factory}) must make a quantizer, not be one: give the class or a partial")
     made = factory() if callable(factory) else factory
@@ -118,14 +118,14 @@ def _made(role: str, factory: Factory) -> Quantizer:
 
 
 def identity() -> Scheme:
-    """No quantization: the layer computes what its ``torch.nn`` twin computes."""
+    """No quantization: the layer computes the same as its ``torch.nn`` twin."""
     return Scheme("identity()")
 
 
 def of_input(
     quantizer: type[Quantizer], input_bits: int | None, *arguments: object, low: int = 1, method: str = ""
 ) -> Factory:
-    """Makes the quantizer of the input of so many bits, at least ``low``; `Identity` for None.
+    """Return a factory of input quantizers with so many bits, at least ``low``; `Identity` for None.
 
     Raises:
         ValueError: ``input_bits`` out of range, for this ``method``.
@@ -136,10 +136,10 @@ def of_input(
 
 
 def named(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
-    """Decorate a function that makes a scheme: its call is the scheme's name, ``lsq(weight_bits=2, input_bits=4)``.
+    """Decorate a function that makes a scheme: its call becomes the name, ``lsq(weight_bits=2, input_bits=4)``.
 
-    The name has the arguments that differ from their defaults, and always those that say how many bits there are. What
-    makes a surrogate is written as that surrogate.
+    The name lists the arguments that differ from their defaults, and always those that state numbers of bits. The
+    factory of a surrogate is written as that surrogate.
 
     Raises:
         TypeError: from the function, if ``surrogate`` or ``weight_surrogate`` makes no surrogate.

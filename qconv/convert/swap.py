@@ -1,4 +1,4 @@
-"""Swap the layers of a model: `plan` says what would happen, `convert` does it, `to_float` undoes it."""
+"""Swapping the layers of a model: `plan` shows what would happen, `convert` does it, `to_float` undoes it."""
 
 import re
 import sys
@@ -37,12 +37,12 @@ QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
     layer.float_type: layer
     for layer in (QConv1d, QConv2d, QConv3d, QConvTranspose1d, QConvTranspose2d, QConvTranspose3d, QLinear)
 }
-"""The quantized layer of each layer of `torch.nn`. Subclasses of those may compute anything: they are left alone, but
-for timm's, see `qconv.layers.OF_TIMM`, and those that the argument ``subclasses`` of `convert` adds."""
+"""The quantized layer of each layer of `torch.nn`. Their subclasses may compute anything, so they are left alone,
+except those of timm, see `qconv.layers.OF_TIMM`, and those in the argument ``subclasses`` of `convert`."""
 
 Kinds = Mapping[type[nn.Module], type[QuantizedLayer]]
 SUBCLASS = "a subclass of "
-"""How the reason begins why a layer stays that nothing is known of."""
+"""The start of the reason why a layer of an unknown subclass stays."""
 
 FIRST_AND_LAST = ("first", "last")
 
@@ -52,20 +52,20 @@ FIRST_LAST: dict[str, Scheme | None] = {
     "w8": minmax(8, None),
     "w8a8": lsq(8, 8, signed_input=True),
 }
-"""What the words of ``first_last`` stand for."""
+"""The meaning of the words of ``first_last``."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one layer.
+    """The conversion of one layer.
 
     Attributes:
-        names: where it stands in the model; several for a shared layer.
+        names: its names in the model; several for a shared layer.
         layer: the layer itself.
         kind: its class before the conversion.
-        scheme: what it would get; None where it stays.
-        reason: why it stays, or what chose the scheme when that is not the model's scheme.
-        becomes: its class after the conversion; None where it stays.
+        scheme: the scheme that it would get; None if it stays.
+        reason: why it stays, or what chose a scheme other than the model's.
+        becomes: its class after the conversion; None if it stays.
     """
 
     names: tuple[str, ...]
@@ -87,8 +87,8 @@ class Plan:
     """The steps of a conversion, in the order of the model's modules, and the activations. ``str(plan)`` is a table.
 
     Attributes:
-        steps: of the layers.
-        activations: what becomes of the activations that let one sign through, before signs.
+        steps: the steps of the layers.
+        activations: the replacements of activations that pass only one sign on, before signs.
     """
 
     steps: tuple[Step, ...]
@@ -120,31 +120,31 @@ def plan(
 
     Args:
         model: any module.
-        scheme: for every convolution and linear layer that nothing below excepts.
+        scheme: for every convolution and linear layer, except as below.
         skip: layers that stay float: the words ``"first"`` and ``"last"`` (in the order of
             ``model.named_modules()``), and regular expressions that match a layer's whole name.
-        overrides: schemes for layers whose whole name a regular expression matches, None to leave them float. The first
-            match counts, and counts more than ``skip``.
-        first_last: what becomes of the layers that ``skip`` means by ``"first"`` and ``"last"``: ``"float"``, as in the
-            papers of DoReFa, PACT, TTQ and of most binary networks; ``"w8a8"``, 8 bits for weight and input, as LSQ's
-            (`schemes.lsq` with a signed input, which the first layer needs; the paper's last one is unsigned);
-            ``"w8"``, 8 bits for the weight alone, as APoT's (`schemes.minmax`); or a scheme. BNN, DeepShift and others
+        overrides: schemes for layers whose whole name matches a regular expression, or None to leave them float. The
+            first match counts, and takes precedence over ``skip``.
+        first_last: the treatment of the layers that ``skip`` names by ``"first"`` and ``"last"``: ``"float"``, as in
+            the papers of DoReFa, PACT, TTQ and of most binary networks; ``"w8a8"``, 8 bits for weight and input, as in
+            LSQ (`schemes.lsq` with a signed input, which the first layer needs; the paper's last one is unsigned);
+            ``"w8"``, 8 bits for the weight alone, as in APoT (`schemes.minmax`); or a scheme. BNN, DeepShift and others
             treat them like the rest: ``skip=()``.
-        grad_quantizer: makes a quantizer of the output's gradient for every converted layer, in place of that of its
-            scheme, except where ``overrides`` has another: `qconv.quantizers.Int8Stochastic`, ``partial(FP8, "e5m2")``.
-        before_sign: what takes the place of a ReLU or ReLU6, module or function, before a layer that takes the sign of
-            its input (`Quantizer.splits_at_zero`), which would be +1 everywhere: ``"identity"``, nothing, so that the
+        grad_quantizer: makes a quantizer of the output's gradient for every converted layer, in place of its scheme's,
+            except for ``overrides`` with their own: `qconv.quantizers.Int8Stochastic`, ``partial(FP8, "e5m2")``.
+        before_sign: the replacement of a ReLU or ReLU6, module or function, before a layer that takes the sign of its
+            input (`Quantizer.splits_at_zero`), which would be +1 everywhere. ``"identity"`` means none, so that the
             sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope (modules
-            only); ``"leaky"``, a slope of 2^-10: the sign is that of what the ReLU gets, and all others see the ReLU's
-            values; ``"keep"`` leaves it. All calls of a shared module, or of functions by a module's methods, change
-            together: if one of them is followed by no such sign, they become ``"leaky"`` in place of the first three,
-            and the plan says so. `to_float` undoes it. The layers keep what stands before their signs, so that a state
-            dict of a model with another choice is refused; one that says nothing, as of earlier versions, is loaded.
+            only); ``"leaky"``, a slope of 2^-10: the sign is that of the ReLU's input, and all other readers get the
+            ReLU's values; ``"keep"`` leaves it. All calls of a shared module, or of functions by a module's methods,
+            change together: if no such sign follows one of them, they become ``"leaky"`` in place of the first three,
+            and the plan says so. `to_float` undoes it. The layers record what precedes their signs, so a state dict of
+            a model with another choice is refused; one without a record, from an earlier version, is loaded.
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
-            there. Of `READERS` in `qconv.layers.parents` it is known without an example.
-        subclasses: the quantized layers of subclasses that would be left alone: a class that computes what its parent
-            computes gets that of the parent, ``{MyConv2d: qconv.QConv2d}``, another one a class of its own, see
+            there. `READERS` in `qconv.layers.parents` are known without an example.
+        subclasses: the quantized layers of subclasses that would otherwise be left alone. A class that computes the
+            same as its parent gets that of the parent, ``{MyConv2d: qconv.QConv2d}``; others need their own, see
             `qconv.layers.variants`. timm's ``StdConv2d``, ``ScaledStdConv2d`` (with "same" padding, too),
             ``Conv2dSame`` and ``Linear`` are known.
 
@@ -152,10 +152,10 @@ def plan(
         The steps, as data.
 
     Raises:
-        ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, ``first_last`` is no
-            such word, or not "float" where ``skip`` names neither, ``overrides`` has a scheme for a layer that the
-            model never calls, or ``before_sign`` is none of the five.
-        TypeError: a scheme that is none, or ``grad_quantizer`` makes no quantizer.
+        ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, an unknown word as
+            ``first_last``, or one other than "float" if ``skip`` names neither, a scheme in ``overrides`` for a layer
+            that the model never calls, or a ``before_sign`` that is none of the five.
+        TypeError: ``scheme`` is not a scheme, or ``grad_quantizer`` makes no quantizer.
     """
     result = _make_plan(
         model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
@@ -176,20 +176,19 @@ def convert(
     example: Any = None,
     subclasses: Kinds | None = None,
 ) -> Model:
-    """Make the layers of a model quantized ones, in place, and return the model. The weights are kept.
+    """Turn the layers of a model into quantized ones, in place, and return the model. The weights are kept.
 
-    Arguments and errors are those of `plan`. Layer objects stay the same ones, so shared layers stay shared, and hooks
-    and an optimizer's parameters stay valid; learned tensors of a scheme are new parameters, frozen where the layer's
-    weight is (``requires_grad=False``). Linear and (transposed, deformable) convolution layers are converted.
-    Subclasses of them stay as they are, but for those of ``subclasses`` (a warning says so if they are most of the
-    layers), and so do layers that are quantized already, and those whose weight is computed: parametrized and pruned
-    ones. If a layer fails, the model is as it was. A plain convolution that makes the offsets of a deformable one is
-    like any other: name it in ``skip``.
-    Activations before signs change with the layers, see ``before_sign``; a warning names the layers whose signs stay
-    constant, because of an activation that can't be replaced.
+    Arguments and errors are those of `plan`. Layer objects stay the same, so shared layers stay shared, and hooks and
+    an optimizer's parameters stay valid; learned tensors of a scheme are new parameters, frozen if the layer's weight
+    is (``requires_grad=False``). Linear and (transposed, deformable) convolution layers are converted. Their subclasses
+    stay as they are, except those in ``subclasses`` (with a warning if they are most of the layers). So do layers that
+    are quantized already, and those with a computed weight, such as parametrized and pruned ones. If a layer fails, the
+    model is left unchanged. A plain convolution that makes the offsets of a deformable one is treated like any other:
+    name it in ``skip``. Activations before signs change with the layers, see ``before_sign``; a warning names the
+    layers whose signs stay constant because an activation can't be replaced.
 
     The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
-    model never calls though it computes with their weights, and nothing is shipped with them. The fast paths of
+    model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
     `torch.nn.TransformerEncoderLayer` and others that would do so are switched off.
 
     Example:
@@ -213,7 +212,7 @@ def convert(
 
 
 def _warn_of_subclasses(steps: Sequence[Step]) -> None:
-    """Say it where most layers stay, because they are of subclasses that nothing is known of."""
+    """Warn if most layers stay because they are of unknown subclasses."""
     kinds = Counter(step.kind.__name__ for step in steps if step.reason.startswith(SUBCLASS))
     if 2 * kinds.total() > len(steps):
         listed = ", ".join(f"{count} {name}" for name, count in kinds.most_common())
@@ -226,7 +225,7 @@ def _warn_of_subclasses(steps: Sequence[Step]) -> None:
 
 
 def _adopt(steps: Sequence[Step]) -> None:
-    """Change all layers that are to change, or none: where one fails, it is named and those before it change back."""
+    """Change all layers of the plan, or none: if one fails, the error names it and those before it change back."""
     done: list[tuple[QuantizedLayer, type[nn.Module], list[bool]]] = []
     for step in steps:
         if step.scheme is None or step.becomes is None:
@@ -249,10 +248,10 @@ def _adopt(steps: Sequence[Step]) -> None:
 
 
 def to_float(model: Model) -> Model:
-    """Undo `convert`: make every quantized layer its float twin, in place, and return the model.
+    """Undo `convert`: turn every quantized layer into its float twin, in place, and return the model.
 
-    The float layers get the latent weights, or the learned ones where a scheme learns them in other tensors. Layers
-    that were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back.
+    The float layers get the latent weights, or the learned ones if a scheme learns them in other tensors. Layers that
+    were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back.
 
     Raises:
         ValueError: the model has no quantized layer.
@@ -270,16 +269,16 @@ def to_float(model: Model) -> Model:
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The state dict that the float twin of the model loads: without learned tensors of quantizers and activations."""
+    """Return the state dict for the float twin of the model: without learned tensors of quantizers and activations."""
     learned = quantizer_prefixes(model)
     return {key: value for key, value in model.state_dict().items() if not key.startswith(learned)}
 
 
 def quantizer_prefixes(model: nn.Module) -> tuple[str, ...]:
-    """How the names of tensors begin that the float model has not.
+    """Return the prefixes of tensors that the float model does not have.
 
-    A prefix for each quantizer of each quantized layer, and the names of the learned slopes of activations that
-    `convert` has put before signs.
+    They are a prefix for each quantizer of each quantized layer, and the names of the learned slopes of activations
+    that `convert` has put before signs.
     """
     modules = list(model.named_modules(remove_duplicate=False))
     slopes = (
@@ -298,7 +297,7 @@ def quantizer_prefixes(model: nn.Module) -> tuple[str, ...]:
 
 
 def _quantized(subclasses: Kinds | None) -> Kinds:
-    """`QUANTIZED`, the layers of torchvision and timm where these are imported (else no model has one), and others."""
+    """Return `QUANTIZED`, the layers of torchvision and timm if imported (else no model has one), and others."""
     quantized = dict(QUANTIZED)
     if "torchvision.ops" in sys.modules:
         from ..layers import QDeformConv2d, QDeformConv2dPack
@@ -375,7 +374,7 @@ def _make_plan(
             chosen = overrides[pattern]
             reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
             if chosen is not None and chosen.grad is not None:
-                grad = None  # it was meant for this layer
+                grad = None  # the override is meant for this layer alone
         elif layer in excepted:
             chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
         elif pattern := _first_match(skip_patterns, at):
@@ -398,7 +397,7 @@ def _make_plan(
 
 
 def _first_last_scheme(first_last: FirstLast, words: Sequence[str]) -> Scheme | None:
-    """What the first and the last layer get, as far as ``words`` has them."""
+    """Return the schemes of the first and the last layer, if ``words`` names them."""
     if isinstance(first_last, Scheme):
         scheme = first_last
     elif first_last in FIRST_LAST:
@@ -427,7 +426,7 @@ def _check_fits(
 
 
 def _tied_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Parameters that more than one module holds."""
+    """Return the parameters that more than one module holds."""
     seen: set[nn.Parameter] = set()
     tied: set[nn.Parameter] = set()
     for module in model.modules():
@@ -437,7 +436,7 @@ def _tied_parameters(model: nn.Module) -> set[nn.Parameter]:
 
 
 def _layer_names(model: nn.Module, quantized: Kinds) -> dict[nn.Module, tuple[str, ...]]:
-    """Every layer of a convertible kind, subclasses included, with all the names under which it stands in the model."""
+    """Return every layer of a convertible kind, subclasses included, with all its names in the model."""
     names: dict[nn.Module, tuple[str, ...]] = {}
     kinds = tuple(quantized)
     for name, module in model.named_modules(remove_duplicate=False):

@@ -1,4 +1,4 @@
-"""What all quantized layers share: their quantizers, casts, checks and state."""
+"""The base of all quantized layers: their quantizers, casts, checks and state."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -26,27 +26,27 @@ from .watch import watch
 
 
 class QuantizedLayer(nn.Module):
-    """Mixin that turns a ``torch.nn`` layer into a quantized one; write it first among the bases.
+    """Mixin that turns a ``torch.nn`` layer into a quantized one; put it first among the bases.
 
-    The latent weight stays the plain parameter ``weight``. A float checkpoint loads with no missing key: learned
-    tensors of the quantizers are then set from the loaded weight. `float_weight` is the way back.
+    The latent weight stays the plain parameter ``weight``. A float checkpoint loads with no missing key; learned
+    tensors of the quantizers are then set from the loaded weight. `float_weight` leads back.
 
     Attributes:
-        float_type: the ``torch.nn`` twin, or the subclass of it that was converted.
-        filters_are_computed: `filters` is more than another layout of the weight.
-        described_as: the class whose constructor's arguments a packed file names; ``float_type`` for None.
-        own_arguments: attributes that it names besides.
-        scheme: what the layer was built with.
+        float_type: the ``torch.nn`` twin, or the converted subclass of it.
+        filters_are_computed: whether `filters` is more than another layout of the weight.
+        described_as: the class whose constructor arguments a packed file records; None means ``float_type``.
+        own_arguments: further attributes that it records.
+        scheme: the scheme that the layer was built with.
         input_quantizer: quantizer of the input.
         weight_quantizer: quantizer of the weight.
         grad_quantizer: quantizer of the output's gradient, or None.
-        batches_watched: how many of the first training batches `watch` has looked at.
-        name_in_model: what `qconv.convert` found it under; in ``__dict__`` only then.
-        bypassed_in: the modes (``training``) of forwards that were seen to compute with ``weight`` and never call the
-            layer, until one calls it.
-        is_stepped: optimizer steps end with `after_step_` of this layer.
-        lacks_step: it is a copy of a layer of which that is so, and has had no such step itself.
-        observe: is shown every input, as `qconv.calibrate` asks for; None otherwise.
+        batches_watched: number of first training batches that `watch` has examined.
+        name_in_model: the name under which `qconv.convert` found it; in ``__dict__`` only then.
+        bypassed_in: the modes (``training``) of forwards seen to compute with ``weight`` without calling the layer,
+            until one calls it.
+        is_stepped: whether optimizer steps end with `after_step_` of this layer.
+        lacks_step: whether it is a copy of such a layer and has had no such step itself.
+        observe: called with every input while `qconv.calibrate` runs; None otherwise.
     """
 
     float_type: type[nn.Module]
@@ -70,7 +70,7 @@ class QuantizedLayer(nn.Module):
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight.
 
-        In a layer whose weight is frozen they are frozen, too.
+        If the weight is frozen, they are frozen, too.
         """
         scheme = _checked(scheme)
         self.check_scheme(scheme)
@@ -79,7 +79,7 @@ class QuantizedLayer(nn.Module):
         trained = self.is_trained
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             with torch.no_grad():
-                self.weight.copy_(self.float_weight())  # go on from what was learned
+                self.weight.copy_(self.float_weight())  # continue from what was learned
         before = self._modules.get("input_quantizer")
         self.input_quantizer = scheme.input()
         if isinstance(before, Quantizer):
@@ -111,7 +111,7 @@ class QuantizedLayer(nn.Module):
 
     @property
     def is_bypassed(self) -> bool:
-        """Whether the model computes with ``weight`` and does not call the layer, as far as was seen."""
+        """Whether the model was seen to compute with ``weight`` without calling the layer."""
         return bool(self.bypassed_in)
 
     def input_channels(self) -> tuple[int, int]:
@@ -124,7 +124,7 @@ class QuantizedLayer(nn.Module):
         return False
 
     def filters(self) -> Tensor:
-        """The latent weight with the output channels in dimension 0, as quantizers see it."""
+        """The latent weight with the output channels in dimension 0, as quantizers expect it."""
         return self.weight
 
     def from_filters(self, filters: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class QuantizedLayer(nn.Module):
         return filters
 
     def quantized_weight(self) -> Tensor:
-        """The weight of the forward pass in evaluation, in the layout of ``weight``; carries no gradient."""
+        """The weight of the forward in evaluation, in the layout of ``weight``, without gradient."""
         follow(self)
         quantizer, training = self.weight_quantizer, self.weight_quantizer.training
         quantizer.eval()  # stochastic rounding is for training
@@ -142,14 +142,14 @@ class QuantizedLayer(nn.Module):
         return weight_q
 
     def float_weight(self) -> Tensor:
-        """The weight of the float twin: the latent one, or the quantized one where learned tensors replace it."""
+        """The weight of the float twin: the latent one, or the quantized one if learned tensors replace it."""
         return self.quantized_weight() if self.weight_quantizer.replaces_weight else self.weight.detach()
 
     def weight_codes(self) -> Codes:
         """Integer codes and scales of `quantized_weight`, output channels in dimension 0."""
         follow(self)
         quantizer, training = self.weight_quantizer, self.weight_quantizer.training
-        quantizer.eval()  # as there
+        quantizer.eval()  # as in `quantized_weight`
         try:
             with torch.no_grad():
                 return quantizer.codes(self.filters(), *quantizer.tensors())
@@ -158,9 +158,9 @@ class QuantizedLayer(nn.Module):
 
     @torch.no_grad()
     def after_step_(self) -> None:
-        """What follows an optimizer step: the latent weight comes back into the range of its quantizer.
+        """Update after an optimizer step: clamp the latent weight to the range of its quantizer.
 
-        What is frozen (``requires_grad=False``), the weight or a learned tensor, stays as it is.
+        Frozen tensors (``requires_grad=False``), the weight or learned ones, stay as they are.
         """
         leave(self)
         self.is_stepped, self.lacks_step = True, False
@@ -175,7 +175,7 @@ class QuantizedLayer(nn.Module):
 
     @torch.no_grad()
     def set_progress_(self, progress: float) -> None:
-        """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 over the training."""
+        """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 during training."""
         follow(self)
         filters = self.filters()
         if self._is_frozen:
@@ -196,21 +196,21 @@ class QuantizedLayer(nn.Module):
 
     def _put_back(self, filters: Tensor) -> None:
         is_copy = filters.data_ptr() != self.weight.data_ptr()  # in another layout
-        # What was not written to is not copied back: a backward that still needs the weight would find it changed.
+        # Unchanged values are not copied back: a backward that still needs the weight would find it changed.
         if is_copy and (filters.is_inference() or filters._version):
             self.weight.copy_(self.from_filters(filters))
 
     def quantizers(self) -> dict[str, Quantizer]:
-        """Its quantizers by the names of their attributes."""
+        """Return its quantizers by the names of their attributes."""
         names = ("input_quantizer", "weight_quantizer", "grad_quantizer")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
     def _other_quantizers(self) -> list[Quantizer]:
-        """Those of the input and of the gradient."""
+        """The quantizers of the input and of the gradient."""
         return [quantizer for quantizer in (self.input_quantizer, self.grad_quantizer) if quantizer is not None]
 
     def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
-        """Run ``op`` with this layer's quantizers, under autocast in autocast's dtype as a float layer would."""
+        """Run ``op`` with this layer's quantizers; under autocast in its dtype, as for a float layer."""
         if "weight" not in self._parameters and not torch.compiler.is_compiling():
             self._check_computed_weight()
         if not torch.compiler.is_compiling():
@@ -222,7 +222,7 @@ class QuantizedLayer(nn.Module):
             self.observe(input)
         calibrates = False
         if self.training and not self.input_quantizer.calibrated:
-            if torch.compiler.is_compiling():  # the graph breaks here; a network's then stays in pieces
+            if torch.compiler.is_compiling():  # a graph break here would leave the network's graph in pieces
                 torch._dynamo.graph_break(
                     msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
                 )
@@ -252,15 +252,15 @@ class QuantizedLayer(nn.Module):
     ) -> Tensor:
         device = input.device.type
         dtype = _autocast_dtype(device)
-        if dtype is None or input.dtype == torch.float64:  # which autocast leaves alone
+        if dtype is None or input.dtype == torch.float64:  # autocast leaves float64 alone
             return quantized_op(input, self.filters(), bias, op, quantizers, *extra)
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
             return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers, *extra)
 
     def _before_forward(self) -> None:
-        """What the weight brings along that others have written to; training starts with the first gradient."""
-        if self.bypassed_in:  # what ships is called in evaluation: a call in training says nothing of that
+        """Apply changes that others made to the weight; training starts with the first gradient."""
+        if self.bypassed_in:  # what ships is called in evaluation, so a call in training proves nothing
             self.bypassed_in = self.bypassed_in - {True, self.training}
         if self.__dict__.get("_origin") is None and not self.lacks_step:
             return
@@ -272,14 +272,13 @@ class QuantizedLayer(nn.Module):
 
     @torch.no_grad()
     def calibrate_(self, input: Tensor) -> None:
-        """Set the learned tensors of the input's quantizer from ``input``, alike in all processes.
+        """Set the learned tensors of the input's quantizer from ``input``, the same in all processes.
 
-        All processes must call it. They get the mean over those whose input has a range; if none has, if it is empty or
-        all its values are equal, nothing is set.
+        All processes must call it. They get the mean over those whose input has a range. If none has one, because
+        inputs are empty or all values are equal, nothing is set.
 
         Raises:
-            ValueError: NaN or inf in the input, of this process or of another one; learned tensors that
-                ``fully_shard`` holds.
+            ValueError: NaN or inf in the input of any process; learned tensors held by ``fully_shard``.
             RuntimeError: another process is at another layer, or does not come (`meet`); a replica of DataParallel.
         """
         if input.is_meta:
@@ -300,7 +299,7 @@ class QuantizedLayer(nn.Module):
 
     @torch.no_grad()
     def calibrate_from_(self, observer: Observer) -> bool:
-        """As `calibrate_`, from what an observer of the input's quantizer has seen: finite values.
+        """As `calibrate_`, from the finite values that an observer of the input's quantizer has seen.
 
         Returns:
             Whether the quantizer was set, in all processes.
@@ -309,15 +308,15 @@ class QuantizedLayer(nn.Module):
         return self._calibrate(None if observer.is_blank else initialize)
 
     def _place(self) -> str:
-        """What tells this layer from the others of its model, alike in all processes."""
+        """A name that distinguishes this layer from the others of its model, the same in all processes."""
         name, weight = self.__dict__.get("name_in_model"), self.weight.detach().flatten()
-        if name is None:  # the weights are the same in all processes, and hardly in two layers
+        if name is None:  # weights are equal in all processes, but rarely in two layers
             some = [weight[index].item() for index in (0, weight.numel() // 2, -1)] if weight.numel() else []
             name = str(some)
         return f"{type(self).__name__} {tuple(self.weight.shape)} {name}"
 
     def _calibrate(self, initialize: Callable[[], None] | None) -> bool:
-        """Have the quantizer set itself, if this process has what to set it from, and take the mean over those."""
+        """Initialize the quantizer, if this process has data for it, and take the mean over those that have."""
         quantizer = self.input_quantizer
         if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
             raise ValueError(
@@ -340,9 +339,9 @@ class QuantizedLayer(nn.Module):
         return any(counts)
 
     def as_node(self, *arguments: Any) -> Any:
-        """This call as a node of the graph that `torch.fx` records: the layer as a whole, as torch's own are.
+        """Record this call as one node of a graph of `torch.fx`, as for torch's own layers.
 
-        A tracer takes only the modules of ``torch.nn`` for wholes, and would look into this one.
+        A tracer treats only the modules of ``torch.nn`` as units, and would trace into this one.
         """
         tracer: Any = next(argument.tracer for argument in arguments if isinstance(argument, fx.Proxy))
         if tracer.root is self:
@@ -350,11 +349,11 @@ class QuantizedLayer(nn.Module):
         return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, {})
 
     def check_input(self, input: Tensor) -> None:
-        """Raise unless the input has a floating dtype and lives with the weight, in dtype and device.
+        """Raise unless the input has a floating dtype, and the dtype and device of the weight.
 
         Raises:
-            TypeError: an integer, boolean or complex input, or another dtype than the weight's without autocast.
-            ValueError: another device than the weight's.
+            TypeError: an integer, boolean or complex input, or without autocast a dtype other than the weight's.
+            ValueError: a device other than the weight's.
         """
         if not input.is_floating_point():
             raise TypeError(
@@ -372,14 +371,14 @@ class QuantizedLayer(nn.Module):
             )
 
     def reset_parameters(self) -> None:
-        """Initialize as the ``torch.nn`` twin does, then the learned tensors from the weight."""
+        """Initialize as the ``torch.nn`` twin does, then set the learned tensors from the weight."""
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
-        if "scheme" in self.__dict__:  # the twin's constructor comes here before there are quantizers
+        if "scheme" in self.__dict__:  # the twin's constructor calls this before there are quantizers
             self.weight_quantizer.initialize(self.filters().detach())
             mark(self)
 
     def _check_computed_weight(self) -> None:
-        """Raise a ValueError, at the first call, if the scheme can't do with a weight that is computed."""
+        """Raise a ValueError, at the first call, if the scheme can't work with a computed weight."""
         maker = computed_by(self)
         if maker is None or self.__dict__.get("_checked_maker") == maker:
             return
@@ -391,9 +390,9 @@ class QuantizedLayer(nn.Module):
 
     @classmethod
     def adopt(cls, layer: nn.Module, scheme: Scheme | None) -> None:
-        """Make ``layer``, of type ``cls.float_type`` or a subclass that computes the same, a quantized layer in place.
+        """Turn ``layer``, of type ``cls.float_type`` or an equivalent subclass, into a quantized layer in place.
 
-        The object stays the same one: its parameters, hooks and the places that share it are kept.
+        The object stays the same: its parameters, hooks and the places that share it are kept.
         """
         scheme = _checked(scheme)
         cls.check_scheme(scheme)
@@ -410,8 +409,8 @@ class QuantizedLayer(nn.Module):
             raise
 
     def release(self) -> None:
-        """Undo `adopt`: make this layer its ``torch.nn`` twin again, with `float_weight` as weight."""
-        if not computed_by(self):  # else it stays what it is
+        """Undo `adopt`: turn this layer into its ``torch.nn`` twin again, with `float_weight` as weight."""
+        if not computed_by(self):  # a computed weight stays as it is
             trained = self.is_trained
             with torch.no_grad():
                 self.weight.copy_(self.float_weight())
@@ -419,14 +418,14 @@ class QuantizedLayer(nn.Module):
         self.without_quantizers_(with_base(self, self.float_type))
 
     def bake_(self) -> None:
-        """Make this layer a float one, for evaluation: its weight is the quantized one."""
+        """Turn this layer into a float one for evaluation: its weight is the quantized one."""
         weight_q = self.quantized_weight()
         self.release()
         with torch.no_grad():
             self.weight.copy_(weight_q)
 
     def without_quantizers_(self, kind: type[nn.Module]) -> None:
-        """Take away all that a quantized layer has and a float one has not, and make it one of the class ``kind``."""
+        """Remove everything that only a quantized layer has, and set the class to ``kind``."""
         for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
             if hasattr(self, name):
                 delattr(self, name)
@@ -452,7 +451,8 @@ class QuantizedLayer(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        # Before the weight: where a step or a note is refused, weight, bias and quantizers stay as they were.
+        # Checked before the weight is loaded: if a step or a note is refused, weight, bias and quantizers stay
+        # unchanged.
         for name, part in self.named_modules():
             if isinstance(part, Part):
                 part.check_state(state_dict, f"{prefix}{name}.")
@@ -461,7 +461,7 @@ class QuantizedLayer(nn.Module):
             own = tuple(f"{prefix}{name}." for name in self.quantizers())
             for key in [key for key in state_dict if key.startswith(prefix)]:
                 if key.startswith(own) or "." not in key.removeprefix(prefix):
-                    del state_dict[key]  # of this call's dict, of which the quantizers get their parts
+                    del state_dict[key]  # from this call's dict, whose parts go to the quantizers
             return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -473,51 +473,51 @@ class QuantizedLayer(nn.Module):
                 mark(self)
 
     def _differs_before_sign(self, state_dict: Mapping[str, Any], prefix: str) -> str:
-        """What to say if the checkpoint tells of other activations before the layer's sign; else empty."""
+        """Return an error message if the checkpoint has other activations before the layer's sign; else empty."""
         own, stored = self.input_quantizer.before_sign, state_dict.get(f"{prefix}input_quantizer.{KEY}")
         if own is None or stored is None:
             return ""
         return difference(own, stored, prefix.removesuffix(".") or type(self).__name__)
 
     def train(self, mode: bool = True) -> Self:
-        """As of any module."""
-        follow(self)  # a graph that is compiled can't look
+        """Set the mode as for any module."""
+        follow(self)  # a compiled graph can't check
         return super().train(mode)
 
     def __getstate__(self) -> dict[str, Any]:
-        follow(self)  # the copy's tensors have been written to as if for the first time
+        follow(self)  # versions of the copy's tensors start anew
         return self.__dict__
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if self.__dict__.get("_origin") is not None:
             mark(self)
-        if self.is_stepped:  # what calls `after_step_` of the original may not call that of the copy
+        if self.is_stepped:  # the hook that calls `after_step_` of the original may not know the copy
             self.is_stepped, self.lacks_step = False, True
-        self.__dict__.pop("_trained_at", None)  # of the original's tensors
+        self.__dict__.pop("_trained_at", None)  # it refers to the original's tensors
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         follow(self)
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight_quantizer.replaces_weight:
-            # The weight was only the start of training; what a float layer should load is what was learned.
+            # The weight was only the start of training; a float layer should load what was learned.
             destination[f"{prefix}weight"] = self.float_weight()
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, scheme={self.scheme.name}"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.extra_repr()})"  # one line a layer: the scheme says what the children are
+        return f"{type(self).__name__}({self.extra_repr()})"  # one line per layer: the scheme describes the children
 
 
 def _autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of an active autocast; None where there is none, as always on the meta device."""
+    """The dtype of an active autocast; None without one, and always on the meta device."""
     enabled = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else None
 
 
 def chosen(scheme: Scheme | None, grad_quantizer: Factory | None) -> Scheme:
-    """What the arguments of a layer's constructor ask for."""
+    """Return the scheme that the arguments of a layer's constructor ask for."""
     scheme = _checked(scheme)
     return scheme if grad_quantizer is None else scheme.with_grad(grad_quantizer)
 

@@ -1,4 +1,4 @@
-"""Layers that a forward never calls though it computes with their weights, so that their quantizers have no effect."""
+"""Layers that a forward never calls although it computes with their weights, so their quantizers have no effect."""
 
 import warnings
 from collections import Counter
@@ -17,15 +17,15 @@ from . import QuantizedLayer
 from .trial import trial
 
 LISTED = 8
-"""How many layers a message names."""
+"""The number of layers that a message names."""
 
 
 class Watch(TorchDispatchMode):
-    """While it is entered, it sees which layers of a model are called, and whose weights any operator reads.
+    """While it is active, records which layers of a model are called, and whose weights an operator reads.
 
     Attributes:
         called: the layers that were called.
-        read: the layers whose weight an operator has read, but for weights that several modules hold.
+        read: the layers whose weight an operator has read, except weights that several modules hold.
     """
 
     def __init__(self, model: nn.Module, layers: Iterable[nn.Module]) -> None:
@@ -49,7 +49,7 @@ class Watch(TorchDispatchMode):
 
     @property
     def bypassed(self) -> list[nn.Module]:
-        """The layers that were read and not called."""
+        """The layers that were read but not called."""
         return [layer for layer in self._layers if layer in self.read and layer not in self.called]
 
     def __enter__(self) -> "Watch":
@@ -75,12 +75,12 @@ class Watch(TorchDispatchMode):
 
 
 def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
-    """What `Watch` sees in one forward in evaluation, without gradients; modes and random state come back.
+    """Run `Watch` in one forward in evaluation, without gradients; modes and random state are restored.
 
     Args:
         model: any module.
-        layers: of the model.
-        example: its input; a tuple of them, or a mapping by name.
+        layers: layers of the model.
+        example: its input, a tuple of inputs, or a mapping by name.
     """
     with trial(model, warns=True), Watch(model, layers) as watch:
         if isinstance(example, dict):
@@ -91,16 +91,16 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
 
 
 class FirstForwards:
-    """Watches the first forward of a model in training and the first one in evaluation, then takes itself away.
+    """Watches a model's first forward in training and its first one in evaluation, then removes itself.
 
-    Layers that are bypassed there are told by a warning and marked, so that nothing is shipped with them.
-    Forwards that are traced, compiled or have compiled parts are let through.
+    A warning names layers that are bypassed there, and they are marked, so that nothing is shipped with them. Forwards
+    that are traced, compiled or have compiled parts are not watched.
     """
 
     def __init__(self) -> None:
         self.left = {True, False}
         self.watch: Watch | None = None
-        self.thread = 0  # of the forward that is watched: others may run at the same time
+        self.thread = 0  # of the watched forward: others may run at the same time
 
     def before(self, model: nn.Module, args: tuple[Any, ...]) -> None:
         """The hook before the forward."""
@@ -113,7 +113,7 @@ class FirstForwards:
         if self.watch is not None or model.training not in self.left or getattr(model, "_is_replica", False):
             return
         self.left = self.left - {model.training}
-        if any(map(is_compiled, model.modules())):  # Dynamo compiles nothing that a dispatch mode looks at
+        if any(map(is_compiled, model.modules())):  # Dynamo compiles nothing under a dispatch mode
             if not self.left:
                 forget(model)
             return
@@ -122,7 +122,7 @@ class FirstForwards:
         self.watch.__enter__()
 
     def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The hook after it, also where it fails."""
+        """The hook after the forward, called even if it fails."""
         if torch.compiler.is_compiling() or self.watch is None or self.thread != get_ident():
             return
         watch, self.watch = self.watch, None
@@ -134,13 +134,13 @@ class FirstForwards:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` made a module of it, or its call or forward a compiled one."""
+    """Whether `torch.compile` made a module from it, or compiled its call or forward."""
     forward = getattr(module, "forward", None)
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(forward, "_torchdynamo_orig_callable")
 
 
 def watch_first_forwards(model: nn.Module) -> None:
-    """Attach `FirstForwards` anew; a model that is one layer needs none."""
+    """Attach `FirstForwards` anew; a model that is a single layer needs none."""
     forget(model)
     if isinstance(model, QuantizedLayer):
         return
@@ -150,7 +150,7 @@ def watch_first_forwards(model: nn.Module) -> None:
 
 
 def forget(model: nn.Module) -> None:
-    """Take `FirstForwards` away from a model and its parts."""
+    """Remove `FirstForwards` from a model and its parts."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key in [key for key, hook in hooks.items() if is_own_hook(hook)]:
@@ -164,7 +164,7 @@ def is_own_hook(hook: Any) -> bool:
 
 
 def mark(model: nn.Module, layers: Iterable[nn.Module]) -> None:
-    """Warn of bypassed layers by their names, and remember that they are."""
+    """Warn about bypassed layers by their names, and mark them."""
     wrong = set(layers)
     names = [name for name, module in model.named_modules() if module in wrong]
     for layer in wrong:
@@ -180,5 +180,5 @@ def mark(model: nn.Module, layers: Iterable[nn.Module]) -> None:
 
 
 def parent_of(model: nn.Module, name: str) -> str:
-    """The class of the module that holds the one of this name."""
+    """The class of the module that holds the module of this name."""
     return type(model.get_submodule(name.rpartition(".")[0])).__name__

@@ -1,16 +1,16 @@
-"""What a module holds beside its code, to see whether a call changes it."""
+"""The attributes and buffers of a module, to detect whether a call changes it."""
 
 from typing import Any
 
 from torch import Tensor, nn
 
-CONSTANT = "_tensor_constant"  # where `torch.fx` puts the constants of a trace
+CONSTANT = "_tensor_constant"  # the prefix that `torch.fx` gives to the constants of a trace
 
 
 class State:
-    """A snapshot of the attributes and buffers of a module and all inside of it.
+    """A snapshot of the attributes and buffers of a module and of all modules inside it.
 
-    Lists and dictionaries are looked into; what they hold is told apart by identity.
+    Lists and dictionaries are compared by their elements, which are compared by identity.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -20,7 +20,7 @@ class State:
         self.buffers = dict(module.named_buffers())
 
     def changed(self) -> str:
-        """The name of something that is another one now; empty where all is as it was."""
+        """Return the name of something that has changed; empty if nothing has."""
         for name, module in self.modules.items():
             before, now = self.attributes[name], _copied(vars(module))
             for key in before.keys() | now.keys():
@@ -35,7 +35,7 @@ class State:
         return ""
 
     def restore(self) -> None:
-        """Make all as it was."""
+        """Restore the module."""
         for name, module in self.modules.items():
             now = vars(module)
             for key, value in self.attributes[name].items():
@@ -53,7 +53,7 @@ class State:
 
 
 class _Contents:
-    """A list, dictionary or set, and what it held."""
+    """A list, dictionary or set, and its former contents."""
 
     def __init__(self, container: Any) -> None:
         self.container, self.held = container, type(container)(container)
@@ -82,5 +82,5 @@ def _identities(container: Any) -> Any:
 
 
 def _equal(first: Tensor, second: Tensor) -> bool:
-    """NaN equals NaN."""
+    """Whether they are equal; NaN equals NaN."""
     return bool(((first == second) | ((first != first) & (second != second))).all())

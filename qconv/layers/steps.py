@@ -1,4 +1,4 @@
-"""A copied layer that is trained without what followed the steps of the original says so."""
+"""A warning for copied layers that are trained without the updates that followed the steps of the original."""
 
 import warnings
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any
 from .naming import name_of
 
 LIFE = ("_origin", "_trained_at", "is_stepped", "lacks_step")
-"""What a quantized layer keeps beside its modules and tensors, of its life so far."""
+"""Attributes in which a quantized layer records its history, beside its modules and tensors."""
 
 
 def backward_of(layer: Any) -> Callable[[object], None]:
-    """What a hook of the gradient of the layer's output calls: from now on an optimizer may move the layer."""
+    """The gradient hook of the layer's output: from now on an optimizer may change the layer."""
 
     def note(grad: object) -> None:
         layer.__dict__["_trained_at"] = _versions(layer)
@@ -20,15 +20,15 @@ def backward_of(layer: Any) -> Callable[[object], None]:
 
 
 def check_step(layer: Any) -> None:
-    """Warn once if the layer was moved since its last backward, as by an optimizer, and `after_step_` did not follow.
+    """Warn once if the layer has changed since its last backward, as by an optimizer, without `after_step_`.
 
-    `copy.deepcopy` and `pickle` leave out the hooks of an optimizer. A copy that moves without a backward, such as an
-    average of weights that is run in training mode, has no optimizer.
+    `copy.deepcopy` and `pickle` leave out the hooks of an optimizer. A copy that changes without a backward, such as an
+    average of weights run in training mode, has no optimizer.
     """
     before = layer.__dict__.pop("_trained_at", None)
     if before is None or before == _versions(layer):
         return
-    layer.lacks_step = False  # it is said once
+    layer.lacks_step = False  # warn only once
     warnings.warn(
         f"{name_of(layer)} is a copy, and its optimizer's steps do not end with qconv.after_step as those of the "
         "original do: copies of an optimizer lose that. Call qconv.after_every_step(optimizer, model) again for the "
@@ -38,6 +38,6 @@ def check_step(layer: Any) -> None:
 
 
 def _versions(layer: Any) -> tuple[int, ...]:
-    """How often what is trained in the layer was written to."""
+    """The number of times that the layer's trained tensors have been written to."""
     trained = layer.weight_quantizer.parameters() if layer.weight_quantizer.replaces_weight else [layer.weight]
     return tuple(tensor._version for tensor in trained)

@@ -1,4 +1,4 @@
-"""Running a model to see what it does, so that it is afterwards as it was before."""
+"""Running a model to observe it, and restoring it afterwards."""
 
 import warnings
 from collections.abc import Iterator
@@ -15,13 +15,13 @@ from .uncalibrated import without_warnings
 def trial(
     model: nn.Module, *, keep_random: bool = True, keep_state: bool = False, warns: bool = False
 ) -> Iterator[None]:
-    """Context manager: evaluation mode without gradients; then the modes of all modules are those that they were.
+    """Context manager: evaluation mode without gradients; afterwards all modules have their former modes.
 
     Args:
         model: any module.
-        keep_random: random numbers go on as if it had not run. Not where its inputs are drawn meanwhile.
-        keep_state: its attributes and buffers come back, too, see `State`. Not needed for a copy.
-        warns: let the forward warn; what qconv's layers say in evaluation is left out in any case.
+        keep_random: restore the random state afterwards. Not if the inputs are drawn meanwhile.
+        keep_state: restore its attributes and buffers, too, see `State`. Not needed for a copy.
+        warns: let the forward warn; warnings of qconv's layers about evaluation are suppressed in any case.
     """
     modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
@@ -41,7 +41,7 @@ def trial(
 
 @contextmanager
 def random_state_kept(model: nn.Module) -> Iterator[None]:
-    """Context manager: random numbers on the CPU and on the devices of the model go on as if nothing had drawn any."""
+    """Context manager: restore the random state of the CPU and of the devices of the model."""
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers())}
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng(devices=[]))

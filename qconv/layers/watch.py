@@ -1,4 +1,4 @@
-"""Watching the first batches: a quantizer that makes one value of all its inputs passes nothing on, and says so."""
+"""Watching the first batches: a quantizer that maps all inputs to one value blocks them, so a warning says so."""
 
 import warnings
 from typing import Any
@@ -10,23 +10,23 @@ from ..quantizers import Quantizer
 from .naming import name_of
 
 BATCHES = 3
-"""How many training batches are looked at; all of them must be so before it is said."""
+"""The number of training batches to examine; all of them must be affected before the warning."""
 SHARE = 0.999
-"""The share of a batch's elements in one level from which on it counts."""
+"""The share of a batch's elements in one level from which on it counts as affected."""
 SAMPLES = 16
-"""How many samples of a batch are looked at."""
+"""The number of samples of a batch to examine."""
 
 
 @torch.no_grad()
 def watch(layer: Any, input: Tensor) -> None:
-    """Warn if nearly all of what the layer has seen in its first training batches lies in one level of its quantizer.
+    """Warn if nearly all values in the layer's first training batches lie in one level of its quantizer.
 
-    Later batches cost nothing. A batch of one number, of zeros say, is none: it tells nothing.
+    Later batches cost nothing. A batch with a single value, such as zeros, does not count.
     """
     if layer.batches_watched >= BATCHES or not _can_be_read(input):
         return
     quantizer = layer.input_quantizer
-    if quantizer.bits >= 32 or "_former_parameters" in layer.__dict__:  # a replica of DataParallel is thrown away
+    if quantizer.bits >= 32 or "_former_parameters" in layer.__dict__:  # a replica of DataParallel is temporary
         layer.batches_watched = BATCHES
         return
     crowded = crowded_level(quantizer, input[:SAMPLES])
@@ -42,10 +42,10 @@ def watch(layer: Any, input: Tensor) -> None:
 
 
 def crowded_level(quantizer: Quantizer, x: Tensor) -> tuple[float, float] | None:
-    """The share of ``x`` in the level that most of it lies in, and the value of that level; None for a constant.
+    """Return the share of ``x`` in its most frequent level, and the value of that level; None for a constant.
 
-    What is equal to its level already goes through: zeros of a sparse input, say. So the share is no greater than that
-    of the other elements.
+    Values equal to their level, such as zeros of a sparse input, are passed on unchanged. So the share is limited to
+    that of the other elements.
     """
     if not x.numel():
         return None
@@ -60,7 +60,7 @@ def crowded_level(quantizer: Quantizer, x: Tensor) -> tuple[float, float] | None
         levels = x_q
     levels = levels.flatten()
     some = levels[:: max(levels.numel() // 1000, 1)]
-    middle = some.sort().values[some.numel() // 2]  # the level of most, if nearly all are in one
+    middle = some.sort().values[some.numel() // 2]  # in the most frequent level, if nearly all values are in one
     at = levels == middle
     moved = (x != x_q).flatten()
     share = min(at.float().mean().item(), (at & moved).sum().item() / max(moved.sum().item(), 1))
@@ -68,7 +68,7 @@ def crowded_level(quantizer: Quantizer, x: Tensor) -> tuple[float, float] | None
 
 
 def _can_be_read(input: Tensor) -> bool:
-    """Whether it is a plain tensor with values: no trace, no capture, no transformation by `torch.func`."""
+    """Whether it is a plain tensor with values: no trace, capture or transformation by `torch.func`."""
     if type(input) not in (Tensor, nn.Parameter) or input.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return False
     if input.is_cuda and torch.cuda.is_current_stream_capturing():

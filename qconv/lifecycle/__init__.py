@@ -1,1 +1,1 @@
-"""What happens to quantizers in the life of a model: calibration, what follows a step, progress."""
+"""The life of quantizers in a model: calibration, updates after each optimizer step, progress."""

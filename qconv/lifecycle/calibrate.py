@@ -1,4 +1,4 @@
-"""Learned steps, clips and ranges of input quantizers, set from real inputs."""
+"""Setting learned steps, clips and ranges of input quantizers from real inputs."""
 
 import inspect
 import sys
@@ -26,38 +26,38 @@ from .norms import batch_statistics
 def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 512) -> list[str]:
     """Set the learned tensors of all input quantizers that start from data (LSQ's step, a percentile's range).
 
-    The model runs without gradients, quantized weights on inputs that are not quantized, so that no layer is calibrated
-    behind one that is not yet. Each quantizer watches what its layer sees, batch by batch, and keeps a few figures of
-    it (`Quantizer.observer`): the memory does not grow with the samples. Quantizers that you wrote yourself, with
-    `initialize` alone, get the first samples, at most 2^22 values of them.
+    The model runs without gradients, with quantized weights on inputs that are not quantized, so that no layer is
+    calibrated behind one that is not yet. Each quantizer observes its layer's inputs batch by batch and keeps a few
+    statistics (`Quantizer.observer`), so memory does not grow with the samples. Your own quantizers with only
+    `initialize` get the first samples, at most 2^22 values.
 
-    The model runs in evaluation mode, but batch norm normalizes with the batch itself, as in training, where it is in
-    training mode or its running statistics are still those it was made with: the ranges are those of training, also
-    before the first step. A model in evaluation mode (``model.eval()``) with trained statistics is calibrated with
-    these; a batch norm that is alone in evaluation mode is frozen, and keeps its own. No running statistics change.
+    The model runs in evaluation mode. But a batch norm that is in training mode, or whose running statistics are still
+    the initial ones, normalizes with the batch itself, as in training: the ranges are those of training, even before
+    the first step. A model in evaluation mode (``model.eval()``) with trained statistics is calibrated with these; a
+    batch norm that alone is in evaluation mode is frozen, and keeps its own. No running statistics change.
 
-    Under `torch.distributed` every process calls it with its own batches, as many as it has, and all get the mean over
+    Under `torch.distributed` every process calls it with its own batches, any number of them, and all get the mean over
     those with data. Without this call a layer calibrates itself with its first training batch, which all processes must
-    do in the same step. One that some processes alone come to is refused: at once if the others calibrate something
-    else in that step; if they calibrate nothing, when the timeout of the process group is over, 10 to 30 minutes unless
-    ``init_process_group(timeout=)`` (`train.py`: ``trainer.timeout_s``) says less, for one that has gone on can't be
-    told from one that is slow. A layer that sees equal values only, as from a blank picture, is not calibrated, and
-    warned of; it waits for a training batch.
+    do in the same step. If only some processes do, they are refused: at once if the others calibrate something else in
+    that step; if the others calibrate nothing, after the timeout of the process group, since a process that has gone on
+    can't be told from a slow one. The timeout is 10 to 30 minutes unless ``init_process_group(timeout=)`` (`train.py`:
+    ``trainer.timeout_s``) sets less. A layer that sees only equal values, such as a blank picture, is not calibrated; a
+    warning says so, and it waits for a training batch.
 
     Args:
-        model: is run as it is; its mode, hooks and buffers come back unchanged.
-        batches: inputs, or tuples and lists that begin with the input, as a DataLoader gives; a mapping is the keyword
-            arguments of the model. They are read until ``max_samples`` are reached.
-        max_samples: so many samples are looked at.
+        model: run as it is; its mode, hooks and buffers are restored.
+        batches: inputs, or tuples and lists that begin with the input, as from a DataLoader; a mapping holds the
+            model's keyword arguments. They are read until ``max_samples`` are reached.
+        max_samples: number of samples to use.
 
     Returns:
         The names of the layers whose quantizers were set; empty if none needs data.
 
     Raises:
-        TypeError: a tensor or a mapping in place of batches; a model that needs several inputs, which only a mapping of
-            its arguments by name gives.
-        ValueError: no batch, or none with a sample; ``max_samples`` no whole number or less than 1; NaN or inf in the
-            input of a layer, which is named. In all processes, if in one; no quantizer is set then.
+        TypeError: a tensor or a mapping in place of batches; a model that needs several inputs, which require a mapping
+            of its arguments by name.
+        ValueError: no batch, or none with a sample; ``max_samples`` not a whole number or less than 1; NaN or inf in
+            the input of a layer, which is named. It is raised in all processes if in one, and no quantizer is set.
     """
     if isinstance(batches, Tensor | Mapping):
         kind = type(batches).__name__
@@ -87,7 +87,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
             raise ValueError(
                 f"the input of {name_of(layers[name], name)} has NaN or inf: nothing can be calibrated with it"
             )
-    # By all processes, also those whose own batches did not reach the layer.
+    # Called by all processes, even if their own batches did not reach the layer.
     seen = [name for name, number in zip(layers, reached, strict=True) if number]
     done = [name for name in seen if layers[name].calibrate_from_(observers[name])]
     if blank := [name for name in seen if name not in done]:
@@ -108,10 +108,10 @@ def _watch(
     max_samples: int,
 ) -> tuple[int, int]:
     """Run the batches up to ``max_samples``; return their number and how often a layer saw an empty one."""
-    # Their own forward waits for all processes, of which one may have fewer batches, or runs copies of the layers.
+    # Their own forward would wait for all processes, and one may have fewer batches, or run copies of the layers.
     forward = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
     left, count, empty = max_samples, 0, 0
-    share = 1, 1  # of the current batch, that counts
+    share = 1, 1  # the part of the current batch that counts
 
     def watching(observer: Observer) -> Callable[[Tensor], None]:
         def observe(input: Tensor) -> None:
@@ -161,7 +161,7 @@ def _size(batch: Any) -> int:
 
 @contextmanager
 def _observed(observe: Mapping[QuantizedLayer, Callable[[Tensor], None]]) -> Iterator[None]:
-    """Layers that show their inputs, and leave them as they are."""
+    """Make layers show their inputs and leave them unchanged."""
     quantizers = {layer: layer.input_quantizer for layer in observe}
     try:
         for layer, function in observe.items():
@@ -176,9 +176,9 @@ def _observed(observe: Mapping[QuantizedLayer, Callable[[Tensor], None]]) -> Ite
 
 @contextmanager
 def _as_in_training(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode without gradients, in which batch norm normalizes as training does."""
+    """Evaluation mode without gradients, in which batch norm normalizes as in training."""
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # compiled code knows no observer
+        if "torch._dynamo" in sys.modules:  # compiled code would ignore observers
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(batch_statistics(model))
         stack.enter_context(trial(model, keep_random=False, warns=True))  # the batches may be drawn at random
@@ -186,7 +186,7 @@ def _as_in_training(model: nn.Module) -> Iterator[None]:
 
 
 def _shown(batches: Iterable[Any], max_samples: int) -> Iterator[Any]:
-    """The batches, with a bar on a terminal that moves as they are run."""
+    """Yield the batches, with a progress bar on a terminal."""
     first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
     if not (first and sys.stderr.isatty() and find_spec("rich")):
         yield from batches

@@ -1,4 +1,4 @@
-"""Batch norm whose running statistics say nothing yet."""
+"""Batch norm whose running statistics are not yet meaningful."""
 
 import math
 from collections.abc import Iterator
@@ -10,16 +10,16 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.parameter import is_lazy
 
 LEFT = 0.01
-"""Running statistics are trained when no more than this share of them is what they were made with."""
+"""The largest share of initial values with which running statistics count as trained."""
 
 
 @contextmanager
 def batch_statistics(model: nn.Module) -> Iterator[None]:
-    """Have batch norm in evaluation mode normalize with the batch, where training does or nothing else is known.
+    """Make batch norm in evaluation mode normalize with the batch, if training does or nothing else is known.
 
-    That is where it is in training mode now, and in a model in evaluation mode where `is_trained` is False. One that
-    alone is in evaluation mode is frozen and stays as it is. A batch with a single value of each channel, which has no
-    deviation, is normalized with the running statistics. These are neither used nor changed otherwise.
+    That is the case if it is in training mode now, or in a model in evaluation mode if `is_trained` is False. One that
+    alone is in evaluation mode is frozen and stays as it is. A batch with a single value per channel, which has no
+    deviation, is normalized with the running statistics; otherwise these are neither used nor changed.
     """
     norms = [
         module
@@ -39,11 +39,11 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
 
 
 def is_trained(norm: _NormBase) -> bool:
-    """Whether the running statistics are those of data, and no longer the 0 and 1 that they were made with."""
+    """Whether the running statistics come from data, and are no longer the initial 0 and 1."""
     mean, var, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
     if mean is None or var is None or is_lazy(mean):
         return False
-    if batches is None or not batches:  # also where a checkpoint has statistics, and not of how many batches
+    if batches is None or not batches:  # or a checkpoint has statistics, but not the number of batches
         return bool(mean.any()) or not bool((var == 1).all())
     if norm.momentum is None:
         return True
@@ -66,6 +66,6 @@ def _remember(mean: Tensor | None, var: Tensor | None, tracks: bool) -> Any:
 
 
 def _values(norm: _NormBase, input: Tensor) -> int:
-    """How many values of a channel are normalized together."""
+    """The number of values of a channel that are normalized together."""
     together = input.numel() // max(norm.num_features, 1)
     return together if isinstance(norm, _BatchNorm) else together // max(len(input), 1)

@@ -1,4 +1,4 @@
-"""What a training loop calls beside the optimizer: after each step, and as training goes on."""
+"""Calls of a training loop beside the optimizer: after each optimizer step, and as training progresses."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -12,12 +12,12 @@ from ..quantizers import Quantizer
 
 
 def after_step(model: nn.Module) -> None:
-    """Do what follows an optimizer step in all quantized layers, in place.
+    """Update all quantized layers in place after an optimizer step.
 
     Latent weights are clamped to the range of their quantizers (BNN and BWN to [-1, 1], DeepShift to its powers),
-    learned steps kept positive, random streams of stochastic rounding moved on. Weights and learned tensors that are
-    frozen (``requires_grad=False``) stay as they are. Call it after ``optimizer.step()``, or
-    let `after_every_step` do so.
+    learned steps are kept positive, and random streams of stochastic rounding advance. Frozen weights and learned
+    tensors (``requires_grad=False``) stay as they are. Call it after ``optimizer.step()``, or let `after_every_step` do
+    so.
     """
     for module in model.modules():
         if isinstance(module, QuantizedLayer):
@@ -27,12 +27,12 @@ def after_step(model: nn.Module) -> None:
 def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """Make every ``optimizer.step()`` end with `after_step`; ``handle.remove()`` undoes it.
 
-    Works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step`` of
-    the optimizer itself: of one that wraps another, the innermost is meant. `copy.deepcopy` and `pickle` of torch's
-    optimizers leave this out: call it again for the copies, which warn otherwise once they are trained.
+    It works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step``
+    of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
+    torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
     Raises:
-        TypeError: ``optimizer`` is no torch optimizer and wraps none.
+        TypeError: ``optimizer`` is not a torch optimizer and wraps none.
     """
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     for layer in layers:
@@ -51,7 +51,7 @@ class _AfterStep:
 
 
 def _innermost(optimizer: Any) -> Optimizer:
-    """The optimizer that makes the step: Accelerate's, Lightning's and others wrap it."""
+    """Return the optimizer that makes the step: Accelerate's, Lightning's and others wrap it."""
     seen: set[int] = set()
     while id(optimizer) not in seen:
         seen.add(id(optimizer))
@@ -66,12 +66,12 @@ def _innermost(optimizer: Any) -> Optimizer:
 def set_progress(model: nn.Module, progress: float) -> None:
     """Set every schedule in the quantizers of ``model``: EDE's t and k, ReCU's tau, ReSTE's o, INQ's portions.
 
-    Call it at the start of each epoch with ``epoch / epochs``; the schedules' ends are the quantizers' arguments. What
-    it sets are buffers: they are saved, resumed and broadcast.
+    Call it at the start of each epoch with ``epoch / epochs``; the schedules' ends are the quantizers' arguments. It
+    sets buffers: they are saved, resumed and broadcast.
 
     Raises:
         ValueError: ``progress`` is not from 0 to 1.
-        TypeError: it is no number.
+        TypeError: ``progress`` is not a number.
     """
     if not isinstance(progress, int | float):
         raise TypeError(f"progress (={progress!r}) must be a number from 0 to 1")
@@ -88,7 +88,7 @@ def is_final(model: nn.Module) -> bool:
 
 
 def final_from(model: nn.Module) -> float:
-    """The progress from which all quantizers of ``model`` are final, if `set_progress` is called with it."""
+    """Return the progress from which all quantizers of ``model`` are final, if `set_progress` is called with it."""
     return max((quantizer.final_from for quantizer in _quantizers(model)), default=0.0)
 
 

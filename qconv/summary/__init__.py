@@ -1,4 +1,4 @@
-"""Summaries: what a model consists of, and what it costs."""
+"""Summaries: the contents of a model and its costs."""
 
 from .model import summarize as summarize, summary as summary
 from .table import Summary as Summary

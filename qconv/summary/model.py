@@ -1,4 +1,4 @@
-"""What a model consists of, layer by layer: bits, parameters, multiply-accumulates, bit operations and bytes."""
+"""The contents of a model, layer by layer: bits, parameters, multiply-accumulates, bit operations and bytes."""
 
 import copy
 import math
@@ -26,9 +26,9 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 
 
 def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
-    """Print what `model` is made of as a table with its totals, and return it as data.
+    """Print the contents of `model` as a table with totals, and return them as data.
 
-    Arguments, errors and what is counted are those of `summarize`, which prints nothing.
+    Arguments, errors and counts are those of `summarize`, which prints nothing.
 
     Example:
         >>> table = summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 5, 5))  # doctest: +ELLIPSIS
@@ -43,30 +43,32 @@ def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
 
 
 def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
-    """Count what `model` is made of, by one forward of a batch of one, a sample of zeros.
+    """Count the contents of `model`, by one forward of a batch of one, a sample of zeros.
 
-    The forward runs on a copy and with a random state of its own, so nothing of `model` changes. A parameter that
-    several modules share counts once, with the first of them; a module that is called several times counts its
-    multiply-accumulates as often.
+    The forward runs on a copy with its own random state, so `model` does not change. A parameter shared by several
+    modules counts once, with the first of them; a module that is called several times counts its multiply-accumulates
+    each time.
 
     Multiply-accumulates are those of the convolution, transposed convolution or linear layer itself, padding included.
-    Not counted are products elsewhere (attention, XNOR-Net's map of input magnitudes) and, of a deformable convolution,
-    the sampling: it counts as the convolution of its kernel, and the layer that predicts its offsets on its own.
+    They do not include products elsewhere (attention, XNOR-Net's map of input magnitudes) nor the sampling of a
+    deformable convolution, which counts as the convolution of its kernel; the layer that predicts its offsets counts
+    separately.
 
-    Saved bytes are the storages that autograd keeps for the backward as the parameters of `model` require it, under
-    an autocast around this call, too. A storage counts once, with the first module that saves it in its own forward:
-    what a parent computes between its children counts with the parent. Parameters and buffers do not count, nor does
-    what a checkpointed part computes again. The forward is that of evaluation with dropout layers on, so that a sample
-    alone is enough: the statistics that batch norm keeps of a training batch, two numbers a channel, are not in it.
+    Saved bytes are the storages that autograd keeps for the backward, given which parameters of `model` require a
+    gradient, and under any autocast around this call. A storage counts once, with the first module that saves it in its
+    own forward: what a parent computes between its children counts with the parent. Parameters and buffers do not
+    count, nor does what a checkpointed part computes again. The forward is that of evaluation with dropout layers on,
+    so that a single sample suffices: it lacks the statistics that batch norm keeps of a training batch, two numbers per
+    channel.
 
     Args:
         model: any module, quantized or not, that takes one tensor.
-        input_size: of one sample, without the batch: (C, H, W) for pictures.
+        input_size: the size of one sample, without the batch: (C, H, W) for pictures.
 
     Raises:
         TypeError: `model` is not a module, or `input_size` not a sequence of whole numbers.
-        ValueError: `input_size` has a dimension less than 1, or the model does not take such an input; the model has
-            lazy parameters without a shape, or nothing that could be counted.
+        ValueError: `input_size` has a dimension less than 1, or the model does not accept such an input; the model has
+            lazy parameters without a shape, or nothing to count.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model (={model!r}) must be a torch.nn.Module")
@@ -76,7 +78,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
             raise ValueError(f"model ({type(model).__name__}) has no shape for {name!r} yet: call it once before")
     with torch.inference_mode(False):
         trace = _trace(copy.deepcopy(model).eval(), size)
-    from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does without
+    from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does not need
 
     packed, header = packed_sizes(model)
     seen: set[Tensor] = set()
@@ -103,7 +105,7 @@ def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """All modules but the quantizers of layers: what those hold is counted with their layer."""
+    """Return all modules except the quantizers of layers, whose tensors are counted with their layer."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     quantizers = [child for layer in layers for child in layer.children() if isinstance(child, Quantizer)]
     inner = {module for quantizer in quantizers for module in quantizer.modules()}
@@ -111,7 +113,7 @@ def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
-    """The tensors that were not met before, each once; they are remembered."""
+    """Return the tensors that were not seen before, each once, and remember them."""
     new = [tensor for tensor in dict.fromkeys(tensors) if tensor not in seen]
     seen.update(new)
     return new
@@ -119,13 +121,13 @@ def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
 
 @dataclass
 class _Trace:
-    """What one forward showed of the modules, by name.
+    """The results of one forward, by the names of the modules.
 
     Attributes:
         shapes: output shape of the last call.
         macs: multiply-accumulates of all calls.
-        saved: bytes that were first saved for the backward in the module's own forward.
-        bypassed: quantized layers that were never called, though the forward computed with their weights.
+        saved: bytes first saved for the backward in the module's own forward.
+        bypassed: quantized layers that were never called although the forward computed with their weights.
     """
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
@@ -180,10 +182,11 @@ def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
 
 
 def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:
-    """Multiply-accumulates of one call: of a convolution, zero padding included, or of a linear layer.
+    """Return the multiply-accumulates of one call of a convolution, zero padding included, or of a linear layer.
 
-    ``output.numel() · in_channels / groups · prod(kernel_size)``, a deformable convolution's likewise; of a transposed
-    one ``input.numel() · out_channels / groups · prod(kernel_size)``; ``output.numel() · in_features`` of a linear one.
+    ``output.numel() · in_channels / groups · prod(kernel_size)``, also for a deformable convolution; for a transposed
+    one ``input.numel() · out_channels / groups · prod(kernel_size)``; ``output.numel() · in_features`` for a linear
+    one.
     """
     if isinstance(module, nn.Linear):
         return output.numel() * module.in_features
@@ -198,7 +201,7 @@ def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:
 
 
 def _is_deformable(module: nn.Module) -> bool:
-    """Whether it is torchvision's layer; where torchvision was never imported, nothing is."""
+    """Whether it is torchvision's layer; nothing is if torchvision was never imported."""
     layer = getattr(sys.modules.get("torchvision.ops"), "DeformConv2d", None)
     return layer is not None and isinstance(module, layer)
 
@@ -210,7 +213,7 @@ def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, packed_
     elif isinstance(module, QuantizedLayer):
         scheme, weight_bits = module.scheme.name, module.weight_quantizer.bits
         input_bits = FLOAT_BITS if _is_deformable(module) else module.input_quantizer.bits
-        if any(tensor is module.weight for tensor in own):  # not where another layer has counted it
+        if any(tensor is module.weight for tensor in own):  # unless another layer has counted it
             weights = module.weight.numel()
     return Row(
         name=name or "(model)",

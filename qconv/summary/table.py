@@ -1,4 +1,4 @@
-"""The table of what a model consists of: rows, totals, and how they are written."""
+"""The table of a model's contents: rows, totals, and how they are written."""
 
 import json
 import os
@@ -20,23 +20,24 @@ Key = TypeVar("Key", float, tuple[float, float])
 
 @dataclass(frozen=True)
 class Row:
-    """One module that has parameters or buffers of its own, multiplies, or keeps something for the backward.
+    """One module that has its own parameters or buffers, multiplies, or saves something for the backward.
 
     Attributes:
         name: the module's name in the model.
         type: its class.
-        output_shape: of one sample, without the batch; of a dimension 0 that is not the batch of one, with it.
-        scheme: of a quantized layer; "float" of any other.
-        weight_bits: information per weight; 32 where it is not quantized, whatever the dtype.
-        input_bits: information per input value; 32 where it is not quantized, whatever the dtype, and in deformable
-            layers, which multiply the weight with values between those of the quantized input.
-        parameters: of the float layer: weight and bias, without the tensors that its quantizers learn.
-        weights: how many of the parameters are a quantized layer's weights, of `weight_bits`; the others have 32.
-        macs: multiply-accumulates for one sample; of convolutions and linear layers, others count 0.
+        output_shape: that of one sample, without the batch; complete if dimension 0 is not the batch of one.
+        scheme: that of a quantized layer; "float" for any other.
+        weight_bits: information per weight; 32 if it is not quantized, whatever the dtype.
+        input_bits: information per input value; 32 if it is not quantized, whatever the dtype, and in deformable
+            layers, which multiply the weight by values between those of the quantized input.
+        parameters: those of the float layer, weight and bias, without the learned tensors of its quantizers.
+        weights: the number of parameters that are a quantized layer's weights, of `weight_bits`; the others have 32.
+        macs: multiply-accumulates for one sample, in convolutions and linear layers; 0 for others.
         float_bytes: parameters and buffers as the float layer stores them.
-        packed_bytes: of its tensors in the file of `qconv.save_packed`: a quantized weight in its bits, its scales, and
-            what the quantizer of the input has learned; all else as it is, but for batch norm's count of batches.
-        saved_bytes: what autograd keeps of one sample for the backward: see `summarize`.
+        packed_bytes: those of its tensors in the file of `qconv.save_packed`: a quantized weight in its bits, its
+            scales, and the learned tensors of the input quantizer; all others unchanged, except batch norm's count of
+            batches.
+        saved_bytes: bytes that autograd keeps of one sample for the backward: see `summarize`.
     """
 
     name: str
@@ -66,10 +67,11 @@ class Row:
 
     @property
     def bops(self) -> int:
-        """Bit operations, ``macs · weight_bits · input_bits``, rounded where bits are no whole number.
+        """Bit operations, ``macs · weight_bits · input_bits``, rounded if bits are not whole numbers.
 
-        So counts Bayesian Bits (arXiv:2005.07093); float counts as 32 bits, 1024 operations a multiply-accumulate.
-        Papers on binary networks often give ``OPs = binary macs / 64 + float macs`` instead: take `macs_by_bits`.
+        This is the count of Bayesian Bits (arXiv:2005.07093); float counts as 32 bits, 1024 operations per
+        multiply-accumulate. Papers on binary networks often give ``OPs = binary macs / 64 + float macs`` instead: use
+        `macs_by_bits`.
         """
         return round(self.macs * self.weight_bits * self.input_bits)
 
@@ -80,7 +82,7 @@ class Summary:
 
     Attributes:
         rows: the modules.
-        header_bytes: what the packed file says of them: names, shapes, how each weight is stored.
+        header_bytes: bytes of the packed file's header: names, shapes, storage of each weight.
     """
 
     rows: tuple[Row, ...]
@@ -149,7 +151,7 @@ class Summary:
         """``{"rows": [...], "totals": {...}}``: a row's fields with `Row.bops` and the counts by bits, and `totals`.
 
         Args:
-            path: where to write it, too. The file is replaced as a whole or not at all.
+            path: a file to write it to as well. The file is replaced as a whole or not at all.
 
         Returns:
             The text.
@@ -169,9 +171,9 @@ class Summary:
         return _written(json.dumps({"rows": rows, "totals": self.totals()}, indent=2) + "\n", path)
 
     def to_csv(self, path: str | os.PathLike[str] | None = None) -> str:
-        """A header and one line a row, without the totals, so that a column can be summed.
+        """Return a header and one line per row, without the totals, so that a column can be summed.
 
-        After `Row.parameters` stands a column for each bit width of the model (``parameters_1bit``), after `Row.macs`
+        `Row.parameters` is followed by a column for each bit width of the model (``parameters_1bit``), `Row.macs` by
         one for each pair of weight and input bits (``macs_1x1bit``). Shapes are written ``64x32x32``.
 
         Arguments, result and errors are those of `to_json`.
