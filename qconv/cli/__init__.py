@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = options.run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # what read the output, such as `head`, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has stopped reading
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
         return 1
     except KeyboardInterrupt:

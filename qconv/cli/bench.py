@@ -84,14 +84,14 @@ def _add_binary_conv(kinds: Any) -> None:
 
 
 def _needs_nothing(make: Callable[..., object]) -> bool:
-    """Whether a scheme can be made without arguments: those that hold other schemes cannot."""
+    """Whether a scheme can be made without arguments: those that hold other schemes can't."""
     parameters = inspect.signature(make).parameters.values()
     return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
 
 
 def _report(kind: "type[Row]", csv: str | None, results: "Iterable[Row]") -> int:
     """Print a row as soon as it is measured, and append it to the CSV file."""
-    if csv:  # a file that can't be written shall not cost the time of the first row
+    if csv:  # before measuring, so that a file that can't be written costs no time
         with Path(csv).open("a"):
             pass
     print(kind.header())

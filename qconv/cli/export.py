@@ -7,7 +7,7 @@ from typing import Any
 from ..packed import FILE
 from .source import Source, add_model
 
-PICTURES = 256  # of a run, where none are named
+PICTURES = 256  # of a run, if none are named
 
 
 def add(commands: Any) -> None:

@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line for each picture; 1 where one can't be read."""
+    """Print a line for each picture; return 1 if one can't be read."""
     from ..images import DecodingError
 
     if options.top < 1:
@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     width = max(map(len, options.pictures))
     status = 0
     for path, guesses in shown(predictor.many(options.pictures, options.top), len(options.pictures)):
-        if isinstance(guesses, DecodingError):  # the others are named all the same
+        if isinstance(guesses, DecodingError):  # continue with the others
             print(f"qconv: error: {guesses}", file=sys.stderr)
             status = 1
         elif options.json:
@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
-    """The results, with a progress bar on a terminal where nothing else tells how far they are."""
+    """Yield the results, with a progress bar on a terminal if nothing else shows the progress."""
     if sys.stdout.isatty() or not sys.stderr.isatty():
         yield from results
         return

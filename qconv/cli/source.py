@@ -1,4 +1,4 @@
-"""The model that a command is about: the folder of a run, or a packed file."""
+"""The model of a command: the folder of a run, or a packed file."""
 
 import argparse
 from functools import cached_property
@@ -22,7 +22,7 @@ def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 
 class Source:
-    """What MODEL names; nothing is read before it is asked for."""
+    """The model named by MODEL; nothing is read until it is needed."""
 
     def __init__(self, path: str) -> None:
         self.path = Path(path)
@@ -30,7 +30,7 @@ class Source:
 
     @property
     def packed_file(self) -> Path:
-        """The packed file that it is, or has."""
+        """The packed file that it is, or that it contains."""
         if not self.is_run:
             return self.path
         if not (self.path / FILE).is_file():
@@ -39,14 +39,14 @@ class Source:
 
     @cached_property
     def predictor(self) -> "Predictor":
-        """The packed file's."""
+        """The model of the packed file."""
         from ..predict import Predictor
 
         return Predictor(self.packed_file)
 
     @cached_property
     def run(self) -> "FinishedRun":
-        """The run whose folder it is."""
+        """The run in its folder."""
         from ..training.finished import FinishedRun
 
         return FinishedRun(self.path)
@@ -56,11 +56,11 @@ class Source:
         return self.run.trained() if self.is_run else self.predictor.model
 
     def shipped(self) -> nn.Module:
-        """The network of the packed file; of a run that has none, that of its checkpoint."""
+        """The network of the packed file, or if a run has none, that of its checkpoint."""
         return self.run.model() if self.is_run else self.predictor.model
 
     def inputs(self, pictures: list[str], count: int, split: Literal["train", "val"]) -> Tensor:
-        """What the network takes for these pictures; without any, for as many of the run as `count`."""
+        """Return the network's inputs for these pictures; without any, for `count` pictures of the run."""
         if pictures:
             return torch.stack([self.predictor.read(path) for path in pictures])
         if not self.is_run:

@@ -1,4 +1,4 @@
-"""``qconv summary``: what a model consists of."""
+"""``qconv summary``: the contents of a model."""
 
 import argparse
 from typing import Any

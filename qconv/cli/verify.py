@@ -1,11 +1,11 @@
-"""``qconv verify``: the proof that what ships is what was trained."""
+"""``qconv verify``: the proof that the shipped model computes the same as the trained one."""
 
 import argparse
 from typing import Any
 
 from .source import Source, add_model
 
-PICTURES = 64  # of a run, where none are named
+PICTURES = 64  # of a run, if none are named
 
 
 def add(commands: Any) -> None:
@@ -34,7 +34,7 @@ def add(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what was found; 1 where something differs."""
+    """Print the result; return 1 if anything differs."""
     from ..inference import verify
 
     source: Source = options.model

@@ -46,7 +46,7 @@ def instruction_sets() -> tuple[str, ...]:
 
 
 class _Plan(NamedTuple):
-    """What a call needs beside addresses: the kernel's numbers, and the sizes of output and operands."""
+    """The arguments of a call other than addresses: the kernel's numbers, and the sizes of output and operands."""
 
     numbers: tuple[int, ...]
     shape: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""Training with Lightning: what `train.py` is made of, and usable without it."""
+"""Training with Lightning: the parts of `train.py`, usable without it."""
 
 from .callbacks.checkpoints import Checkpoints as Checkpoints
 from .callbacks.diagnostics import Diagnostics as Diagnostics

@@ -21,11 +21,11 @@ C = TypeVar("C", bound=Callback)
 
 
 def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
-    """Data, network with optimizer and schedule, and what there is to say about them."""
+    """Return data, network with optimizer and schedule, and a description of them."""
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     if HydraConfig.initialized():
-        config["choices"] = dict(HydraConfig.get().runtime.choices)  # for what is said of a checkpoint that doesn't fit
+        config["choices"] = dict(HydraConfig.get().runtime.choices)  # for messages about a checkpoint that doesn't fit
     data = instantiate(cfg.data)
     model, scheme = quantized_model(cfg, data)
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
@@ -38,7 +38,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         instantiate(cfg.optimizer),
         instantiate(cfg.scheduler),
         config,
-        # A teacher is not needed to evaluate.
+        # Evaluation needs no teacher.
         build_loss(cfg.loss, data.in_channels, data.num_classes) if cfg.evaluate is None else None,
         channels_last=cfg.channels_last,
         shift_decay=cfg.shift_decay,
@@ -48,12 +48,12 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
 
 
 def float_model(cfg: DictConfig, data: Any) -> nn.Module:
-    """The network for these pictures and classes, before it is quantized."""
+    """Return the network for these pictures and classes, before it is quantized."""
     return instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
 
 
 def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
-    """The quantized network, and its scheme."""
+    """Return the quantized network and its scheme."""
     model = float_model(cfg, data)
     scheme = instantiate(cfg.scheme)
     overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
@@ -68,13 +68,13 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
         overrides=overrides,
         first_last=first_last,
         grad_quantizer=grad,
-        before_sign=cfg.get("before_sign", "keep"),  # absent in the configs of runs before there was a choice
+        before_sign=cfg.get("before_sign", "keep"),  # absent in configs from before there was a choice
     )
     return model, scheme
 
 
 def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
-    """The loss; its teacher, if it has one, is a network for these pictures and classes."""
+    """Return the loss; its teacher, if it has one, is a network for these pictures and classes."""
     if "teacher" not in node:
         return instantiate(node)
     teacher = instantiate(node.teacher, in_channels=in_channels, num_classes=num_classes)
@@ -82,14 +82,14 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
 
 
 def start_run(cfg: DictConfig) -> tuple[Trainer, list[Callback]]:
-    """The trainer with its callbacks."""
+    """Return the trainer with its callbacks."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values()]
     loggers = [instantiate(node) for node in cfg.logger.values()]
     return instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
 
 
 def find(callbacks: list[Callback], kind: type[C]) -> C:
-    """The one callback of this class."""
+    """Return the only callback of this class."""
     matching = [callback for callback in callbacks if isinstance(callback, kind)]
     if len(matching) != 1:
         raise ValueError(f"callbacks must hold one {kind.__module__}.{kind.__name__}, not {len(matching)}")

@@ -1,4 +1,4 @@
-"""Checkpoint files that are whole or absent, and clear words about those that are neither."""
+"""Checkpoint files that are either complete or absent, and clear messages about damaged ones."""
 
 import os
 from pathlib import Path
@@ -11,13 +11,13 @@ from ..files import DamagedFileError, atomic_file, load_tensors
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing, damaged, foreign or of another run."""
+    """A checkpoint that is missing or damaged, or belongs to something else or another run."""
 
 
 class AtomicCheckpointIO(CheckpointIO):
     """Writes a temporary file in the same folder and renames it; reads with `weights_only=True`.
 
-    At every moment the file of a given name is the old checkpoint or the new one, also after a kill or a power cut.
+    At every moment the file of a given name is the old or the new checkpoint, even after a kill or a power cut.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
@@ -28,12 +28,12 @@ class AtomicCheckpointIO(CheckpointIO):
         try:
             with atomic_file(path) as file:
                 torch.save(checkpoint, file)
-        except RuntimeError as error:  # torch's words for a write that failed
+        except RuntimeError as error:  # torch's error for a failed write
             reason = str(error).splitlines()[0]
             raise OSError(f"checkpoint {path} could not be written (is the disk full?): {reason}") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read the checkpoint at `path`, onto the CPU, and never anything but tensors and plain values."""
+        """Read the checkpoint at `path` onto the CPU; it may hold only tensors and plain values."""
         del map_location, weights_only
         return load_checkpoint(path)
 
@@ -46,8 +46,8 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Read a Lightning checkpoint from `path` onto the CPU, with `weights_only=True`.
 
     Raises:
-        CheckpointError: if there is no file, it is cut off or damaged, it holds more than tensors and plain values, or
-            it is no Lightning checkpoint.
+        CheckpointError: the file is missing, cut off or damaged, holds more than tensors and plain values, or is not a
+            Lightning checkpoint.
     """
     try:
         checkpoint = load_tensors(path, "checkpoint")

@@ -1,4 +1,4 @@
-"""The LightningModule: cross-entropy over a network, with the optimizer and schedule it is given."""
+"""The LightningModule: cross-entropy of a network, with the optimizer and schedule given."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
@@ -29,7 +29,7 @@ CROSS_ENTROPY = CrossEntropy()
 
 
 class WeightedMean(Metric):
-    """Mean of numbers, each counted as often as its weight says; over all processes."""
+    """Weighted mean of numbers over all processes."""
 
     sums: Tensor
 
@@ -48,23 +48,23 @@ class WeightedMean(Metric):
 
 
 class Classifier(LightningModule):
-    """Trains `model` to name the class of a picture.
+    """Trains `model` to classify pictures.
 
     Logged once an epoch: train_loss, train_accuracy, lr (the mean over the epoch's steps), val_loss, val_accuracy; at
     the end test_loss, test_accuracy.
 
     Args:
-        model: gives `(N, num_classes)` logits of `(N, C, H, W)` pictures.
+        model: returns `(N, num_classes)` logits for `(N, C, H, W)` pictures.
         optimizer: builds the optimizer from the parameters, as `functools.partial(torch.optim.Adam, lr=0.01)` does; or
             a `qconv.optim.ModelOptimizer`, which gets the model and sorts its parameters into groups.
         scheduler: builds the schedule from `(optimizer, total_steps=…)`, see `qconv.training.schedules`; None keeps the
-            learning rate.
-        config: plain dictionary that is stored with every checkpoint; `check_config` compares it.
-        loss: of `(logits, labels, images)`, what is minimized (`qconv.training.losses`); None is cross-entropy, as
-            which validation and test always show.
-        channels_last: the memory format of network and pictures; None is True on a GPU.
-        shift_decay: weight decay of DeepShift-PS in the loss, times `qconv.optim.shift_penalty`.
-        compile: runs the network through `torch.compile`.
+            learning rate constant.
+        config: plain dictionary stored in every checkpoint; `check_config` compares it.
+        loss: the loss of `(logits, labels, images)` to minimize (`qconv.training.losses`); None is cross-entropy, which
+            validation and test always report.
+        channels_last: whether network and pictures have this memory format; None means True on a GPU.
+        shift_decay: weight decay of DeepShift-PS in the loss, the factor of `qconv.optim.shift_penalty`.
+        compile: whether to run the network through `torch.compile`.
     """
 
     def __init__(
@@ -85,11 +85,11 @@ class Classifier(LightningModule):
         self._channels_last, self.shift_decay = channels_last, shift_decay
         self.model = model
         if compile:
-            model.compile()  # in place: names in the checkpoint stay
+            model.compile()  # in place: names in the checkpoint stay the same
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config
-        # Lightning's own means would lose what an interrupted epoch has seen.
+        # Lightning's own means would lose the first part of an interrupted epoch.
         self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
 
     def forward(self, images: Tensor) -> Tensor:
@@ -100,26 +100,26 @@ class Classifier(LightningModule):
         return self.model(images)
 
     def _as_weights(self, images: Tensor) -> Tensor:
-        """In the dtype of the weights: that of `trainer.precision=64-true`; the data know nothing of it."""
+        """Convert pictures to the dtype of the weights, for `trainer.precision=64-true`, which the data don't know."""
         return images.to(next(self.model.parameters()).dtype)
 
     @property
     def channels_last(self) -> bool:
-        """As asked for; else on GPUs, whose convolutions are fastest so."""
+        """The requested memory format; by default channels_last on GPUs, whose convolutions are fastest so."""
         if self._channels_last is not None:
             return self._channels_last
         return self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
 
     def setup(self, stage: str) -> None:
-        """Bring the weights into the memory format of the device."""
+        """Convert the weights to the memory format for the device."""
         del stage
         if self.channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """The loss of one batch."""
+        """Return the loss of one batch."""
         del batch_idx
-        # A layer that calibrates itself breaks a compiled graph, which would then stay in pieces for good.
+        # A layer that calibrates itself breaks a compiled graph, which would then stay in pieces.
         layers = (module for module in self.model.modules() if isinstance(module, QuantizedLayer))
         waits = not all(layer.input_quantizer.calibrated for layer in layers)
         with torch.compiler.set_stance("force_eager") if waits else nullcontext():
@@ -142,7 +142,7 @@ class Classifier(LightningModule):
         self._evaluate("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """The optimizer, which clamps latent weights after its steps, and the schedule over all steps of the run."""
+        """Return the optimizer, which clamps latent weights after its steps, and the schedule over all steps."""
         make = self.make_optimizer
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
@@ -152,17 +152,17 @@ class Classifier(LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def on_train_start(self) -> None:
-        """Have the loader go on where the epoch stopped."""
-        # Asked for the number of steps, Lightning has set the loader up before it read the checkpoint.
+        """Make the loader continue where the epoch stopped."""
+        # Lightning set the loader up before it read the checkpoint, to count the steps.
         self.trainer.fit_loop._load_combined_loader_states()
 
     def on_train_epoch_start(self) -> None:
-        """Begin the epoch's means; Lightning does not call it in an epoch that is resumed."""
+        """Reset the epoch's means; Lightning does not call this in a resumed epoch."""
         for mean in self.means.values():
             mean.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the config, what the quantizers are, and the epoch's sums of each process beside the weights."""
+        """Store the config, descriptions of the quantizers, and the epoch's sums of each process beside the weights."""
         sums = torch.stack([mean.sums for mean in self.means.values()])
         alone = self._trainer is None or self.trainer.world_size == 1
         checkpoint["sums"] = sums.unsqueeze(0) if alone else self.all_gather(sums)
@@ -171,9 +171,9 @@ class Classifier(LightningModule):
             checkpoint["config"] = self.config
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Give each process its sums; if there were more or fewer of them, the first one all.
+        """Restore the sums of each process; if the number of processes has changed, the first one gets all.
 
-        What an optimizer keeps of a learned number gets the dimension that such numbers have had since.
+        The optimizer's state of a learned number gets the dimension that such numbers have now.
         """
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
         sums = checkpoint["sums"]
@@ -198,7 +198,7 @@ class Classifier(LightningModule):
 
 
 def give_dimension_(states: Collection[dict[str, Any]]) -> None:
-    """Give what is kept for each element, such as momentum, a dimension where the parameter had none."""
+    """Add a dimension to elementwise optimizer state, such as momentum, of parameters that had none."""
     tensors = [(kept, name, value) for kept in states for name, value in kept.items() if isinstance(value, Tensor)]
     of_elements = {name for _, name, value in tensors if value.ndim}
     for kept, name, value in tensors:

@@ -1,4 +1,4 @@
-"""What a run of `train.py` has left in its folder."""
+"""The results of a run of `train.py` in its folder."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ class FinishedRun:
     """The folder of a run: the network with the weights of its best epoch, and its data.
 
     Args:
-        folder: in which `train.py` has written ``config.yaml`` and ``checkpoints/best.ckpt``.
+        folder: where `train.py` has written ``config.yaml`` and ``checkpoints/best.ckpt``.
 
     Raises:
         DamagedFileError: the folder has no ``config.yaml``.
@@ -49,7 +49,7 @@ class FinishedRun:
 
     @cached_property
     def data(self) -> LightningDataModule:
-        """Its pictures."""
+        """The pictures of the run."""
         with self._config_named():
             data: LightningDataModule = instantiate(self.cfg.data)
             data.prepare_data()
@@ -57,7 +57,7 @@ class FinishedRun:
         return data
 
     def model(self) -> nn.Module:
-        """The network as it was shipped; of the best checkpoint where no packed file is beside it."""
+        """The network as shipped, or that of the best checkpoint if there is no packed file."""
         if not (self.folder / FILE).is_file():
             return self.trained()
         with self._config_named():
@@ -65,11 +65,11 @@ class FinishedRun:
         return load_packed(self.folder / FILE, network)
 
     def trained(self) -> nn.Module:
-        """The quantized network with the weights of the best checkpoint.
+        """Return the quantized network with the weights of the best checkpoint.
 
         Raises:
             CheckpointError: the checkpoint is missing or damaged.
-            ValueError: what was tested had other batch norms than the checkpoint.
+            ValueError: the test used other batch norms than the checkpoint.
         """
         if self.cfg.reestimate_bn:
             raise ValueError(
@@ -83,7 +83,7 @@ class FinishedRun:
         return model.eval()
 
     def examples(self, count: int, split: Literal["train", "val"]) -> Tensor:
-        """As many pictures of a split as the network takes them; all if there are fewer."""
+        """Return `count` pictures of a split as network inputs; all if there are fewer."""
         data: Any = self.data
         taken: list[Tensor] = []
         for batch in data.train_dataloader() if split == "train" else data.val_dataloader():
@@ -98,7 +98,7 @@ class FinishedRun:
 
     @contextmanager
     def _config_named(self) -> Iterator[None]:
-        """Say which file an error is about that Hydra found in it."""
+        """Name the file in which Hydra found an error."""
         try:
             yield
         except (HydraException, OmegaConfBaseException, OSError) as error:

@@ -1,4 +1,4 @@
-"""Start from weights that were trained before: a float network's, or those of one with more bits."""
+"""Starting from weights that were trained before: those of a float network, or of one with more bits."""
 
 import copy
 from typing import cast
@@ -16,17 +16,17 @@ from .checkpoint_io import CheckpointError
 def load_weights(model: nn.Module, path: str) -> None:
     """Load the network's weights from `path`: a checkpoint of `train.py`, or a state dict written by `torch.save`.
 
-    Learned tensors of quantizers are loaded from a checkpoint where it has the same quantizer. Where it has one of the
-    same class with other arguments (other bits), they are loaded, and then what comes from data is set anew: a weight's
-    step from the loaded weight, an input's from the first training batch; so APoT's ranges are kept, LSQ's steps not.
-    Elsewhere, as in a float network's file, they start as in a new network.
+    Learned tensors of quantizers are loaded if the checkpoint has the same quantizer. If it has one of the same class
+    with other arguments (other bits), they are loaded, and then those that come from data are set anew: a weight's step
+    from the loaded weight, an input's from the first training batch. So APoT's ranges are kept, but LSQ's steps are
+    not. Otherwise, as with a float network's file, they start as in a new network.
 
     Raises:
-        CheckpointError: no such file, a damaged one, or one of another network: the first tensor that is missing, left
-            over, or of another shape is named.
+        CheckpointError: a missing or damaged file, or one of another network: it names the first tensor that is
+            missing, left over, or of another shape.
     """
     weights, kinds = read_weights(path)
-    # What stands before its signs is this network's own choice, as its scheme is.
+    # The activations before its signs are this network's own choice, as is its scheme.
     weights, own = (
         {name: tensor for name, tensor in state.items() if not name.endswith(f".input_quantizer.{KEY}")}
         for state in (weights, model.state_dict())
@@ -39,7 +39,7 @@ def load_weights(model: nn.Module, path: str) -> None:
     wanted: dict[str, Tensor] = {}
     again: list[str] = []
     for name, kind in own_kinds.items():
-        # All of a quantizer's tensors or none: half of them would be the steps of one and the clip of another.
+        # Load all of a quantizer's tensors or none: a mixture would combine the steps of one with the clip of another.
         theirs, mine = ({k: t for k, t in state.items() if k.startswith(f"{name}.")} for state in (weights, own))
         same_class = kinds.get(name, "").partition("(")[0] == kind.partition("(")[0]
         if same_class and {k: t.shape for k, t in theirs.items()} == {k: t.shape for k, t in mine.items()}:
@@ -65,7 +65,7 @@ def load_weights(model: nn.Module, path: str) -> None:
 
 
 def describe_quantizers(model: nn.Module) -> dict[str, str]:
-    """What each quantizer of the network is, by its name."""
+    """Return a description of each quantizer of the network, by name."""
     return {
         f"{name}.{place}" if name else place: repr(quantizer)
         for name, module in model.named_modules()
@@ -75,14 +75,14 @@ def describe_quantizers(model: nn.Module) -> dict[str, str]:
 
 
 def _start_again(layer: QuantizedLayer, place: str) -> None:
-    """Set anew what comes from data."""
+    """Set the tensors that come from data anew."""
     quantizer = layer.quantizers()[place]
     loaded = copy.deepcopy(quantizer)
     quantizer.go_on_from_(loaded, layer.filters().detach() if place == "weight_quantizer" else None)
 
 
 def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors in the file by their names in the network, and what its quantizers are, if it says so."""
+    """Return the tensors in the file by their names in the network, and the descriptions of its quantizers if given."""
     try:
         content = load_tensors(path, "weights file")
     except DamagedFileError as error:

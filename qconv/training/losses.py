@@ -1,4 +1,4 @@
-"""What is minimized: modules `(logits, labels, images) -> loss`. Validation and test always measure cross-entropy."""
+"""Losses to minimize: modules `(logits, labels, images) -> loss`. Validation and test always report cross-entropy."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ class CrossEntropy(nn.Module):
     """Cross-entropy with the labels.
 
     Args:
-        label_smoothing: share of the target that all classes have alike, from 0 to 1 (arXiv:1512.00567).
+        label_smoothing: share of the target that is spread evenly over all classes, from 0 to 1 (arXiv:1512.00567).
     """
 
     def __init__(self, label_smoothing: float = 0.0) -> None:
@@ -24,7 +24,7 @@ class CrossEntropy(nn.Module):
         self.label_smoothing = label_smoothing
 
     def forward(self, logits: Tensor, labels: Tensor, images: Tensor) -> Tensor:
-        """The mean over the batch."""
+        """Return the mean over the batch."""
         del images
         return F.cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
 
@@ -32,14 +32,14 @@ class CrossEntropy(nn.Module):
 class Distillation(nn.Module):
     """``share · T² · distribution_loss(logits, teacher(images), T) + (1 − share) · cross-entropy``.
 
-    ``share=1`` and ``temperature=1`` are ReActNet's (arXiv:2003.03488): the teacher alone, no labels. The teacher runs
-    in evaluation without gradients; it is no part of the state dict, so that checkpoints hold the student alone.
+    ``share=1`` and ``temperature=1`` are ReActNet's (arXiv:2003.03488): only the teacher, no labels. The teacher runs
+    in evaluation without gradients; it is not part of the state dict, so checkpoints hold only the student.
 
     Args:
-        teacher: a network of the student's classes.
-        weights: file with the teacher's weights, see `load_weights`; None takes them as they are.
-        share: of the teacher in the loss, from 0 to 1.
-        temperature: T of both distributions.
+        teacher: a network with the student's classes.
+        weights: file with the teacher's weights, see `load_weights`; None keeps those it has.
+        share: weight of the teacher's term in the loss, from 0 to 1.
+        temperature: T for both distributions.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class Distillation(nn.Module):
             raise ValueError(f"temperature (={temperature}) must be positive and finite")
         if weights is not None:
             load_weights(teacher, weights)
-        self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, a module is no child
+        self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, so that it is not a child
         self.share, self.temperature = share, temperature
 
     @property
     def teacher(self) -> nn.Module:
-        """The network that is imitated."""
+        """The network that the student imitates."""
         return self._teacher[0]
 
     def forward(self, logits: Tensor, labels: Tensor, images: Tensor) -> Tensor:
-        """The mean over the batch."""
+        """Return the mean over the batch."""
         with torch.no_grad():
             target = self.teacher(images)
         if target.shape != logits.shape:

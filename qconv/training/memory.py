@@ -1,4 +1,4 @@
-"""Faster training on the CPU: keep freed memory instead of giving it back to the system at every step."""
+"""Faster training on the CPU: keeping freed memory instead of returning it to the system at every step."""
 
 import ctypes
 import platform
@@ -7,10 +7,10 @@ M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # from glibc's malloc.h
 
 
 def keep_freed_memory() -> bool:
-    """Tell glibc's malloc to keep freed blocks; does nothing elsewhere. Returns whether it was told.
+    """Tell glibc's malloc to keep freed blocks; do nothing elsewhere. Return whether it was told.
 
-    By default glibc gives large blocks back to the system when they are freed, and each training step then pays for
-    fresh, zeroed pages: a ResNet-18 step took up to 1.5 times as long. The price is a process that does not shrink.
+    By default glibc returns large blocks to the system when they are freed, and each training step then pays for fresh,
+    zeroed pages: a ResNet-18 step took up to 1.5 times as long. In return the process never shrinks.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -1,6 +1,6 @@
-"""The checkpoint that a run goes on with, or evaluates: does it belong to this run?
+"""The checkpoint that a run continues or evaluates: does it belong to this run?
 
-Compares the stored config with the one asked for, and then the tensors.
+The stored config is compared with the requested one, and then the tensors.
 """
 
 import shlex
@@ -16,11 +16,11 @@ from .checkpoint_io import CheckpointError, load_checkpoint
 from .classifier import Classifier
 
 ABSENT = "(nothing)"
-PACT_START, PACT_BITS = 8.0, 4  # where the bound started with any bits, and from which number of bits null is the same
+PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
 
 
 def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) -> dict[str, Any]:
-    """The checkpoint at `path`, if it is one of this network and its config agrees in `groups`."""
+    """Return the checkpoint at `path`, if it is one of this network and its config agrees in `groups`."""
     checkpoint = load_checkpoint(path)
     stored = checkpoint.get("config")
     before = isinstance(stored, dict) and "before_sign" not in stored  # written before there was a choice
@@ -33,7 +33,7 @@ def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) 
 
 
 def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raise unless both or neither average the weights: the state dict in the file is the average."""
+    """Raise unless both runs average the weights or neither: the state dict in the file is the average."""
     stored, asked = average_of(checkpoint["config"]), average_of(config)
     if stored != asked:
         add = "callbacks=default" if stored is None else f"callbacks=ema callbacks.ema.decay={stored['decay']}"
@@ -42,15 +42,15 @@ def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any])
 
 
 def average_of(config: dict[str, Any]) -> Any:
-    """The config node of the moving average of the weights, or None."""
+    """Return the config node of the moving average of the weights, or None."""
     return (config.get("callbacks") or {}).get("ema")
 
 
 def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
-    """Raise unless the checkpoint was written by a run whose `groups` of the config are those of `config`.
+    """Raise unless the config of the checkpoint's run agrees with `config` in `groups`.
 
     Raises:
-        CheckpointError: with what the checkpoint was trained with, what this run asks for, and what to add.
+        CheckpointError: it states both configs, and the words to add.
     """
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
@@ -66,10 +66,10 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
 
 
 def with_former_defaults(stored: Any, asked: Any) -> Any:
-    """The config of an earlier run as `asked` would be written today, if both mean the same.
+    """Return the config of an earlier run as `asked` would be written today, if both mean the same.
 
-    A run without `before_sign` takes that of `asked`: `read_checkpoint` looks at what it changes. DeepShift-PS without
-    `random_until` was random to the end, which matters only where it is random; PACT's bound started at 8.
+    A run without `before_sign` gets that of `asked`; `read_checkpoint` checks its effect. DeepShift-PS without
+    `random_until` was random to the end, which matters only if it is random; PACT's bound started at 8.
     """
     if not isinstance(stored, dict) or not isinstance(asked, dict):
         return stored
@@ -88,9 +88,9 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
 
 
 def fill_tensors(stored: dict[str, Any], names: Mapping[str, Tensor]) -> None:
-    """Put into the tensors of an earlier run what they lack.
+    """Add the tensors that an earlier run lacks.
 
-    That is DeepShift-PS's flag that it still rounds at random, and what stands before signs, which the config says.
+    These are DeepShift-PS's flag that it still rounds at random, and the activations before signs, from the config.
     """
     for name, tensor in names.items():
         if name.endswith(f".input_quantizer.{KEY}"):
@@ -103,7 +103,7 @@ def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str
     """Raise unless the checkpoint has exactly the tensors of `state_dict`, in their shapes.
 
     Raises:
-        CheckpointError: with the first tensor that is missing, unexpected, or of another shape.
+        CheckpointError: it names the first tensor that is missing, unexpected, or of another shape.
     """
     stored = checkpoint["state_dict"]
     for name in [*state_dict, *stored]:
@@ -115,7 +115,7 @@ def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str
 
 
 def call(node: Any) -> str:
-    """A config node as the call that it stands for: `qconv.schemes.shift_q(weight_bits=5)`; nulls are left out."""
+    """Write a config node as its call: `qconv.schemes.shift_q(weight_bits=5)`; nulls are left out."""
     if not isinstance(node, dict) or "_target_" not in node:
         return repr(node)
     arguments = ", ".join(
@@ -125,9 +125,9 @@ def call(node: Any) -> str:
 
 
 def remedy(group: str, stored: Any, asked: Any, choice: str | None = None) -> Iterator[str]:
-    """Command-line words that turn `asked` into `found`.
+    """Yield command-line words that turn `asked` into `stored`.
 
-    `choice` is the config that was chosen; where it is not known, configs are named as the functions they call.
+    `choice` is the name of the chosen config; if unknown, configs are named after the functions they call.
     """
     if stored == {}:
         yield f"{group}=none"
@@ -155,5 +155,5 @@ def override(value: Any) -> str:
 
 
 def shape(size: tuple[int, ...] | None) -> str:
-    """A shape, or that there is none."""
+    """Write a shape, or "absent"."""
     return "absent" if size is None else str(size)

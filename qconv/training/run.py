@@ -1,4 +1,4 @@
-"""A whole run from its composed config: what `train.py` calls."""
+"""A whole run from its composed config: the function that `train.py` calls."""
 
 import signal
 import threading
@@ -26,7 +26,7 @@ from .resume import check_average, read_checkpoint
 from .run_folder import EVALUATION, NETWORK, RESULT, RUN, check_free, claimed, find_last, is_first_process
 from .shipping import ship
 
-# What gloo and NCCL say.
+# The messages of gloo and NCCL.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
 
 
@@ -34,7 +34,7 @@ def train(cfg: DictConfig) -> Result:
     """Train as `cfg` says, resume if it has a `ckpt_path`, and test the checkpoint of the best validation accuracy.
 
     Raises:
-        RunFolderError: the run's folder holds another run, or another process is writing there.
+        RunFolderError: the run's folder holds another run, or another process is writing to it.
     """
     go_on = cfg.ckpt_path == "last"
     if go_on:
@@ -42,7 +42,7 @@ def train(cfg: DictConfig) -> Result:
     if cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
     if is_first_process():
-        check_free(cfg, go_on=go_on)  # and again behind the lock: to build the run can take minutes
+        check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
     data, classifier, about = build(cfg)
     check_objective(cfg.objective, about)
     if cfg.ckpt_path is not None:
@@ -101,7 +101,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     """Validate and test the checkpoint `cfg.evaluate`.
 
     Raises:
-        RunFolderError: the folder for the figures holds those of another checkpoint, or of a run.
+        RunFolderError: the folder for the figures holds those of another checkpoint or of a run.
     """
     if is_first_process():
         check_free(cfg, go_on=False)
@@ -120,12 +120,12 @@ def evaluate(cfg: DictConfig) -> Evaluation:
 
 
 class LostProcessError(OSError):
-    """One of several processes ended, or hung for longer than the others wait."""
+    """One of several processes ended, or hung for longer than the timeout of the others."""
 
 
 @contextmanager
 def interruptions_named(trainer: Trainer) -> Iterator[None]:
-    """Say what has happened if the run is stopped or another process is lost, and how to go on."""
+    """Report that the run was stopped or another process was lost, and how to continue."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -134,7 +134,7 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
     except SystemExit as error:
         if not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        # Lightning ends the program without a word, and has it ignore Ctrl-C from there on.
+        # Lightning ends the program without a message, and makes it ignore Ctrl-C from then on.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt(f"stopped by Ctrl-C; {where_to_go_on(trainer)}") from None
@@ -143,7 +143,7 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
         if trainer.world_size == 1 or not any(sign in words.lower() for sign in LOST):
             raise
         launcher = trainer.strategy.launcher
-        if launcher is not None:  # those that were started here would stay
+        if launcher is not None:  # otherwise the processes started here would keep running
             launcher.kill(signal.SIGKILL)
         reason = words.splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source
         raise LostProcessError(
@@ -153,7 +153,7 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
 
 
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
-    """Take the running statistics of batch norms anew, as the mean over one epoch of training pictures."""
+    """Recompute the running statistics of batch norm as the mean over one epoch of training pictures."""
 
     def images() -> Iterator[Tensor]:
         for batch in data.train_dataloader():  # through the hooks that Lightning would call
@@ -170,7 +170,7 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
 
 
 def end_run(cfg: DictConfig, trainer: Trainer, outcome: Result | Evaluation, name: str) -> None:
-    """Write the figures and show them, once among all processes."""
+    """Write and show the figures, once for all processes."""
     if trainer.is_global_zero:
         write_json(outcome, Path(cfg.run_dir) / name)
         show_outcome(outcome)

@@ -1,4 +1,4 @@
-"""The folder of a run: which one `ckpt_path=last` means, that it holds one run, and that one process writes there."""
+"""The folder of a run: finding the one meant by `ckpt_path=last`; ensuring that it holds one run and has one writer."""
 
 import json
 import os
@@ -22,23 +22,23 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
-# What a checkpoint and the run that reads it must have in common: to evaluate, and to resume.
+# The parts of the config that a checkpoint and its reader must share: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
 RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
 CONFIG = "config.yaml"
 BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")  # all of them in the folder of a run
 RESULT, EVALUATION, LOCK = "result.json", "evaluation.json", ".lock"
-KEPT = (LAST, BEST, RESULT, FILE, EVALUATION)  # what another run must not overwrite
+KEPT = (LAST, BEST, RESULT, FILE, EVALUATION)  # files that another run must not overwrite
 
 
 class RunFolderError(ValueError):
-    """A folder that holds another run, or into which another process is writing."""
+    """A folder that holds another run, or to which another process is writing."""
 
 
 def find_last(cfg: DictConfig) -> str | None:
-    """The `last.ckpt` in the run's folder.
+    """Return the `last.ckpt` in the run's folder.
 
-    Where the user has not named the folder, so that it is a new one, that of the newest run of this configuration below
+    If the user has not named the folder, so that it is new, return that of the newest run with this configuration below
     the usual folders.
     """
     own = Path(cfg.run_dir)
@@ -59,21 +59,21 @@ def find_last(cfg: DictConfig) -> str | None:
 
 
 def is_named(cfg: DictConfig) -> bool:
-    """Whether the user has said which folder is the run's; else it is Hydra's, by date and time."""
+    """Whether the user has named the run's folder; otherwise Hydra names it by date and time."""
     if not HydraConfig.initialized():
         return True
     hydra = HydraConfig.get()
     if Path(cfg.run_dir).resolve() != Path(hydra.runtime.output_dir).resolve():
         return True
     words = list(hydra.overrides.hydra)
-    # Lightning tells the processes that it starts the first one's folder.
+    # Lightning tells the processes that it starts the folder of the first one.
     told = any(word.startswith("hydra.job.name=train_ddp_process_") for word in words)
     own = sum(word.startswith(("hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")) for word in words)
     return own > told
 
 
 def same_run(path: Path, asked: Any) -> bool:
-    """Whether the config file is that of a run which can be resumed as the one asked for."""
+    """Whether the config file is that of a run that can be resumed as the requested one."""
     if not path.is_file():
         return False
     stored = with_former_defaults(OmegaConf.to_container(OmegaConf.load(path)), asked)
@@ -84,8 +84,8 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
     """Raise a RunFolderError if the run or evaluation would overwrite another one in its folder.
 
     Args:
-        cfg: of the run; its `ckpt_path` is a file or None.
-        go_on: the user wants to go on where a run was interrupted, if it had come so far (`ckpt_path=last`).
+        cfg: config of the run; its `ckpt_path` is a file or None.
+        go_on: whether to continue an interrupted run, if it has come far enough (`ckpt_path=last`).
     """
     folder = Path(cfg.run_dir)
     kept = [str(name) for name in KEPT if (folder / name).is_file()]
@@ -110,13 +110,13 @@ OTHER = "name another folder; in a sweep one for each run, as in 'run_dir=runs/a
 
 
 class KeepsFirstRun(Callback):
-    """Hydra callback: what Hydra writes of a run (`.hydra`) is left out where the run will be refused by `check_free`.
+    """Hydra callback that suppresses Hydra's files (`.hydra`) if `check_free` will refuse the run.
 
-    Hydra writes before the program can look at the folder. Of a sweep it tells the folders of its runs too late.
+    Hydra writes before the program can check the folder. In a sweep it announces the folders of the runs too late.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Look at the folder, which may be Hydra's or another one."""
+        """Check the folder, which may be Hydra's or another one."""
         del kwargs
         hydra = HydraConfig.instance()
         before = hydra.cfg
@@ -143,19 +143,19 @@ def _checkpoint_of(path: Path) -> Path | None:
 
 
 def is_first_process() -> bool:
-    """Whether this is the process of a run that writes, as far as its environment tells."""
+    """Whether this is the process of a run that writes, judging by its environment."""
     return getattr(rank_zero_only, "rank", 0) == 0
 
 
 @contextmanager
 def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
-    """Hold the run's folder, with the composed config in it, as the one process that writes there.
+    """Hold the run's folder, with the composed config in it, as its only writing process.
 
-    Of several processes of one run, the first does. The lock ends with the process, however it ends, so that a run that
-    was killed can be started again at once.
+    Of several processes of one run, the first does so. The lock ends with the process, however it ends, so a run that
+    was killed can be restarted at once.
 
     Raises:
-        RunFolderError: another process holds it, or as of `check_free`.
+        RunFolderError: another process holds it, or as for `check_free`.
         OSError: it cannot be written.
     """
     if not is_first_process():
@@ -168,12 +168,12 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
     with file:
         try:
             check_free(cfg, go_on=go_on)
-            if cfg.evaluate is None or not _holds(folder, Path(cfg.evaluate)):  # whose config it would not be
+            if cfg.evaluate is None or not _holds(folder, Path(cfg.evaluate)):  # else the folder has its own config
                 with _writing(folder), atomic_file(folder / CONFIG) as config:
                     config.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
             yield
         finally:
-            with suppress(OSError):  # Windows removes no open file
+            with suppress(OSError):  # Windows can't remove an open file
                 (folder / LOCK).unlink()
 
 
@@ -186,7 +186,7 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _locked(folder: Path) -> IO[str]:
-    """The file with a lock of this process: flock's would live on in the workers that it forks."""
+    """Open the file with a lock of this process: flock's would be inherited by forked workers."""
     path = folder / LOCK
     while True:
         file = path.open("a")

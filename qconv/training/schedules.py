@@ -25,14 +25,14 @@ def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.1, final
 
 
 def linear(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.0, final: float = 0.0) -> LambdaLR:
-    """Linear warm-up as of `cosine`, then a straight line to `final` times the learning rate at the last step."""
+    """Linear warm-up as in `cosine`, then a straight line to `final` times the learning rate at the last step."""
     return _warmed(optimizer, total_steps, warmup, lambda done: final + (1 - final) * (1 - done))
 
 
 def steps(
     optimizer: Optimizer, total_steps: int, *, at: Sequence[float], factor: float = 0.1, warmup: float = 0.0
 ) -> LambdaLR:
-    """Linear warm-up as of `cosine`; the learning rate is multiplied by `factor` at each share of the steps in `at`.
+    """Linear warm-up as in `cosine`; the learning rate is multiplied by `factor` at each share of the steps in `at`.
 
     The published "x0.1 at epochs 100 and 150 of 200" is ``at=[0.5, 0.75]``.
 

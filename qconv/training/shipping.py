@@ -1,4 +1,4 @@
-"""The packed model that a run leaves beside its checkpoints."""
+"""The packed model that a run writes beside its checkpoints."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from .report.screen import show_note
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
     """Write `FILE` into the run's folder, with network, pictures and classes; `about` gets its size.
 
-    Where there can be none, a note tells why, and none of an earlier run stays: what was trained is not lost by it.
+    If it can't be written, a note says why, and no file of an earlier run remains; the trained model is not lost.
     """
     path = Path(cfg.run_dir) / FILE
     described = description(cfg.model, data)
@@ -32,13 +32,13 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
 
 
 def description(node: DictConfig, data: Any) -> dict[str, Any]:
-    """What `save_packed` is told of a network for these pictures."""
+    """Return the arguments of `save_packed` for a network for these pictures."""
     classes = list(getattr(data, "classes", ())) or None
     return {"network": _network_call(node, data), "pictures": _pictures_of(data), "classes": classes}
 
 
 def _network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
-    """The call of the network for these pictures and classes; None if it is none of `qconv.models`."""
+    """Return the call of the network for these pictures and classes; None if it is not from `qconv.models`."""
     call: Any = OmegaConf.to_container(node, resolve=True)
     call = {**call, "in_channels": data.in_channels, "num_classes": data.num_classes}
     try:
@@ -49,7 +49,7 @@ def _network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
 
 
 def _pictures_of(data: Any) -> dict[str, Any] | None:
-    """What the network takes, as `qconv.packed.header.Pictures`; None if the data module does not say it."""
+    """Return the network's input as `qconv.packed.header.Pictures`; None if the data module does not state it."""
     if not hasattr(data, "normalize"):
         return None
     return {

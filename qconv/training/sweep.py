@@ -18,13 +18,13 @@ METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")
 
 
 class SweepTable(Callback):
-    """Hydra callback of a multirun: keeps `sweep.csv` up to date with the runs' `result.json`; shows the table last.
+    """Hydra callback of a multirun: keeps `sweep.csv` up to date with the runs' `result.json`; shows a table last.
 
-    A run that fails has no row; the others have theirs, also where Hydra then ends the sweep without a table.
+    A failed run has no row; the others have theirs, even if Hydra then ends the sweep without a table.
     """
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: Any) -> None:
-        """Write what the runs gave so far."""
+        """Write the results of the runs so far."""
         del job_return, kwargs
         if config.hydra.mode == RunMode.MULTIRUN:
             folder = Path(config.hydra.sweep.dir)
@@ -33,7 +33,7 @@ class SweepTable(Callback):
                 write_csv(runs, folder / "sweep.csv")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Show what the runs gave."""
+        """Show the results of the runs."""
         del kwargs
         folder = Path(config.hydra.sweep.dir)
         runs = read_runs(folder)
@@ -57,7 +57,7 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def table(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
-    """One line for each set of overrides but the seed."""
+    """Return one line for each set of overrides other than the seed."""
     groups = defaultdict(list)
     for run in runs:
         groups[run["overrides"]].append(run)

@@ -28,15 +28,15 @@ def make_trainer(
 ) -> Trainer:
     """A Trainer that takes the GPU in bf16 if there is one, else the CPU in fp32, and writes checkpoints atomically.
 
-    A progress bar shows on terminals only. On the CPU, glibc is told to keep freed memory (`keep_freed_memory`).
+    A progress bar is shown only on terminals. On the CPU, glibc is told to keep freed memory (`keep_freed_memory`).
 
     Args:
-        accelerator: "auto", or any that Lightning knows.
-        precision: "auto", bf16-mixed on GPUs that have it and 32-true elsewhere, or any that Lightning knows.
-        devices: how many, or which.
-        callbacks: as of the Trainer.
-        timeout_s: with ``strategy="ddp"``, for how many seconds a process waits for the others before the run fails;
-            None is torch's default.
+        accelerator: "auto", or any known to Lightning.
+        precision: "auto" means bf16-mixed on GPUs that support it and 32-true elsewhere; or any known to Lightning.
+        devices: number of devices, or a list of them.
+        callbacks: those of the Trainer.
+        timeout_s: with ``strategy="ddp"``, seconds that a process waits for the others before the run fails; None is
+            torch's default.
         options: the Trainer's other arguments.
     """
     if accelerator == "auto":
@@ -55,7 +55,7 @@ def make_trainer(
     bar = [RichProgressBar(leave=False)] if terminal else []
     defaults = {
         "enable_progress_bar": terminal,
-        # Lightning would add a checkpoint callback of its own, which writes below the current folder.
+        # Lightning would add its own checkpoint callback, which writes below the current folder.
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "enable_model_summary": False,
         "num_sanity_val_steps": 0,

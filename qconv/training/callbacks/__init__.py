@@ -1,1 +1,1 @@
-"""Callbacks of Lightning: what a run does beside its steps."""
+"""Lightning callbacks: everything that a run does beside its steps."""

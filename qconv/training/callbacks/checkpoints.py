@@ -18,23 +18,23 @@ from .termination import Termination
 class Checkpoints(Checkpoint):
     """After each epoch: `last.ckpt`, and `best.ckpt` if `monitor` has risen; of equal epochs the earlier stays.
 
-    SIGTERM, by which schedulers announce that they stop a run, ends it after the optimizer's step, with a `last.ckpt`
-    from which the epoch goes on; during a validation, after the epoch; during the test, at once.
+    SIGTERM, with which schedulers announce that they will stop a run, ends it after the optimizer step, with a
+    `last.ckpt` from which the epoch continues; during a validation, after the epoch; during the test, at once.
 
-    Epochs in which all quantizers are final count more than any before: with float weights still in it, a network of
-    two stages is better than what will ship.
+    Epochs in which all quantizers are final count more than any before: with float weights, a network of two stages is
+    better than the one that will ship.
 
     Names are fixed and files replaced in place (atomically, by `AtomicCheckpointIO`). A run that resumes in a new
-    folder takes the best checkpoint so far from beside the one it resumes from; if there is none, "best" means the best
-    of the epochs from there on.
+    folder copies the best checkpoint so far from beside the one it resumes from; if there is none, "best" means the
+    best of the epochs from then on.
 
     Args:
-        folder: where the two files go.
-        monitor: the logged metric that says what is best; higher is better.
-        every_steps: write `last.ckpt` within epochs, too, after as many steps of the optimizer.
+        folder: folder of the two files.
+        monitor: the logged metric that decides the best epoch; higher is better.
+        every_steps: also write `last.ckpt` within epochs, after this number of optimizer steps.
 
     Raises:
-        ValueError: `every_steps` is no whole number from 1 on.
+        ValueError: `every_steps` is not a whole number from 1 on.
     """
 
     def __init__(self, folder: str | Path, monitor: str = "val_accuracy", every_steps: int | None = None) -> None:
@@ -46,10 +46,10 @@ class Checkpoints(Checkpoint):
         self.best_score: float | None = None
         self.best_is_final = False
         self.best_epoch: int | None = None
-        self.is_own = False  # whether last.ckpt is of this run, and not of an earlier one in the same folder
+        self.is_own = False  # whether last.ckpt is from this run, not from an earlier one in the same folder
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Bring the best checkpoint of a resumed run along."""
+        """Copy the best checkpoint of a resumed run."""
         del pl_module
         self.is_own = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.last.resolve()
         if trainer.ckpt_path is None or self.best_epoch is None:
@@ -69,14 +69,14 @@ class Checkpoints(Checkpoint):
         score = None if metric is None else float(metric)
         if score is not None and (self.best_score is None or (final, score) > (self.best_is_final, self.best_score)):
             self.best_is_final, self.best_score, self.best_epoch = final, score, trainer.current_epoch
-            # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes once more.
+            # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes again.
             trainer.save_checkpoint(self.best)
         self._save_last(trainer)
         if self.termination.asked(trainer):
             raise SIGTERMException
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on SIGTERM waits for a checkpoint."""
+        """Make SIGTERM wait for a checkpoint from now on."""
         del pl_module
         self.termination.notice(trainer)
 
@@ -105,16 +105,16 @@ class Checkpoints(Checkpoint):
             raise SIGTERMException
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """From here on there is nothing to save: SIGTERM ends the process at once."""
+        """Make SIGTERM end the process at once from now on: nothing is left to save."""
         del trainer, pl_module
         self.termination.end_at_once()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Give SIGTERM back."""
+        """Restore the handler of SIGTERM."""
         self.termination.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Give SIGTERM back."""
+        """Restore the handler of SIGTERM."""
         self.termination.give_back()
 
     def _save_last(self, trainer: Trainer) -> None:
@@ -122,7 +122,7 @@ class Checkpoints(Checkpoint):
         self.is_own = True
 
     def state_dict(self) -> dict[str, Any]:
-        """What is best so far."""
+        """Return the best value so far."""
         return {"best_score": self.best_score, "best_epoch": self.best_epoch, "best_is_final": self.best_is_final}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ class Checkpoints(Checkpoint):
 
 
 def where_to_go_on(trainer: Trainer) -> str:
-    """How an interrupted run can be resumed."""
+    """Say how an interrupted run can be resumed."""
     callbacks: Iterable[Any] = trainer.checkpoint_callbacks
     for callback in callbacks:
         if isinstance(callback, Checkpoints) and callback.is_own and callback.last.is_file():

@@ -1,4 +1,4 @@
-"""The callback that looks into the quantized layers once an epoch: `diagnostics.csv` and `diagnostics.png`."""
+"""The callback that examines the quantized layers once per epoch: `diagnostics.csv` and `diagnostics.png`."""
 
 import contextlib
 from pathlib import Path
@@ -21,18 +21,18 @@ FIGURES = {
     "weight_error": "quantization error of the weight at the best scale, % of its energy",
     "input_error": "quantization error of the input at the best scale, % of its energy",
 }
-"""What is measured, shares from 0 to 1; `step`, the mean scale of the weight's codes, has no common axis."""
+"""The measured figures, shares from 0 to 1; `step`, the mean scale of the weight's codes, has no common axis."""
 
 
 class Diagnostics(Callback):
     """Measures every quantized layer at the end of each epoch, on the weights and on one validation batch.
 
-    A row has epoch, layer, the `FIGURES`, and `step`, the mean scale of the weight's codes where there are codes. An
-    element has no gradient where its quantizer's pseudo-gradient of a gradient of ones is 0. With a logger, the figures
-    go there as `<figure>/<layer>`, too. It runs in the first process alone.
+    A row has epoch, layer, the `FIGURES`, and `step`, the mean scale of the weight's codes if there are codes. An
+    element has no gradient if its quantizer's pseudo-gradient of a gradient of ones is 0. With a logger, the figures
+    also go there as `<figure>/<layer>`. It runs only in the first process.
 
     Args:
-        folder: where the two files go.
+        folder: folder of the two files.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -60,7 +60,7 @@ class Diagnostics(Callback):
     ) -> None:
         """Record the layers' inputs of the first batch."""
         if batch_idx == 0 and self.levels:
-            torch.compiler.set_stance("force_eager")  # hooks would have the network compiled once more
+            torch.compiler.set_stance("force_eager")  # hooks would make the network compile once more
             for name, layer in quantized_layers(pl_module):
                 self.handles.append(layer.register_forward_pre_hook(self._hook(name)))
 
@@ -77,7 +77,7 @@ class Diagnostics(Callback):
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Stop recording, if the batch failed."""
+        """Stop recording if the batch failed."""
         self._stop()
 
     def _stop(self) -> None:
@@ -90,7 +90,7 @@ class Diagnostics(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """From here on the levels at the start of the epoch are to be saved."""
+        """Save the levels at the start of the epoch from now on."""
         self.within_epoch = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -119,7 +119,7 @@ class Diagnostics(Callback):
             draw_diagnostics(self.rows, self.folder / "diagnostics.png")
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows so far, which weights have changed their level, and within an epoch the levels at its start."""
+        """Return the rows so far, the weights that changed their level, and the levels at the start of the epoch."""
         levels = self.levels if self.within_epoch else {}
         return {"rows": self.rows, "flipped": self.flipped, "levels": levels}
 
@@ -147,7 +147,7 @@ def quantized_layers(module: nn.Module) -> list[tuple[str, QuantizedLayer]]:
 
 @torch.no_grad()
 def levels_of(layer: QuantizedLayer) -> Tensor:
-    """Which level each weight is on: its code, or the quantized weight where there are no codes."""
+    """Return the level of each weight: its code, or the quantized weight if there are no codes."""
     try:
         return layer.from_filters(layer.weight_codes().values)
     except TypeError:
@@ -172,7 +172,7 @@ def of_weight(layer: QuantizedLayer) -> dict[str, float]:
 
 @torch.no_grad()
 def of_input(layer: QuantizedLayer, input: Tensor | None) -> dict[str, float]:
-    """Saturation, dead channels and error of the inputs that a layer has seen."""
+    """Saturation, dead channels and error of the inputs that a layer has received."""
     if input is None or input.numel() == 0:
         return {}
     quantizer = layer.input_quantizer
@@ -188,12 +188,12 @@ def of_input(layer: QuantizedLayer, input: Tensor | None) -> dict[str, float]:
 
 
 def share(flags: Tensor) -> float:
-    """How much of it is True."""
+    """The share of elements that are True."""
     return float(flags.float().mean()) if flags.numel() else 0.0
 
 
 def error(x_q: Tensor, x: Tensor) -> float:
-    """``min_s ‖s·x_q − x‖² / ‖x‖² = 1 − cos²``, 0 if x is 0: the next batch norm takes a wrong scale away."""
+    """``min_s ‖s·x_q − x‖² / ‖x‖² = 1 − cos²``, 0 if x is 0: the next batch norm cancels a wrong scale."""
     cosine = torch.nn.functional.cosine_similarity(x_q.flatten().float(), x.flatten().float(), dim=0)
     return float(1 - cosine.square()) if x.any() else 0.0
 

@@ -17,13 +17,13 @@ WATCHED = (QuantizedLayer, _ConvNd, nn.Linear)
 
 
 class FiniteGuard(Callback):
-    """Raises FloatingPointError when the batch, a layer's input, the loss, a gradient or a parameter is not finite.
+    """Raises a FloatingPointError when the batch, a layer's input, the loss, a gradient or a parameter is not finite.
 
     The loss alone does not show it: a sign turns NaN into ±1, and the network trains on noise. So the input of every
-    convolution, linear and quantized layer is summed in float32 (a sum of finite numbers so large that it overflows
-    counts as not finite), and once a step, before the optimizer acts, all sums are looked at together: one transfer
-    from the device. Under 16-mixed precision gradients may overflow, the gradient scaler skips such steps: there they
-    are not looked at. The message names epoch, step, the first place, and the last checkpoint, which stays as it is.
+    convolution, linear and quantized layer is summed in float32 (a sum of finite numbers that overflows counts as not
+    finite). Once per step, before the optimizer acts, all sums are checked together, in one transfer from the device.
+    Under 16-mixed precision gradients may overflow, and the gradient scaler skips such steps, so they are not checked
+    there. The message names epoch, step, the first place, and the last checkpoint, which stays unchanged.
     """
 
     def __init__(self) -> None:
@@ -47,15 +47,15 @@ class FiniteGuard(Callback):
         self.sums.clear()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Look at the pictures."""
+        """Check the pictures."""
         self._add("the input batch", batch[0])
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
-        """Look at the loss."""
+        """Check the loss."""
         self._add("the loss", loss)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        """Look at the gradients and judge the step."""
+        """Check the gradients and judge the step."""
         parameters = dict(pl_module.named_parameters())
         if trainer.precision != "16-mixed":
             self._add_norms("the gradient of", {k: p.grad for k, p in parameters.items() if p.grad is not None})
@@ -63,14 +63,14 @@ class FiniteGuard(Callback):
         self._judge(trainer, f"epoch {trainer.current_epoch}, step {trainer.global_step}")
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Look at the parameters after the last step, before they are saved."""
+        """Check the parameters after the last step, before they are saved."""
         self._add_norms("the parameter", dict(pl_module.named_parameters()))
         self._judge(trainer, f"epoch {trainer.current_epoch}, after step {trainer.global_step - 1}")
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Look at the pictures."""
+        """Check the pictures."""
         self._add("the input batch", batch[0])
 
     def on_validation_batch_end(
@@ -120,14 +120,14 @@ class FiniteGuard(Callback):
         places, sums = zip(*self.sums, strict=True)
         self.sums.clear()
         finite = torch.stack([value.float() for value in sums]).isfinite()
-        # All processes stop together: one that went on alone would wait for the others for ever.
+        # All processes stop together: a remaining one would wait for the others forever.
         if trainer.strategy.reduce_boolean_decision(not bool(finite.all()), all=False):
             bad = [place for place, ok in zip(places, finite.tolist(), strict=True) if not ok]
             raise FloatingPointError(f"{when}: {explain(bad)}; {where_to_go_on(trainer)}")
 
 
 def explain(bad: list[str]) -> str:
-    """The first place, and the first layer if that is another one."""
+    """The first place, and the first layer if that is different."""
     if not bad:
         return "another process found NaN or inf"
     layer = next((place for place in bad if place.startswith("the input of layer")), None)

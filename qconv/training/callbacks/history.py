@@ -1,4 +1,4 @@
-"""The callbacks that write `metrics.csv`, a row an epoch, and `curves.png`."""
+"""The callbacks that write `metrics.csv`, one row per epoch, and `curves.png`."""
 
 import time
 from pathlib import Path
@@ -13,13 +13,13 @@ Row = dict[str, float]
 
 
 class History(Callback):
-    """Collects what was logged, one row an epoch, and writes `metrics.csv` and `curves.png`.
+    """Collects the logged figures, one row per epoch, and writes `metrics.csv` and `curves.png`.
 
-    The rows are part of the checkpoint: a resumed run's file and figure show all epochs. Lightning's CSVLogger has two
-    half-empty rows an epoch and starts anew on resuming.
+    The rows are part of the checkpoint: a resumed run's file and figure show all epochs. Lightning's CSVLogger writes
+    two half-empty rows per epoch and starts anew on resuming.
 
     Args:
-        folder: where the two files go.
+        folder: folder of the two files.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -30,7 +30,7 @@ class History(Callback):
 
     @property
     def seconds(self) -> float:
-        """Wall time of the run's parts from the beginning of training to the last checkpoint, and since then."""
+        """Wall time of the run's parts up to the last checkpoint, and since then."""
         return self.earlier_seconds + time.perf_counter() - self.start
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -38,7 +38,7 @@ class History(Callback):
         self.start = time.perf_counter()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """This epoch has validation figures; in others Lightning still shows those of an earlier one."""
+        """Note that this epoch has validation figures; otherwise Lightning still shows those of an earlier one."""
         self.validated = True
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -51,13 +51,13 @@ class History(Callback):
             write_csv(self.rows, self.folder / "metrics.csv")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write both files; a run that resumes after its last epoch has rows, too."""
+        """Write both files; a run resumed after its last epoch has rows, too."""
         if trainer.is_global_zero and self.rows:
             write_csv(self.rows, self.folder / "metrics.csv")
             draw_curves(self.rows, self.folder / "curves.png")
 
     def state_dict(self) -> dict[str, Any]:
-        """The rows and the time so far."""
+        """Return the rows and the time so far."""
         return {"rows": self.rows, "seconds": self.seconds}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The callback that moves the schedules of quantizers on."""
+"""The callback that advances the schedules of quantizers."""
 
 import math
 
@@ -10,8 +10,8 @@ from ...lifecycle.steps import final_from, set_progress
 class Progress(Callback):
     """Sets every schedule at the start of an epoch: ``qconv.set_progress(model, epoch / max_epochs)``.
 
-    The published schedules (EDE, ReCU, ReSTE, INQ) move once an epoch. What is set depends on the epoch alone and is
-    saved with the model: a resumed run goes on where it was.
+    The published schedules (EDE, ReCU, ReSTE, INQ) advance once per epoch. The values depend only on the epoch and are
+    saved with the model, so a resumed run continues where it was.
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -1,4 +1,4 @@
-"""The callback that makes a resumed run draw the random numbers an uninterrupted one would have drawn."""
+"""The callback that makes a resumed run draw the same random numbers as an uninterrupted one."""
 
 from typing import Any
 
@@ -7,24 +7,24 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 
 class RandomState(Callback):
-    """Stores torch's random state, of the CPU and of each GPU, in the checkpoint and sets it again on resuming.
+    """Stores torch's random state, of the CPU and of each GPU, in the checkpoint and restores it on resuming.
 
-    With several processes it is the state of the first that all of them resume with. Python's and NumPy's generators
-    are left alone: nothing in qconv draws from them while it trains.
+    With several processes, all resume with the state of the first one. Python's and NumPy's generators are left alone:
+    nothing in qconv draws from them during training.
     """
 
     def __init__(self) -> None:
         self.resumed: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        """The state at this moment."""
+        """Return the present state."""
         return {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Keep the state until training starts: what Lightning does before may draw numbers."""
+        """Keep the state until training starts: Lightning may draw numbers before."""
         self.resumed = state_dict
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -33,7 +33,7 @@ class RandomState(Callback):
         self._resume()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Set the state if training resumes within an epoch."""
+        """Restore the state if training resumes within an epoch."""
         del trainer, pl_module, batch, batch_idx
         self._resume()
 

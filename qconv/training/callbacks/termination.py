@@ -1,4 +1,4 @@
-"""SIGTERM, by which schedulers announce that they stop a run: noticed, and answered where a checkpoint stands."""
+"""SIGTERM, with which schedulers announce that they will stop a run: noted, and answered at the next checkpoint."""
 
 import signal
 import threading
@@ -13,9 +13,9 @@ Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class Termination:
-    """Holds the process's handler of SIGTERM for a while, in the main thread alone, as Python has it.
+    """Replaces the process's handler of SIGTERM for a while, only in the main thread, as Python requires.
 
-    Lightning's own ends in the middle of a validation, or of one process alone.
+    Lightning's own handler ends a run in the middle of a validation, or only one process.
     """
 
     def __init__(self) -> None:
@@ -24,16 +24,16 @@ class Termination:
         self._before: Handler = None
 
     def notice(self, trainer: Trainer) -> None:
-        """From here on a SIGTERM waits for `asked`."""
+        """Make SIGTERM wait for `asked` from now on."""
         self.noticed = trainer.received_sigterm
         self._take(self._note)
 
     def end_at_once(self) -> None:
-        """From here on a SIGTERM raises a SIGTERMException wherever the program is."""
+        """Make SIGTERM raise a SIGTERMException at once from now on."""
         self._take(self._raise)
 
     def give_back(self) -> None:
-        """Put the handler back that was there before; a second time nothing happens."""
+        """Restore the former handler; calling it again does nothing."""
         if self._taken:
             signal.signal(signal.SIGTERM, self._before)
             self._taken = False

@@ -18,7 +18,7 @@ class MovingAverage(WeightAveraging):
     ``a`` is w after the first step; then ``d = min(decay, (1 + n) / (10 + n))`` with n = 1, 2, …, so that a short run
     does not keep its start. Latent weights are averaged, and then quantized. Whole numbers, flags and what a quantizer
     stores beside its tensors (its stage, a schedule's place) are those of the step. Validation, `best.ckpt` and the
-    test see the average; a checkpoint also holds the weights that training goes on with (`current_model_state`).
+    test use the average; a checkpoint also holds the weights with which training continues (`current_model_state`).
 
     Args:
         decay: d, at least 0 and below 1.
@@ -35,7 +35,7 @@ class MovingAverage(WeightAveraging):
         self.decay = decay
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Store the average beside the weights; what cannot be averaged is that of the weights."""
+        """Store the average beside the weights; what can't be averaged is taken from the weights."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         averaged = {name for name, _ in (*pl_module.named_parameters(), *pl_module.named_buffers())}
         for name, value in checkpoint.get("current_model_state", {}).items():

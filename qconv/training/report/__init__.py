@@ -1,1 +1,1 @@
-"""Reports: what a run leaves in numbers and pictures, and shows on the screen."""
+"""Reports: the results of a run in numbers and pictures, and its output on the screen."""

@@ -9,9 +9,9 @@ TRAIN, VAL, GREY = "#4c72b0", "#dd5f32", "#6b6b6b"
 
 
 def draw_curves(rows: list[dict[str, float]], path: Path, title: str = "") -> None:
-    """Draw train and validation loss and accuracy of `rows`, one an epoch, into the PNG file `path`.
+    """Draw train and validation loss and accuracy of `rows`, one per epoch, into the PNG file `path`.
 
-    The best validation accuracy is marked. Rows without validation figures leave gaps; none at all, no curve.
+    The best validation accuracy is marked. Rows without validation figures leave gaps; if all lack them, no curve.
     """
     # The figure has its own Agg canvas: pyplot would choose a backend for the whole process and keep the figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

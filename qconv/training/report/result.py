@@ -1,4 +1,4 @@
-"""What a run leaves behind in numbers: `result.json`, or `evaluation.json`."""
+"""The results of a run in numbers: `result.json`, or `evaluation.json`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,17 +14,17 @@ from ..resume import call
 
 @dataclass(frozen=True)
 class Evaluation:
-    """A checkpoint's figures.
+    """The figures of a checkpoint.
 
     Attributes:
         checkpoint: the file.
-        epoch: after which it was written, from 0.
-        val_accuracy: share of the validation pictures named rightly.
+        epoch: the epoch after which it was written, from 0.
+        val_accuracy: share of the validation pictures classified correctly.
         val_loss: their cross-entropy.
-        test_accuracy: share of the test pictures named rightly.
+        test_accuracy: share of the test pictures classified correctly.
         test_loss: their cross-entropy.
-        quantized: whether all stages and portions had come to their end; else it is not what the bits say.
-        about: what was run: see `about_run`.
+        quantized: whether all stages and portions had ended; otherwise the bits are not reached.
+        about: description of the run: see `about_run`.
     """
 
     checkpoint: str
@@ -39,19 +39,20 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Result:
-    """A run's figures.
+    """The figures of a run.
 
     Attributes:
-        test_accuracy: share of the test pictures named rightly by the checkpoint `tested`; read once, at the end.
+        test_accuracy: share of the test pictures that the checkpoint `tested` classifies correctly; read once, at the
+            end.
         test_loss: their cross-entropy.
-        tested: "best", the checkpoint of the best validation accuracy, of equal ones the earliest.
+        tested: "best", the checkpoint of the best validation accuracy; of equal ones the earliest.
         val_accuracy_best: validation accuracy of that checkpoint.
         val_accuracy_final: validation accuracy after the last epoch.
         best_epoch: the epoch of `val_accuracy_best`, from 0.
         epochs: number of epochs of the whole run.
-        seconds: wall time of training and test; of a resumed run with the earlier parts, as far as checkpoints kept it.
-        quantized: as of `Evaluation`, of the checkpoint `tested`.
-        about: what was run: see `about_run`.
+        seconds: wall time of training and test; for a resumed run with the earlier parts recorded in checkpoints.
+        quantized: as in `Evaluation`, for the checkpoint `tested`.
+        about: description of the run: see `about_run`.
     """
 
     test_accuracy: float
@@ -76,7 +77,7 @@ def check_objective(names: str | Sequence[str], about: Mapping[str, Any]) -> Non
 
 
 def objective(result: Result, names: str | Sequence[str]) -> float | tuple[float, ...]:
-    """The figures of the run that have these names, one or several: what a sweeper optimizes."""
+    """Return the figures of the run with these names, one or several, for a sweeper to optimize."""
     figures = {**vars(result), **result.about}
     return figures[names] if isinstance(names, str) else tuple(figures[name] for name in names)
 
@@ -91,7 +92,7 @@ def write_json(outcome: Result | Evaluation, path: Path) -> None:
 
 
 def about_run(config: dict[str, Any], scheme: str, table: Summary) -> dict[str, Any]:
-    """What was run, on what, from which source: the part of the figures that does not depend on the outcome.
+    """Describe the run: network, data and source, the part of the figures that does not depend on the outcome.
 
     The totals of the model are those of `Summary.totals`.
     """

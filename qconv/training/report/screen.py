@@ -1,4 +1,4 @@
-"""What a run shows on the screen."""
+"""The output of a run on the screen."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -21,17 +21,17 @@ def console() -> Console:
 
 
 def show_note(text: str) -> None:
-    """One line about what the run does."""
+    """Show one line about the actions of the run."""
     console().print(text, soft_wrap=True)
 
 
 def show_model(summary: Summary, title: str) -> None:
-    """The layers that multiply, and the totals of all."""
+    """Show the layers that multiply, and the totals of all."""
     console().print(model_table(summary, title))
 
 
 def model_table(summary: Summary, title: str) -> Table:
-    """What `show_model` shows; without vertical lines, so that 120 columns do. Names fold before anything else does."""
+    """Return the table of `show_model`, without vertical lines, so that 120 columns suffice. Names fold first."""
     table = Table(
         title=title,
         title_justify="left",
@@ -56,7 +56,7 @@ def model_table(summary: Summary, title: str) -> Table:
 
 
 def show_outcome(outcome: Result | Evaluation) -> None:
-    """Accuracies, sizes and where the files lie."""
+    """Show accuracies, sizes and the places of the files."""
     about = outcome.about
     rows = [("test accuracy", f"[bold]{percent(outcome.test_accuracy)}[/bold]"), *_validation(outcome)]
     if not outcome.quantized:
@@ -70,7 +70,7 @@ def show_outcome(outcome: Result | Evaluation) -> None:
 
 
 def show_rows(head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
-    """Any small table of text."""
+    """Return a small table of text."""
     table = Table(*head, title=title, title_justify="left", show_header=any(head))
     for row in rows:
         table.add_row(*row)
@@ -78,12 +78,12 @@ def show_rows(head: Sequence[str], rows: Iterable[Sequence[str]], title: str | N
 
 
 def percent(share: float) -> str:
-    """0.975 as 97.50 %."""
+    """Format 0.975 as 97.50 %."""
     return f"{100 * share:.2f} %"
 
 
 def short(value: float) -> str:
-    """1234567 as 1.23 M: three digits, and a prefix of the SI."""
+    """Format 1234567 as 1.23 M: three digits and an SI prefix."""
     power = 0
     while value >= 999.5 and power < len(PREFIXES) - 1:
         value, power = value / 1000, power + 1
