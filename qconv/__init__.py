@@ -72,7 +72,7 @@ grad_composed, grad_deform = grad.composed, grad.deform
 __version__ = "0.1.0"
 
 _LATER = {
-    # what is imported when it is asked for, and where it stands; the first of these are modules themselves
+    # names that are imported on first use, and their modules; the first of these are modules themselves
     **{name: name for name in ("bench", "cli", "data", "environment", "images", "inference")},
     **{name: name for name in ("models", "onnx", "packed", "predict", "training")},
     **dict.fromkeys(("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"), "layers"),

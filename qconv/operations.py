@@ -1,4 +1,4 @@
-"""The operations of quantized layers, over operands that are quantized already, and their gradients."""
+"""The operations of quantized layers, on operands that are already quantized, and their gradients."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,17 +18,17 @@ OutputMask = tuple[bool, bool, bool]
 class Operation(Protocol):
     """A bilinear operation with a bias, and its gradients.
 
-    Weights are handed over in filter layout: dimension 0 is the output channel.
+    Weights are in filter layout: dimension 0 is the output channel.
     """
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The output."""
+        """Return the output."""
         ...
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
-        """Gradients of input, weight and bias; None where ``output_mask`` is False.
+        """Return the gradients of input, weight and bias; None where ``output_mask`` is False.
 
-        An operand that no gradient needs is not read.
+        Operands that no requested gradient needs are not read.
         """
         ...
 
@@ -37,15 +37,16 @@ class ExtendedOperation(Protocol):
     """An `Operation` that also reads ``extra`` differentiable tensors, which are not quantized: offsets, masks."""
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None, *extra: Tensor) -> Tensor:
-        """The output."""
+        """Return the output."""
         ...
 
     def backward(
         self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: tuple[bool, ...], *extra: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Gradients of input, weight, bias and each extra tensor; None where ``output_mask`` is False.
+        """Return the gradients of input, weight, bias and each extra tensor; None where ``output_mask`` is False.
 
-        Of input and weight, the quantized values are there if the other one or an extra tensor needs its gradient.
+        The quantized input is valid if the gradient of the weight or of an extra tensor is requested; likewise the
+        weight.
         """
         ...
 
@@ -55,8 +56,8 @@ class Convolution:
     """Convolution in 1, 2 or 3 dimensions.
 
     Attributes:
-        border: explicit padding in the order of `torch.nn.functional.pad`, filled with ``border_value``; it carries
-            what ``padding`` can't: unequal sides and values other than 0. Empty when there is none.
+        border: explicit padding in the order of `torch.nn.functional.pad`, filled with ``border_value``, for what
+            ``padding`` can't express: unequal sides and values other than 0. Empty if there is none.
     """
 
     stride: tuple[int, ...]
@@ -74,7 +75,7 @@ class Convolution:
         )
 
     def forward_signs(self, input: Tensor, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """The output in two dimensions, from int8 signs and weights, times ``scale`` (C_out,)."""
+        """Return the output in two dimensions, from int8 signs and weights, times ``scale`` (C_out,)."""
         top, left = self.padding
         window = Window(self.stride, (left, left, top, top), self.dilation, self.groups)  # pyright: ignore
         return conv2d_signs(self._pad(input), weight, window, scale, dtype)
@@ -100,7 +101,7 @@ class Convolution:
 
 @dataclass(frozen=True)
 class TransposedConvolution:
-    """Transposed convolution in 1, 2 or 3 dimensions, its weight ``(C_out, C_in / groups, *kernel_size)``."""
+    """Transposed convolution in 1, 2 or 3 dimensions; its weight is ``(C_out, C_in / groups, *kernel_size)``."""
 
     stride: tuple[int, ...]
     padding: tuple[int, ...]

@@ -9,12 +9,12 @@ For a convolution of G groups with I input and O output channels in each, with n
                                             · grad_output[n, g·O + o, l]
     grad_bias[c]                = Σ_{n, l}  grad_output[n, c, l]
 
-The input is 0 outside its bounds. A transposed convolution is the second line read as a forward: its gradients are the
+The input is 0 outside its bounds. A transposed convolution is the second line read as a forward. Its gradients are the
 first line, and the third with `input` and `grad_output` exchanged.
 
-`conv_backward` gives all three in one call; each other function gives one and needs only the size of what it
-differentiates by. `qconv.grad_composed` holds the same functions over another `Kernel`; everything between the input's
-checks and the kernel is written here, once.
+`conv_backward` gives all three in one call. Each other function gives one, and needs only the size of the tensor that
+it differentiates by. `qconv.grad_composed` holds the same functions over another `Kernel`; everything between the
+checks of the input and the kernel is written here, once.
 
 >>> conv1d_weight(torch.tensor([[[1.0, 2.0, 4.0]]]), (1, 1, 2), torch.ones(1, 1, 2))
 tensor([[[3., 6.]]])
@@ -57,7 +57,7 @@ def conv_backward(
 ) -> Gradients:
     """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, in at most one aten call.
 
-    The formulas stand at the head of this module. Memory formats are those that aten gives: a channels_last input gets
+    See the head of this module for the formulas. Memory formats are those of aten: a channels_last input gets
     a channels_last gradient.
 
     Args:

@@ -1,14 +1,14 @@
 """The functions of `qconv.grad`, built from forward convolutions and transposed convolutions alone.
 
-- `grad_input` is the transposed convolution of grad_output with the same weight (the convolution, where the forward was
+- `grad_input` is the transposed convolution of grad_output with the same weight (the convolution, if the forward was
   transposed); the remainder of the stride's division is its output_padding.
 - `grad_weight` is a convolution in which batch and channel, and stride and dilation, are exchanged: the image is the
-  input as `(C_in / G, G·N, *spatial)`, the filters are grad_output as `(C_out, N, *spatial)`, both in G groups. Where
-  the forward was transposed, input and grad_output exchange these roles.
+  input as `(C_in / G, G·N, *spatial)`, the filters are grad_output as `(C_out, N, *spatial)`, both in G groups. If the
+  forward was transposed, input and grad_output exchange these roles.
 
-Three uses: an oracle for `qconv.grad`; gradients that can be differentiated again, twice or more; and exact arithmetic
-on integer tensors on the CPU, modulo 2^bits, so that the gradients of fixed-point numbers and of additive secret shares
-add up bit for bit. Formulas, arguments and errors are those of `qconv.grad`.
+It has three uses: an oracle for `qconv.grad`; gradients that can be differentiated any number of times; and exact
+arithmetic on integer tensors on the CPU, modulo 2^bits, so that the gradients of fixed-point numbers and of additive
+secret shares add up bit for bit. Formulas, arguments and errors are those of `qconv.grad`.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def _input(
     geometry = zip(size, weight.shape[2:], stride, padding, dilation, strict=True)
     rest = [0 if transposed else (x + 2 * p - d * (k - 1) - 1) % s for x, k, s, p, d in geometry]
     grad = torch.convolution(grad_output, weight, None, stride, padding, dilation, not transposed, rest, groups)
-    return _narrow(grad, size)  # an output_padding of stride or more gives the transposed form more than size
+    return _narrow(grad, size)  # with an output_padding of at least the stride, the transposed form exceeds size
 
 
 def _weight(
@@ -60,7 +60,7 @@ def _weight(
     groups: int,
 ) -> Tensor:
     n = len(size)
-    if image.shape[0] == 0:  # torch.convolution gives a wrong size for 0 channels: one sample of zeros stands for none
+    if image.shape[0] == 0:  # torch.convolution gives a wrong size for 0 channels, so use one sample of zeros
         sample = [0, 0] * (n + 1) + [0, 1]
         image, filters = F.pad(image, sample), F.pad(filters, sample)
     image = image.unflatten(1, (groups, -1)).movedim((1, 2), (1, 0)).flatten(1, 2)
@@ -81,11 +81,11 @@ def _composed(
     groups: int,
     output_mask: tuple[bool, bool, bool],
 ) -> Gradients:
-    """A `Kernel`, which is why it takes arguments that it has no need of."""
+    """A `Kernel`, so it takes some arguments that it does not need."""
     dtype = grad_output.dtype
     if dtype.is_complex or dtype == torch.bool:
         raise TypeError(f"dtype (={dtype}) must be floating point or integer")
-    if not dtype.is_floating_point:  # torch convolves no integers but int64, and those on the CPU; conversion wraps
+    if not dtype.is_floating_point:  # torch convolves only int64, and only on the CPU; conversion wraps
         if grad_output.device.type != "cpu":
             raise ValueError(f"device (={grad_output.device}) of integer tensors must be cpu")
         grad_output, input, weight = grad_output.long(), input.long(), weight.long()
@@ -118,7 +118,7 @@ def conv_backward(
 ) -> Gradients:
     """Gradients of a 1d, 2d or 3d convolution with respect to input, weight and bias, from forward convolutions.
 
-    Arguments, result and errors are those of `qconv.grad.conv_backward`, except that integer tensors are welcome on the
+    Arguments, result and errors are those of `qconv.grad.conv_backward`, except that integer tensors are allowed on the
     CPU (results are exact modulo 2^bits of their dtype) and that the result can be differentiated any number of times.
 
     Raises:

@@ -14,10 +14,10 @@ channel, d(c) its group of offsets, and `offset` is read as `(N, D, K, 2, H', W'
     grad_mask[n, d, k, l] = Σ_{c in d}  back[n, c, k, l] · at[n, c, k, l]
     grad_bias[o]        = Σ_{n, l}  grad_output[n, o, l]
 
-Sums over c and o stay in a group. Without a mask it is 1. The input is 0 outside its bounds: what is sampled fades to
-0 over one pixel. At whole numbers, as with offsets of 0, ∂at/∂p is the derivative from the right.
+Sums over c and o stay within a group. Without a mask it is 1. The input is 0 outside its bounds, so samples fade to 0
+over one pixel. At whole numbers, as with offsets of 0, ∂at/∂p is the derivative from the right.
 
-Everything comes from torchvision's operator, which computes all gradients in one call, on CPU and CUDA; torchvision is
+Everything is computed by torchvision's operator, which gives all gradients in one call, on CPU and CUDA; torchvision is
 imported when a function is called. float16 and bfloat16 are computed in float32 and rounded once.
 """
 
@@ -46,7 +46,7 @@ def _operator() -> Any:
 
 
 def _alert_not_deterministic(device: torch.device) -> None:
-    """What torchvision's autograd says of the operator, and the operator itself does not in every version."""
+    """Raise or warn as torchvision's autograd does; the operator itself does not in every version."""
     if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled():
         return
     message = "the backward of deformable convolution on cuda is not deterministic: it adds in any order"
@@ -56,7 +56,7 @@ def _alert_not_deterministic(device: torch.device) -> None:
 
 
 def wide(x: Tensor) -> Tensor:
-    """The tensor in the dtype to compute in: torchvision has no bfloat16 on the CPU, and sums float16 in float16."""
+    """The tensor in a dtype for torchvision, which lacks bfloat16 on the CPU and sums float16 in float16."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -69,7 +69,7 @@ def check_sizes(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, int, int, int]:
-    """The output's size; the operator's backward checks nothing and would read beyond the tensors.
+    """Return the output's size; the operator's backward checks nothing and would read beyond the tensors.
 
     Raises:
         ValueError: sizes that do not fit each other.
@@ -113,7 +113,7 @@ def deform_conv2d_backward(
 ) -> DeformGradients:
     """Gradients of a deformable convolution with respect to input, weight, offset, mask and bias, in one call.
 
-    The formulas stand at the head of this module. The numbers of groups follow from the sizes.
+    See the head of this module for the formulas. The numbers of groups follow from the sizes.
 
     Args:
         grad_output: gradient of the output, `(N, C_out, H', W')`.
@@ -124,8 +124,8 @@ def deform_conv2d_backward(
         stride: an int, or one int per spatial dimension.
         padding: as stride.
         dilation: as stride.
-        output_mask: which of the five to return; the others are None. The operator computes all unless none but the
-            bias's is asked for.
+        output_mask: which of the five to return; the others are None. The operator computes all of them unless only the
+            bias's is requested.
 
     Returns:
         `grad_input`, `grad_weight`, `grad_offset`, `grad_mask` (None without a mask) and `grad_bias`, of the sizes of
@@ -177,7 +177,7 @@ def deform_conv2d_input(
     """Gradient of a deformable convolution with respect to its input.
 
     `grad_input[n, c, s] = Σ_{k, l} hat(s_y − p_y) · hat(s_x − p_x) · mask[n, d(c), k, l] · back[n, c, k, l]`, in the
-    words of this module's head. Sizes: input_size `(N, C_in, H, W)`, weight `(C_out, C_in / groups, kh, kw)`, offset
+    notation of this module. Sizes: input_size `(N, C_in, H, W)`, weight `(C_out, C_in / groups, kh, kw)`, offset
     `(N, 2·kh·kw·D, H', W')`, mask `(N, kh·kw·D, H', W')`, grad_output `(N, C_out, H', W')`, result input_size.
 
     Raises:
@@ -200,8 +200,8 @@ def deform_conv2d_weight(
 ) -> Tensor:
     """Gradient of a deformable convolution with respect to its weight.
 
-    `grad_weight[o, c, k] = Σ_{n, l} grad_output[n, o, l] · mask[n, d(c), k, l] · at[n, c, k, l]`, in the words of this
-    module's head. Sizes: input `(N, C_in, H, W)`, weight_size `(C_out, C_in / groups, kh, kw)`, offset
+    `grad_weight[o, c, k] = Σ_{n, l} grad_output[n, o, l] · mask[n, d(c), k, l] · at[n, c, k, l]`, in the notation of
+    this module. Sizes: input `(N, C_in, H, W)`, weight_size `(C_out, C_in / groups, kh, kw)`, offset
     `(N, 2·kh·kw·D, H', W')`, mask `(N, kh·kw·D, H', W')`, grad_output `(N, C_out, H', W')`, result weight_size.
 
     Raises:
@@ -225,7 +225,7 @@ def deform_conv2d_offset(
     """Gradient of a deformable convolution with respect to its offsets.
 
     `grad_offset[n, d, k, y, l] = Σ_{c in d} mask[n, d, k, l] · back[n, c, k, l] · ∂at[n, c, k, l] / ∂p_y` and x alike,
-    in the words of this module's head; the offset itself is needed, since it is not linear in it. Sizes: input
+    in the notation of this module; the offset itself is needed, since it is not linear in it. Sizes: input
     `(N, C_in, H, W)`, weight `(C_out, C_in / groups, kh, kw)`, offset `(N, 2·kh·kw·D, H', W')`, mask
     `(N, kh·kw·D, H', W')`, grad_output `(N, C_out, H', W')`, result as offset.
 
@@ -247,7 +247,7 @@ def deform_conv2d_mask(
 ) -> Tensor:
     """Gradient of a deformable convolution with respect to its mask, which is linear in it.
 
-    `grad_mask[n, d, k, l] = Σ_{c in d} back[n, c, k, l] · at[n, c, k, l]`, in the words of this module's head. Sizes:
+    `grad_mask[n, d, k, l] = Σ_{c in d} back[n, c, k, l] · at[n, c, k, l]`, in the notation of this module. Sizes:
     input `(N, C_in, H, W)`, weight `(C_out, C_in / groups, kh, kw)`, offset `(N, 2·kh·kw·D, H', W')`, grad_output
     `(N, C_out, H', W')`, result `(N, kh·kw·D, H', W')`.
 
@@ -255,7 +255,7 @@ def deform_conv2d_mask(
         TypeError, ValueError, ImportError: as `deform_conv2d_backward`.
     """
     stub = None
-    if offset.ndim == 4:  # else the checks say what is wrong
+    if offset.ndim == 4:  # otherwise the checks raise an error
         batch, channels, *spatial = offset.shape
         stub = grad_output.new_zeros(1).expand(batch, channels // 2, *spatial)
     asked = (False, False, False, True, False)

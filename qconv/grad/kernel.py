@@ -1,4 +1,4 @@
-"""The gradients of convolution over any `Kernel`: `aten` and `composed` have the same functions, each over its own."""
+"""The gradients of convolution over any `Kernel`: `aten` and `composed` have the same functions, over their own one."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar, cast
@@ -25,7 +25,7 @@ def _ints(name: str, value: Ints, n: int, least: int) -> tuple[int, ...]:
 def _named_padding(
     padding: str, kernel_size: Sequence[int], stride: Sequence[int], dilation: Sequence[int]
 ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """Padding of both sides, and the extra padding of the right sides (None where there is none)."""
+    """Return the padding of both sides, and the extra padding of the right sides (None if there is none)."""
     if padding == "valid":
         return (0,) * len(kernel_size), None
     if padding != "same":
@@ -67,13 +67,13 @@ def _check_sizes(
     output_padding: Sequence[int],
     groups: int,
 ) -> None:
-    """Name what does not fit; aten's own words are "could not create a primitive descriptor"."""
+    """Raise an error that names the mismatch; aten's own message is "could not create a primitive descriptor"."""
     x, w = input.shape, weight.shape
     if groups < 1:
         raise ValueError(f"groups (={groups}) must be at least 1")
     if x[1] % groups:
         raise ValueError(f"groups (={groups}) must divide in_channels (={x[1]})")
-    if w[0] % groups:  # of a transposed convolution, w[0] is in_channels, and wrong as such
+    if w[0] % groups:  # in a transposed convolution, w[0] is in_channels, and equally wrong
         raise ValueError(f"groups (={groups}) must divide weight_size[0] (={w[0]})")
     in_channels, out_channels = (w[0], w[1] * groups) if transposed else (w[1] * groups, w[0])
     if x[1] != in_channels:
@@ -101,7 +101,7 @@ def _check_sizes(
 
 
 def _sides(extra: Sequence[int], sign: int = 1) -> list[int]:
-    """The argument of `F.pad` for `extra` elements at the right side of each dimension."""
+    """Return the argument of `F.pad` for `extra` elements at the right side of each dimension."""
     return [side for e in reversed(extra) for side in (0, sign * e)]
 
 
@@ -161,7 +161,7 @@ def input_gradient(
     transposed: bool = False,
     output_padding: Ints = 0,
 ) -> Tensor:
-    """The n-d gradient with respect to an input of which only the size is known: a stub stands for it."""
+    """Return the n-d gradient with respect to an input whose size alone is known; a stub replaces the input."""
     if weight.ndim != n + 2:
         raise ValueError(f"weight (of size {tuple(weight.shape)}) must have {n + 2} dimensions")
     stub = grad_output.new_empty(1).expand(tuple(input_size))
@@ -182,7 +182,7 @@ def weight_gradient(
     transposed: bool = False,
     output_padding: Ints = 0,
 ) -> Tensor:
-    """The n-d gradient with respect to a weight of which only the size is known."""
+    """Return the n-d gradient with respect to a weight whose size alone is known."""
     if len(weight_size) != n + 2:
         raise ValueError(f"weight_size (={tuple(weight_size)}) must have {n + 2} dimensions")
     stub = grad_output.new_empty(1).expand(tuple(weight_size))
@@ -289,7 +289,7 @@ def of_transposed_weight(kernel: Kernel, n: int, module: str):
 
 
 def _named(function: Named, name: str, n: int, module: str) -> Named:
-    """The function with the name, the place and the docstring of one that is written out, so that it can be pickled."""
+    """Give a generated function name, place and docstring like a written one, so that it can be pickled."""
     operation, _, operand = name.rpartition("_")
     function.__name__ = function.__qualname__ = f"{operation}{n}d_{operand}"
     kind = "transposed convolution" if "transpose" in name else "convolution"

@@ -93,7 +93,7 @@ class IntegerLayer(nn.Module):
         return ", ".join(part for part in parts if part)
 
     def gives(self) -> str:
-        """What it hands on."""
+        """The kind of its output."""
         return "floats"
 
 

@@ -96,10 +96,10 @@ def verify(
 ) -> Verification:
     """Compare a trained model with its frozen form, or with a packed file, on real inputs, layer by layer.
 
-    Each frozen layer gets what the trained one sees. Its codes must equal those of the trained quantizer, its sums the
-    exact sums of these codes, and the codes that it hands on those that the trained modules behind it give for the
-    exact sums in float64. A float may differ from the exact value by 8 times the error that float32 arithmetic is
-    expected to make.
+    Each frozen layer gets the input of the trained one. Its codes must equal those of the trained quantizer, its sums
+    the exact sums of these codes, and its output codes those that the trained modules after it give for the exact sums
+    in float64. A float may differ from the exact value by 8 times the error that float32 arithmetic is expected to
+    make.
 
     Then the frozen network runs as a whole, on its own codes, and the trained one follows it in float64: each of its
     layers takes the input of the frozen one. So each input of a layer is compared with the result of the trained

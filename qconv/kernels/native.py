@@ -40,7 +40,7 @@ def kernels() -> ModuleType | None:
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Those that the kernels can use here, the best one last."""
+    """The instruction sets that the kernels can use here, the best one last."""
     module = kernels()
     return tuple(name for bit, name in enumerate(INSTRUCTION_SETS) if module and module.instruction_sets >> bit & 1)
 

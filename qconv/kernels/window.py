@@ -1,4 +1,4 @@
-"""Where a convolution's kernel stands on its input: geometry and padding, decided here and nowhere else."""
+"""The positions of a convolution's kernel on its input: geometry and padding, decided only here."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,11 +26,11 @@ class Window(NamedTuple):
 
     @classmethod
     def of(cls, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], *rest: int) -> "Window":
-        """The same of lists, as operators are given them."""
+        """Make a window from lists, as operators receive them."""
         return cls(tuple(stride), tuple(padding), tuple(dilation), *rest)  # pyright: ignore
 
     def __str__(self) -> str:
-        """What differs from a convolution's defaults."""
+        """The fields that differ from a convolution's defaults."""
         padding = (self.padding[2], self.padding[0]) if self.is_symmetric else self.padding
         parts = {**self._asdict(), "padding": padding}
         defaults = {**Window()._asdict(), "padding": (0, 0)}
@@ -38,12 +38,12 @@ class Window(NamedTuple):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether opposite sides are padded alike."""
+        """Whether opposite sides are padded equally."""
         left, right, top, bottom = self.padding
         return left == right and top == bottom
 
     def output_size(self, size: Sequence[int], kernel_size: Sequence[int]) -> tuple[int, int]:
-        """Height and width of the output.
+        """Return height and width of the output.
 
         Raises:
             ValueError: a negative padding; a stride or dilation below 1; a kernel that is larger than the padded input.
@@ -59,19 +59,19 @@ class Window(NamedTuple):
         return (padded[0] - spans[0]) // self.stride[0] + 1, (padded[1] - spans[1]) // self.stride[1] + 1
 
     def pad(self, input: Tensor, zero: int = 0) -> Tensor:
-        """The input with its padding, where `zero` is the code that stands for 0."""
+        """Return the padded input; `zero` is the code of 0."""
         return F.pad(input, self.padding, value=self.padding_value + zero) if any(self.padding) else input
 
     def pad_but_zeros(self, input: Tensor, zero: int = 0, pads: bool = True) -> tuple[Tensor, tuple[int, int]]:
-        """What a convolution is given that pads with zeros, and opposite sides alike.
+        """Return the input and the padding for a convolution that pads with zeros, equally on opposite sides.
 
         Args:
             input: codes.
-            zero: the code that stands for 0.
+            zero: the code of 0.
             pads: whether the convolution may pad at all.
 
         Returns:
-            The input, padded here where the convolution can't, and the rows and columns that are left to it.
+            The input, padded here if the convolution can't, and the rows and columns that it still has to pad.
         """
         if self.padding_value or not self.is_symmetric or not pads:
             return self.pad(input, zero), (0, 0)

@@ -60,22 +60,22 @@ class DeformConvolution:
 class QDeformConv2d(QuantizedLayer, DeformConv2d):
     """`torchvision.ops.DeformConv2d` with quantized weight and input, v1 and v2.
 
-    ``output = deform_conv2d(input_q, offset, weight_q, bias, mask)``: what is sampled, bilinearly and as 0 outside its
-    bounds, is the quantized input; offset and mask are left as they are. The formulas are those of `qconv.grad_deform`.
-    Shapes: input ``(N, C_in, H, W)``, offset ``(N, 2·kh·kw·D, H', W')`` for D groups of offsets, y before x for each
-    tap, mask ``(N, kh·kw·D, H', W')`` or None, output ``(N, C_out, H', W')``; N may be 0.
+    ``output = deform_conv2d(input_q, offset, weight_q, bias, mask)``: the quantized input is sampled, bilinearly and as
+    0 outside its bounds; offset and mask are left as they are. The formulas are those of `qconv.grad_deform`. Shapes:
+    input ``(N, C_in, H, W)``, offset ``(N, 2·kh·kw·D, H', W')`` for D groups of offsets, y before x for each tap, mask
+    ``(N, kh·kw·D, H', W')`` or None, output ``(N, C_out, H', W')``; N may be 0.
 
-    float16 and bfloat16 are computed in float32 and rounded once. Under autocast, as torchvision's operator does on
-    CUDA, all runs in float32 and the output has the input's dtype.
+    float16 and bfloat16 are computed in float32 and rounded once. Under autocast everything runs in float32 and the
+    output has the input's dtype, as for torchvision's operator on CUDA.
 
-    Arguments as `torchvision.ops.DeformConv2d`, and ``device`` and ``dtype`` of the parameters, which that does not let
-    choose; sizes are ints or pairs. ``scheme`` is BWN when not given. ``padding_value`` must be 0, and so the scheme's:
-    that is what is sampled outside the input.
+    The arguments are those of `torchvision.ops.DeformConv2d`, plus ``device`` and ``dtype`` of the parameters; sizes
+    are ints or pairs. ``scheme`` is BWN by default. ``padding_value``, here and in the scheme, must be 0: that is the
+    value outside the input.
 
     Raises:
         ValueError: channels that groups do not divide, a padding value other than 0, a scheme with a scale map, or
             tensors whose sizes do not fit each other.
-        TypeError: a scheme that is none, or tensors whose dtypes differ from the weight's without autocast.
+        TypeError: ``scheme`` is not a scheme, or tensors' dtypes differ from the weight's without autocast.
 
     Example:
         >>> layer = QDeformConv2d(64, 128, 3, padding=1)
@@ -168,7 +168,7 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
 class OffsetConv2d(nn.Conv2d):
     """`torch.nn.Conv2d` that starts at 0, so that a deformable layer starts as an undeformed one.
 
-    A class of its own, which `qconv.convert` leaves float: offsets are positions.
+    It is a separate class, which `qconv.convert` leaves float: offsets are positions.
     """
 
     def reset_parameters(self) -> None:
@@ -178,14 +178,14 @@ class OffsetConv2d(nn.Conv2d):
 
 
 class DeformConv2dPack(DeformConv2d):
-    """`torchvision.ops.DeformConv2d` with a convolution that makes its offsets and masks from the input.
+    """`torchvision.ops.DeformConv2d` with a convolution that computes its offsets and masks from the input.
 
     ``offset, m = split(conv_offset(input))``, ``mask = sigmoid(m)``, ``output = deform_conv2d(input, offset, weight,
     bias, mask)``. The convolution has the layer's kernel, stride, padding and dilation, ``3·kh·kw·D`` output channels
     for D groups of offsets (the last third for the mask) or, for v1, ``2·kh·kw·D``, and starts at 0: the first masks
     are ½. DCNv2 trains it with a tenth of the learning rate. Shapes: ``(N, C_in, H, W)`` to ``(N, C_out, H', W')``.
 
-    The float twin of `QDeformConv2dPack`. The names of its parameters are those of mmcv's layers of this kind.
+    It is the float twin of `QDeformConv2dPack`. Its parameters have the names of mmcv's layers of this kind.
 
     Args:
         in_channels: C_in.
@@ -196,9 +196,9 @@ class DeformConv2dPack(DeformConv2d):
         dilation: step of the kernel's taps.
         groups: blocks of channels.
         bias: whether there is a bias.
-        device: of the parameters.
-        dtype: of the parameters.
-        modulated: v2, with a mask (arXiv:1811.11168); False is v1 (arXiv:1703.06211).
+        device: device of the parameters.
+        dtype: dtype of the parameters.
+        modulated: whether there is a mask: v2 (arXiv:1811.11168) instead of v1 (arXiv:1703.06211).
         offset_groups: D, the blocks of channels that share their offsets.
 
     Raises:
@@ -238,7 +238,7 @@ class DeformConv2dPack(DeformConv2d):
         self.to(device=device, dtype=dtype)
 
     def offset_and_mask(self, input: Tensor) -> tuple[Tensor, ...]:
-        """What ``conv_offset`` predicts: the offsets and, if ``modulated``, the mask."""
+        """Compute the offsets and, if ``modulated``, the mask by ``conv_offset``."""
         predicted = self.conv_offset(input)
         if not self.modulated:
             return (predicted,)
@@ -257,7 +257,7 @@ class DeformConv2dPack(DeformConv2d):
 class QDeformConv2dPack(QDeformConv2d, DeformConv2dPack):
     """`DeformConv2dPack` with quantized weight and input; see there, and `QDeformConv2d` for ``scheme``.
 
-    ``conv_offset`` is a float convolution of the float input: offsets are positions, and need their precision.
+    ``conv_offset`` is a float convolution of the float input: offsets are positions and need this precision.
 
     Example:
         >>> layer = QDeformConv2dPack(64, 128, 3, padding=1)
@@ -302,7 +302,7 @@ class QDeformConv2dPack(QDeformConv2d, DeformConv2dPack):
 
 
 def _geometry(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> tuple[Any, Any, Any, Any]:
-    """The pairs that torchvision's constructor takes, though it says int."""
+    """The pairs that torchvision's constructor accepts, although its annotation says int."""
     return (
         _ints("kernel_size", kernel_size, 2, 1),
         _ints("stride", stride, 2, 1),
@@ -323,7 +323,7 @@ def _autocasts(input: Tensor) -> bool:
 
 
 def _autocast(run: Callable[..., Tensor], input: Tensor, *extra: Tensor) -> Tensor:
-    """Call ``run`` as torchvision autocasts its operator on CUDA: in float32, the output in the input's dtype."""
+    """Call ``run`` as torchvision autocasts its operator on CUDA: in float32, with the output in the input's dtype."""
     if not _autocasts(input):
         return run(input, *extra)
     with torch.autocast(input.device.type, enabled=False):

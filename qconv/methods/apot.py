@@ -101,7 +101,7 @@ class APoTWeight(_APoT):
 
     ``w_q = alpha · q``: ``q`` is the level nearest to ``z = ŵ / alpha``, clipped to [−1, 1], with
     ``ŵ = (w − mean) / std`` over the layer (std with n − 1) and the learned ``alpha``. Half way between two levels the
-    smaller magnitude is taken; the authors' code takes the one that comes first in an unsorted set.
+    smaller magnitude is taken; the authors' code takes whichever comes first in an unsorted set.
 
     b bits have the signed ``b − 1`` bit grid of `levels`, divided by its largest: 2 bits are ternary, ``{0, 1}``; 3:
     ``{0, 1/4, 1/2, 1}``; 4: ``{0, .1, .2, .3, .4, .6, .8, 1}``; 5: the sums of one of ``{0, 1/2, 1/8, 1/32}`` and one

@@ -1,4 +1,4 @@
-"""SAWB: uniform weights whose range follows from two of their statistics (Choi et al., arXiv:1807.06964)."""
+"""SAWB: uniform weights whose range follows from two statistics of them (Choi et al., arXiv:1807.06964)."""
 
 from functools import partial
 
@@ -30,14 +30,14 @@ class SAWB(Quantizer):
     with 2, 3 and 4 bits; with ``zero`` (2.6, −1.71) and (12.035, −12.03) with 2 and 4.
 
     ``n = 2^b − 1``; ``w_q = clip/n · (2 · round(n · (w' / clip + 1) / 2) − n)`` with ``w' = clamp(w, −clip, clip)``,
-    half to even: 2^b levels from −clip to clip, and 0 is none of them. ``zero=True``: ``n = 2^(b−1) − 1``, ``w_q =
-    clip/n · round(n · w' / clip)``: one level less, and 0 is one. ``dw = g · 1[|w| ≤ clip]``, where ties at ±clip pass.
-    Latent weights are not clipped.
+    half to even: 2^b levels from −clip to clip, and 0 is not one of them. ``zero=True``: ``n = 2^(b−1) − 1``, ``w_q =
+    clip/n · round(n · w' / clip)``: one level less, and 0 is a level. ``dw = g · 1[|w| ≤ clip]``, where ties at ±clip
+    pass. Latent weights are not clipped.
 
-    Where clip is not positive, as with 4 bits and weights of one magnitude, the largest magnitude takes its place; the
-    authors' code goes on with it, and changes signs. A layer of zeros gives zeros. A NaN or an inf makes the whole
-    layer NaN. The paper quantizes inputs by `PACT` and has 2 bits for both; its coefficients for 3 and 4 bits and those
-    with ``zero`` are from the authors' later code.
+    If clip is not positive, as with 4 bits and weights of one magnitude, the largest magnitude replaces it; the
+    authors' code keeps it, and changes signs. A layer of zeros gives zeros. A NaN or an inf makes the whole layer NaN.
+    The paper quantizes inputs by `PACT` and has 2 bits for both; its coefficients for 3 and 4 bits and those with
+    ``zero`` are from the authors' later code.
 
     Args:
         bits: 2 to 4.
@@ -61,14 +61,14 @@ class SAWB(Quantizer):
         self.count = 2 ** (bits - 1) - 1 if zero else 2**bits - 1
 
     def clip(self, x: Tensor) -> Tensor:
-        """The clip of the layer, or of each filter in dimensions of 1 behind the first."""
+        """The clip of the layer, or of each filter in a shape that broadcasts."""
         c0, c1 = COEFFICIENTS[int(self.bits), self.zero]
         filters = x.flatten(1) if x.ndim > 1 else x[:, None]
         rows = filters if self.per_channel else x.reshape(1, x.numel())
         if not rows.shape[1]:
             return x.new_zeros([1] * x.ndim)
         largest = rows.abs().amax(1, keepdim=True)
-        shares = rows.abs() / divisor(largest)  # squares of the weights could leave the range of their dtype
+        shares = rows.abs() / divisor(largest)  # squares of the weights could overflow or underflow
         share = c0 * shares.square().mean(1).sqrt() + c1 * shares.mean(1)
         clip = largest.squeeze(1) * torch.where(share <= 0, 1.0, share)
         return clip.view(-1, *[1] * (x.ndim - 1))
@@ -100,7 +100,7 @@ def sawb(
     per_channel: bool = False,
     alpha: float | None = None,
 ) -> Scheme:
-    """PACT-SAWB: weights clipped where two of their statistics say, the inputs of `pact` (arXiv:1807.06964).
+    """PACT-SAWB: weights clipped by two of their statistics, the inputs of `pact` (arXiv:1807.06964).
 
     ``zero`` and ``per_channel`` are those of `qconv.quantizers.SAWB`, ``alpha`` is that of `pact`. ``input_bits=None``
     leaves the input float. The paper leaves the first and the last layer float.

@@ -110,7 +110,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
     Args:
         name: the name of the layer in the model.
         layer: the layer to store.
-        strict: raise unless it can be stored as it is now; else its size is that of a layer that can.
+        strict: whether to raise unless it can be stored now; else its size is that of a layer that can.
 
     Raises:
         ValueError: a quantizer that still waits for data, is not final, or is not one of qconv's; a layer that is not
