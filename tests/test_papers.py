@@ -204,6 +204,9 @@ def test_clip_brings_latent_weights_back() -> None:
         clipped = w.clone()
         quantizer.after_step_(clipped)
         assert clipped.equal(torch.tensor(values))
+    w_bnn = w.clone()
+    schemes.bnn().weight().after_step_(w_bnn)
+    assert w_bnn.equal(w.clamp(-1, 1))
     shift = ShiftPS(5)
     shift.initialize(w)
     with torch.no_grad():

@@ -83,6 +83,10 @@ def test_infinity_and_nan() -> None:
     assert DoReFaWeight(2)(torch.tensor([[math.nan, 0.1]])).isnan().all()
 
 
+def test_pact_starts_where_few_bits_have_levels() -> None:
+    assert [PACT(bits).alpha.item() for bits in (1, 2, 3, 4, 8)] == pytest.approx([8 / 15, 1.6, 56 / 15, 8, 8])
+
+
 @pytest.mark.parametrize("value", [0.0, -0.4, 0.7])
 def test_dorefa_of_a_constant(value: float) -> None:
     w = torch.full((2, 3, 3), value)
