@@ -101,7 +101,7 @@ class Functional(Network):
 def test_another_function_is_found_by_the_test_vector(file: Path, trained: nn.Module) -> None:
     Functional.__name__ = "Network"  # the same class, as far as its name tells
     model = Functional()
-    with pytest.raises(PackedFileError, match=r"something else than the one that was saved.*off by \d+%"):
+    with pytest.raises(PackedFileError, match=r"something other than the saved one.*off by \d+%"):
         qconv.load_packed(file, model)
     assert type(model.conv) is nn.Conv2d
     x = torch.randn(5, 3, 8, 8)
@@ -237,11 +237,11 @@ def test_rounding_is_allowed_and_a_planted_difference_is_not(trained: nn.Module)
     check_trial(copy.deepcopy(trained).double().float(), trial)
     other = copy.deepcopy(trained)
     other.fc.register_forward_hook(lambda _, args, output: output * (1 + 3 * trial.tolerance))  # pyright: ignore
-    with pytest.raises(ValueError, match="something else"):
+    with pytest.raises(ValueError, match="something other than the saved one"):
         check_trial(other, trial)
     silent = copy.deepcopy(trained)
     silent.fc.register_forward_hook(lambda _, args, output: output * float("nan"))  # pyright: ignore
-    with pytest.raises(ValueError, match="something else"):
+    with pytest.raises(ValueError, match="something other than the saved one"):
         check_trial(silent, trial)
 
 

@@ -407,7 +407,7 @@ def test_last_is_the_newest_run_of_the_same_arguments(
         program.train(config(*one_epoch, f"run_dir=outputs/day/{folder}", f"seed={folder}"))
         assert "ckpt_path=last: no such run so far, starting anew" in capsys.readouterr().out
     again = program.train(config(*one_epoch, "run_dir=outputs/day/3", "seed=1"))
-    told = "going on with outputs/day/1/checkpoints/last.ckpt, of a run that has come to its end"
+    told = "continuing from outputs/day/1/checkpoints/last.ckpt, of a run that has finished"
     assert told in capsys.readouterr().out
     assert again.about["resumed_from"] == "outputs/day/1/checkpoints/last.ckpt"
 

@@ -65,7 +65,7 @@ class LayerCheck:
     def reason(self) -> str:
         """The differences; empty if there are none."""
         if self.codes or self.sums or self.handed:
-            counts = {"codes": self.codes, "sums": self.sums, "codes that it hands on": self.handed}
+            counts = {"codes": self.codes, "sums": self.sums, "output codes": self.handed}
             return " and ".join(f"{count:,} {what}" for what, count in counts.items() if count) + " differ"
         if not self.of_bound <= 1:
             return f"its output is off by up to {self.error:.1e}, {self.of_bound:.3g} times what rounding explains"

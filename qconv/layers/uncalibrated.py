@@ -37,7 +37,7 @@ def warn_uncalibrated(layer: Any, input: Tensor) -> None:
     layer.was_evaluated = True
     warnings.warn(
         f"{name_of(layer)} is evaluated before {type(layer.input_quantizer).__name__} has had data: it quantizes "
-        "inputs in the range that it was made with, not in theirs. Call qconv.calibrate(model, batches), or run a "
+        "inputs in its initial range, not in theirs. Call qconv.calibrate(model, batches), or run a "
         "training batch in training mode, which sets the range",
         stacklevel=4,
     )
@@ -52,8 +52,8 @@ def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
         return
     warnings.warn(
         f"{name_of(layer)} is used in an average that has seen {share:.1%} of its data: "
-        f"{type(layer.input_quantizer).__name__}'s range is still near the one that it was made with. Update the "
-        "average more, copy the model after its first batch, or call qconv.calibrate(average, batches)",
+        f"{type(layer.input_quantizer).__name__}'s range is still near its initial one. Update the average more "
+        "often, copy the model after its first batch, or call qconv.calibrate(average, batches)",
         stacklevel=4,
     )
 

@@ -79,12 +79,12 @@ def _can_be_read(input: Tensor) -> bool:
 def _message(layer: Any, quantizer: Quantizer, share: float, level: float, low: float, high: float) -> str:
     said = (
         f"{name_of(layer)}: in each of its first {BATCHES} training batches {share:.1%} of the inputs, which lie "
-        f"from {low:.3g} to {high:.3g}, became {level:.3g} in {type(quantizer).__name__}: hardly anything goes "
-        "through. "
+        f"from {low:.3g} to {high:.3g}, became {level:.3g} in {type(quantizer).__name__}: hardly any "
+        "information passes. "
     )
     if quantizer.splits_at_zero and (low >= 0 or high < 0):
         return said + (
-            "A sign needs inputs of both signs: leave out a ReLU before it, as qconv.convert does where it finds one "
+            "A sign needs inputs of both signs: leave out a ReLU before it, as qconv.convert does if it finds one "
             "(before_sign='identity'), put nn.Hardtanh or nn.PReLU in its place, or a batch norm before the sign"
         )
     if high <= 0:

@@ -100,7 +100,7 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
     moved = _moved(outputs, expected)
     if not (moved <= trial.tolerance).any():  # both: another order of sums may turn a sign in one of them
         raise ValueError(
-            "the network computes something else than the one that was saved: with the same modules and tensors its "
+            "the network computes something other than the saved one: with the same modules and tensors its "
             f"outputs are off by {moved.min():.0%} of the largest, so a function in a forward must be another one"
         )
 

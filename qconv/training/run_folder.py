@@ -53,7 +53,7 @@ def find_last(cfg: DictConfig) -> str | None:
     words = "no such run so far, starting anew"
     if checkpoints:
         finished = (checkpoints[0].parents[1] / RESULT).is_file()
-        words = f"going on with {checkpoints[0]}" + (", of a run that has come to its end" if finished else "")
+        words = f"continuing from {checkpoints[0]}" + (", of a run that has finished" if finished else "")
     rank_zero_only(show_note)(f"ckpt_path=last: {words}")
     return str(checkpoints[0]) if checkpoints else None
 
