@@ -13,7 +13,7 @@ The input is 0 outside its bounds. A transposed convolution is the second line r
 first line, and the third with `input` and `grad_output` exchanged.
 
 `conv_backward` gives all three in one call. Each other function gives one, and needs only the size of the tensor that
-it differentiates by. `qconv.grad_composed` holds the same functions over another `Kernel`; everything between the
+it differentiates by. `qconv.grad.composed` holds the same functions over another `Kernel`; everything between the
 checks of the input and the kernel is written here, once.
 
 >>> conv1d_weight(torch.tensor([[[1.0, 2.0, 4.0]]]), (1, 1, 2), torch.ones(1, 1, 2))
@@ -35,7 +35,7 @@ from .kernel import Gradients, Ints, gradients, of_input, of_transposed_input, o
 
 def _aten(grad_output: Tensor, *arguments: Any) -> Gradients:
     if not grad_output.is_floating_point():
-        raise TypeError(f"dtype (={grad_output.dtype}) must be floating point; qconv.grad_composed takes integers too")
+        raise TypeError(f"dtype (={grad_output.dtype}) must be floating point; qconv.grad.composed takes integers too")
     needs_input, needs_weight, needs_bias = arguments[-1]
     if not (needs_input or needs_weight):  # aten fails at this in 1d, and computes the other two as well in 2d and 3d
         return None, None, grad_output.sum((0, *range(2, grad_output.ndim))) if needs_bias else None

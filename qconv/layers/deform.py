@@ -61,7 +61,7 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
     """`torchvision.ops.DeformConv2d` with quantized weight and input, v1 and v2.
 
     ``output = deform_conv2d(input_q, offset, weight_q, bias, mask)``: the quantized input is sampled, bilinearly and as
-    0 outside its bounds; offset and mask are left as they are. The formulas are those of `qconv.grad_deform`. Shapes:
+    0 outside its bounds; offset and mask are left as they are. The formulas are those of `qconv.grad.deform`. Shapes:
     input ``(N, C_in, H, W)``, offset ``(N, 2·kh·kw·D, H', W')`` for D groups of offsets, y before x for each tap, mask
     ``(N, kh·kw·D, H', W')`` or None, output ``(N, C_out, H', W')``; N may be 0.
 
