@@ -38,7 +38,10 @@ def store_schemes() -> None:
                 continue
             names = [argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)]
             values = (*function.args.defaults, *function.args.kw_defaults)
-            defaults = [ast.literal_eval(value) for value in values if value is not None]
+            try:
+                defaults = [ast.literal_eval(value) for value in values if value is not None]
+            except ValueError as error:
+                raise SystemExit(f"error: {file}: the defaults of {function.name}() must be plain values") from error
             node = {"_target_": f"qconv.schemes.{function.name}", **dict(zip(names, defaults, strict=True))}
             ConfigStore.instance().store(name=function.name, node=node, group="scheme", provider="qconv.methods")
 

@@ -52,5 +52,5 @@ def check_stages(widths: Sequence[int], blocks: Sequence[int]) -> None:
 
 def check_padding_value(padding_value: float) -> None:
     """Raise a ValueError unless ``padding_value`` is 0, +1 or -1."""
-    if padding_value not in (0, 1, -1):
+    if isinstance(padding_value, bool) or padding_value not in (0, 1, -1):
         raise ValueError(f"padding_value (={padding_value}) must be 0, +1 or -1")

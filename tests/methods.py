@@ -111,8 +111,8 @@ def variants(name: str) -> Iterator[dict[str, Any]]:
     for argument, parameter in parameters(name).items():
         if argument.endswith("bits"):
             entry = GOLDEN[name].ranges[argument]
-            low, high = int(entry.low), int(entry.high)
-            yield from ({argument: bits} for bits in (low, low + 1, 3, high))
+            every = range(int(entry.low), int(entry.high) + 1)
+            yield from ({argument: bits} for bits in every if bits in (*every[:2], 3, every[-1]))
         elif isinstance(parameter.default, bool):
             yield {argument: not parameter.default}
         else:
@@ -133,6 +133,8 @@ def written(name: str, args: dict[str, Any]) -> str:
 def every_quantizer() -> Iterator[tuple[str, tuple[Make, float]]]:
     """How it is written, what makes it, and the largest number of values that one filter may take at the end."""
     for name, kind in KINDS.items():
+        if name not in GOLDEN:  # which a test says
+            continue
         for args in variants(name):
             made = partial(kind, **plain(name, args))
             quantizer = made()

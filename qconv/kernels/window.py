@@ -1,4 +1,4 @@
-"""The positions of a convolution's kernel on its input: geometry and padding, decided only here."""
+"""The positions of a convolution's kernel on its input: geometry and padding, for every operator on codes."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

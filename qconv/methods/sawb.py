@@ -35,7 +35,8 @@ class SAWB(Quantizer):
     pass. Latent weights are not clipped.
 
     If clip is not positive, as with 4 bits and weights of one magnitude, the largest magnitude replaces it; the
-    authors' code keeps it, and changes signs. A layer of zeros gives zeros. A NaN or an inf makes the whole layer NaN.
+    authors' code keeps it, and changes signs. A layer of zeros gives zeros. A NaN or an inf makes the whole layer
+    NaN (``per_channel``: its filter).
     The paper quantizes inputs by `PACT` and has 2 bits for both; its coefficients for 3 and 4 bits and those with
     ``zero`` are from the authors' later code.
 

@@ -30,7 +30,8 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_of_methods()})
+    own = {name for name in globals() if name[0] != "_" and name not in ("Any", "TYPE_CHECKING")}
+    return sorted(own | {*_of_methods()})
 
 
 def _of_methods() -> dict[str, Any]:

@@ -205,8 +205,9 @@ class Quantizer(Part):
     def snapshot(self) -> Self:
         """Return a copy that keeps computing as this one does now, even if its mode, stage or attributes change later.
 
-        A backward calls the snapshot taken when its forward ran. So `backward` may read ``self.training``, and
-        quantizing again gives what the forward computed. Tensors are shared; `hold` copies those that must not change.
+        A backward calls the snapshot taken when its forward ran: quantizing again then gives what the forward computed,
+        even if a quantizer reads an attribute that has changed. Tensors are shared; `hold` copies those that must not
+        change.
         """
         return as_it_is_now(self)
 
