@@ -8,7 +8,6 @@ the rounds of the two times of a round.
 """
 
 import argparse
-import csv
 import json
 import statistics
 import subprocess
@@ -18,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-ROUNDS = 31
+ROUNDS = 21
 FROZEN = ("bnn", "xnor", "reactnet", "lsq", "minmax", "dorefa", "apot", "shift_q", "pact", "adabin", "fp8")
 
 
@@ -36,7 +35,7 @@ def serve() -> None:
     def made(kind: str, name: str) -> Any:
         torch.manual_seed(0)
         model = qconv.convert(models.resnet20(num_classes=10), getattr(qconv.schemes, name)())
-        images, labels = torch.randn(64, 3, 32, 32), torch.randint(10, (64,))
+        images, labels = torch.randn(32, 3, 32, 32), torch.randint(10, (32,))
         qconv.set_progress(model, 0.5)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
         qconv.after_every_step(optimizer, model)
@@ -71,6 +70,12 @@ def serve() -> None:
         sys.stdout.flush()
 
 
+def commit(folder: Path) -> str:
+    """The commit of a checkout."""
+    words = "git", "rev-parse", "--short", "HEAD"
+    return subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.strip()
+
+
 def main(before: Path, after: Path, rounds: int, only: list[str]) -> None:
     """Compare, and write a row for each scheme and kind."""
     workers = [
@@ -90,27 +95,30 @@ def main(before: Path, after: Path, rounds: int, only: list[str]) -> None:
         return float(worker.stdout.readline())
 
     import qconv
+    from qconv.environment import machine, versions
+    from qconv.table import append_csv
 
     plain = [name for name in qconv.schemes.__all__ if name not in ("Scheme", "staged", "two_stage", "sawb")]
     rows = [["step", name] for name in plain] + [[f"frozen {n}", name] for name in FROZEN for n in (1, 16)]
-    with (HERE / "results.csv").open("w", newline="") as file:
-        out = csv.writer(file)
-        out.writerow(["kind", "scheme", "ms_before", "ms_after", "ratio", "rounds"])
-        for key in rows:
-            if only and key[1] not in only:
-                continue
-            for worker in workers:
-                timed(worker, key)
-            times: list[tuple[float, float]] = []
-            for turn in range(rounds):
-                order = (0, 1) if turn % 2 else (1, 0)
-                found = {side: timed(workers[side], key) for side in order}
-                times.append((found[0], found[1]))
-            ratio = statistics.median(b / a for a, b in times)
-            a, b = (1e3 * statistics.median(each) for each in zip(*times, strict=True))
-            out.writerow([*key, f"{a:.3f}", f"{b:.3f}", f"{ratio:.3f}", rounds])
-            file.flush()
-            print(f"{key[0]:10} {key[1]:12} {a:9.2f} {b:9.2f} ms  {ratio:.3f}", flush=True)
+    results = HERE / "results.csv"
+    results.unlink(missing_ok=True)
+    for key in rows:
+        if only and key[1] not in only:
+            continue
+        for worker in workers:
+            timed(worker, key)
+        times: list[tuple[float, float]] = []
+        for turn in range(rounds):
+            order = (0, 1) if turn % 2 else (1, 0)
+            seconds = {side: timed(workers[side], key) for side in order}
+            times.append((seconds[0], seconds[1]))
+        ratio = statistics.median(late / early for early, late in times)
+        early, late = (1e3 * statistics.median(side) for side in zip(*times, strict=True))
+        figures = dict(ms_before=f"{early:.3f}", ms_after=f"{late:.3f}", ratio=f"{ratio:.3f}", rounds=rounds)
+        about = dict(threads=2, seed=0, before=commit(before), after=commit(after), cpu=machine()["cpu"])
+        row = dict(kind=key[0], scheme=key[1]) | figures | about | dict(torch=versions()["torch"])
+        append_csv(row, results)
+        print(f"{key[0]:10} {key[1]:12} {early:9.2f} {late:9.2f} ms  {ratio:.3f}", flush=True)
     for worker in workers:
         worker.stdin.close()  # pyright: ignore[reportOptionalMemberAccess]
 
