@@ -23,7 +23,7 @@ FROZEN = ("bnn", "xnor", "reactnet", "lsq", "minmax", "dorefa", "apot", "shift_q
 
 
 def serve() -> None:
-    """The worker: reads ``[kind, scheme]`` a line, makes it at first, runs it for a turn, and writes the seconds of a call."""
+    """The worker: reads ``[kind, scheme]`` a line, makes it once, runs it for a turn, writes seconds a call."""
     import torch
     from torch import nn
 
