@@ -12,7 +12,7 @@ class Levels(NamedTuple):
     Attributes:
         low: the smallest code, that of −inf.
         high: the largest code, that of +inf.
-        scale: the difference between adjacent codes: one number, or one for each channel or filter.
+        scale: the value of one unit of a code: one number, or one for each channel or filter.
         rounding: how the code of ``x`` is chosen. ``"nearest"``: ``clamp(round(x / scale), low, high)``, half to even,
             up to rounding errors of the division; the levels are then evenly spaced. ``"sign"``: ``sign(x)``, with
             ``sign(±0) = +1``. ``"own"``: the method's own rule.
