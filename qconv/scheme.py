@@ -157,7 +157,9 @@ def named(function: Callable[P, Scheme]) -> Callable[P, Scheme]:
             plain = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
             if name in BITS or plain != signature.parameters[name].default:
                 shown.append(f"{name}={plain}")
-        return replace(made, name=f"{function.__name__}({', '.join(shown)})")
+        # In place: `replace` would make all its quantizers a second time, to check them.
+        object.__setattr__(made, "name", f"{function.__name__}({', '.join(shown)})")
+        return made
 
     return make
 

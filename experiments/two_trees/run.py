@@ -76,6 +76,13 @@ def serve() -> None:
         sys.stdout.flush()
 
 
+def schemes(folder: Path) -> list[str]:
+    """The schemes of a checkout that need no arguments."""
+    words = folder / ".venv/bin/python", "-c", "import qconv; print(*qconv.schemes.__all__)"
+    names = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.split()
+    return [name for name in names if name not in ("Scheme", "staged", "two_stage")]
+
+
 def commit(folder: Path) -> str:
     """The commit of a checkout."""
     words = "git", "rev-parse", "--short", "HEAD"
@@ -100,11 +107,10 @@ def main(before: Path, after: Path, rounds: int, only: list[str]) -> None:
         worker.stdin.flush()
         return float(worker.stdout.readline())
 
-    import qconv
     from qconv.environment import machine, versions
     from qconv.table import append_csv
 
-    plain = [name for name in qconv.schemes.__all__ if name not in ("Scheme", "staged", "two_stage", "sawb")]
+    plain = [name for name in schemes(after) if name in schemes(before)]
     rows = [["step", name] for name in plain] + [[f"frozen {n}", name] for name in FROZEN for n in (1, 16)]
     results = HERE / "results.csv"
     results.unlink(missing_ok=True)

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_") or name not in _of_methods():
+    known = {} if name.startswith("_") else _of_methods()
+    if name not in known:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return _of_methods()[name]
+    return known[name]
 
 
 def __dir__() -> list[str]:
