@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
-from ..kernels.operators import unpack_signs
+from ..kernels.bits import unpack_signs
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
 from ..quantizers.base import Codes, Quantizer
 from .freeze import FrozenModel

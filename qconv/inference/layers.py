@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..kernels import onednn, operators
+from ..kernels.bits import unpack_signs
 from ..kernels.window import Window
 from ..quantizers import Quantizer
 from ..quantizers.levels import Levels
@@ -128,7 +129,7 @@ class BinaryConv2d(IntegerLayer):
     def codes(self, input: Tensor) -> Tensor:
         groups = self.window.groups
         signs = torch.ops.qconv.pack_signs(self._signed(input), groups) if input.is_floating_point() else input
-        return operators.unpack_signs(signs, self.channels[0], groups)
+        return unpack_signs(signs, self.channels[0], groups)
 
     def whole_weight(self) -> Tensor:
         return operators.unpack_weight(self.weight, *self.channels)

@@ -4,9 +4,8 @@ A definition uses torch's operators and runs on every device; for tensors withou
 kernels (`native`, `onednn`) give the same integers. A kernel for another device is registered in the same way, and
 callers see no difference. All are functional and have no gradient. Outputs are channels_last.
 
-**Signs** are bits, 1 for −1: ``(N, H, W, groups · words)`` int64 with ``words = ceil(C / groups / 64)``, bits beyond
-the last channel 0. `pack_weight` makes ``(groups, blocks, kh, kw, words, 8)`` of ``(C_out, C / groups, kh, kw)``.
-``in_channels`` and ``out_channels`` are totals of all groups.
+**Signs** are bits (`qconv.kernels.bits`), ``(N, H, W, groups · words)``. `pack_weight` makes ``(groups, blocks, kh, kw,
+words, 8)`` of ``(C_out, C / groups, kh, kw)``. ``in_channels`` and ``out_channels`` are totals of all groups.
 
 **Codes** are uint8 or int8 numbers ``(N, C, H, W)``; ``zero`` is the code of 0. Their weights, ``(C_out, C / groups,
 kh, kw)``, are int8, for which there is a kernel, or int16.
@@ -24,13 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import native, onednn
+from .bits import WORD, pack_signs, unpack_signs
 from .exact_sums import sums_of_products
+from .library import LIBRARY
 from .native import BLOCK
 from .window import Window
 
-WORD = 64
-LIBRARY = torch.library.Library("qconv", "DEF")
-LIBRARY.define("pack_signs(Tensor input, int groups=1) -> Tensor")
 LIBRARY.define(
     "binary_conv2d(Tensor input, Tensor weight, Tensor tap_sums, int in_channels, int out_channels, int[2] stride, "
     "int[4] padding, int[2] dilation, int padding_value, Tensor? scale=None, Tensor? bias=None, "
@@ -44,25 +42,6 @@ LIBRARY.define(
     "shift_conv2d(Tensor input, Tensor[] weights, int[] places, int[2] stride, int[4] padding, int[2] dilation, "
     "int groups) -> Tensor"
 )
-
-
-def pack_signs(input: Tensor, groups: int = 1) -> Tensor:
-    """Return the signs of ``(N, C, H, W)`` as bits ``(N, H, W, groups · words)``; 0, −0.0 and NaN give +1.
-
-    Example:
-        >>> pack_signs(torch.tensor([-1.0, 1.0, -1.0]).view(1, 3, 1, 1)).item()
-        5
-    """
-    bits = (input < 0).unflatten(1, (groups, -1)).movedim((1, 2), (-2, -1))
-    words = F.pad(bits, (0, -bits.shape[-1] % WORD)).unflatten(-1, (-1, WORD)).long()
-    return (words << torch.arange(WORD, device=input.device)).sum(-1).flatten(-2)
-
-
-def unpack_signs(bits: Tensor, channels: int, groups: int = 1) -> Tensor:
-    """The inverse of `pack_signs`: +1 and −1, int8 ``(N, C, H, W)``."""
-    words = bits.unflatten(-1, (groups, -1, 1)) >> torch.arange(WORD, device=bits.device) & 1
-    values = 1 - 2 * words.flatten(-2)[..., : channels // groups].to(torch.int8)
-    return values.flatten(-2).movedim(-1, 1)
 
 
 def pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
@@ -245,8 +224,6 @@ def _operator(
     return run
 
 
-LIBRARY.impl("pack_signs", pack_signs, "CompositeExplicitAutograd")
-torch.library.register_fake("qconv::pack_signs", pack_signs, lib=LIBRARY)
 for _name, _operands, _definition, _shape, _kernel in (
     ("binary_conv2d", _binary_operands, binary_conv2d, binary_conv2d, native.binary_conv2d),
     ("integer_conv2d", _integer_operands, integer_conv2d, integer_conv2d, onednn.integer_conv2d),
