@@ -1,6 +1,7 @@
 """Bits of tensors, as `torch.library` operators: signs, where a gradient passes, and codes of few bits.
 
-Each operator has a slow and exact definition by torch's operators, which runs on every device. None has a gradient.
+Each operator has a slow and exact definition by torch's operators, which runs on every device, and a kernel in C
+(`native_bits`). None has a gradient.
 
 **Bits** of ``(N, C, *spatial)`` are int64 ``(N, *spatial, groups · words)`` with ``words = ceil(C / groups / 64)``. Bit
 i of a word belongs to the channel ``64 · word + i`` of its group; bits beyond the last channel are 0. **Signs** are 1
@@ -18,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from . import native_bits
 from .library import LIBRARY
 
 WORD = 64
@@ -137,13 +139,24 @@ def _in_format(values: Tensor, channels_last: bool) -> Tensor:
     return values if channels_last else values.contiguous()
 
 
-def _register(name: str, definition: Callable[..., Any]) -> None:
-    LIBRARY.impl(name, definition, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"qconv::{name}", definition, lib=LIBRARY)
+def _or_definition(kernel: Callable[..., Any], definition: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*arguments: Any) -> Any:
+        found = kernel(*arguments)
+        return definition(*arguments) if found is None else found
+
+    return run
 
 
-for _definition in (
-    *(pack_signs, pack_passes, pack_signs_and_passes, clamp_and_pack),
-    *(unpack_signs, where_passes, pack_codes, unpack_codes),
+for _definition, _kernel in (
+    (pack_signs, native_bits.pack_signs),
+    (pack_passes, native_bits.pack_passes),
+    (pack_signs_and_passes, native_bits.pack_signs_and_passes),
+    (clamp_and_pack, native_bits.clamp_and_pack),
+    (unpack_signs, native_bits.unpack_signs),
+    (where_passes, native_bits.where_passes),
+    (pack_codes, native_bits.pack_codes),
+    (unpack_codes, native_bits.unpack_codes),
 ):
-    _register(_definition.__name__, _definition)
+    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
+    LIBRARY.impl(_definition.__name__, _or_definition(_kernel, _definition), "CPU")
+    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)

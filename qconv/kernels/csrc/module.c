@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include "binary.h"
+#include "bits.h"
 
 static ParallelFor parallel_for;
 
@@ -38,6 +39,28 @@ static PyObject *binary_convolve(PyObject *module, PyObject *const *arguments, P
     Py_RETURN_NONE;
 }
 
+static PyObject *bits_pass_over(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    const int wanted = PASS_ADDRESSES + PASS_NUMBERS + 3;
+    if (count != wanted) return PyErr_Format(PyExc_TypeError, "pass_over() takes %d numbers, not %zd", wanted, count);
+    void *a[PASS_ADDRESSES];
+    int64_t n[PASS_NUMBERS + 1]; /* the last one is the grain */
+    for (int i = 0; i < PASS_ADDRESSES; i++) a[i] = PyLong_AsVoidPtr(arguments[i]);
+    for (int i = 0; i <= PASS_NUMBERS; i++) n[i] = PyLong_AsLongLong(arguments[PASS_ADDRESSES + i]);
+    const double low = PyFloat_AsDouble(arguments[wanted - 2]), high = PyFloat_AsDouble(arguments[wanted - 1]);
+    if (PyErr_Occurred()) return NULL;
+    Pass pass = pass_of(a, n, (float)low, (float)high);
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = pass_over(&pass, n[PASS_NUMBERS], parallel_for);
+    Py_END_ALLOW_THREADS
+    if (failed) {
+        PyErr_SetString(PyExc_RuntimeError, "torch's threads did not start");
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
 static int fill(PyObject *module) {
     parallel_for = torch_parallel_for();
     return PyModule_AddIntConstant(module, "instruction_sets", (long)instruction_sets());
@@ -45,6 +68,7 @@ static int fill(PyObject *module) {
 
 static PyMethodDef methods[] = {
     {"convolve", (PyCFunction)(void (*)(void))binary_convolve, METH_FASTCALL, NULL},
+    {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {
