@@ -209,7 +209,7 @@ def _shift_operands(input: Tensor, weights: Sequence[Tensor], places: Sequence[i
     return input, weights, places, Window.of(*geometry)
 
 
-def _operator(
+def operator(
     operands: Callable[..., tuple[Any, ...]],
     definition: Callable[..., Tensor],
     kernel: Callable[..., Tensor | None] | None = None,
@@ -229,7 +229,7 @@ for _name, _operands, _definition, _shape, _kernel in (
     ("integer_conv2d", _integer_operands, integer_conv2d, integer_conv2d, onednn.integer_conv2d),
     ("shift_conv2d", _shift_operands, shift_conv2d, _shift_shape, None),
 ):
-    LIBRARY.impl(_name, _operator(_operands, _definition), "CompositeExplicitAutograd")
-    torch.library.register_fake(f"qconv::{_name}", _operator(_operands, _shape), lib=LIBRARY)
+    LIBRARY.impl(_name, operator(_operands, _definition), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"qconv::{_name}", operator(_operands, _shape), lib=LIBRARY)
     if _kernel is not None:
-        LIBRARY.impl(_name, _operator(_operands, _definition, _kernel), "CPU")
+        LIBRARY.impl(_name, operator(_operands, _definition, _kernel), "CPU")

@@ -1,4 +1,5 @@
 /* The call of a binary convolution. */
+#pragma once
 #include <stdint.h>
 
 enum { TO_INT32 = 0, TO_FLOAT = 1, TO_BITS = 2 };

@@ -4,6 +4,7 @@
 
 #include "binary.h"
 #include "bits.h"
+#include "look_up.h"
 
 static ParallelFor parallel_for;
 
@@ -18,25 +19,57 @@ static ParallelFor torch_parallel_for(void) {
     return torch == NULL ? NULL : (ParallelFor)dlsym(torch, "torch_parallel_for");
 }
 
+/* The addresses and numbers of a call, all integers; 0 after an error. */
+static int read_call(const char *name, PyObject *const *arguments, Py_ssize_t count, int addresses, int numbers, void **a,
+                     int64_t *n) {
+    if (count != addresses + numbers) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %d integers, not %zd", name, addresses + numbers, count);
+        return 0;
+    }
+    for (int i = 0; i < addresses; i++) a[i] = PyLong_AsVoidPtr(arguments[i]);
+    for (int i = 0; i < numbers; i++) n[i] = PyLong_AsLongLong(arguments[addresses + i]);
+    return PyErr_Occurred() == NULL;
+}
+
+static PyObject *none_unless(int failed, const char *what) {
+    if (failed) return PyErr_Format(PyExc_MemoryError, "no memory for %s", what);
+    Py_RETURN_NONE;
+}
+
 static PyObject *binary_convolve(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    (void)module;
-    if (count != ADDRESSES + NUMBERS + 1)
-        return PyErr_Format(PyExc_TypeError, "convolve() takes %d integers, not %zd", ADDRESSES + NUMBERS + 1, count);
     void *addresses[ADDRESSES];
     int64_t numbers[NUMBERS + 1];
-    for (int i = 0; i < ADDRESSES; i++) addresses[i] = PyLong_AsVoidPtr(arguments[i]);
-    for (int i = 0; i <= NUMBERS; i++) numbers[i] = PyLong_AsLongLong(arguments[ADDRESSES + i]);
-    if (PyErr_Occurred()) return NULL;
-    Conv conv = conv_of(addresses, numbers);
     int failed;
+    (void)module;
+    if (!read_call("convolve", arguments, count, ADDRESSES, NUMBERS + 1, addresses, numbers)) return NULL;
+    Conv conv = conv_of(addresses, numbers);
     Py_BEGIN_ALLOW_THREADS
     failed = convolve(&conv, numbers[NUMBERS], parallel_for);
     Py_END_ALLOW_THREADS
-    if (failed) {
-        PyErr_SetString(PyExc_MemoryError, "no memory for the bits of a picture");
-        return NULL;
-    }
-    Py_RETURN_NONE;
+    return none_unless(failed, "the bits of a picture");
+}
+
+static PyObject *sign_gradient(const char *name, int (*look_up)(Gradient *, int64_t, ParallelFor),
+                               PyObject *const *arguments, Py_ssize_t count) {
+    void *addresses[GRADIENT_ADDRESSES];
+    int64_t numbers[GRADIENT_NUMBERS + 1];
+    int failed;
+    if (!read_call(name, arguments, count, GRADIENT_ADDRESSES, GRADIENT_NUMBERS + 1, addresses, numbers)) return NULL;
+    Gradient gradient = gradient_of(addresses, numbers);
+    Py_BEGIN_ALLOW_THREADS
+    failed = look_up(&gradient, numbers[GRADIENT_NUMBERS], parallel_for);
+    Py_END_ALLOW_THREADS
+    return none_unless(failed, "tables");
+}
+
+static PyObject *sign_grad_input(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    return sign_gradient("sign_grad_input", look_up_grad_input, arguments, count);
+}
+
+static PyObject *sign_grad_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    return sign_gradient("sign_grad_weight", look_up_grad_weight, arguments, count);
 }
 
 static PyObject *bits_pass_over(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -69,6 +102,8 @@ static int fill(PyObject *module) {
 static PyMethodDef methods[] = {
     {"convolve", (PyCFunction)(void (*)(void))binary_convolve, METH_FASTCALL, NULL},
     {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
+    {"sign_grad_input", (PyCFunction)(void (*)(void))sign_grad_input, METH_FASTCALL, NULL},
+    {"sign_grad_weight", (PyCFunction)(void (*)(void))sign_grad_weight, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {

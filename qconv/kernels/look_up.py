@@ -1,0 +1,93 @@
+"""The gradients of `sign_gradients` by the C kernel, which looks sums of products up in tables."""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import native
+from .native import INSTRUCTION_SETS
+from .sizes import Sizes
+
+
+@lru_cache(maxsize=4096)
+def _numbers(sizes: Sizes, instruction_set: int) -> tuple[int, ...]:
+    """The numbers of a call of the kernels."""
+    groups = sizes.window.groups
+    left, _, top, _ = sizes.window.padding
+    return (
+        *(sizes.batch, *sizes.input_size, groups, sizes.words, sizes.channels[0] // groups),
+        *(sizes.packed[1], sizes.channels[1] // groups, *sizes.kernel_size),
+        *(*sizes.window.stride, *sizes.window.dilation, top, left, *sizes.output[2:]),
+        *(sizes.window.padding_value, instruction_set),
+    )
+
+
+@lru_cache(maxsize=4096)
+def pays(sizes: Sizes) -> bool:
+    """Whether the look-up takes less time than the definition, as measured."""
+    groups = sizes.window.groups
+    fan_in, fan_out = sizes.channels[0] // groups, sizes.channels[1] // groups
+    taps = sizes.kernel_size[0] * sizes.kernel_size[1]
+    return min(fan_in, fan_out) >= 32 and taps >= 4 and sizes.batch >= 4 and sizes.products >= 1 << 22
+
+
+def _kernel(grad_output: Tensor, sizes: Sizes, instruction_set: str | None) -> tuple[Any, int] | None:
+    """The compiled module and the number of the instruction set; None where the definition is to be used."""
+    module = native.kernels()
+    if module is None or grad_output.dtype not in (torch.float32, torch.bfloat16):
+        return None
+    used = module.instruction_sets.bit_length() - 1
+    if instruction_set is not None:
+        used = INSTRUCTION_SETS.index(instruction_set)
+    elif not pays(sizes):
+        return None
+    return None if INSTRUCTION_SETS[used] == "portable" else (module, used)
+
+
+def _channels_last(grad_output: Tensor) -> Tensor:
+    last = torch.channels_last
+    return grad_output.to(torch.float32, memory_format=last).contiguous(memory_format=last)
+
+
+def look_up_grad_input(
+    grad_output: Tensor,
+    sizes: Sizes,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    passes: Tensor | None = None,
+    instruction_set: str | None = None,
+) -> Tensor | None:
+    """`sign_grad_input` by the kernel; None if there is none, or the definition is faster.
+
+    ``instruction_set`` is one of `native.instruction_sets`, which is then used even where it is slower.
+    """
+    found = _kernel(grad_output, sizes, instruction_set)
+    if found is None:
+        return None
+    module, used = found
+    output = torch.empty(sizes.input, memory_format=torch.channels_last)
+    if output.numel():
+        others = (None if each is None else each.contiguous() for each in (weight, scale, passes))
+        operands = _channels_last(grad_output), *others, output
+        addresses = [0 if operand is None else operand.data_ptr() for operand in operands]
+        module.sign_grad_input(*addresses, *_numbers(sizes, used), torch.get_num_threads())
+    return output.to(grad_output.dtype)
+
+
+def look_up_grad_weight(
+    grad_output: Tensor, sizes: Sizes, input: Tensor, instruction_set: str | None = None
+) -> Tensor | None:
+    """`sign_grad_weight` by the kernel; None and ``instruction_set`` as in `look_up_grad_input`."""
+    found = _kernel(grad_output, sizes, instruction_set)
+    if found is None:
+        return None
+    module, used = found
+    if not sizes.batch:
+        return grad_output.new_zeros(sizes.weight)
+    output = torch.empty(sizes.weight)
+    operands = _channels_last(grad_output), input.contiguous(), output
+    grad, bits, to = (operand.data_ptr() for operand in operands)
+    module.sign_grad_weight(grad, bits, 0, 0, to, *_numbers(sizes, used), torch.get_num_threads())
+    return output.to(grad_output.dtype)

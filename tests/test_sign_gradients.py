@@ -1,0 +1,240 @@
+"""The gradients of binary convolutions: definitions and kernels against autograd."""
+
+import ctypes
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from gradient_cases import Case, cases
+from torch.utils.flop_counter import FlopCounterMode
+
+from qconv.kernels import look_up, native
+from qconv.kernels.sign_gradients import sign_grad_input, sign_grad_weight
+from qconv.kernels.sizes import Sizes
+from qconv.kernels.window import Window
+
+ops = torch.ops.qconv
+SETS = [name for name in native.instruction_sets() if name != "portable"]
+PADDED = Window(padding=(1, 1, 1, 1))
+PAYING = Sizes(8, (64, 64), (16, 16), (3, 3), PADDED)
+
+
+def by_look_up(case: Case, name: str) -> tuple[Any, Any]:
+    of_input = look_up.look_up_grad_input(*case.of_input(), instruction_set=name)
+    return of_input, look_up.look_up_grad_weight(*case.of_weight(), instruction_set=name)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_the_kernels_err_no_more_than_float32_does(name: str) -> None:
+    for case in cases(250):
+        assert max(case.errors(*by_look_up(case, name))) <= 1, case.sizes
+
+
+def test_the_definitions() -> None:
+    for case in cases(60, seed=1):
+        assert max(case.errors(sign_grad_input(*case.of_input()), sign_grad_weight(*case.of_weight()))) <= 1, case.sizes
+        grad = case.grad_output.double()
+        double = sign_grad_input(grad, *case.of_input()[1:]), sign_grad_weight(grad, *case.of_weight()[1:])
+        for got, wanted in zip(double, case.expected(torch.float64), strict=True):
+            assert torch.allclose(got, wanted, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("sizes", [PAYING, Sizes(2, (6, 4), (5, 4), (3, 2), Window((2, 1), (0, 1, 2, 1), (1, 2), 2))])
+def test_the_operators_are_either(sizes: Sizes) -> None:
+    assert look_up.pays(sizes) is (sizes is PAYING)
+    case = Case.of(sizes, scaled=True, masked=True)
+    got = ops.sign_grad_input(*case.input_arguments()), ops.sign_grad_weight(*case.weight_arguments())
+    assert max(case.errors(*got)) <= 1
+    assert [each.shape for each in got] == [sizes.input, sizes.weight]
+    assert got[0].is_contiguous(memory_format=torch.channels_last)
+    assert got[1].is_contiguous()
+
+
+def test_a_wrong_sign_is_seen() -> None:
+    case = Case.of(PAYING)
+    case.filters[3, 5, 1, 1] *= -1
+    case.signs[2, 7, 3, 4] *= -1
+    got = ops.sign_grad_input(*case.input_arguments()), ops.sign_grad_weight(*case.weight_arguments())
+    case.filters[3, 5, 1, 1] *= -1
+    case.signs[2, 7, 3, 4] *= -1
+    assert min(case.errors(*got)) > 100
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_threads_change_no_bit(name: str) -> None:
+    before = torch.get_num_threads()
+    try:
+        for case in cases(25, seed=2):
+            torch.set_num_threads(1)
+            alone = by_look_up(case, name)
+            for threads in (2, 3, 7):
+                torch.set_num_threads(threads)
+                assert all(map(torch.equal, alone, by_look_up(case, name))), case.sizes
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_dtypes_and_memory_formats(name: str) -> None:
+    for case in cases(25, seed=3):
+        wanted = by_look_up(case, name)
+        case.grad_output = case.grad_output.contiguous()
+        assert all(map(torch.equal, wanted, by_look_up(case, name)))
+        case.grad_output = case.grad_output.bfloat16()
+        got = by_look_up(case, name)
+        case.grad_output = case.grad_output.float()
+        wanted = by_look_up(case, name)
+        assert all(torch.equal(a, b.bfloat16()) for a, b in zip(got, wanted, strict=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_dtypes_by_the_operators(dtype: torch.dtype) -> None:
+    case = Case.of(PAYING, scaled=True, masked=True)
+    wanted = case.expected(torch.float64)
+    case.grad_output = case.grad_output.to(dtype)
+    got = ops.sign_grad_input(*case.input_arguments()), ops.sign_grad_weight(*case.weight_arguments())
+    for one, other in zip(got, wanted, strict=True):
+        assert one.dtype == dtype
+        assert torch.allclose(one.double(), other, rtol=0, atol=8 * torch.finfo(dtype).eps * float(other.abs().max()))
+
+
+def test_an_empty_batch() -> None:
+    for channels in ((64, 64), (3, 5)):
+        case = Case.of(Sizes(0, channels, (8, 8), (3, 3), PADDED))
+        assert ops.sign_grad_input(*case.input_arguments()).shape == (0, channels[0], 8, 8)
+        grad = ops.sign_grad_weight(*case.weight_arguments())
+        assert grad.shape == case.sizes.weight
+        assert not grad.any()
+        for name in SETS:
+            assert torch.equal(by_look_up(case, name)[1], grad)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_what_is_not_finite(name: str) -> None:
+    for case in cases(25, seed=4):
+        case.passing = None
+        grad = case.grad_output.permute(0, 2, 3, 1).flatten()
+        grad[torch.randint(grad.numel(), (2,))] = torch.tensor([torch.nan, torch.inf])
+        case.grad_output = grad.view(case.grad_output.permute(0, 2, 3, 1).shape).permute(0, 3, 1, 2)
+        got = by_look_up(case, name)
+        case.grad_output, case.scale = (~case.grad_output.isfinite()).float(), None
+        for one, reached in zip(got, case.expected(torch.float64, magnitudes=True), strict=True):
+            assert torch.equal(~one.isfinite(), reached > 0.5)
+    case = Case.of(PAYING)
+    case.grad_output[0, 0, 0, 0] = torch.nan
+    of_input, of_weight = by_look_up(case, name)
+    assert torch.equal(of_input.isnan().any(1).nonzero(), torch.tensor([[0, 0, 0], [0, 0, 1], [0, 1, 0], [0, 1, 1]]))
+    assert torch.equal(of_weight.isnan().any(1).any(-1).any(-1).nonzero(), torch.tensor([[0]]))
+
+
+def test_torch_finds_the_operators_well_made() -> None:
+    odd = Sizes(2, (6, 4), (5, 4), (3, 2), Window((2, 1), (0, 1, 2, 1), (1, 2), 2, -1))
+    for case in (Case.of(PAYING), Case.of(PAYING, scaled=True, masked=True), Case.of(odd, scaled=True)):
+        torch.library.opcheck(ops.sign_grad_input.default, case.input_arguments())
+        torch.library.opcheck(ops.sign_grad_weight.default, case.weight_arguments())
+
+
+def test_flops_are_those_of_the_convolution() -> None:
+    case = Case.of(Sizes(4, (16, 32), (9, 8), (3, 3), Window((2, 1), (1, 1, 1, 1))))
+    geometry = (2, 1), (1, 1), (1, 1), False, (0, 0), 1
+    backward = torch.ops.aten.convolution_backward
+    for call, mask in (
+        (lambda: ops.sign_grad_input(*case.input_arguments()), [True, False, False]),
+        (lambda: ops.sign_grad_weight(*case.weight_arguments()), [False, True, False]),
+    ):
+        with FlopCounterMode(display=False) as ours:
+            call()
+        with FlopCounterMode(display=False) as plain:
+            backward(case.grad_output, case.signs, case.filters, None, *geometry, mask)
+        assert ours.get_total_flops() == plain.get_total_flops() > 0
+
+
+def test_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "kernels", lambda: None)
+    case = Case.of(PAYING, scaled=True)
+    got = ops.sign_grad_input(*case.input_arguments()), ops.sign_grad_weight(*case.weight_arguments())
+    assert torch.equal(got[0], sign_grad_input(*case.of_input()))
+    assert torch.equal(got[1], sign_grad_weight(*case.of_weight()))
+    assert look_up.look_up_grad_input(*case.of_input(), instruction_set="avx2") is None
+
+
+def test_bad_arguments() -> None:
+    case = Case.of(Sizes(2, (8, 6), (5, 4), (3, 3), PADDED), scaled=True, masked=True)
+    names = "grad_output", "weight", "scale", "in_channels", "input_size", "stride", "padding", "dilation", "passes"
+    given = dict(zip(names, case.input_arguments(), strict=True))
+    for changed, message in (
+        ({"grad_output": case.grad_output[0]}, r"grad_output \(of shape \(6, 5, 4\)\) must be \(N, C_out, H, W\)"),
+        ({"grad_output": case.grad_output[..., :3]}, r"grad_output .* must be torch.float32, \(2, 6, 5, 4\)"),
+        ({"in_channels": 65}, r"weight .* must be torch.int64, \(1, 1, 3, 3, 2, 8\)"),
+        ({"in_channels": 0}, r"in_channels \(=0\) must be a positive multiple of groups \(=1\)"),
+        ({"input_size": (2, 4)}, r"grad_output .* must be torch.float32, \(2, 6, 2, 4\)"),
+        ({"input_size": (0, 0)}, r"kernel_size .* must not exceed the padded input"),
+        ({"scale": torch.ones(5)}, r"scale \(torch.float32, \(5,\) on cpu\) must be torch.float32, \(6,\) on cpu"),
+        ({"scale": torch.ones(6).double()}, r"scale \(torch.float64"),
+        ({"passes": given["passes"][:1]}, r"passes .* must be torch.int64, \(2, 5, 4, 1\)"),
+        ({"stride": (0, 1)}, "stride and dilation of at least 1"),
+        ({"padding": (-1, 1, 1, 1)}, "padding of at least 0"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.sign_grad_input(*(given | changed).values())
+    with pytest.raises(TypeError, match=r"grad_output \(of dtype torch.int64\) must be floating point"):
+        ops.sign_grad_input(*(given | {"grad_output": case.grad_output.long()}).values())
+    names = "grad_output", "input", "channels", "kernel", "stride", "padding", "dilation", "groups", "padding_value"
+    given = dict(zip(names, case.weight_arguments(), strict=True))
+    for changed, message in (
+        ({"input": given["input"][0]}, r"input \(of shape \(5, 4, 1\)\) what pack_signs makes"),
+        ({"input": given["input"][:1]}, r"grad_output .* must be torch.float32, \(1, 6, 5, 4\)"),
+        ({"input": given["input"].int()}, r"input \(torch.int32"),
+        ({"channels": 70}, r"input .* must be torch.int64, \(2, 5, 4, 2\)"),
+        ({"groups": 4}, r"out_channels \(=6\) must be a positive multiple of groups \(=4\)"),
+        ({"groups": 0}, r"must be a positive multiple of groups \(=0\)"),
+        ({"padding_value": 2}, r"padding_value \(=2\) must be -1, 0 or 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.sign_grad_weight(*(given | changed).values())
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The kernels built for another processor, and the emulator that runs them."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
+    program = tmp_path_factory.mktemp("emulated") / "look_up"
+    options = "-O3", "-ffp-contract=off", "-Wall", "-Werror", "-static"
+    source = Path(__file__).with_name("emulated_look_up.c")
+    subprocess.run([compiler, *options, str(source), "-o", str(program)], check=True)
+    return [emulator, str(program)]
+
+
+def test_neon(emulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels get the operands of a call through a pipe."""
+    for case in cases(40, seed=5):
+        sizes: list[int] = []
+
+        def run(which: int, *call: int, sizes: list[int] = sizes) -> None:
+            stream = struct.pack("26q", which, *sizes, *call[5:-1])
+            stream += b"".join(ctypes.string_at(*each) for each in zip(call[:4], sizes, strict=False) if each[0])
+            done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
+            ctypes.memmove(call[4], done.stdout, sizes[4])
+
+        module = SimpleNamespace(
+            instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"),
+            sign_grad_input=lambda *call, run=run: run(0, *call),
+            sign_grad_weight=lambda *call, run=run: run(1, *call),
+        )
+        monkeypatch.setattr(native, "kernels", lambda module=module: module)
+        grad, _, *others = case.of_input()
+        sizes[:] = [0 if each is None else each.nbytes for each in (grad, *others)]
+        sizes.append(4 * case.signs.numel())
+        of_input = look_up.look_up_grad_input(*case.of_input(), instruction_set="neon")
+        sizes[:] = [grad.nbytes, case.of_weight()[2].nbytes, 0, 0, 4 * case.filters.numel()]
+        of_weight = look_up.look_up_grad_weight(*case.of_weight(), instruction_set="neon")
+        assert of_input is not None
+        assert of_weight is not None
+        assert max(case.errors(of_input, of_weight)) <= 1, case.sizes
