@@ -1,0 +1,56 @@
+"""Random calls of all kernels of the library whose path is given, which was built to stop at a wrong access."""
+
+import importlib.util
+import random
+import sys
+
+import torch
+from gradient_cases import cases
+
+from qconv.kernels import bits, look_up, native, native_bits
+from qconv.kernels.operators import pack_weight
+
+
+def load(path: str) -> None:
+    """Use this library in place of the installed one."""
+    spec = importlib.util.spec_from_file_location("_binary", path)
+    assert spec is not None
+    assert spec.loader is not None
+    native._binary = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(native._binary)
+    native.kernels.cache_clear()
+
+
+def main() -> None:
+    load(sys.argv[1])
+    draw = random.Random(0)
+    for case in cases(50):
+        torch.set_num_threads(draw.randint(1, 3))
+        sizes, window = case.sizes, case.sizes.window
+        if draw.random() < 0.3:
+            case.grad_output = case.grad_output.bfloat16()
+        weight, tap_sums = pack_weight(case.filters, window.groups)
+        packed = bits.pack_signs(case.signs, window.groups)
+        for name in native.instruction_sets():
+            look_up.look_up_grad_input(*case.of_input(), instruction_set=name)
+            look_up.look_up_grad_weight(*case.of_weight(), instruction_set=name)
+            for input in (case.signs, packed):
+                operands = input, weight, tap_sums, sizes.channels, window
+                native.binary_conv2d(*operands, instruction_set=name)
+            signs = case.signs.to(draw.choice([torch.float32, torch.bfloat16]))
+            if draw.random() < 0.5:
+                signs = signs.contiguous(memory_format=torch.channels_last)
+            passes = native_bits.pack_signs_and_passes(signs, -1, 1, window.groups, instruction_set=name)
+            native_bits.clamp_and_pack(signs, -0.5, 0.5, instruction_set=name)
+            if passes is not None:
+                native_bits.where_passes(signs, passes[1], window.groups, instruction_set=name)
+                native_bits.unpack_signs(passes[0], sizes.channels[0], window.groups, instruction_set=name)
+            for width in (1, 2, 4, 8):
+                codes = torch.randint(2**width, sizes.input, dtype=torch.uint8)
+                found = native_bits.pack_codes(codes, width, instruction_set=name)
+                if found is not None:
+                    native_bits.unpack_codes(found, sizes.channels[0], width, instruction_set=name)
+
+
+if __name__ == "__main__":
+    main()
