@@ -18,6 +18,7 @@ from .native import INSTRUCTION_SETS, kernels
 _PACK_SIGNS, _PACK_PASSES, _PACK_BOTH, _CLAMP, _UNPACK_SIGNS, _WHERE, _PACK_CODES, _UNPACK_CODES = range(8)
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1}
 _TYPES = _FLOATS | {torch.int8: 2, torch.uint8: 2}
+_CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 _GRAIN = 1 << 15  # floats below which a second thread costs more than it gains
 _WORD = 64
 
@@ -132,7 +133,8 @@ def _channels_last(x: Tensor) -> bool | None:
 
     Where both are true, the one is taken that has more of them.
     """
-    last = x.movedim(1, -1).is_contiguous()
+    format = _CHANNELS_LAST.get(x.dim())
+    last = x.movedim(1, -1).is_contiguous() if format is None else x.is_contiguous(memory_format=format)
     if last and x.shape[1] > 1:
         return True
     return False if x.is_contiguous() else last or None

@@ -2,11 +2,10 @@
  *
  * A word of 64 bits holds those of neighbouring channels of a pixel. Where the channels are adjacent in memory, a
  * comparison of a vector gives its bits. Where the pixels are (planes), a lane belongs to a pixel and collects a bit
- * from each plane, so that nothing has to be transposed: strips of pixels of one plane after another, whose words stay
- * in the first cache.
+ * from each plane, so that nothing has to be transposed.
  *
- * bits_rows.h holds the kernels; here is what instruction sets differ in: loads and stores of `count` lanes, of 4, 2
- * (the upper half of a float) and 1 bytes, and the bits of a vector of comparisons.
+ * bits_rows.h and bits_planes.h hold the kernels; here is what instruction sets differ in: loads and stores of `count`
+ * lanes, of 4, 2 (the upper half of a float) and 1 bytes, the bits of comparisons, and a clamp.
  */
 #include "bits.h"
 #include "binary.h"
@@ -21,7 +20,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { STRIP = 512, WORD = 64 };
+enum { STRIP = 512, WORD = 64, EIGHTS = 128, VECTORS = 8 };
 
 /* The bits of 8 codes, one in each byte, put side by side; and back. */
 typedef struct { int shift[3]; uint64_t mask[4]; } Squeeze;
@@ -30,14 +29,6 @@ static Squeeze squeeze_of(int64_t bits) {
     const uint64_t eight = bits == 8 ? ~(uint64_t)0 : ((uint64_t)1 << 8 * bits) - 1;
     return (Squeeze){{(int)(8 - bits), (int)(16 - 2 * bits), (int)(32 - 4 * bits)},
                      {one * 0x0101010101010101u, two * 0x0001000100010001u, four * 0x0000000100000001u, eight}};
-}
-INLINE uint64_t squeezed(uint64_t x, const Squeeze *s) {
-    for (int i = 0; i < 3; i++) x = (x | x >> s->shift[i]) & s->mask[i + 1];
-    return x;
-}
-INLINE uint64_t spread(uint64_t x, const Squeeze *s) {
-    for (int i = 2; i >= 0; i--) x = (x | x << s->shift[i]) & s->mask[i];
-    return x;
 }
 
 /* ---- the portable form ---- */
@@ -73,6 +64,21 @@ INLINE uint64_t spread(uint64_t x, const Squeeze *s) {
         for (int i = 0; i < count; i++) to[i] = (uint8_t)x[i];                                                        \
     }
 
+/* The bits of comparisons, from `bits`; a clamp in which NaN stays, and a zero that equals a bound. */
+#define COMPARED(name, target)                                                                                        \
+    INLINE target uint32_t name##_negative(name##_Ints x) { return name##_bits((name##_Ints)((name##_Floats)x < 0)); } \
+    INLINE target uint32_t name##_stopped(name##_Ints x, float low, float high) {                                     \
+        const name##_Floats f = (name##_Floats)x;                                                                     \
+        return name##_bits((name##_Ints)(f <= low) | (name##_Ints)(f >= high));                                       \
+    }
+#define SELECTED(name)                                                                                                \
+    INLINE name##_Ints name##_clamped(name##_Ints x, float low, float high) {                                         \
+        const name##_Ints under = (name##_Ints)((name##_Floats)x < low);                                              \
+        x = ((name##_Ints)(low - (name##_Floats){0}) & under) | (x & ~under);                                         \
+        const name##_Ints over = (name##_Ints)((name##_Floats)x > high);                                              \
+        return ((name##_Ints)(high - (name##_Floats){0}) & over) | (x & ~over);                                       \
+    }
+
 #define NAME(x) portable_##x
 #define TARGET
 #define PLACES {1, 2, 4, 8}
@@ -83,7 +89,10 @@ INLINE uint32_t portable_bits(portable_Ints is) {
     is &= (portable_Ints)PLACES;
     return (uint32_t)(is[0] | is[1] | is[2] | is[3]);
 }
+COMPARED(portable, )
+SELECTED(portable)
 #include "bits_rows.h"
+#include "bits_planes.h"
 
 #if defined(__x86_64__)
 /* ---- AVX-512 ---- */
@@ -124,8 +133,19 @@ INLINE TARGET void avx512_to_bytes(uint8_t *to, avx512_Ints x, int count) {
     else
         _mm_mask_storeu_epi8(to, SOME, bytes);
 }
-INLINE TARGET uint32_t avx512_bits(avx512_Ints is) { return _mm512_movepi32_mask((__m512i)is); }
+INLINE TARGET uint32_t avx512_negative(avx512_Ints x) {
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_setzero_ps(), _CMP_LT_OQ);
+}
+INLINE TARGET uint32_t avx512_stopped(avx512_Ints x, float low, float high) {
+    return _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(low), _CMP_LE_OQ) |
+           _mm512_cmp_ps_mask((__m512)x, _mm512_set1_ps(high), _CMP_GE_OQ);
+}
+/* The second operand is returned where one is NaN, and of equal ones. */
+INLINE TARGET avx512_Ints avx512_clamped(avx512_Ints x, float low, float high) {
+    return (avx512_Ints)_mm512_min_ps(_mm512_set1_ps(high), _mm512_max_ps(_mm512_set1_ps(low), (__m512)x));
+}
 #include "bits_rows.h"
+#include "bits_planes.h"
 #undef SOME
 
 /* ---- AVX2: what is less than a vector goes through memory ---- */
@@ -177,7 +197,12 @@ INLINE TARGET void avx2_to_bytes(uint8_t *to, avx2_Ints x, int count) {
     }
 }
 INLINE TARGET uint32_t avx2_bits(avx2_Ints is) { return (uint32_t)_mm256_movemask_ps((__m256)is); }
+COMPARED(avx2, TARGET)
+INLINE TARGET avx2_Ints avx2_clamped(avx2_Ints x, float low, float high) {
+    return (avx2_Ints)_mm256_min_ps(_mm256_set1_ps(high), _mm256_max_ps(_mm256_set1_ps(low), (__m256)x));
+}
 #include "bits_rows.h"
+#include "bits_planes.h"
 #endif
 
 #if defined(__aarch64__)
@@ -189,7 +214,10 @@ typedef int32_t neon_Ints __attribute__((vector_size(16)));
 typedef float neon_Floats __attribute__((vector_size(16)));
 LOOPS(neon)
 INLINE uint32_t neon_bits(neon_Ints is) { return vaddvq_u32((uint32x4_t)(is & (neon_Ints)PLACES)); }
+COMPARED(neon, )
+SELECTED(neon)
 #include "bits_rows.h"
+#include "bits_planes.h"
 #endif
 
 static void share(int64_t start, int64_t stop, void *given) {
