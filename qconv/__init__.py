@@ -33,6 +33,7 @@ from .layers import (
     QuantizedLayer as QuantizedLayer,
     XNORConv2d as XNORConv2d,
 )
+from .lean import lean as lean
 from .lifecycle.calibrate import calibrate as calibrate
 from .lifecycle.steps import (
     after_every_step as after_every_step,

@@ -2,21 +2,31 @@
 
 ``output = op(quantize(input), quantize(weight), bias)``; if both are whole numbers times a scale, the sums are exact
 and scaled afterwards (`qconv.sums`). The backward calls the convolution gradients of `qconv.grad` on the quantized
-operands and then each quantizer's pseudo-gradient. It saves the float input and the latent weight, which autograd keeps
-for `torch.nn.Conv2d` as well. The quantized copies are computed again, which costs about as much as copying.
+operands and then each quantizer's pseudo-gradient.
+
+It saves the float input and the latent weight, which autograd keeps for `torch.nn.Conv2d` as well. The quantized copies
+are computed again, which costs about as much as copying. A lean layer saves bits in place of the input
+(`qconv.kept_input`), and may compute on them (`qconv.bit_operations`).
 """
 
 from collections.abc import Sequence
-from itertools import accumulate, chain
-from typing import Any, Literal, NamedTuple, TypeVar
+from functools import partial
+from itertools import accumulate, chain, pairwise
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
+from .bit_operations import BitOperands, backward_of_bits, forward_of_bits, window_of
+from .kept_input import Keeping, KeptInput, Lean, Restored, keep, stand_in
+from .kernels.window import Window
 from .operations import ExtendedOperation, Operation
-from .quantizers import Quantizer
+from .quantizers import Quantizer, Whole
+from .quantizers.base import whole_of
+from .quantizers.form import Form
 from .quantizers.node import as_called, held, once_differentiable
-from .sums import scaled_sums
+from .recipes import Recipe, forget, hang
+from .sums import output_scale, scaled_sums
 
 T = TypeVar("T")
 
@@ -42,6 +52,7 @@ def quantized_op(
     op: Operation | ExtendedOperation,
     quantizers: LayerQuantizers,
     *extra: Tensor,
+    lean: Lean | None = None,
 ) -> Tensor:
     """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
 
@@ -54,18 +65,92 @@ def quantized_op(
     gradients. ``extra``, the tensors of the operation that are not quantized, get ``op_extra(g, input_q, weight_q)``.
     With a float ``backward_weight``, they and the input are differentiated at the float weight.
 
+    ``lean`` keeps bits in place of the input (`qconv.lean`): the gradients are the same bit for bit if ``"exact"``; if
+    ``"fast"``, those of signs are float32 sums in another order.
+
     Mode, stage and schedules are those at the time of the forward, in the backward too.
 
     Differentiating a second time raises a RuntimeError: a pseudo-gradient has no meaningful derivative.
     """
     of_input, of_weight = quantizers.input.tensors(), quantizers.weight.tensors()
     of_grad = () if quantizers.grad is None else quantizers.grad.tensors()
-    counts = len(extra), len(of_input), len(of_weight)
-    arguments = input, weight, bias, op, quantizers.as_called(), counts, *extra, *of_input, *of_weight, *of_grad
+    called, keeping = quantizers.as_called(), None
+    kept: tuple[Tensor, ...] = ()
+    again: tuple[Tensor, ...] = ()
+    if lean is not None and torch.is_grad_enabled():
+        keeping, kept = keep(input, called.input, of_input, op, lean)
+        if keeping.form is not None and not extra and not torch.compiler.is_compiling():
+            biases = () if bias is None else (bias,)
+            of_recipe = biases, kept[: keeping.bits], held(called.input, of_input), held(called.weight, of_weight)
+            again = weight, *chain.from_iterable(of_recipe)
+    counts = len(extra), len(of_input), len(of_weight), len(of_grad), len(kept)
+    tensors = *extra, *of_input, *of_weight, *of_grad, *kept, *again
+    arguments = input, weight, bias, op, called, keeping, counts, *tensors
     # Without gradients torch 2.11 compiles a Function wrongly: it passes a context to forward, too.
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return _QuantizedOp.forward(*arguments)
-    return _QuantizedOp.apply(*arguments)
+    output = _QuantizedOp.apply(*arguments)
+    if keeping is not None and again:
+        compute = partial(_again, op, called, keeping, (bias is not None, keeping.bits, len(of_input)))
+        hang(output, Recipe(again, compute, 1))
+    return output
+
+
+def _again(
+    op: Any, quantizers: LayerQuantizers, keeping: Keeping, counts: tuple[int, ...], weight: Tensor, *tensors: Tensor
+) -> Tensor:
+    """Return the output, from what was kept of the input."""
+    biases, bits, of_input, of_weight = _split(tensors, counts)
+    bias = biases[0] if biases else None
+    if _runs_on_bits(op, quantizers, keeping):
+        return _output_of_bits(op, quantizers, keeping, bits[0], weight, bias, of_weight)
+    input = stand_in(keeping, bits)
+    return _output(
+        input, weight, bias, op, (Restored(quantizers.input, keeping, bits), of_input), (quantizers.weight, of_weight)
+    )
+
+
+def _runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool:
+    """Whether the output is a sum of products of signs that is then scaled; if exact, bit for bit."""
+    dtypes = (torch.float32,) if keeping.lean == "exact" else (torch.float32, torch.bfloat16)
+    of_signs = quantizers.input.signs and quantizers.weight.is_binary
+    return of_signs and keeping.form is not None and keeping.form.dtype in dtypes and window_of(op) is not None
+
+
+def _bit_operands(
+    op: Any, quantizers: LayerQuantizers, keeping: Keeping, signs: Tensor, weight: Tensor, of_weight: Sequence[Tensor]
+) -> BitOperands:
+    whole = cast(Whole, whole_of(quantizers.weight, weight, of_weight))
+    return BitOperands(signs, cast(Form, keeping.form), whole, cast(Window, window_of(op)))
+
+
+def _output_of_bits(
+    op: Any,
+    quantizers: LayerQuantizers,
+    keeping: Keeping,
+    signs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    of_weight: Sequence[Tensor],
+) -> Tensor:
+    """Return the output; of an exact layer in the memory format of one that is not lean."""
+    operands = _bit_operands(op, quantizers, keeping, signs, weight, of_weight)
+    output = forward_of_bits(operands, output_scale(None, operands.weight.scale, operands.form.dtype))
+    is_last = operands.form.channels_last or (weight.ndim == 4 and Form.of(weight).channels_last)
+    if not is_last and (keeping.lean == "exact" or output.ndim != 4):
+        output = output.contiguous()
+    return output if bias is None else output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
+
+
+def _output(
+    input: Tensor, weight: Tensor, bias: Tensor | None, op: Any, of_input: Any, of_weight: Any, *extra: Tensor
+) -> Tensor:
+    """Return the output, from quantizers and their tensors."""
+    output = None if extra else scaled_sums(input, weight, bias, op, of_input, of_weight)
+    if output is not None:
+        return output
+    input_q, weight_q = (q.quantize(x, *tensors) for x, (q, tensors) in ((input, of_input), (weight, of_weight)))
+    return op.forward(input_q, weight_q.to(input.dtype), bias, *extra)
 
 
 class _QuantizedOp(torch.autograd.Function):
@@ -76,24 +161,23 @@ class _QuantizedOp(torch.autograd.Function):
         bias: Tensor | None,
         op: Any,
         quantizers: LayerQuantizers,
-        counts: tuple[int, int, int],
+        keeping: Keeping | None,
+        counts: tuple[int, ...],
         *tensors: Tensor,
     ) -> Tensor:
-        extra, input_tensors, weight_tensors, _ = _split(tensors, counts)
+        extra, input_tensors, weight_tensors, _, kept, _ = _split(tensors, counts)
+        if keeping is not None and not extra and _runs_on_bits(op, quantizers, keeping):
+            return _output_of_bits(op, quantizers, keeping, kept[0], weight, bias, weight_tensors)
         of_input, of_weight = (quantizers.input, input_tensors), (quantizers.weight, weight_tensors)
-        output = None if extra else scaled_sums(input, weight, bias, op, of_input, of_weight)
-        if output is not None:
-            return output
-        input_q = quantizers.input.quantize(input, *input_tensors)
-        weight_q = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
-        return op.forward(input_q, weight_q, bias, *extra)
+        return _output(input, weight, bias, op, of_input, of_weight, *extra)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        input, weight, _, ctx.op, ctx.quantizers, ctx.counts, *tensors = inputs
-        extra, *others = _split(tensors, ctx.counts)
-        kept = [held(q, own) for q, own in zip(ctx.quantizers[:3], others, strict=True) if q is not None]
-        ctx.save_for_backward(input, weight, *extra, *chain.from_iterable(kept))
+        input, weight, _, ctx.op, ctx.quantizers, ctx.keeping, ctx.counts, *tensors = inputs
+        extra, of_input, of_weight, of_grad, kept, again = _split(tensors, ctx.counts)
+        owners = zip(ctx.quantizers[:3], (of_input, of_weight, of_grad), strict=True)
+        own = chain.from_iterable(held(q, tensors) for q, tensors in owners if q is not None)
+        ctx.save_for_backward(weight, *extra, *own, *(kept if ctx.keeping is not None else (input,)), *again)
 
     @staticmethod
     @once_differentiable
@@ -101,39 +185,51 @@ class _QuantizedOp(torch.autograd.Function):
         ctx: Any, *grad_outputs: Tensor
     ) -> tuple[Tensor | None, ...]:
         (grad_output,) = grad_outputs
-        op, quantizers = ctx.op, ctx.quantizers
-        input, weight, *tensors = ctx.saved_tensors
-        extra, input_tensors, weight_tensors, grad_tensors = _split(tensors, ctx.counts)
-        needs_extra, needs_input_tensors, needs_weight_tensors, _ = _split(ctx.needs_input_grad[6:], ctx.counts)
+        op, quantizers, keeping = ctx.op, ctx.quantizers, ctx.keeping
+        if keeping is not None:
+            forget(ctx)
+        weight, *tensors = ctx.saved_tensors
+        *others, kept, _ = _split(tensors, (*ctx.counts[:4], max(1, ctx.counts[4])))
+        extra, input_tensors, weight_tensors, grad_tensors = others
+        input = KeptInput(quantizers.input, input_tensors, keeping, kept)
+        needs_extra, needs_input_tensors, needs_weight_tensors, *_ = _split(ctx.needs_input_grad[7:], ctx.counts)
         needs_bias = ctx.needs_input_grad[2]
         needs_input = ctx.needs_input_grad[0] or any(needs_input_tensors)
         needs_weight = ctx.needs_input_grad[1] or any(needs_weight_tensors)
         needs_both = any(needs_extra)
+        output_mask = needs_input, needs_weight, needs_bias, *needs_extra
 
         if quantizers.grad is not None:
             grad_output = quantizers.grad.quantize(grad_output, *grad_tensors)
-        # Each gradient reads the other operand, and those of extra tensors read both: quantize again only as needed.
-        operand_input = quantizers.input.quantize(input, *input_tensors) if needs_weight or needs_both else input
-        if (needs_input or needs_both) and quantizers.backward_weight == "quantized":
-            operand_weight = quantizers.weight.quantize(weight, *weight_tensors).to(input.dtype)
+        if keeping is not None and keeping.lean == "fast" and _gradients_on_bits(op, quantizers, keeping):
+            operands = _bit_operands(op, quantizers, keeping, kept[0], weight, weight_tensors)
+            grads = backward_of_bits(operands, grad_output, output_mask)
         else:
-            operand_weight = weight.to(input.dtype)
-        output_mask = needs_input, needs_weight, needs_bias, *needs_extra
-        grad_input, grad_weight, grad_bias, *grad_extra = op.backward(
-            grad_output, operand_input, operand_weight, output_mask, *extra
-        )
+            # Each gradient reads the other operand, those of extra tensors read both: quantize again only as needed.
+            operand_input = input.operand() if needs_weight or needs_both else input.stand_in()
+            if (needs_input or needs_both) and quantizers.backward_weight == "quantized":
+                operand_weight = quantizers.weight.quantize(weight, *weight_tensors).to(operand_input.dtype)
+            else:
+                operand_weight = weight.to(operand_input.dtype)
+            grads = op.backward(grad_output, operand_input, operand_weight, output_mask, *extra)
+        grad_input, grad_weight, grad_bias, *grad_extra = grads
 
         input_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(input_tensors))
         weight_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(weight_tensors))
         if grad_input is not None:
-            input_grads = quantizers.input.backward(grad_input, input, *input_tensors)
+            input_grads = input.gradients(grad_input)
         if grad_weight is not None:
             weight_grads = quantizers.weight.backward(grad_weight.to(weight.dtype), weight, *weight_tensors)
-        firsts = input_grads[0], weight_grads[0], grad_bias, None, None, None
-        return *firsts, *grad_extra, *input_grads[1:], *weight_grads[1:], *(None for _ in grad_tensors)
+        firsts = input_grads[0], weight_grads[0], grad_bias, None, None, None, None
+        nones = (None,) * (len(ctx.needs_input_grad) - 7 - sum(ctx.counts[:3]))
+        return *firsts, *grad_extra, *input_grads[1:], *weight_grads[1:], *nones
 
 
-def _split(items: Sequence[T], counts: tuple[int, int, int]) -> tuple[Sequence[T], ...]:
-    """Split the tensors: extra ones, then those of the quantizers of input, weight and gradient."""
-    first, second, third = accumulate(counts)
-    return items[:first], items[first:second], items[second:third], items[third:]
+def _gradients_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool:
+    return quantizers.backward_weight == "quantized" and _runs_on_bits(op, quantizers, keeping)
+
+
+def _split(items: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
+    """Split tensors: extra ones, those of the quantizers of input, weight and gradient, what was kept, and the rest."""
+    ends = [0, *accumulate(counts), len(items)]
+    return [items[begin:end] for begin, end in pairwise(ends)]

@@ -67,6 +67,19 @@ class Convolution:
     border: tuple[int, ...] = ()
     border_value: float = 0.0
 
+    @property
+    def window(self) -> Window | None:
+        """The positions of the kernel in two dimensions, or in one as a row; None in three."""
+        if len(self.stride) > 2:
+            return None
+        fill = [(0, 1, 1), *zip(self.padding, self.stride, self.dilation, strict=True)][-2:]
+        (top, *_), (left, *_) = fill
+        sides = [left, left, top, top]
+        for place, side in enumerate(self.border):
+            sides[place] += side
+        strides, dilations = tuple(s for _, s, _ in fill), tuple(d for _, _, d in fill)
+        return Window(strides, tuple(sides), dilations, self.groups, int(self.border_value))  # pyright: ignore
+
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         input = self._pad(input)
         zeros = (0,) * len(self.stride)
@@ -143,6 +156,8 @@ class TransposedConvolution:
 @dataclass(frozen=True)
 class Linear:
     """``input @ weight.T + bias`` over any leading dimensions."""
+
+    window = Window()  # of a convolution with one position
 
     def forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(input, weight, bias)

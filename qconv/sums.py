@@ -44,17 +44,23 @@ def scaled_sums(
     whole = _whole(input, weight, op, of_input, of_weight)
     if whole is None:
         return None
-    (values_x, scale_x), (values_w, scale_w) = whole
+    return of_whole(*whole, bias, op, input.dtype, in_integers)
+
+
+def of_whole(
+    whole_x: Whole, whole_w: Whole, bias: Tensor | None, op: Any, dtype: torch.dtype, in_integers: bool
+) -> Tensor:
+    """Return the output from the whole numbers and scales of both operands, ``in_integers`` or in floats."""
+    (values_x, scale_x), (values_w, scale_w) = whole_x, whole_w
+    scale = output_scale(scale_x, scale_w, dtype)
     if in_integers and isinstance(op, Convolution):
-        scale = output_scale(scale_x, scale_w, input.dtype)
-        scale = None if scale is None else scale.flatten().float().expand(len(weight)).contiguous()
-        output = op.forward_signs(values_x.to(torch.int8), values_w.to(torch.int8), scale, input.dtype)
+        scale = None if scale is None else scale.flatten().float().expand(len(values_w)).contiguous()
+        output = op.forward_signs(values_x.to(torch.int8), values_w.to(torch.int8), scale, dtype)
     else:
-        scale = output_scale(scale_x, scale_w, input.dtype)
-        output = op.forward(values_x.to(input.dtype), values_w.to(input.dtype), None)
+        output = op.forward(values_x.to(dtype), values_w.to(dtype), None)
         if scale is not None:
             output.mul_(scale)
-    return output if bias is None else output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
+    return output if bias is None else output.add_(bias.view(-1, *[1] * (values_w.ndim - 2)))
 
 
 def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:

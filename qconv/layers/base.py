@@ -10,6 +10,7 @@ from torch.fx.proxy import TraceError
 
 from .. import schemes
 from ..function import LayerQuantizers, quantized_op
+from ..kept_input import Lean
 from ..operations import ExtendedOperation, Operation
 from ..processes import is_distributed, is_sharded, leaving, mean_over_processes, meet, sum_over_processes
 from ..quantizers import Codes, Quantizer
@@ -46,6 +47,7 @@ class QuantizedLayer(nn.Module):
             until one calls it.
         is_stepped: whether optimizer steps end with `after_step_` of this layer.
         lacks_step: whether it is a copy of such a layer and has had no such step itself.
+        lean: what the backward keeps of the input: bits (`qconv.lean`), or the input itself if None.
         observe: called with every input while `qconv.calibrate` runs; None otherwise.
     """
 
@@ -65,6 +67,7 @@ class QuantizedLayer(nn.Module):
     bypassed_in: frozenset[bool] = frozenset()
     is_stepped: bool = False
     lacks_step: bool = False
+    lean: Lean | None = None
     observe: Callable[[Tensor], None] | None = None
 
     def set_scheme(self, scheme: Scheme | None) -> None:
@@ -253,10 +256,10 @@ class QuantizedLayer(nn.Module):
         device = input.device.type
         dtype = _autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # autocast leaves float64 alone
-            return quantized_op(input, self.filters(), bias, op, quantizers, *extra)
+            return quantized_op(input, self.filters(), bias, op, quantizers, *extra, lean=self.lean)
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
-            return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers, *extra)
+            return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers, *extra, lean=self.lean)
 
     def _before_forward(self) -> None:
         """Apply changes that others made to the weight; training starts with the first gradient."""

@@ -52,6 +52,8 @@ class QLinear(QuantizedLayer, nn.Linear):
             raise ValueError(
                 f"input has shape {tuple(input.shape)}; its last dimension must be in_features (={self.in_features})"
             )
+        if self.lean is not None and input.ndim > 2:  # bits are kept of rows
+            return self.forward(input.flatten(end_dim=-2)).unflatten(0, input.shape[:-1])
         if not self.scheme.scale_map:
             return self.apply_op(input, Linear(), self.bias)
         output = self.apply_op(input, Linear(), None)

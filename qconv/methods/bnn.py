@@ -1,6 +1,6 @@
 """BNN: sign with a straight-through gradient (Courbariaux and Hubara, arXiv:1602.02830)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -8,9 +8,10 @@ from torch import Tensor
 
 from ..checks import check_flags, check_numbers
 from ..quantizers.base import Quantizer, Whole
+from ..quantizers.form import Form
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
-from ..quantizers.signs import sign
+from ..quantizers.signs import passed, sign, signs_kept
 from ..quantizers.stochastic import Stream
 from ..quantizers.surrogates import HardClip, Make, Straight, Surrogate, chosen
 from ..scheme import Factory, Scheme, named
@@ -42,6 +43,7 @@ class Sign(Quantizer):
 
     bits = 1
     signs = True
+    is_binary = True
     code_dtype = torch.int8
 
     def __init__(
@@ -79,6 +81,24 @@ class Sign(Quantizer):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         count = len(self.surrogate.tensors())
         return self.surrogate.backward(grad, x, *tensors[:count]), *(None,) * len(tensors)
+
+    @property
+    def needs_input(self) -> bool:
+        return self.surrogate.ends(torch.float32) is None
+
+    def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...]:
+        drawn = self.whole(x, *tensors).values if self._is_drawn(tensors) else None
+        return signs_kept(x, form, self.surrogate.ends(x.dtype), drawn)
+
+    def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole:
+        return Whole(form.signs(kept[0]))
+
+    def backward_kept(
+        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        if x is not None:
+            return self.backward(grad, x, *tensors)
+        return passed(grad, kept[1:], form), *(None for _ in tensors)
 
     def _is_drawn(self, tensors: tuple[Tensor, ...]) -> bool:
         """Whether these are the tensors of training, in which signs are drawn at random."""

@@ -95,7 +95,13 @@ class RPReLU(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, *spatial) to the same shape and dtype."""
-        return self.after(F.prelu(self.before(input), self.slope.to(input.dtype)))
+        return rprelu(input, self.before.bias, self.slope, self.after.bias)
+
+
+def rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor:
+    """``PReLU_c(x + before_c) + after_c`` with the slopes ``slope_c``."""
+    shifted = F.prelu(input + per_channel(before, input), slope.to(input.dtype))
+    return shifted + per_channel(after, input)
 
 
 class Maxout(nn.Module):
@@ -124,11 +130,16 @@ class Maxout(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, *spatial) to the same shape and dtype."""
-        above = per_channel(self.positive, input) * F.relu(input)
-        return above - per_channel(self.negative, input) * F.relu(-input)
+        return maxout(input, self.positive, self.negative)
 
     def extra_repr(self) -> str:
         return str(self.positive.numel())
+
+
+def maxout(input: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+    """``positive_c · relu(x) − negative_c · relu(−x)``."""
+    above = per_channel(positive, input) * F.relu(input)
+    return above - per_channel(negative, input) * F.relu(-input)
 
 
 def per_channel(parameter: Tensor, input: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .behind import KEY, difference
 from .flags import flag_of, is_flag, is_readable, is_set
+from .form import Form
 from .levels import Levels
 from .node import Quantize, as_called
 from .observers import Observer, Samples
@@ -73,6 +74,7 @@ class Quantizer(Part):
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
         signs: every value is +1 or -1, so a convolution may run on the codes alone.
+        is_binary: the values of `whole` are +1 and -1, and there is one scale, or one for each filter.
         replaces_weight: the learned tensors replace the weight, which receives no gradient (DeepShift-PS).
         roles: where a `Scheme` may use it. A quantizer that learns tensors or takes them from data has only one role,
             which decides how it starts. One that rounds gradients at random does so in evaluation too, and is for
@@ -93,6 +95,7 @@ class Quantizer(Part):
 
     bits: float = 32
     signs: bool = False
+    is_binary: bool = False
     replaces_weight: bool = False
     roles: tuple[str, ...] = ("input", "weight", "grad")
     final_from: float = 0.0
@@ -201,6 +204,34 @@ class Quantizer(Part):
         ``grad`` may be overwritten, and returned.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
+
+    @property
+    def needs_input(self) -> bool:
+        """Whether `backward_kept` needs ``x`` besides what `keep` returns."""
+        return True
+
+    def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
+        """Return bits of ``x`` that a lean layer keeps for its backward in place of ``x``; None if there are none.
+
+        `restore` and `backward_kept` give from them, bit for bit, what `whole` (or `quantize`) and `backward` give from
+        ``x``.
+        """
+        return None
+
+    def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole:
+        """Return what `whole` returned for the ``x`` of ``kept = keep(x, form, *tensors)``."""
+        raise NotImplementedError(f"{type(self).__name__} defines keep() and no restore()")
+
+    def backward_kept(
+        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        """Return what `backward` returns for ``x``, from what was kept; ``x`` is None unless `needs_input`.
+
+        ``grad`` may be overwritten, and returned.
+        """
+        if x is None:
+            raise NotImplementedError(f"{type(self).__name__} needs no input and defines no backward_kept()")
+        return self.backward(grad, x, *tensors)
 
     def snapshot(self) -> Self:
         """Return a copy that keeps computing as this one does now, even if its mode, stage or attributes change later.

@@ -38,7 +38,8 @@ def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
         if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled graphs refuse by themselves
             return grads
         computed = [grad for grad in grads if grad is not None]
-        guards = iter(_Refuse.apply(len(computed), *computed, *grad_outputs, *ctx.saved_tensors))
+        leaf = torch.empty(0, requires_grad=True)  # saved bits do not require a gradient
+        guards = iter(_Refuse.apply(len(computed), *computed, *grad_outputs, *ctx.saved_tensors, leaf))
         return tuple(None if grad is None else next(guards) for grad in grads)
 
     return guarded

@@ -1,13 +1,15 @@
 """Signs: the function with two values, and the base of the quantizers that use it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from .base import Quantizer, is_plain_cpu
+from .form import Form
 from .surrogates import Surrogate
 
+_ops = torch.ops.qconv
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -38,6 +40,27 @@ def _has_negative_zero(x: Tensor) -> bool:
     return x.numel() > 0 and bits.min().item() == torch.iinfo(bits.dtype).min
 
 
+def signs_kept(
+    x: Tensor, form: Form, ends: tuple[float | None, float | None] | None, drawn: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    """Return bits: the signs of ``x``, or of ``drawn``; and where the gradient passes, if it stops anywhere.
+
+    ``ends`` are those of `Surrogate.ends`; with None only signs are returned.
+    """
+    if ends is None or ends == (None, None):
+        return (_ops.pack_signs(x if drawn is None else drawn, form.groups),)
+    signs, passes, stops = _ops.pack_signs_and_passes(x, *ends, form.groups)
+    if drawn is not None:
+        signs = _ops.pack_signs(drawn, form.groups)
+    is_known = is_plain_cpu(x) and not torch.compiler.is_compiling()
+    return (signs, passes) if not is_known or stops.item() else (signs,)
+
+
+def passed(grad: Tensor, passes: Sequence[Tensor], form: Form) -> Tensor:
+    """Return the gradient where the bits of the first of ``passes`` are 1, else 0; without any, ``grad`` itself."""
+    return _ops.where_passes(grad, passes[0], form.groups) if passes else grad
+
+
 class Binary(Quantizer):
     """Base of quantizers with two values per scale: holds the surrogate of the sign and its schedule.
 
@@ -51,6 +74,10 @@ class Binary(Quantizer):
     def __init__(self, surrogate: Callable[[], Surrogate]) -> None:
         super().__init__()
         self.surrogate = surrogate()
+
+    @property
+    def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.has_whole
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.surrogate.tensors()

@@ -22,6 +22,13 @@ class Surrogate(Part):
         """Return the gradient of ``x`` from ``grad``, that of ``sign(x)``, which may be overwritten and returned."""
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
+    def ends(self, dtype: torch.dtype) -> tuple[float | None, float | None] | None:
+        """The open interval in which the derivative is 1, if it is 0 elsewhere; an end that is None is at infinity.
+
+        None if the derivative takes other values.
+        """
+        return None
+
     def set_progress_(self, progress: float) -> None:
         """Set the buffers; ``progress`` goes from 0 to 1 during training."""
 
@@ -40,6 +47,9 @@ class Straight(Surrogate):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         return grad
+
+    def ends(self, dtype: torch.dtype) -> tuple[float | None, float | None]:
+        return None, None
 
 
 class HardClip(Surrogate):
@@ -61,8 +71,12 @@ class HardClip(Surrogate):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
             return grad * within(x, -self.clip, self.clip)
-        bound = _next_above(self.clip, x.dtype)
-        return torch.ops.aten.hardtanh_backward.grad_input(grad, x, -bound, bound, grad_input=grad)
+        low, high = self.ends(x.dtype)
+        return torch.ops.aten.hardtanh_backward.grad_input(grad, x, low, high, grad_input=grad)
+
+    def ends(self, dtype: torch.dtype) -> tuple[float, float]:
+        bound = _next_above(self.clip, dtype)
+        return -bound, bound
 
     def extra_repr(self) -> str:
         return f"{self.clip}"

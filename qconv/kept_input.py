@@ -1,0 +1,120 @@
+"""The input of a quantized layer, as its backward has it: the tensor itself, or in a lean model bits of it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .operations import ExtendedOperation, Linear, Operation
+from .quantizers import Quantizer, Whole
+from .quantizers.form import Form
+from .recipes import saved
+
+Lean = Literal["exact", "fast"]
+"""The gradients of a lean layer: bit for bit those of one that keeps its input, or sums by the fastest kernels."""
+
+
+class Keeping(NamedTuple):
+    """What a lean layer keeps of its input.
+
+    Attributes:
+        lean: how it computes its gradients.
+        form: of the input, if bits are kept.
+        bits: the number of tensors of bits.
+        restore: gives the input from the tensors after them; None if it is not needed.
+    """
+
+    lean: Lean
+    form: Form | None
+    bits: int
+    restore: Callable[..., Tensor] | None
+
+
+def keep(
+    input: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], op: Operation | ExtendedOperation, lean: Lean
+) -> tuple[Keeping, tuple[Tensor, ...]]:
+    """Return what to keep of ``input``, and the tensors: bits, then those that restore the input itself."""
+    form, bits = None, None
+    if input.ndim == 2 if isinstance(op, Linear) else input.ndim > 2:  # (N, C, *spatial)
+        form = Form.of(input, getattr(op, "groups", 1))
+        with torch.no_grad():
+            bits = quantizer.keep(input.detach(), form, *tensors)
+    if bits is None:
+        restored = saved(input)
+        return Keeping(lean, None, 0, restored.restore), restored.tensors
+    if not quantizer.needs_input:
+        return Keeping(lean, form, len(bits), None), bits
+    restored = saved(input)
+    return Keeping(lean, form, len(bits), restored.restore), (*bits, *restored.tensors)
+
+
+class Restored:
+    """A quantizer that gives what was kept of an input, whatever its methods are called with."""
+
+    has_whole = True
+
+    def __init__(self, quantizer: Quantizer, keeping: Keeping, bits: Sequence[Tensor]) -> None:
+        self._quantizer, self._form, self._bits = quantizer, cast(Form, keeping.form), bits
+        self.signs = quantizer.signs
+
+    def whole(self, x: Any, *tensors: Tensor) -> Whole:
+        """As `Quantizer.whole`."""
+        return self._quantizer.restore(self._bits, self._form, *tensors)
+
+    def quantize(self, x: Any, *tensors: Tensor) -> Tensor:
+        """As `Quantizer.quantize`."""
+        values, scale = self.whole(x, *tensors)
+        return (values if scale is None else values * scale).to(self._form.dtype)
+
+
+def stand_in(keeping: Keeping, bits: Sequence[Tensor]) -> Tensor:
+    """Return a tensor of the shape and dtype of the input, without its values and memory."""
+    form = cast(Form, keeping.form)
+    return torch.empty((), dtype=form.dtype, device=bits[0].device).expand(form.shape)
+
+
+class KeptInput:
+    """The input in a backward.
+
+    Args:
+        quantizer: that of the input.
+        tensors: those of the quantizer.
+        keeping: what was kept; None for the input itself.
+        kept: the tensors of it.
+    """
+
+    def __init__(
+        self, quantizer: Quantizer, tensors: Sequence[Tensor], keeping: Keeping | None, kept: Sequence[Tensor]
+    ) -> None:
+        self._quantizer, self._tensors, self._keeping = quantizer, tensors, keeping
+        count = 0 if keeping is None else keeping.bits
+        self._form = None if keeping is None else keeping.form
+        self._restore = None if keeping is None else keeping.restore
+        self._bits, self._rest = tuple(kept[:count]), tuple(kept[count:])
+
+    @property
+    def _x(self) -> Tensor:
+        """The input itself, if its values are needed."""
+        if (
+            self._restore is not None
+        ):  # once, and not by a property that is cached: it has a lock, which can't be compiled
+            self._rest, self._restore = (self._restore(*self._rest),), None
+        return self._rest[0]
+
+    def stand_in(self) -> Tensor:
+        """Return a tensor of the shape and dtype of the input, for an operation that does not read its values."""
+        return self._x if self._keeping is None or self._form is None else stand_in(self._keeping, self._bits)
+
+    def operand(self) -> Tensor:
+        """Return the quantized input."""
+        if self._form is None:
+            return self._quantizer.quantize(self._x, *self._tensors)
+        return Restored(self._quantizer, cast(Keeping, self._keeping), self._bits).quantize(None, *self._tensors)
+
+    def gradients(self, grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Return those of the input and of the quantizer's tensors, from that of the quantized input."""
+        if self._form is None:
+            return self._quantizer.backward(grad, self._x, *self._tensors)
+        x = self._x if self._quantizer.needs_input else None
+        return self._quantizer.backward_kept(grad, self._bits, x, self._form, *self._tensors)

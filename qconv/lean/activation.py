@@ -1,0 +1,192 @@
+"""Activations that keep a bit for each element, or compute their input again."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..layers.naming import name_of
+from ..models.activations import Maxout, RPReLU, maxout, rprelu
+from ..recipes import Recipe, as_called, forget, hang, recipe_of, saved
+
+_ops = torch.ops.qconv
+
+
+class _Clamped(nn.Module):
+    """An activation whose gradient passes between two ends: it keeps where."""
+
+    float_type: type[nn.Module]
+    inplace: bool
+
+    def ends(self) -> tuple[float, float | None]:
+        """Where the gradient begins and ceases to pass."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        if torch.compiler.is_compiling() or not _is_traced(input) or input.ndim < 2:
+            return super().forward(input)
+        recipe, (low, high) = recipe_of(input), self.ends()
+        output = _Clamp.apply(input, low, high, self.inplace)
+        if recipe is not None:
+            hang(output, Recipe(recipe.tensors, partial(_clamped, recipe.compute, low, high), recipe.convolutions))
+        return output
+
+
+class LeanReLU(_Clamped, nn.ReLU):
+    """`torch.nn.ReLU` of a lean model."""
+
+    float_type = nn.ReLU
+
+    def ends(self) -> tuple[float, float | None]:
+        return 0.0, None
+
+
+class LeanHardtanh(_Clamped, nn.Hardtanh):
+    """`torch.nn.Hardtanh` of a lean model."""
+
+    float_type = nn.Hardtanh
+
+    def ends(self) -> tuple[float, float | None]:
+        return float(self.min_val), float(self.max_val)
+
+
+class LeanReLU6(_Clamped, nn.ReLU6):
+    """`torch.nn.ReLU6` of a lean model."""
+
+    float_type = nn.ReLU6
+
+    def ends(self) -> tuple[float, float | None]:
+        return float(self.min_val), float(self.max_val)
+
+
+class _Clamp(torch.autograd.Function):
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, input: Tensor, low: float, high: float | None, inplace: bool
+    ) -> Tensor:
+        if inplace:
+            passes, stops = _ops.pack_passes(input, low, high)
+            ctx.mark_dirty(input)
+            output = input.clamp_(low, high)
+        else:
+            output, passes, stops = _ops.clamp_and_pack(input, low, high)
+        ctx.stops = not (stops.is_cpu and not stops.item())
+        ctx.save_for_backward(*([passes] if ctx.stops else []))
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        forget(ctx)
+        (grad,) = grad_outputs
+        return _ops.where_passes(grad, *ctx.saved_tensors) if ctx.stops else grad, None, None, None
+
+
+def _clamped(compute: Callable[..., Tensor], low: float, high: float | None, *tensors: Tensor) -> Tensor:
+    return compute(*tensors).clamp(low, high)
+
+
+class _Rebuilt(nn.Module):
+    """An activation that needs its input: it computes that again where it has a recipe."""
+
+    float_type: type[nn.Module]
+    inplace: bool = False
+
+    def pure(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        """Return a pure function of the input and of learned tensors, and these."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        recipe = recipe_of(input) if _is_traced(input) and not self.inplace else None
+        if recipe is None:
+            return super().forward(input)
+        function, learned = self.pure()
+        function = as_called(function, input.device)
+        restored = saved(input, name_of(self))
+        output = _Again.apply(input, function, restored.restore, len(learned), *learned, *restored.tensors)
+        compute = partial(_again, function, recipe.compute, len(learned))
+        return hang(output, Recipe((*learned, *recipe.tensors), compute, recipe.convolutions))
+
+
+class LeanPReLU(_Rebuilt, nn.PReLU):
+    """`torch.nn.PReLU` of a lean model."""
+
+    float_type = nn.PReLU
+
+    def pure(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        return F.prelu, (self.weight,)
+
+
+class LeanLeakyReLU(_Rebuilt, nn.LeakyReLU):
+    """`torch.nn.LeakyReLU` of a lean model."""
+
+    float_type = nn.LeakyReLU
+
+    def pure(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        return partial(F.leaky_relu, negative_slope=self.negative_slope), ()
+
+
+class LeanRPReLU(_Rebuilt, RPReLU):
+    """`qconv.models.activations.RPReLU` of a lean model."""
+
+    float_type = RPReLU
+
+    def pure(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        return rprelu, (self.before.bias, self.slope, self.after.bias)
+
+
+class LeanMaxout(_Rebuilt, Maxout):
+    """`qconv.models.activations.Maxout` of a lean model."""
+
+    float_type = Maxout
+
+    def pure(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+        return maxout, (self.positive, self.negative)
+
+
+class _Again(torch.autograd.Function):
+    """A pure function whose input is computed again, for the gradients that autograd gives."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        input: Tensor,
+        function: Callable[..., Tensor],
+        restore: Callable[..., Tensor],
+        count: int,
+        *tensors: Tensor,
+    ) -> Tensor:
+        ctx.function, ctx.restore, ctx.count = function, restore, count
+        ctx.save_for_backward(*tensors)
+        return function(input, *tensors[:count])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        forget(ctx)
+        tensors = ctx.saved_tensors
+        learned, kept = tensors[: ctx.count], tensors[ctx.count :]
+        asked = ctx.needs_input_grad[0], *ctx.needs_input_grad[4 : 4 + ctx.count]
+        operands = [
+            tensor.detach().requires_grad_(needs)
+            for tensor, needs in zip((ctx.restore(*kept), *learned), asked, strict=True)
+        ]
+        with torch.enable_grad():
+            output = ctx.function(*operands)
+        grads = iter(
+            torch.autograd.grad(output, [operand for operand in operands if operand.requires_grad], grad_outputs)
+        )
+        given = [next(grads) if needs else None for needs in asked]
+        return given[0], None, None, None, *given[1:], *(None for _ in kept)
+
+
+def _again(function: Callable[..., Tensor], compute: Callable[..., Tensor], count: int, *tensors: Tensor) -> Tensor:
+    return function(compute(*tensors[count:]), *tensors[:count])
+
+
+def _is_traced(input: Tensor) -> bool:
+    """Whether autograd records what becomes of ``input``."""
+    return torch.is_grad_enabled() and input.requires_grad

@@ -1,0 +1,112 @@
+"""Batch norm that keeps statistics, and computes its input again where that has a recipe."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..layers.naming import name_of
+from ..recipes import Recipe, forget, hang, recipe_of, saved
+
+_aten = torch.ops.aten
+
+
+class _LeanBatchNorm(_BatchNorm):
+    """Batch norm of a lean model: as its twin, but for what it keeps in training."""
+
+    float_type: type[_BatchNorm]
+
+    def forward(self, input: Tensor) -> Tensor:
+        recipe = recipe_of(input) if self.training else None
+        if recipe is None or input.numel() <= self.num_features:  # the twin raises for a single value of each channel
+            return super().forward(input)
+        self._check_input_dim(input)
+        factor, statistics = self._updated()
+        restored = saved(input, name_of(self))
+        affine = (self.weight, self.bias) if self.affine else ()
+        output = _Norm.apply(
+            input, *(affine or (None, None)), statistics, factor, self.eps, restored.restore, *restored.tensors
+        )
+        running = None if statistics[0] is None else statistics[0].dtype
+        compute = partial(_again, len(recipe.tensors), recipe.compute, self.eps, running)
+        return hang(output, Recipe((*recipe.tensors, *affine), compute, recipe.convolutions))
+
+    def _updated(self) -> tuple[float, tuple[Tensor | None, Tensor | None]]:
+        """Count the batch; return the weight of its statistics in the running ones, and these."""
+        if not self.track_running_stats:
+            return 0.0, (None, None)
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+        if self.momentum is not None:
+            return self.momentum, (self.running_mean, self.running_var)
+        return 1.0 / float(cast(Tensor, self.num_batches_tracked)), (self.running_mean, self.running_var)
+
+
+class LeanBatchNorm1d(_LeanBatchNorm, nn.BatchNorm1d):
+    """`torch.nn.BatchNorm1d` of a lean model."""
+
+    float_type = nn.BatchNorm1d
+
+
+class LeanBatchNorm2d(_LeanBatchNorm, nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d` of a lean model."""
+
+    float_type = nn.BatchNorm2d
+
+
+class LeanBatchNorm3d(_LeanBatchNorm, nn.BatchNorm3d):
+    """`torch.nn.BatchNorm3d` of a lean model."""
+
+    float_type = nn.BatchNorm3d
+
+
+class _Norm(torch.autograd.Function):
+    """Batch norm by the operators that `torch.batch_norm` chooses, with an input that is computed again."""
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        statistics: tuple[Tensor | None, Tensor | None],
+        factor: float,
+        eps: float,
+        restore: Callable[..., Tensor],
+        *kept: Tensor,
+    ) -> Tensor:
+        output, mean, inverse, reserve, ctx.index = _aten._batch_norm_impl_index(
+            input, weight, bias, *statistics, True, factor, eps, torch.backends.cudnn.enabled
+        )
+        ctx.eps, ctx.restore = eps, restore
+        ctx.save_for_backward(weight, mean, inverse, reserve, *kept)
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        forget(ctx)
+        weight, mean, inverse, reserve, *kept = ctx.saved_tensors
+        mask = ctx.needs_input_grad[:3]
+        input = ctx.restore(*kept)
+        grads = _aten._batch_norm_impl_index_backward(
+            ctx.index, input, *grad_outputs, weight, None, None, mean, inverse, True, ctx.eps, mask, reserve
+        )
+        return *(grad if asked else None for grad, asked in zip(grads, mask, strict=True)), *(None,) * (4 + len(kept))
+
+
+def _again(
+    count: int, compute: Callable[..., Tensor], eps: float, running: torch.dtype | None, *tensors: Tensor
+) -> Tensor:
+    """Normalize the input, of ``count`` tensors, once more.
+
+    The operator decides by the dtype of the running statistics how it computes, so it gets some.
+    """
+    weight, bias = tensors[count:] or (None, None)
+    input = compute(*tensors[:count])
+    statistics = (None, None) if running is None else input.new_zeros(2, input.shape[1], dtype=running).unbind()
+    use_cudnn = torch.backends.cudnn.enabled
+    return _aten._batch_norm_impl_index(input, weight, bias, *statistics, True, 0.0, eps, use_cudnn)[0]

@@ -1,0 +1,35 @@
+"""A float convolution of few channels: its output is cheap to compute again."""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..kept_input import Lean
+from ..recipes import Recipe, as_called, hang
+
+CHANNELS = 4
+"""The largest number of input channels that counts as few."""
+
+
+class LeanConv2d(nn.Conv2d):
+    """`torch.nn.Conv2d` of few input channels in a lean model: a layer behind it can compute its output again."""
+
+    float_type = nn.Conv2d
+    lean: Lean = "fast"
+
+    def forward(self, input: Tensor) -> Tensor:
+        if self.lean == "fast" and input.ndim == 4:
+            input = input.contiguous(memory_format=torch.channels_last)  # as the layers of bits behind it
+        output = super().forward(input)
+        if not torch.is_grad_enabled() or self.padding_mode != "zeros" or not input.is_floating_point():
+            return output
+        geometry = self.stride, self.padding, self.dilation, self.groups
+        tensors = input, self.weight, *([] if self.bias is None else [self.bias])
+        return hang(output, Recipe(tensors, as_called(partial(_again, geometry), input.device), 1))
+
+
+def _again(geometry: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return F.conv2d(input, weight, bias, *geometry)

@@ -1,0 +1,209 @@
+"""Recipes: how a tensor of the forward is computed again in the backward, so that nobody has to keep it.
+
+The layers of a lean model (`qconv.lean`) hang the recipe of their output on its node in autograd's graph. A layer that
+needs its input for its own backward looks the recipe up there, and saves the few tensors of the recipe in place of its
+input. A sum of two tensors with recipes, as at the end of a residual block, has one as well: the graph shows it.
+
+The graph shows which operation made a tensor, but not whether its values were changed since, in place under
+``no_grad``. So a recipe counts only while the version counters of all tensors on the way say that nothing was. A change
+through ``.data`` counts no version; for this, a few samples of the values are compared in the backward, which raises.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.weak import TensorWeakRef
+
+_KEY = "qconv.recipe"
+_MOST = 8
+"""The convolutions to compute again for one tensor, at most: a chain of more starts from a tensor that is kept."""
+_SAMPLES = 32
+_INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Recipe(NamedTuple):
+    """``compute(*tensors)`` is the tensor, bit for bit.
+
+    Attributes:
+        tensors: what a backward saves in place of the tensor.
+        compute: a pure function of them.
+        convolutions: the number of them that it computes.
+    """
+
+    tensors: tuple[Tensor, ...]
+    compute: Callable[..., Tensor]
+    convolutions: int = 0
+
+
+class Saved(NamedTuple):
+    """What a Function saves of a tensor: the tensors of its recipe, or the tensor itself.
+
+    Attributes:
+        tensors: for `save_for_backward`.
+        restore: gives the tensor from them.
+    """
+
+    tensors: tuple[Tensor, ...]
+    restore: Callable[..., Tensor]
+
+
+class _Hung:
+    """A recipe on a node of the graph, and the version of the tensor that it describes.
+
+    Tensors with a node of their own are referred to weakly, for some hold this one; the layer that made the recipe has
+    saved them. With hooks for saved tensors (activation checkpointing, offloading) it has saved something else, and
+    whether they still live is up to chance: a recipe with such tensors is not used then.
+    """
+
+    def __init__(self, x: Tensor, recipe: Recipe) -> None:
+        self.tensors = [tensor if tensor.grad_fn is None else TensorWeakRef(tensor) for tensor in recipe.tensors]
+        self.compute, self.convolutions = recipe.compute, recipe.convolutions
+        self.form = x.shape, x.dtype
+        self.version, self.address = x._version, x.data_ptr()
+        self.counter = x.detach()
+        self.counter.data = torch.empty(0, dtype=x.dtype, device=x.device)  # keeps the counter, but not the memory
+
+    def recipe(self) -> Recipe | None:
+        if _has_hooks() and any(not isinstance(tensor, Tensor) for tensor in self.tensors):
+            return None
+        tensors = tuple(tensor if isinstance(tensor, Tensor) else tensor() for tensor in self.tensors)
+        present = tuple(tensor for tensor in tensors if tensor is not None)
+        return Recipe(present, self.compute, self.convolutions) if len(present) == len(tensors) else None
+
+    @property
+    def is_unchanged(self) -> bool:
+        return self.counter._version == self.version
+
+    def became(self, x: Tensor) -> bool:
+        """Whether one operation in place has turned the tensor into ``x``."""
+        return self.counter._version == x._version == self.version + 1 and self.address == x.data_ptr()
+
+
+def hang(x: Tensor, recipe: Recipe) -> Tensor:
+    """Hang a recipe on the node of ``x``, if it has one; return ``x``."""
+    if not torch.compiler.is_compiling() and x.grad_fn is not None:
+        _metadata(x.grad_fn)[_KEY] = _Hung(x, recipe)
+    return x
+
+
+def recipe_of(x: Tensor) -> Recipe | None:
+    """Return a recipe of ``x`` as it is now; None if there is none."""
+    if torch.compiler.is_compiling() or x.grad_fn is None or type(x) is not Tensor:
+        return None
+    hung = _metadata(x.grad_fn).get(_KEY)
+    if hung is not None:
+        return hung.recipe() if hung.is_unchanged and hung.form == (x.shape, x.dtype) else None
+    recipe = _of_sum(x)
+    if recipe is None or recipe.convolutions > _MOST:
+        return None
+    hang(x, recipe)
+    return recipe
+
+
+def forget(node: Any) -> None:
+    """Drop the recipes of the output and of the inputs of a Function whose backward runs, given its context."""
+    for other in (node, *(function for function, _ in node.next_functions)):
+        if other is not None:
+            _metadata(other).pop(_KEY, None)
+
+
+def saved(x: Tensor, name: str = "a layer") -> Saved:
+    """Return what a Function saves to have ``x`` in its backward.
+
+    If it is ``x`` itself, then sums with ``x`` have recipes.
+
+    Args:
+        x: the tensor.
+        name: of the layer that needs it, for the error message.
+
+    Returns:
+        Tensors without gradients, and the function that makes ``x`` of them. It raises a RuntimeError if samples of the
+        values differ.
+    """
+    recipe = recipe_of(x)
+    if recipe is None:
+        hang(x, Recipe((x,), _itself))
+        return Saved((x.detach(),), _itself)
+    tensors = _samples(x), *(tensor.detach() for tensor in recipe.tensors)
+    return Saved(tensors, partial(_checked, recipe.compute, name))
+
+
+def as_called(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+    """Return ``function`` under the autocast of now, whatever that is when it is called."""
+    kind = device.type
+    return partial(_under, function, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+
+
+def _under(function: Callable[..., Tensor], kind: str, dtype: torch.dtype, enabled: bool, *tensors: Tensor) -> Tensor:
+    with torch.autocast(kind, dtype, enabled):
+        return function(*tensors)
+
+
+def _of_sum(x: Tensor) -> Recipe | None:
+    node: Any = x.grad_fn
+    if node.name() != "AddBackward0" or node._saved_alpha != 1:
+        return None
+    (first, _), (second, _) = node.next_functions
+    one, other = (None if term is None else _metadata(term).get(_KEY) for term in (first, second))
+    if one is None or other is None or one.form != other.form or one.form != (x.shape, x.dtype):
+        return None
+    is_new = x._version == 0 and one.is_unchanged
+    if not (is_new or one.became(x)) or not other.is_unchanged:
+        return None
+    of_one, of_other = one.recipe(), other.recipe()
+    if of_one is None or of_other is None:
+        return None
+    memory_format = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
+    compute = partial(_sum, of_one.compute, len(of_one.tensors), of_other.compute, memory_format)
+    return Recipe((*of_one.tensors, *of_other.tensors), compute, of_one.convolutions + of_other.convolutions)
+
+
+def _sum(
+    one: Callable[..., Tensor],
+    count: int,
+    other: Callable[..., Tensor],
+    memory_format: torch.memory_format,
+    *tensors: Tensor,
+) -> Tensor:
+    return (one(*tensors[:count]) + other(*tensors[count:])).contiguous(memory_format=memory_format)
+
+
+def _metadata(node: Any) -> dict[str, _Hung]:
+    """The dictionary that autograd keeps for each node of its graph, as long as the node lives."""
+    return node.metadata
+
+
+def _has_hooks() -> bool:
+    """Whether hooks for saved tensors are set."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # pyright: ignore
+
+
+def _itself(x: Tensor) -> Tensor:
+    return x
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def _samples(x: Tensor) -> Tensor:
+    """Some values from all over ``x``, as integers: NaN is equal to itself."""
+    if not x.numel():
+        return torch.empty(0, device=x.device)
+    places = [torch.linspace(0, size - 1, _SAMPLES).long() for size in x.shape]
+    order = torch.arange(_SAMPLES)
+    index = [place[order * (2 * dim + 1) % _SAMPLES] for dim, place in enumerate(places)]
+    return x.detach()[tuple(index)].view(_INTEGER[x.element_size()])
+
+
+def _checked(compute: Callable[..., Tensor], name: str, samples: Tensor, *tensors: Tensor) -> Tensor:
+    x = compute(*tensors)
+    if x.device.type == "cpu" and not torch.equal(_samples(x), samples):
+        raise RuntimeError(
+            f"the input of {name} can't be computed again: it, or a tensor that it was made of, was changed through "
+            ".data, where autograd can't see it; change it under torch.no_grad(), or call qconv.lean(model, False)"
+        )
+    return x

@@ -1,0 +1,354 @@
+"""Lean models against the same models that are not: outputs, gradients, state, and what is kept."""
+
+import copy
+import gc
+import pickle
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from methods import SCHEMES
+from test_layers import CONVOLUTIONS, pair
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import qconv
+from qconv import schemes
+from qconv.models import resnet20
+from qconv.models.activations import Maxout, RPReLU
+
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+LINEAR = {"linear": (nn.Linear, {}, (6, 4)), "linear, more dimensions": (nn.Linear, {}, (2, 3, 4))}
+LAYERS = {**CONVOLUTIONS, **LINEAR}
+
+
+def gradients(model: nn.Module, input: Tensor, autocast: bool = False) -> tuple[Tensor, list[Tensor | None]]:
+    """The output, and the gradients of the input and of all parameters."""
+    model.zero_grad()
+    input = input.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        output = model(input)
+    weights = torch.linspace(-1, 2, output.numel()).view_as(output)
+    (output.float() * weights).sum().backward()
+    grads = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    return output.detach(), [input.grad, *grads]
+
+
+def assert_same(one: Any, other: Any) -> None:
+    assert torch.equal(one[0], other[0]) or (one[0].isnan() == other[0].isnan()).all()
+    for a, b in zip(one[1], other[1], strict=True):
+        assert (a is None) == (b is None)
+        assert a is None or torch.equal(a.nan_to_num(7), b.nan_to_num(7))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES.values(), ids=SCHEMES.keys())
+def test_exact_layers(scheme: qconv.Scheme) -> None:
+    for name, (twin, arguments, shape) in LAYERS.items():
+        if scheme.scale_map and "transposed" in name:
+            continue
+        torch.manual_seed(0)
+        _, layer = pair(twin, arguments, scheme)
+        input = torch.randn(shape) * 1.5
+        layer(input)  # takes its ranges from the first batch
+        other = qconv.lean(copy.deepcopy(layer), exact=True)
+        for given in (input, *([input.to(memory_format=torch.channels_last)] if len(shape) == 4 else [])):
+            plain, lean = gradients(layer, given), gradients(other, given)
+            assert_same(plain, lean)
+            assert plain[0].stride() == lean[0].stride(), name
+
+
+class Block(nn.Module):
+    """Convolutions with shortcuts, in a forward that `torch.fx` can't trace, with a sum in place."""
+
+    def __init__(self, activation: Callable[[], nn.Module], scheme: qconv.Scheme, inplace: bool) -> None:
+        super().__init__()
+        self.stem, self.stem_norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.convs = nn.ModuleList(qconv.QConv2d(8, 8, 3, padding=1, bias=i == 1, scheme=scheme) for i in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8, affine=i != 1, momentum=[0.1, None, 0.3][i]) for i in range(3))
+        self.acts = nn.ModuleList(activation() for _ in range(3))
+        self.inplace = inplace
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem_norm(self.stem(x))
+        for conv, norm, act in zip(self.convs, self.norms, self.acts, strict=True):
+            y = norm(conv(x))
+            if self.inplace and len(y) > 1:
+                y += x
+            else:
+                y = y + x
+            x = act(y)
+        return x
+
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "none": nn.Identity,
+    **{kind.__name__: kind for kind in (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.PReLU, nn.LeakyReLU)},
+    **{f"{kind.__name__} in place": partial(kind, inplace=True) for kind in (nn.ReLU, nn.Hardtanh, nn.LeakyReLU)},
+    **{kind.__name__: partial(kind, 8) for kind in (RPReLU, Maxout)},
+}
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bireal(), schemes.lsq()], ids=str)
+def test_exact_networks(scheme: qconv.Scheme, activation: str, inplace: bool) -> None:
+    torch.manual_seed(0)
+    if "ReLU" in activation and not activation.startswith(("P", "RP", "Leaky")) and scheme.input().splits_at_zero:
+        pytest.skip("hardly any information passes")
+    model = Block(ACTIVATIONS[activation], scheme, inplace)
+    input = torch.randn(4, 3, 6, 6)
+    model(input)
+    lean = qconv.lean(copy.deepcopy(model), exact=True)
+    for autocast in (False, True):
+        assert_same(gradients(model, input, autocast), gradients(lean, input, autocast))
+    for (name, a), b in zip(model.state_dict().items(), lean.state_dict().values(), strict=True):
+        assert torch.equal(a, b), name
+    assert_same(gradients(model.eval(), input), gradients(lean.eval(), input))
+
+
+def block(exact: bool = True, activation: str = "none", inplace: bool = False) -> tuple[Block, Block, Tensor]:
+    """A network of Bi-Real's layers, whose sums are computed again, the same one made lean, and a batch."""
+    torch.manual_seed(0)
+    model = Block(ACTIVATIONS[activation], schemes.bireal(), inplace)
+    return model, qconv.lean(copy.deepcopy(model), exact=exact), torch.randn(4, 3, 6, 6)
+
+
+@pytest.mark.parametrize("activation", ["none", "Hardtanh", "RPReLU"])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_what_users_do_with_a_model(activation: str, inplace: bool) -> None:
+    model, lean, input = block(activation=activation, inplace=inplace)
+    expected = gradients(model, input)
+
+    assert_same(expected, gradients(lean, input))
+    assert_same(expected, gradients(copy.deepcopy(lean), input))
+    assert_same(expected, gradients(pickle.loads(pickle.dumps(lean)), input))
+    assert_same(expected, gradients(qconv.lean(qconv.lean(copy.deepcopy(lean), False), exact=True), input))
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.clone(), lambda x: x):
+        assert_same(expected, gradients(lean, input))
+    with torch.autograd.graph.save_on_cpu():
+        assert_same(expected, gradients(lean, input))
+    for steps in (1, 2):  # of the whole, and of each half of a wrapped one
+        again = Checkpointed(copy.deepcopy(lean), steps)
+        assert_same(expected, gradients(again, input))
+
+
+class Checkpointed(nn.Module):
+    """Non-reentrant activation checkpointing."""
+
+    def __init__(self, model: nn.Module, times: int) -> None:
+        super().__init__()
+        self.model, self.times = model, times
+
+    def forward(self, x: Tensor) -> Tensor:
+        def run(x: Tensor) -> Tensor:
+            return self.model(x) if self.times == 1 else checkpoint(self.model, x, use_reentrant=False)
+
+        return checkpoint(run, x, use_reentrant=False)
+
+
+def test_two_backwards_through_one_graph() -> None:
+    _, lean, input = block(activation="RPReLU")
+    output = lean(input).square().sum()
+    first = torch.autograd.grad(output, list(lean.parameters()), retain_graph=True)
+    assert all(
+        torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(output, list(lean.parameters())), strict=True)
+    )
+
+
+def test_gradients_of_two_batches_add_up() -> None:
+    model, lean, input = block()
+    for network in (model, lean):
+        (network(input).square().mean() + network(input.flip(0)).square().mean()).backward()
+        network(2 * input).square().mean().backward()
+    for one, other in zip(model.parameters(), lean.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.equal(one.grad, other.grad)
+
+
+def test_parameters_given_from_outside() -> None:
+    model, lean, input = block()
+    parameters = {name: (p.detach() * 1.1).requires_grad_() for name, p in model.named_parameters()}
+    learned = list(parameters.values())
+    outputs: list[Tensor] = [functional_call(network, parameters, (input,)) for network in (model, lean)]
+    grads = [torch.autograd.grad(output.square().sum(), learned) for output in outputs]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+@pytest.mark.parametrize("frozen", ["convs.0", "convs.1.weight", "norms", "norms.0.weight", "stem", "convs", "acts"])
+def test_frozen_parameters(frozen: str) -> None:
+    model, lean, input = block(activation="RPReLU")
+    for network in (model, lean):
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(not name.startswith(frozen))
+    assert_same(gradients(model, input), gradients(lean, input))
+
+
+@pytest.mark.parametrize("layer", ["convs.0", "norms.0", "acts.0", "convs.1", "stem", "stem_norm"])
+def test_frozen_modes(layer: str) -> None:
+    model, lean, input = block(activation="RPReLU")
+    for network in (model, lean):
+        network(input)
+        network.get_submodule(layer).eval()
+    assert_same(gradients(model, input), gradients(lean, input))
+
+
+def double(x: Tensor) -> None:
+    x.mul_(2)
+
+
+def double_unseen(x: Tensor) -> None:
+    with torch.no_grad():
+        x.mul_(2)
+
+
+@pytest.mark.parametrize("change", [double, double_unseen])
+@pytest.mark.parametrize("layer", ["stem", "stem_norm", "convs.0", "norms.0", "acts.0", "convs.1", "norms.1"])
+@pytest.mark.parametrize("inplace", [False, True])
+def test_outputs_that_a_hook_changes(layer: str, change: Callable[[Tensor], None], inplace: bool) -> None:
+    model, lean, input = block(activation="PReLU" if layer == "acts.0" else "none", inplace=inplace)
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        change(output)
+
+    for network in (model, lean):
+        network.get_submodule(layer).register_forward_hook(hook)
+    try:
+        expected = gradients(model, input)
+    except RuntimeError:  # autograd has noticed
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradients(lean, input)
+        return
+    assert_same(expected, gradients(lean, input))
+
+
+@pytest.mark.parametrize("layer", ["convs.0", "norms.0", "convs.1", "norms.1"])
+def test_changes_that_no_version_counts(layer: str) -> None:
+    _, lean, input = block()
+
+    def hook(module: nn.Module, args: Any, output: Tensor) -> None:
+        output.data.mul_(2)
+
+    lean.get_submodule(layer).register_forward_hook(hook)
+    with pytest.raises(RuntimeError, match=r"can't be computed again: .* was changed through \.data"):
+        gradients(lean, input)
+
+
+def test_hooks_of_gradients() -> None:
+    model, lean, input = block()
+    seen: list[list[Tensor]] = []
+    for network in (model, lean):
+        seen.append([])
+        for module in (network.convs[1], network.norms[0]):
+            module.register_full_backward_hook(lambda m, g, grads, to=seen[-1]: to.append(grads[0].clone()))
+    assert_same(gradients(model, input), gradients(lean, input))
+    assert all(torch.equal(a, b) for a, b in zip(*seen, strict=True))
+
+
+@pytest.mark.parametrize("name", ["convs.0.weight", "norms.0.weight", "stem.weight", "acts.0.slope"])
+def test_a_parameter_changed_between_forward_and_backward(name: str) -> None:
+    _, lean, input = block(activation="RPReLU")
+    output = lean(input)
+    with torch.no_grad():
+        lean.get_parameter(name).add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()
+
+
+def test_differentiating_twice_is_refused() -> None:
+    _, lean, input = block(activation="RPReLU")
+    for frozen in (False, True):
+        lean.requires_grad_(not frozen)
+        x = input.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(lean(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="differentiate twice"):
+            grad.sum().backward()
+
+
+@pytest.mark.parametrize("shape", [(0, 3, 6, 6), (1, 3, 1, 1), (2, 3, 1, 7)])
+def test_odd_batches(shape: tuple[int, ...]) -> None:
+    model, lean, _ = block()
+    input = torch.randn(shape)
+    try:
+        expected = gradients(model, input)
+    except ValueError as error:
+        with pytest.raises(ValueError, match=re.escape(str(error))):
+            gradients(lean, input)
+        return
+    assert_same(expected, gradients(lean, input))
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf, -0.0])
+def test_odd_values(value: float) -> None:
+    """A gradient that meets NaN is 0 or NaN."""
+    model, lean, input = block(activation="Hardtanh")
+    input[1, :, 2] = value
+    expected, got = gradients(model, input), gradients(lean, input)
+    if value == 0:
+        assert_same(expected, got)
+    assert torch.equal(expected[0].isnan(), got[0].isnan())
+
+
+def test_one_activation_in_many_places() -> None:
+    model, lean, input = block(activation="Hardtanh")
+    for network in (model, lean):
+        network.acts = nn.ModuleList([network.acts[0]] * 3)
+        network.convs = nn.ModuleList([network.convs[0]] * 3)
+    assert_same(gradients(model, input), gradients(lean, input))
+
+
+def test_a_hundred_steps() -> None:
+    model, lean, input = block(activation="RPReLU")
+    for network in (model, lean):
+        optimizer = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9)
+        for step in range(100):
+            optimizer.zero_grad()
+            network(input.roll(step, 0)).square().mean().backward()
+            optimizer.step()
+            qconv.after_step(network)
+    for (name, one), other in zip(model.state_dict().items(), lean.state_dict().values(), strict=True):
+        assert torch.equal(one, other), name
+
+
+def test_nothing_is_kept_after_the_backward() -> None:
+    gc.collect()
+    _, lean, input = block(activation="RPReLU")
+    loss = lean(input).sum()
+    assert any(type(each).__name__ == "_Hung" for each in gc.get_objects())
+    loss.backward()
+    held = [x for each in gc.get_objects() if type(each).__name__ == "_Hung" for x in each.tensors]
+    assert not held
+
+
+def kept(model: nn.Module, input: Tensor) -> int:
+    """The bytes that autograd keeps, without parameters and the input."""
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), input)}
+    sizes: dict[int, int] = {}
+    alive: list[Tensor] = []
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            sizes[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        model(input).sum().backward()
+    return sum(sizes.values())
+
+
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize(
+    ("scheme", "activation", "times"),
+    [(schemes.bnn(), nn.Hardtanh, 14), (schemes.bnn(), nn.Identity, 9), (schemes.bireal(), nn.Identity, 4)],
+)
+def test_what_is_kept(scheme: qconv.Scheme, activation: Any, times: float, exact: bool) -> None:
+    model = qconv.convert(resnet20(3, 10, activation=activation, shortcut="per_conv"), scheme)
+    input = torch.randn(16, 3, 32, 32)
+    before = kept(model, input)
+    assert kept(qconv.lean(model, exact=exact), input) * times < before
