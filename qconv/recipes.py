@@ -10,18 +10,26 @@ through ``.data`` counts no version; for this, a few samples of the values are c
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from .streams import Place
+
 _KEY = "qconv.recipe"
 _MOST = 8
 """The convolutions to compute again for one tensor, at most: a chain of more starts from a tensor that is kept."""
 _SAMPLES = 32
+_ROUNDING = 1e-3
+"""The rounding errors of a stream that is computed backwards lie far below this part of its values."""
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+Term = tuple[Callable[..., Tensor], int, int]
+"""How a term of a sum is computed, and which of the tensors of the sum's recipe it takes."""
 
 
 class Recipe(NamedTuple):
@@ -65,6 +73,9 @@ class _Hung:
         self.version, self.address = x._version, x.data_ptr()
         self.counter = x.detach()
         self.counter.data = torch.empty(0, dtype=x.dtype, device=x.device)  # keeps the counter, but not the memory
+        self.terms: tuple[_Hung, _Hung] | None = None
+        self.place: Place | None = None
+        self.last: Term | None = None
 
     def recipe(self) -> Recipe | None:
         if _has_hooks() and any(not isinstance(tensor, Tensor) for tensor in self.tensors):
@@ -72,6 +83,19 @@ class _Hung:
         tensors = tuple(tensor if isinstance(tensor, Tensor) else tensor() for tensor in self.tensors)
         present = tuple(tensor for tensor in tensors if tensor is not None)
         return Recipe(present, self.compute, self.convolutions) if len(present) == len(tensors) else None
+
+    def placed(self) -> tuple[Place, Term | None]:
+        """Return the place of the tensor in its stream, and its last term, if it is a sum with one in the stream."""
+        if self.place is None:
+            self.place = Place()
+            one, other = self.terms or (None, None)
+            if one is not None and other is not None and (before := other.place or one.place) is not None:
+                self.place.follow(before)
+                count = len(one.tensors)
+                is_first = before is other.place
+                self.last = (one.compute, 0, count) if is_first else (other.compute, count, len(self.tensors))
+        self.terms = None
+        return self.place, self.last
 
     @property
     def is_unchanged(self) -> bool:
@@ -96,10 +120,12 @@ def recipe_of(x: Tensor) -> Recipe | None:
     hung = _metadata(x.grad_fn).get(_KEY)
     if hung is not None:
         return hung.recipe() if hung.is_unchanged and hung.form == (x.shape, x.dtype) else None
-    recipe = _of_sum(x)
-    if recipe is None or recipe.convolutions > _MOST:
+    found = _of_sum(x)
+    if found is None or found[0].convolutions > _MOST:
         return None
+    recipe, terms = found
     hang(x, recipe)
+    _metadata(x.grad_fn)[_KEY].terms = terms
     return recipe
 
 
@@ -110,7 +136,7 @@ def forget(node: Any) -> None:
             _metadata(other).pop(_KEY, None)
 
 
-def saved(x: Tensor, name: str = "a layer") -> Saved:
+def saved(x: Tensor, name: str = "a layer", exact: bool = True) -> Saved:
     """Return what a Function saves to have ``x`` in its backward.
 
     If it is ``x`` itself, then sums with ``x`` have recipes.
@@ -118,6 +144,8 @@ def saved(x: Tensor, name: str = "a layer") -> Saved:
     Args:
         x: the tensor.
         name: of the layer that needs it, for the error message.
+        exact: whether ``x`` is needed bit for bit; else it may be computed from the next tensor of its stream, with
+            rounding errors.
 
     Returns:
         Tensors without gradients, and the function that makes ``x`` of them. It raises a RuntimeError if samples of the
@@ -127,8 +155,21 @@ def saved(x: Tensor, name: str = "a layer") -> Saved:
     if recipe is None:
         hang(x, Recipe((x,), _itself))
         return Saved((x.detach(),), _itself)
+    compute: Callable[..., Tensor] = recipe.compute
+    if not exact:
+        compute = partial(_of_stream, compute, *_metadata(x.grad_fn)[_KEY].placed())
     tensors = _samples(x), *(tensor.detach() for tensor in recipe.tensors)
-    return Saved(tensors, partial(_checked, recipe.compute, name))
+    return Saved(tensors, partial(_checked, compute, name, 0.0 if exact else _ROUNDING))
+
+
+def _of_stream(compute: Callable[..., Tensor], place: Place, last: Term | None, *tensors: Tensor) -> Tensor:
+    x = place.value()
+    if x is None:
+        x = compute(*tensors)
+    if last is not None:
+        term, begin, end = last
+        place.hold(x, partial(term, *tensors[begin:end]))
+    return x
 
 
 def as_called(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
@@ -142,7 +183,7 @@ def _under(function: Callable[..., Tensor], kind: str, dtype: torch.dtype, enabl
         return function(*tensors)
 
 
-def _of_sum(x: Tensor) -> Recipe | None:
+def _of_sum(x: Tensor) -> tuple[Recipe, tuple[_Hung, _Hung]] | None:
     node: Any = x.grad_fn
     if node.name() != "AddBackward0" or node._saved_alpha != 1:
         return None
@@ -158,7 +199,8 @@ def _of_sum(x: Tensor) -> Recipe | None:
         return None
     memory_format = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
     compute = partial(_sum, of_one.compute, len(of_one.tensors), of_other.compute, memory_format)
-    return Recipe((*of_one.tensors, *of_other.tensors), compute, of_one.convolutions + of_other.convolutions)
+    recipe = Recipe((*of_one.tensors, *of_other.tensors), compute, of_one.convolutions + of_other.convolutions)
+    return recipe, (one, other)
 
 
 def _sum(
@@ -190,20 +232,31 @@ def _is_channels_last(x: Tensor) -> bool:
 
 
 def _samples(x: Tensor) -> Tensor:
-    """Some values from all over ``x``, as integers: NaN is equal to itself."""
-    if not x.numel():
-        return torch.empty(0, device=x.device)
-    places = [torch.linspace(0, size - 1, _SAMPLES).long() for size in x.shape]
+    """Some values from all over ``x``."""
+    return x.detach()[_places(x.shape, x.device)].clone() if x.numel() else x.detach()
+
+
+@lru_cache(maxsize=1024)
+def _places(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
+    places = [torch.linspace(0, size - 1, _SAMPLES).long() for size in shape]
     order = torch.arange(_SAMPLES)
-    index = [place[order * (2 * dim + 1) % _SAMPLES] for dim, place in enumerate(places)]
-    return x.detach()[tuple(index)].view(_INTEGER[x.element_size()])
+    return tuple(place[order * (2 * dim + 1) % _SAMPLES].to(device) for dim, place in enumerate(places))
 
 
-def _checked(compute: Callable[..., Tensor], name: str, samples: Tensor, *tensors: Tensor) -> Tensor:
+def _checked(compute: Callable[..., Tensor], name: str, tolerance: float, samples: Tensor, *tensors: Tensor) -> Tensor:
     x = compute(*tensors)
-    if x.device.type == "cpu" and not torch.equal(_samples(x), samples):
+    if x.device.type == "cpu" and x.numel() and not _are_equal(_samples(x), samples, tolerance):
         raise RuntimeError(
             f"the input of {name} can't be computed again: it, or a tensor that it was made of, was changed through "
             ".data, where autograd can't see it; change it under torch.no_grad(), or call qconv.lean(model, False)"
         )
     return x
+
+
+def _are_equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
+    """Whether values are equal, NaN to NaN, up to a part of the largest one."""
+    if not tolerance:
+        dtype = _INTEGER[one.element_size()]
+        return torch.equal(one.view(dtype), other.view(dtype))
+    largest = other.abs().nan_to_num(0, 0, 0).max().item()
+    return torch.allclose(one, other, rtol=tolerance, atol=tolerance * largest, equal_nan=True)

@@ -227,8 +227,9 @@ def test_outputs_that_a_hook_changes(layer: str, change: Callable[[Tensor], None
 
 
 @pytest.mark.parametrize("layer", ["convs.0", "norms.0", "convs.1", "norms.1"])
-def test_changes_that_no_version_counts(layer: str) -> None:
-    _, lean, input = block()
+@pytest.mark.parametrize("exact", [True, False])
+def test_changes_that_no_version_counts(layer: str, exact: bool) -> None:
+    _, lean, input = block(exact)
 
     def hook(module: nn.Module, args: Any, output: Tensor) -> None:
         output.data.mul_(2)

@@ -23,7 +23,8 @@ ROOMS = {
     "distillation": set(),
     "grad": set(),
     "kernels": set(),
-    "recipes": set(),
+    "streams": set(),
+    "recipes": {"streams"},
     "quantizers": {"checks", "kernels", "methods", "schemes"},  # those of methods by name, when they are asked for
     "scheme": {"checks", "quantizers"},
     "methods": {"checks", "processes", "quantizers", "scheme"},
