@@ -7,7 +7,7 @@ import sys
 import torch
 from gradient_cases import cases
 
-from qconv.kernels import bits, look_up, native, native_bits
+from qconv.kernels import bits, look_up, native, native_bits, norm
 from qconv.kernels.operators import pack_weight
 
 
@@ -45,6 +45,8 @@ def main() -> None:
             if passes is not None:
                 native_bits.where_passes(signs, passes[1], window.groups, instruction_set=name)
                 native_bits.unpack_signs(passes[0], sizes.channels[0], window.groups, instruction_set=name)
+            over, per = case.signs.movedim(1, -1).contiguous().movedim(-1, 1), torch.ones(3, sizes.channels[0])
+            norm.by_kernel(over, over.clone(), per[0], per[1], per[2], over, instruction_set=name)
             for width in (1, 2, 4, 8):
                 codes = torch.randint(2**width, sizes.input, dtype=torch.uint8)
                 found = native_bits.pack_codes(codes, width, instruction_set=name)

@@ -129,7 +129,7 @@ def calls(rng: random.Random) -> list[tuple[str, tuple[Any, ...]]]:
     """A call of each operator on one random shape: its name and its arguments."""
     shape, last, dtype = random_shape(rng), rng.random() < 0.5, rng.choice([torch.float32, torch.bfloat16])
     groups = rng.choice([g for g in (1, 1, 2, 4, 7) if shape[1] % g == 0])
-    low, high = rng.choice([-1.0, -0.3, 0.0, None]), rng.choice([1.0, 0.7, 0.0, None])
+    low, high = rng.choice([-1.0, -0.3, 0.0, -0.0, None]), rng.choice([1.0, 0.7, 0.0, -0.0, None])
     x, width = values(shape, last, dtype), rng.choice([1, 2, 4, 8])
     codes = values(shape, last).nan_to_num(0).abs().mul(50).clamp(max=2**width - 1).trunc()
     kind: torch.dtype = rng.choice([dtype, torch.uint8, torch.float32, *([torch.int8] if width < 8 else [])])

@@ -60,7 +60,7 @@ def clamp_and_pack(
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """`bits.clamp_and_pack`."""
     passes, bounds = _words(input, 1), _bounds(low, high, input.dtype)
-    if passes is None or bounds is None or _channels_last(input) is None:
+    if passes is None or bounds is None or channels_last(input) is None:
         return None
     clamped, stops = torch.empty_like(input), torch.zeros((), dtype=torch.bool)
     _call(_CLAMP, input, clamped, (None, passes, stops), bounds=bounds, instruction_set=instruction_set)
@@ -87,7 +87,7 @@ def unpack_signs(
 def where_passes(grad: Tensor, passes: Tensor, groups: int = 1, instruction_set: str | None = None) -> Tensor | None:
     """`bits.where_passes`."""
     wanted = _words_shape(grad, groups)
-    if _channels_last(grad) is None or passes.shape != wanted or not _is_packed(passes, torch.int64):
+    if channels_last(grad) is None or passes.shape != wanted or not _is_packed(passes, torch.int64):
         return None
     output = torch.empty_like(grad)
     _call(_WHERE, grad, output, (None, passes, None), groups, instruction_set=instruction_set)
@@ -128,7 +128,7 @@ def _is_packed(bits: Tensor, dtype: torch.dtype) -> bool:
     return _is_full(bits) and bits.dtype == dtype and bits.is_contiguous()
 
 
-def _channels_last(x: Tensor) -> bool | None:
+def channels_last(x: Tensor) -> bool | None:
     """Whether the channels are adjacent in memory, or else the pixels; None if neither are.
 
     Where both are true, the one is taken that has more of them.
@@ -153,13 +153,17 @@ def _words(x: Tensor, groups: int) -> Tensor | None:
 
 
 @lru_cache(maxsize=256)
+def _rounded(bound: float, dtype: torch.dtype) -> float:
+    return torch.tensor(bound, dtype=torch.float64).to(dtype).item()
+
+
 def _bounds(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[float, float] | None:
     """The bounds as the dtype rounds them, NaN for one that is None; None if the dtype doesn't hold them."""
     found = [math.nan, math.nan]
     for place, bound in enumerate((low, high)):
         if bound is None:
             continue
-        found[place] = torch.tensor(bound, dtype=torch.float64).to(dtype).item()
+        found[place] = math.copysign(_rounded(bound, dtype), bound)  # 0.0 and -0.0 are one key of the cache
         if math.isnan(bound) or math.isinf(bound) != math.isinf(found[place]):
             return None
     return found[0], found[1]
@@ -184,7 +188,7 @@ def _call(
     shaped = output if input is None else input
     if module is None or shaped is None:
         raise ValueError("a pass needs the compiled module, and an input or an output")
-    last = _channels_last(shaped)
+    last = channels_last(shaped)
     if last is None:
         shaped = input = shaped.contiguous()
         last = False

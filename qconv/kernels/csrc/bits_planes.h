@@ -42,7 +42,8 @@ INLINE TARGET void NAME(half)(const Pass *pass, int64_t at, int64_t channels, in
                 else
                     a[v] |= ~stopped & place;
             }
-            if (operation == CLAMP) NAME(save)(pass->output, here, type, NAME(clamped)(x, pass->low, pass->high), count);
+            if (operation == CLAMP)
+                NAME(save)(pass->output, here, type, NAME(clamped)(x, pass->low, pass->high), count);
         }
         place <<= 1;
     }

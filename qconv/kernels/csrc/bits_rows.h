@@ -1,6 +1,6 @@
 /* The kernels where channels are adjacent, over one instruction set: included once for each, before bits_planes.h, with
- * NAME, TARGET, PLACES (the bits of lanes), Ints, Floats, words, halves, bytes, to_words, to_halves, to_bytes, negative,
- * stopped and clamped. */
+ * NAME, TARGET, PLACES (the bits of lanes), Ints, Floats, words, halves, bytes, to_words, to_halves, to_bytes,
+ * negative, stopped and clamped. */
 #define Ints NAME(Ints)
 #define Floats NAME(Floats)
 #define LANES ((int)(sizeof(Ints) / 4))

@@ -5,6 +5,7 @@
 #include "binary.h"
 #include "bits.h"
 #include "look_up.h"
+#include "norm.h"
 
 static ParallelFor parallel_for;
 
@@ -94,6 +95,19 @@ static PyObject *bits_pass_over(PyObject *module, PyObject *const *arguments, Py
     Py_RETURN_NONE;
 }
 
+static PyObject *norm_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *addresses[NORM_ADDRESSES];
+    int64_t numbers[NORM_NUMBERS];
+    int failed;
+    (void)module;
+    if (!read_call("norm_backward", arguments, count, NORM_ADDRESSES, NORM_NUMBERS, addresses, numbers)) return NULL;
+    Norm norm = norm_of(addresses, numbers);
+    Py_BEGIN_ALLOW_THREADS
+    failed = norm_backward(&norm, parallel_for);
+    Py_END_ALLOW_THREADS
+    return none_unless(failed, "sums over channels");
+}
+
 static int fill(PyObject *module) {
     parallel_for = torch_parallel_for();
     return PyModule_AddIntConstant(module, "instruction_sets", (long)instruction_sets());
@@ -101,6 +115,7 @@ static int fill(PyObject *module) {
 
 static PyMethodDef methods[] = {
     {"convolve", (PyCFunction)(void (*)(void))binary_convolve, METH_FASTCALL, NULL},
+    {"norm_backward", (PyCFunction)(void (*)(void))norm_call, METH_FASTCALL, NULL},
     {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
     {"sign_grad_input", (PyCFunction)(void (*)(void))sign_grad_input, METH_FASTCALL, NULL},
     {"sign_grad_weight", (PyCFunction)(void (*)(void))sign_grad_weight, METH_FASTCALL, NULL},
