@@ -3,7 +3,9 @@
 The forward counts bits. A gradient has one operand of ±1, and adds up numbers that were looked up by bits of it.
 """
 
-from typing import Any, NamedTuple
+import threading
+from collections.abc import Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,7 +14,8 @@ from .grad.kernel import Gradients
 from .kernels.sign_gradients import pack_weight
 from .kernels.window import Window
 from .operations import Convolution, Linear, OutputMask
-from .quantizers import Whole
+from .quantizers import Quantizer, Whole
+from .quantizers.base import whole_of
 from .quantizers.form import Form
 
 _ops = torch.ops.qconv
@@ -23,19 +26,72 @@ def window_of(op: Any) -> Window | None:
     return op.window if isinstance(op, Convolution | Linear) else None
 
 
+class Filters(NamedTuple):
+    """A weight of signs.
+
+    Attributes:
+        shape: of the weight.
+        bits: the signs, as the kernels take them.
+        sums: of the signs of each tap.
+        scale: of each filter, float32; None is 1.
+    """
+
+    shape: torch.Size
+    bits: Tensor
+    sums: Tensor
+    scale: Tensor | None
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        """Height and width of the kernel."""
+        sizes = (1, 1, *self.shape[2:])
+        return sizes[-2], sizes[-1]
+
+    @property
+    def scales(self) -> Tensor | None:
+        """The scale as ``(C_out,)``."""
+        return None if self.scale is None else self.scale.flatten().expand(self.shape[0]).contiguous()
+
+
+def filters_of(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
+    """Return the quantized weight as bits.
+
+    Within a backward, the ones of the last layer are remembered: its batch norm and the layer itself ask for them in
+    turn.
+    """
+    task = torch._C._current_graph_task_id()  # pyright: ignore
+    key = task, weight.data_ptr(), weight._version, weight.shape, id(quantizer), groups
+    if task == -1 or torch.compiler.is_compiling():
+        return _filters(weight, quantizer, tensors, groups)
+    if getattr(_last, "key", None) != key:
+        _last.key, _last.filters = key, _filters(weight, quantizer, tensors, groups)
+        _last.alive = weight, quantizer  # or others might get their addresses
+        torch.autograd.Variable._execution_engine.queue_callback(_last.__dict__.clear)  # pyright: ignore
+    return _last.filters
+
+
+_last = threading.local()
+
+
+def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
+    values, scale = cast(Whole, whole_of(quantizer, weight, tensors))
+    kernel = (1, 1, *weight.shape[2:])[-2:]
+    return Filters(weight.shape, *pack_weight(values.view(*weight.shape[:2], *kernel), groups), scale)
+
+
 class BitOperands(NamedTuple):
     """Both operands of an operation on signs.
 
     Attributes:
         input: bits of the signs of the input.
         form: of the input.
-        weight: +1 and −1, and a scale for each filter.
+        weight: the filters.
         window: of the kernel, in two dimensions.
     """
 
     input: Tensor
     form: Form
-    weight: Whole
+    weight: Filters
     window: Window
 
     @property
@@ -44,37 +100,19 @@ class BitOperands(NamedTuple):
         batch, *spatial, words = self.input.shape
         return self.input.view(batch, *[1] * (2 - len(spatial)), *spatial, words)
 
-    @property
-    def kernel_size(self) -> tuple[int, int]:
-        """Height and width of the kernel."""
-        sizes = (1, 1, *self.weight.values.shape[2:])
-        return sizes[-2], sizes[-1]
 
-    def filters(self) -> tuple[Tensor, Tensor]:
-        """The weight as bits, and the sums of its taps."""
-        values = self.weight.values
-        return pack_weight(values.view(*values.shape[:2], *self.kernel_size), self.window.groups)
-
-    def channels(self) -> tuple[int, int]:
-        """The numbers of input and output channels."""
-        return self.form.channels, len(self.weight.values)
-
-
-def forward_of_bits(operands: BitOperands, scale: Tensor | None) -> Tensor:
-    """Return the sums times ``scale``, one number or one for each output channel, in the input's dtype.
+def forward_of_bits(operands: BitOperands) -> Tensor:
+    """Return the sums, times the scale in the input's dtype, in that dtype.
 
     Pictures are channels_last.
     """
-    weight, sums = operands.filters()
-    outputs = len(operands.weight.values)
-    one = torch.ones(outputs, device=sums.device)
-    scales = one if scale is None else scale.flatten().float().expand(outputs).contiguous()
-    stride, padding, dilation, _, value = operands.window
+    input, form, weight, (stride, padding, dilation, _, value) = operands
+    scales = torch.ones(weight.shape[0], device=input.device) if weight.scales is None else weight.scales
     output = _ops.binary_conv2d(
-        *(operands.picture, weight, sums, *operands.channels(), stride, padding, dilation, value),
-        *(scales, torch.zeros_like(one)),
+        *(operands.picture, weight.bits, weight.sums, form.channels, weight.shape[0]),
+        *(stride, padding, dilation, value, scales.to(form.dtype).float(), torch.zeros_like(scales).float()),
     )
-    return _like_input(output, operands).to(operands.form.dtype)
+    return _like_input(output, operands).to(form.dtype)
 
 
 def backward_of_bits(operands: BitOperands, grad_output: Tensor, mask: OutputMask) -> Gradients:
@@ -85,22 +123,21 @@ def backward_of_bits(operands: BitOperands, grad_output: Tensor, mask: OutputMas
         grad_output: gradient of the output.
         mask: which gradients are requested.
     """
-    form, window = operands.form, operands.window
-    stride, padding, dilation, groups, value = window
+    form, weight = operands.form, operands.weight
+    stride, padding, dilation, groups, value = operands.window
     grad_input = grad_weight = grad_bias = None
     grad = grad_output.view(*grad_output.shape[:2], *(1, 1, *grad_output.shape[2:])[-2:])
     if mask[0]:
         size = (1, 1, *form.shape[2:])[-2:]
-        scale = operands.weight.scale
-        scale = None if scale is None else scale.flatten().float().expand(len(operands.weight.values)).contiguous()
+        scales = None if weight.scales is None else weight.scales.float()
         grad_input = _ops.sign_grad_input(
-            grad, operands.filters()[0], scale, form.channels, size, stride, padding, dilation
+            grad, weight.bits, scales, form.channels, size, stride, padding, dilation
         ).view(form.shape)
     if mask[1]:
-        kernel = operands.kernel_size
+        kernel = weight.kernel_size
         grad_weight = _ops.sign_grad_weight(
             grad, operands.picture, form.channels, kernel, stride, padding, dilation, groups, value
-        ).view(operands.weight.values.shape)
+        ).view(weight.shape)
     if mask[2]:
         grad_bias = grad_output.sum([0, *range(2, grad_output.ndim)])
     return grad_input, grad_weight, grad_bias

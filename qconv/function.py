@@ -17,16 +17,15 @@ from typing import Any, Literal, NamedTuple, TypeVar, cast
 import torch
 from torch import Tensor
 
-from .bit_operations import BitOperands, backward_of_bits, forward_of_bits, window_of
+from .bit_operations import BitOperands, backward_of_bits, filters_of, forward_of_bits, window_of
 from .kept_input import Keeping, KeptInput, Lean, Restored, keep, stand_in
 from .kernels.window import Window
 from .operations import ExtendedOperation, Operation
-from .quantizers import Quantizer, Whole
-from .quantizers.base import whole_of
+from .quantizers import Quantizer
 from .quantizers.form import Form
 from .quantizers.node import as_called, held, once_differentiable
 from .recipes import Recipe, forget, hang
-from .sums import output_scale, scaled_sums
+from .sums import scaled_sums
 
 T = TypeVar("T")
 
@@ -120,8 +119,9 @@ def _runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> boo
 def _bit_operands(
     op: Any, quantizers: LayerQuantizers, keeping: Keeping, signs: Tensor, weight: Tensor, of_weight: Sequence[Tensor]
 ) -> BitOperands:
-    whole = cast(Whole, whole_of(quantizers.weight, weight, of_weight))
-    return BitOperands(signs, cast(Form, keeping.form), whole, cast(Window, window_of(op)))
+    window = cast(Window, window_of(op))
+    filters = filters_of(weight, quantizers.weight, of_weight, window.groups)
+    return BitOperands(signs, cast(Form, keeping.form), filters, window)
 
 
 def _output_of_bits(
@@ -135,7 +135,7 @@ def _output_of_bits(
 ) -> Tensor:
     """Return the output; of an exact layer in the memory format of one that is not lean."""
     operands = _bit_operands(op, quantizers, keeping, signs, weight, of_weight)
-    output = forward_of_bits(operands, output_scale(None, operands.weight.scale, operands.form.dtype))
+    output = forward_of_bits(operands)
     is_last = operands.form.channels_last or (weight.ndim == 4 and Form.of(weight).channels_last)
     if not is_last and (keeping.lean == "exact" or output.ndim != 4):
         output = output.contiguous()
