@@ -34,7 +34,7 @@ ROOMS = {
     "bit_operations": {"grad", "kernels", "operations", "quantizers"},
     "kept_input": {"operations", "quantizers", "recipes"},
     "function": {"bit_operations", "kept_input", "kernels", "quantizers", "operations", "recipes", "sums"},
-    "lean": {"checks", "kept_input", "layers", "models", "recipes"},
+    "lean": {"checks", "kept_input", "kernels", "layers", "models", "recipes"},
     "layers": {
         "kept_input",
         "checks",

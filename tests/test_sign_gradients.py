@@ -13,7 +13,7 @@ import torch
 from gradient_cases import Case, cases
 from torch.utils.flop_counter import FlopCounterMode
 
-from qconv.kernels import look_up, native
+from qconv.kernels import flops as flops, look_up, native
 from qconv.kernels.sign_gradients import sign_grad_input, sign_grad_weight
 from qconv.kernels.sizes import Sizes
 from qconv.kernels.window import Window

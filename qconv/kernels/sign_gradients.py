@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import register_flop_formula
 
 from .library import LIBRARY
 from .look_up import look_up_grad_input, look_up_grad_weight
@@ -160,21 +159,6 @@ def _shape_of_input(grad_output: Tensor, sizes: Sizes, *_: Any) -> Tensor:
 
 def _shape_of_weight(grad_output: Tensor, sizes: Sizes, *_: Any) -> Tensor:
     return grad_output.new_empty(sizes.weight)
-
-
-def _flops(grad_output: Sequence[int], fan_in: int, kernel_size: Sequence[int]) -> int:
-    batch, channels, height, width = grad_output
-    return 2 * batch * channels * height * width * fan_in * kernel_size[0] * kernel_size[1]
-
-
-@register_flop_formula(torch.ops.qconv.sign_grad_input)
-def _flops_of_input(grad_output: Any, weight: Any, scale: Any, in_channels: int, *_: Any, **__: Any) -> int:
-    return _flops(grad_output, in_channels // weight[0], weight[2:4])
-
-
-@register_flop_formula(torch.ops.qconv.sign_grad_weight)
-def _flops_of_weight(grad_output: Any, input: Any, in_channels: int, kernel_size: Any, *rest: Any, **_: Any) -> int:
-    return _flops(grad_output, in_channels // rest[3], kernel_size)
 
 
 for _name, _operands, _definition, _shape, _kernels in (

@@ -1,6 +1,6 @@
 """Batch norm that keeps statistics, and computes its input again where that has a recipe."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ..kept_input import Lean
+from ..kernels import norm as _registered  # noqa: F401
 from ..layers.naming import name_of
 from ..recipes import Recipe, forget, hang, recipe_of, saved
 
@@ -18,6 +20,7 @@ class _LeanBatchNorm(_BatchNorm):
     """Batch norm of a lean model: as its twin, but for what it keeps in training."""
 
     float_type: type[_BatchNorm]
+    lean: Lean = "fast"
 
     def forward(self, input: Tensor) -> Tensor:
         recipe = recipe_of(input) if self.training else None
@@ -28,7 +31,14 @@ class _LeanBatchNorm(_BatchNorm):
         restored = saved(input, name_of(self))
         affine = (self.weight, self.bias) if self.affine else ()
         output = _Norm.apply(
-            input, *(affine or (None, None)), statistics, factor, self.eps, restored.restore, *restored.tensors
+            input,
+            *(affine or (None, None)),
+            statistics,
+            factor,
+            self.eps,
+            self.lean,
+            restored.restore,
+            *restored.tensors,
         )
         running = None if statistics[0] is None else statistics[0].dtype
         compute = partial(_again, len(recipe.tensors), recipe.compute, self.eps, running)
@@ -75,13 +85,14 @@ class _Norm(torch.autograd.Function):
         statistics: tuple[Tensor | None, Tensor | None],
         factor: float,
         eps: float,
+        lean: Lean,
         restore: Callable[..., Tensor],
         *kept: Tensor,
     ) -> Tensor:
         output, mean, inverse, reserve, ctx.index = _aten._batch_norm_impl_index(
             input, weight, bias, *statistics, True, factor, eps, torch.backends.cudnn.enabled
         )
-        ctx.eps, ctx.restore = eps, restore
+        ctx.eps, ctx.lean, ctx.restore = eps, lean, restore
         ctx.save_for_backward(weight, mean, inverse, reserve, *kept)
         return output
 
@@ -90,12 +101,21 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         weight, mean, inverse, reserve, *kept = ctx.saved_tensors
-        mask = ctx.needs_input_grad[:3]
-        input = ctx.restore(*kept)
+        mask, nones = ctx.needs_input_grad[:3], (None,) * (5 + len(kept))
+        (grad,), input = grad_outputs, ctx.restore(*kept)
+        is_new = all(input.data_ptr() != tensor.data_ptr() for tensor in kept)
+        if ctx.lean == "fast" and ctx.index == 0 and is_new and input.ndim == 4 and input.dtype == torch.float32:
+            grad = grad.contiguous(memory_format=torch.channels_last)
+            of_affine = torch.ops.qconv.norm_backward_(grad, input, weight, mean, inverse)
+            return _asked((input, *of_affine), mask) + nones
         grads = _aten._batch_norm_impl_index_backward(
-            ctx.index, input, *grad_outputs, weight, None, None, mean, inverse, True, ctx.eps, mask, reserve
+            ctx.index, input, grad, weight, None, None, mean, inverse, True, ctx.eps, mask, reserve
         )
-        return *(grad if asked else None for grad, asked in zip(grads, mask, strict=True)), *(None,) * (4 + len(kept))
+        return _asked(grads, mask) + nones
+
+
+def _asked(grads: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor | None, ...]:
+    return tuple(grad if asked else None for grad, asked in zip(grads, mask, strict=True))
 
 
 def _again(

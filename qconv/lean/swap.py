@@ -49,6 +49,8 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
         'LeanBatchNorm2d'
     """
     check_flags(on=on, exact=exact)
+    from ..kernels import flops as _registered  # noqa: F401  # not before: it imports Triton
+
     for module in model.modules():
         _undo(module)
         if on:
@@ -66,8 +68,7 @@ def _undo(module: nn.Module) -> None:
 def _make_lean(module: nn.Module, exact: bool) -> None:
     if type(module) in _LEAN:
         module.__class__ = _LEAN[type(module)]
-        return
-    if type(module) is nn.Conv2d and module.in_channels <= CHANNELS:
+    elif type(module) is nn.Conv2d and module.in_channels <= CHANNELS:
         module.__class__ = LeanConv2d
     elif not isinstance(module, QuantizedLayer):
         return
