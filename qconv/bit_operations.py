@@ -101,16 +101,18 @@ class BitOperands(NamedTuple):
         return self.input.view(batch, *[1] * (2 - len(spatial)), *spatial, words)
 
 
-def forward_of_bits(operands: BitOperands) -> Tensor:
-    """Return the sums, times the scale in the input's dtype, in that dtype.
+def forward_of_bits(operands: BitOperands, factor: Tensor | None = None, summand: Tensor | None = None) -> Tensor:
+    """Return the sums, times the scale in the input's dtype, in that dtype; pictures are channels_last.
 
-    Pictures are channels_last.
+    ``factor`` and ``summand``, float32 of each output channel, are applied to the result without rounding in between.
     """
     input, form, weight, (stride, padding, dilation, _, value) = operands
-    scales = torch.ones(weight.shape[0], device=input.device) if weight.scales is None else weight.scales
+    scales = weight.scales
+    scales = torch.ones(weight.shape[0], device=input.device) if scales is None else scales.to(form.dtype).float()
     output = _ops.binary_conv2d(
         *(operands.picture, weight.bits, weight.sums, form.channels, weight.shape[0]),
-        *(stride, padding, dilation, value, scales.to(form.dtype).float(), torch.zeros_like(scales).float()),
+        *(stride, padding, dilation, value, scales if factor is None else scales * factor),
+        torch.zeros_like(scales) if summand is None else summand,
     )
     return _like_input(output, operands).to(form.dtype)
 

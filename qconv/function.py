@@ -90,23 +90,28 @@ def quantized_op(
         return _QuantizedOp.forward(*arguments)
     output = _QuantizedOp.apply(*arguments)
     if keeping is not None and again:
-        compute = partial(_again, op, called, keeping, (bias is not None, keeping.bits, len(of_input)))
-        hang(output, Recipe(again, compute, 1))
+        given = op, called, keeping, (bias is not None, keeping.bits, len(of_input))
+        affine = partial(_again, *given) if keeping.lean == "fast" and _runs_on_bits(op, called, keeping) else None
+        hang(output, Recipe(again, partial(_again, *given, None), 1, affine=affine))
     return output
 
 
 def _again(
-    op: Any, quantizers: LayerQuantizers, keeping: Keeping, counts: tuple[int, ...], weight: Tensor, *tensors: Tensor
+    op: Any,
+    quantizers: LayerQuantizers,
+    keeping: Keeping,
+    counts: tuple[int, ...],
+    affine: tuple[Tensor, Tensor] | None,
+    weight: Tensor,
+    *tensors: Tensor,
 ) -> Tensor:
-    """Return the output, from what was kept of the input."""
+    """Return the output from what was kept of the input; if ``affine``, times its first plus its second tensor."""
     biases, bits, of_input, of_weight = _split(tensors, counts)
     bias = biases[0] if biases else None
     if _runs_on_bits(op, quantizers, keeping):
-        return _output_of_bits(op, quantizers, keeping, bits[0], weight, bias, of_weight)
-    input = stand_in(keeping, bits)
-    return _output(
-        input, weight, bias, op, (Restored(quantizers.input, keeping, bits), of_input), (quantizers.weight, of_weight)
-    )
+        return _output_of_bits(op, quantizers, keeping, bits[0], weight, bias, of_weight, affine)
+    of_kept = Restored(quantizers.input, keeping, bits), of_input
+    return _output(stand_in(keeping, bits), weight, bias, op, of_kept, (quantizers.weight, of_weight))
 
 
 def _runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool:
@@ -132,9 +137,14 @@ def _output_of_bits(
     weight: Tensor,
     bias: Tensor | None,
     of_weight: Sequence[Tensor],
+    affine: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Return the output; of an exact layer in the memory format of one that is not lean."""
     operands = _bit_operands(op, quantizers, keeping, signs, weight, of_weight)
+    if affine is not None:
+        factor, summand = affine
+        summand = summand if bias is None else summand + factor * bias
+        return forward_of_bits(operands, factor.float(), summand.float())
     output = forward_of_bits(operands)
     is_last = operands.form.channels_last or (weight.ndim == 4 and Form.of(weight).channels_last)
     if not is_last and (keeping.lean == "exact" or output.ndim != 4):

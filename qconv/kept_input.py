@@ -41,11 +41,11 @@ def keep(
         with torch.no_grad():
             bits = quantizer.keep(input.detach(), form, *tensors)
     if bits is None:
-        restored = saved(input, exact=lean == "exact")
+        restored = saved(input, exact=lean == "exact" or not quantizer.is_continuous)
         return Keeping(lean, None, 0, restored.restore), restored.tensors
     if not quantizer.needs_input:
         return Keeping(lean, form, len(bits), None), bits
-    restored = saved(input, exact=lean == "exact")
+    restored = saved(input, exact=lean == "exact" or not quantizer.is_continuous)
     return Keeping(lean, form, len(bits), restored.restore), (*bits, *restored.tensors)
 
 

@@ -39,11 +39,16 @@ class Recipe(NamedTuple):
         tensors: what a backward saves in place of the tensor.
         compute: a pure function of them.
         convolutions: the number of them that it computes.
+        rough: a faster function that gives the tensor up to rounding errors; None if there is none.
+        affine: a function of a factor and a summand for each channel, and then of the tensors, that gives the tensor
+            times the one plus the other, up to rounding errors, at no further cost; None if there is none.
     """
 
     tensors: tuple[Tensor, ...]
     compute: Callable[..., Tensor]
     convolutions: int = 0
+    rough: Callable[..., Tensor] | None = None
+    affine: Callable[..., Tensor] | None = None
 
 
 class Saved(NamedTuple):
@@ -68,7 +73,7 @@ class _Hung:
 
     def __init__(self, x: Tensor, recipe: Recipe) -> None:
         self.tensors = [tensor if tensor.grad_fn is None else TensorWeakRef(tensor) for tensor in recipe.tensors]
-        self.compute, self.convolutions = recipe.compute, recipe.convolutions
+        self.of_tensors = recipe[1:]
         self.form = x.shape, x.dtype
         self.version, self.address = x._version, x.data_ptr()
         self.counter = x.detach()
@@ -82,7 +87,13 @@ class _Hung:
             return None
         tensors = tuple(tensor if isinstance(tensor, Tensor) else tensor() for tensor in self.tensors)
         present = tuple(tensor for tensor in tensors if tensor is not None)
-        return Recipe(present, self.compute, self.convolutions) if len(present) == len(tensors) else None
+        return Recipe(present, *self.of_tensors) if len(present) == len(tensors) else None
+
+    @property
+    def rough(self) -> Callable[..., Tensor]:
+        """The fastest function of the tensors that gives this one."""
+        compute, _, rough, _ = self.of_tensors
+        return rough or compute
 
     def placed(self) -> tuple[Place, Term | None]:
         """Return the place of the tensor in its stream, and its last term, if it is a sum with one in the stream."""
@@ -93,7 +104,7 @@ class _Hung:
                 self.place.follow(before)
                 count = len(one.tensors)
                 is_first = before is other.place
-                self.last = (one.compute, 0, count) if is_first else (other.compute, count, len(self.tensors))
+                self.last = (one.rough, 0, count) if is_first else (other.rough, count, len(self.tensors))
         self.terms = None
         return self.place, self.last
 
@@ -157,7 +168,7 @@ def saved(x: Tensor, name: str = "a layer", exact: bool = True) -> Saved:
         return Saved((x.detach(),), _itself)
     compute: Callable[..., Tensor] = recipe.compute
     if not exact:
-        compute = partial(_of_stream, compute, *_metadata(x.grad_fn)[_KEY].placed())
+        compute = partial(_of_stream, recipe.rough or compute, *_metadata(x.grad_fn)[_KEY].placed())
     tensors = _samples(x), *(tensor.detach() for tensor in recipe.tensors)
     return Saved(tensors, partial(_checked, compute, name, 0.0 if exact else _ROUNDING))
 
@@ -198,9 +209,11 @@ def _of_sum(x: Tensor) -> tuple[Recipe, tuple[_Hung, _Hung]] | None:
     if of_one is None or of_other is None:
         return None
     memory_format = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
-    compute = partial(_sum, of_one.compute, len(of_one.tensors), of_other.compute, memory_format)
-    recipe = Recipe((*of_one.tensors, *of_other.tensors), compute, of_one.convolutions + of_other.convolutions)
-    return recipe, (one, other)
+    count = len(of_one.tensors)
+    compute = partial(_sum, of_one.compute, count, of_other.compute, memory_format)
+    rough = partial(_sum, one.rough, count, other.rough, memory_format)
+    tensors = *of_one.tensors, *of_other.tensors
+    return Recipe(tensors, compute, of_one.convolutions + of_other.convolutions, rough), (one, other)
 
 
 def _sum(

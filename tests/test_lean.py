@@ -61,6 +61,32 @@ def test_exact_layers(scheme: qconv.Scheme) -> None:
             assert plain[0].stride() == lean[0].stride(), name
 
 
+BINARY = {name: scheme for name, scheme in SCHEMES.items() if scheme.input().signs and not scheme.scale_map}
+
+
+def error(grads: list[Tensor | None], exact: list[Tensor | None]) -> list[float]:
+    """Of each gradient, as a part of the largest one."""
+    pairs = [(a, b) for a, b in zip(grads, exact, strict=True) if a is not None and b is not None and b.numel()]
+    return [float((a.double() - b).norm() / b.norm().clamp(min=1e-30)) for a, b in pairs]
+
+
+@pytest.mark.parametrize("scheme", BINARY.values(), ids=BINARY.keys())
+def test_fast_layers(scheme: qconv.Scheme) -> None:
+    """The error against float64 is at most twice that of torch's own convolution."""
+    for name, (twin, arguments, shape) in LAYERS.items():
+        torch.manual_seed(0)
+        _, layer = pair(twin, arguments, scheme)
+        input = torch.randn(shape) * 1.5
+        layer(input)
+        layer.weight.data = layer.weight.data.bfloat16().float()  # the same numbers in float64
+        other = qconv.lean(copy.deepcopy(layer))
+        (output, plain), (fast_output, fast) = gradients(layer, input), gradients(other, input)
+        assert torch.equal(output, fast_output), name
+        _, exact = gradients(copy.deepcopy(layer).double(), input.double())
+        for ours, theirs in zip(error(fast, exact), error(plain, exact), strict=True):
+            assert ours <= max(2 * theirs, 4e-7), (name, ours, theirs)
+
+
 class Block(nn.Module):
     """Convolutions with shortcuts, in a forward that `torch.fx` can't trace, with a sum in place."""
 
@@ -323,6 +349,24 @@ def test_nothing_is_kept_after_the_backward() -> None:
     loss.backward()
     held = [x for each in gc.get_objects() if type(each).__name__ == "_Hung" for x in each.tensors]
     assert not held
+
+
+@pytest.mark.parametrize("activation", ["none", "Hardtanh", "PReLU", "RPReLU", "ReLU in place"])
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bireal()], ids=str)
+def test_fast_networks(scheme: qconv.Scheme, activation: str, inplace: bool) -> None:
+    if activation.startswith("ReLU"):
+        pytest.skip("hardly any information passes")
+    torch.manual_seed(0)
+    model = Block(ACTIVATIONS[activation], scheme, inplace).to(memory_format=torch.channels_last)
+    input = torch.randn(4, 3, 6, 6).to(memory_format=torch.channels_last)
+    plain, fast = gradients(model, input), gradients(qconv.lean(copy.deepcopy(model)), input)
+    assert torch.equal(plain[0], fast[0])
+    for one, other in zip(plain[1], fast[1], strict=True):
+        assert one is not None
+        assert other is not None
+        # A bias before a batch norm has a gradient of rounding errors alone.
+        assert (one - other).norm() < 1e-5 * one.norm() + 1e-3
 
 
 def kept(model: nn.Module, input: Tensor) -> int:

@@ -41,8 +41,13 @@ class _LeanBatchNorm(_BatchNorm):
             *restored.tensors,
         )
         running = None if statistics[0] is None else statistics[0].dtype
-        compute = partial(_again, len(recipe.tensors), recipe.compute, self.eps, running)
-        return hang(output, Recipe((*recipe.tensors, *affine), compute, recipe.convolutions))
+        counts = len(recipe.tensors), len(affine)
+        compute = partial(_again, counts, recipe.compute, self.eps, running)
+        if self.lean == "exact" or recipe.affine is None or output.grad_fn is None:
+            return hang(output, Recipe((*recipe.tensors, *affine), compute, recipe.convolutions))
+        tensors = *recipe.tensors, *affine, *output.grad_fn.statistics  # pyright: ignore[reportAttributeAccessIssue]
+        rough = partial(_folded, counts, recipe.affine)
+        return hang(output, Recipe(tensors, compute, recipe.convolutions, rough))
 
     def _updated(self) -> tuple[float, tuple[Tensor | None, Tensor | None]]:
         """Count the batch; return the weight of its statistics in the running ones, and these."""
@@ -92,7 +97,7 @@ class _Norm(torch.autograd.Function):
         output, mean, inverse, reserve, ctx.index = _aten._batch_norm_impl_index(
             input, weight, bias, *statistics, True, factor, eps, torch.backends.cudnn.enabled
         )
-        ctx.eps, ctx.lean, ctx.restore = eps, lean, restore
+        ctx.eps, ctx.lean, ctx.restore, ctx.statistics = eps, lean, restore, (mean, inverse)
         ctx.save_for_backward(weight, mean, inverse, reserve, *kept)
         return output
 
@@ -100,6 +105,7 @@ class _Norm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
+        ctx.statistics = None
         weight, mean, inverse, reserve, *kept = ctx.saved_tensors
         mask, nones = ctx.needs_input_grad[:3], (None,) * (5 + len(kept))
         (grad,), input = grad_outputs, ctx.restore(*kept)
@@ -119,14 +125,29 @@ def _asked(grads: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor | None
 
 
 def _again(
-    count: int, compute: Callable[..., Tensor], eps: float, running: torch.dtype | None, *tensors: Tensor
+    counts: tuple[int, int], compute: Callable[..., Tensor], eps: float, running: torch.dtype | None, *tensors: Tensor
 ) -> Tensor:
-    """Normalize the input, of ``count`` tensors, once more.
+    """Normalize the input once more, given its tensors and those of the layer.
 
     The operator decides by the dtype of the running statistics how it computes, so it gets some.
     """
-    weight, bias = tensors[count:] or (None, None)
-    input = compute(*tensors[:count])
+    of_input, learned, _ = _split(tensors, counts)
+    weight, bias = learned or (None, None)
+    input = compute(*of_input)
     statistics = (None, None) if running is None else input.new_zeros(2, input.shape[1], dtype=running).unbind()
     use_cudnn = torch.backends.cudnn.enabled
     return _aten._batch_norm_impl_index(input, weight, bias, *statistics, True, 0.0, eps, use_cudnn)[0]
+
+
+def _folded(counts: tuple[int, int], affine: Callable[..., Tensor], *tensors: Tensor) -> Tensor:
+    """Normalize the input by one factor and one summand for each channel."""
+    of_input, learned, (mean, inverse) = _split(tensors, counts)
+    factor = inverse * learned[0] if learned else inverse
+    summand = learned[1] - mean * factor if learned else -mean * factor
+    return affine((factor, summand), *of_input)
+
+
+def _split(tensors: tuple[Tensor, ...], counts: tuple[int, int]) -> tuple[tuple[Tensor, ...], ...]:
+    """Split the tensors of a recipe: those of the input, weight and bias, and statistics, if there are any."""
+    first, second = counts[0], sum(counts)
+    return tensors[:first], tensors[first:second], tensors[second:]

@@ -83,6 +83,10 @@ class Sign(Quantizer):
         return self.surrogate.backward(grad, x, *tensors[:count]), *(None,) * len(tensors)
 
     @property
+    def is_continuous(self) -> bool:
+        return self.surrogate.is_continuous
+
+    @property
     def needs_input(self) -> bool:
         return self.surrogate.ends(torch.float32) is None
 

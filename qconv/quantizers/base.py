@@ -206,6 +206,11 @@ class Quantizer(Part):
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
 
     @property
+    def is_continuous(self) -> bool:
+        """Whether `backward` is a continuous function of ``x``: rounding errors of ``x`` hardly change it."""
+        return False
+
+    @property
     def needs_input(self) -> bool:
         """Whether `backward_kept` needs ``x`` besides what `keep` returns."""
         return True

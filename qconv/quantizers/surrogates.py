@@ -12,7 +12,13 @@ from .part import POSITIVE, Part, Rule
 
 
 class Surrogate(Part):
-    """Base of all surrogates: ``dx = g · d(x)``, a pure function of ``x`` and of the tensors of a schedule."""
+    """Base of all surrogates: ``dx = g · d(x)``, a pure function of ``x`` and of the tensors of a schedule.
+
+    Attributes:
+        is_continuous: whether ``d`` is a continuous function of ``x``.
+    """
+
+    is_continuous: bool = False
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Buffers that a schedule sets, in the order in which `backward` takes them."""
@@ -85,6 +91,8 @@ class HardClip(Surrogate):
 class ApproxSign(Surrogate):
     """``d = max(2 − 2|x|, 0)``, the derivative of a piecewise quadratic: Bi-Real Net (arXiv:1808.00278)."""
 
+    is_continuous = True
+
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         return grad * (2 - 2 * x.abs()).clamp_(min=0)
 
@@ -103,6 +111,8 @@ class EDE(Surrogate):
     Raises:
         ValueError: not ``0 < t_min <= t_max < inf``; in a checkpoint, t or k that is not positive and finite.
     """
+
+    is_continuous = True
 
     t: Tensor
     k: Tensor
@@ -221,6 +231,8 @@ class SwishSign(Surrogate):
     Raises:
         ValueError: ``beta`` is not positive and finite.
     """
+
+    is_continuous = True
 
     def __init__(self, beta: float = 5.0) -> None:
         super().__init__()
