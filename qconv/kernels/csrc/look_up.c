@@ -33,6 +33,22 @@ typedef struct {
     int64_t count;
 } Run;
 
+/* Where tables go, one after another: `run` of them with a step, then the next ones further on. */
+typedef struct {
+    float *at;
+    int64_t step, run, next, done;
+} Places;
+
+INLINE float *next_place(Places *places) {
+    float *at = places->at;
+    places->at += places->step;
+    if (++places->done == places->run) {
+        places->at += places->next - places->run * places->step;
+        places->done = 0;
+    }
+    return at;
+}
+
 static void *allocate(int64_t bytes) { return aligned_alloc(64, (size_t)CEIL(bytes, 64) * 64); }
 
 #if defined(__x86_64__)
@@ -60,6 +76,10 @@ INLINE TARGET Avx512Choice avx512_choose(const uint8_t *code) {
 INLINE TARGET __m512 avx512_add(__m512 sum, __m512 table, Avx512Choice choice) {
     return _mm512_fmadd_ps(_mm512_permutexvar_ps(choice.entry, table), choice.sign, sum);
 }
+INLINE TARGET __m512 avx512_some(const float *x, int64_t count) { /* the first lanes; the others are 0 */
+    const unsigned lanes = count >= 16 ? 16 : count < 0 ? 0 : (unsigned)count;
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << lanes) - 1), x);
+}
 INLINE TARGET __m512 avx512_keep(__m512 x, unsigned bits) { return _mm512_maskz_mov_ps((__mmask16)bits, x); }
 INLINE TARGET void avx512_encode(const uint64_t words[5], uint8_t bytes[64]) {
     __m512i code = _mm512_maskz_set1_epi8(words[4], -128);
@@ -67,14 +87,13 @@ INLINE TARGET void avx512_encode(const uint64_t words[5], uint8_t bytes[64]) {
         code = _mm512_mask_add_epi8(code, words[j] ^ words[4], code, _mm512_set1_epi8((char)(1 << j)));
     _mm512_storeu_si512(bytes, code);
 }
-INLINE TARGET void avx512_tables(const float *const x[5], int64_t count, float *to, int64_t step) {
+INLINE TARGET void avx512_tables(const float *const x[5], int64_t count, Places to) {
     const __m512 third = _mm512_mask_blend_ps(0xF0F0, _mm512_set1_ps(1), _mm512_set1_ps(-1));
     const __m512 fourth = _mm512_mask_blend_ps(0xFF00, _mm512_set1_ps(1), _mm512_set1_ps(-1));
     for (int64_t start = 0; start < count; start += 16) {
         const int lanes = count - start < 16 ? (int)(count - start) : 16;
-        const __mmask16 some = (__mmask16)((1u << lanes) - 1);
-        const __m512 a = _mm512_maskz_loadu_ps(some, x[0] + start), b = _mm512_maskz_loadu_ps(some, x[1] + start);
-        const __m512 last = _mm512_maskz_loadu_ps(some, x[4] + start);
+        const __m512 a = avx512_some(x[0] + start, lanes), b = avx512_some(x[1] + start, lanes);
+        const __m512 last = avx512_some(x[4] + start, lanes);
         const __m512 sum = _mm512_add_ps(a, b), difference = _mm512_sub_ps(b, a);
         const __m512 e0 = _mm512_add_ps(last, sum), e1 = _mm512_add_ps(last, difference);
         const __m512 e2 = _mm512_sub_ps(last, difference), e3 = _mm512_sub_ps(last, sum);
@@ -85,10 +104,10 @@ INLINE TARGET void avx512_tables(const float *const x[5], int64_t count, float *
         _mm512_store_pd(four[1], _mm512_unpackhi_pd(low01, low23));
         _mm512_store_pd(four[2], _mm512_unpacklo_pd(high01, high23));
         _mm512_store_pd(four[3], _mm512_unpackhi_pd(high01, high23));
-        for (int i = 0; i < lanes; i++, to += step) {
+        for (int i = 0; i < lanes; i++) {
             __m512 table = _mm512_broadcast_f32x4(_mm_load_ps((const float *)&four[i % 4][i / 4 * 2]));
             table = _mm512_fmadd_ps(_mm512_set1_ps(x[2][start + i]), third, table);
-            _mm512_store_ps(to, _mm512_fmadd_ps(_mm512_set1_ps(x[3][start + i]), fourth, table));
+            _mm512_store_ps(next_place(&to), _mm512_fmadd_ps(_mm512_set1_ps(x[3][start + i]), fourth, table));
         }
     }
 }
@@ -134,20 +153,23 @@ INLINE TARGET Avx2Choice avx2_choose(const uint8_t *code) {
 INLINE TARGET __m256 avx2_add(__m256 sum, __m256 table, Avx2Choice choice) {
     return _mm256_fmadd_ps(_mm256_permutevar8x32_ps(table, choice.entry), choice.sign, sum);
 }
+INLINE TARGET __m256 avx2_some(const float *x, int64_t count) {
+    const int lanes = count >= 8 ? 8 : count < 0 ? 0 : (int)count;
+    const __m256i each = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    return _mm256_maskload_ps(x, _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), each));
+}
 INLINE TARGET __m256 avx2_keep(__m256 x, unsigned bits) {
     const __m256i lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
     const __m256i chosen = _mm256_and_si256(_mm256_set1_epi32((int)bits), lanes);
     return _mm256_and_ps(x, _mm256_castsi256_ps(_mm256_cmpeq_epi32(chosen, lanes)));
 }
 INLINE TARGET void avx2_encode(const uint64_t words[4], uint8_t bytes[64]) { encode4(words, bytes); }
-INLINE TARGET void avx2_tables(const float *const x[4], int64_t count, float *to, int64_t step) {
+INLINE TARGET void avx2_tables(const float *const x[4], int64_t count, Places to) {
     const __m256 third = _mm256_setr_ps(1, 1, 1, 1, -1, -1, -1, -1);
     for (int64_t start = 0; start < count; start += 8) {
         const int lanes = count - start < 8 ? (int)(count - start) : 8;
-        const __m256i each = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        const __m256i some = _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), each);
-        const __m256 a = _mm256_maskload_ps(x[0] + start, some), b = _mm256_maskload_ps(x[1] + start, some);
-        const __m256 last = _mm256_maskload_ps(x[3] + start, some);
+        const __m256 a = avx2_some(x[0] + start, lanes), b = avx2_some(x[1] + start, lanes);
+        const __m256 last = avx2_some(x[3] + start, lanes);
         const __m256 sum = _mm256_add_ps(a, b), difference = _mm256_sub_ps(b, a);
         const __m256 e0 = _mm256_add_ps(last, sum), e1 = _mm256_add_ps(last, difference);
         const __m256 e2 = _mm256_sub_ps(last, difference), e3 = _mm256_sub_ps(last, sum);
@@ -158,9 +180,9 @@ INLINE TARGET void avx2_tables(const float *const x[4], int64_t count, float *to
         _mm256_store_pd(four[1], _mm256_unpackhi_pd(low01, low23));
         _mm256_store_pd(four[2], _mm256_unpacklo_pd(high01, high23));
         _mm256_store_pd(four[3], _mm256_unpackhi_pd(high01, high23));
-        for (int i = 0; i < lanes; i++, to += step) {
+        for (int i = 0; i < lanes; i++) {
             const __m256 table = _mm256_broadcast_ps((const __m128 *)&four[i % 4][i / 4 * 2]);
-            _mm256_store_ps(to, _mm256_fmadd_ps(_mm256_set1_ps(x[2][start + i]), third, table));
+            _mm256_store_ps(next_place(&to), _mm256_fmadd_ps(_mm256_set1_ps(x[2][start + i]), third, table));
         }
     }
 }
@@ -197,18 +219,24 @@ INLINE NeonChoice neon_choose(const uint8_t *code) {
 INLINE float32x4_t neon_add(float32x4_t sum, uint8x16x2_t table, NeonChoice choice) {
     return vfmaq_f32(sum, vreinterpretq_f32_u8(vqtbl2q_u8(table, choice.entry)), choice.sign);
 }
+INLINE float32x4_t neon_some(const float *x, int64_t count) {
+    float lanes[4] = {0, 0, 0, 0};
+    for (int i = 0; i < 4 && i < count; i++) lanes[i] = x[i];
+    return vld1q_f32(lanes);
+}
 INLINE float32x4_t neon_keep(float32x4_t x, unsigned bits) {
     const uint32x4_t lanes = {1, 2, 4, 8};
     return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x), vtstq_u32(vdupq_n_u32(bits), lanes)));
 }
 INLINE void neon_encode(const uint64_t words[4], uint8_t bytes[64]) { encode4(words, bytes); }
-INLINE void neon_tables(const float *const x[4], int64_t count, float *to, int64_t step) {
+INLINE void neon_tables(const float *const x[4], int64_t count, Places to) {
     const float32x4_t first = {1, -1, 1, -1}, second = {1, 1, -1, -1};
-    for (int64_t i = 0; i < count; i++, to += step) {
+    for (int64_t i = 0; i < count; i++) {
+        float *at = next_place(&to);
         float32x4_t half = vfmaq_n_f32(vdupq_n_f32(x[3][i]), first, x[0][i]);
         half = vfmaq_n_f32(half, second, x[1][i]);
-        vst1q_f32(to, vaddq_f32(half, vdupq_n_f32(x[2][i])));
-        vst1q_f32(to + 4, vsubq_f32(half, vdupq_n_f32(x[2][i])));
+        vst1q_f32(at, vaddq_f32(half, vdupq_n_f32(x[2][i])));
+        vst1q_f32(at + 4, vsubq_f32(half, vdupq_n_f32(x[2][i])));
     }
 }
 #include "look_up_rows.h"

@@ -3,10 +3,10 @@
 
 #define WIDE (LANES * VECTORS) /* channels of a block of codes */
 
-/* out[r] += the sums over all runs of table r of each step, looked up by the step's codes: rows × vectors of channels. Both
- * are known when it is inlined. Sums start from 0, which rounds less than going on from `out`. */
-INLINE TARGET void NAME(tile)(const Run *run, int64_t runs, int64_t code_step, int64_t table_step, float *out, int rows,
-                              int vectors) {
+/* out[r] = the sums over all runs of table r of each step, looked up by the step's codes: rows × vectors of channels. Both
+ * are known when it is inlined. With `more` they are added to `out`, which rounds less than going on from it. */
+INLINE TARGET void NAME(tile)(const Run *run, int64_t runs, int64_t code_step, int64_t table_step, float *out, int more,
+                              int rows, int vectors) {
     Floats sums[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) sums[r][v] = NAME(zero)();
@@ -27,18 +27,19 @@ INLINE TARGET void NAME(tile)(const Run *run, int64_t runs, int64_t code_step, i
     for (int r = 0; r < rows; r++)
         for (int v = 0; v < vectors; v++) {
             float *to = out + r * WIDE + v * LANES;
-            NAME(store)(to, NAME(load)(to) + sums[r][v]);
+            if (more) sums[r][v] += NAME(load)(to);
+            NAME(store)(to, sums[r][v]);
         }
 }
 
-static TARGET void NAME(sums)(const Run *run, int64_t runs, int64_t code_step, int64_t table_step, float *out, int rows,
-                              int vectors) {
+static TARGET void NAME(sums)(const Run *run, int64_t runs, int64_t code_step, int64_t table_step, float *out, int more,
+                              int rows, int vectors) {
 #define CASE(rows)                                                                                                    \
     case rows:                                                                                                        \
         if (vectors == VECTORS)                                                                                       \
-            NAME(tile)(run, runs, code_step, table_step, out, rows, VECTORS);                                         \
+            NAME(tile)(run, runs, code_step, table_step, out, more, rows, VECTORS);                                   \
         else                                                                                                          \
-            NAME(tile)(run, runs, code_step, table_step, out, rows, 1);                                               \
+            NAME(tile)(run, runs, code_step, table_step, out, more, rows, 1);                                         \
         break;
     switch (rows) {
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
@@ -70,37 +71,39 @@ static TARGET void NAME(weight_codes)(Gradient *g, int64_t start, int64_t stop) 
     }
 }
 
-/* The tables of a row of grad_output: (groups, tables, columns, ENTRIES), columns those of `images` pictures in turn. The row
- * is copied first, as (pixels, groups, FOLD, tables): what is read right after it was written in other parts stalls. */
+/* The tables of a row of grad_output: (groups, tables, columns, ENTRIES), columns those of `images` pictures in turn. The
+ * factors are sorted first, (FOLD, out_w, tables), so that all lanes of a vector are used. */
 static TARGET void NAME(table_row)(const Gradient *g, int64_t image, int64_t images, int64_t row, int64_t margin,
-                                   int64_t columns, float *copy, float *to) {
+                                   int64_t columns, const float *scale, float *sorted, float *to) {
     const int64_t tables = CEIL(g->out_channels, FOLD), channels = g->groups * g->out_channels;
-    for (int64_t n = 0; n < images; n++) {
-        const float *from = g->grad_output + ((image + n) * g->out_h + row) * g->out_w * channels;
-        for (int64_t c = 0; c < g->out_w; c++)
-            for (int64_t group = 0; group < g->groups; group++, from += g->out_channels) {
-                float *own = copy + (c * g->groups + group) * FOLD * tables;
-                if (g->scale != NULL)
-                    for (int64_t o = 0; o < g->out_channels; o++) own[o] = from[o] * g->scale[group * g->out_channels + o];
-                else
-                    memcpy(own, from, (size_t)g->out_channels * sizeof(float));
-            }
-        for (int64_t c = 0; c < g->out_w; c++)
-            for (int64_t group = 0; group < g->groups; group++) {
-                const float *stream[FOLD];
-                for (int j = 0; j < FOLD; j++) stream[j] = copy + ((c * g->groups + group) * FOLD + j) * tables;
-                NAME(tables)(stream, tables, to + (group * tables * columns + (margin + c) * images + n) * ENTRIES,
-                             columns * ENTRIES);
-            }
-    }
+    const int64_t all = g->out_w * tables, stream_step = all + LANES;
+    for (int64_t n = 0; n < images; n++)
+        for (int64_t group = 0; group < g->groups; group++) {
+            const float *stream[FOLD], *times = scale + (g->scale == NULL ? 0 : group * g->out_channels);
+            const float *from = g->grad_output + ((image + n) * g->out_h + row) * g->out_w * channels;
+            from += group * g->out_channels;
+            for (int64_t c = 0; c < g->out_w; c++, from += channels)
+                for (int64_t j = 0, o = 0; j < FOLD; j++, o += tables) {
+                    const int64_t rest = g->out_channels - o; /* what is missing is 0 */
+                    for (int64_t t = 0; t < tables; t += LANES) {
+                        const int64_t count = rest - t < tables - t ? rest - t : tables - t;
+                        const Floats values = NAME(some)(from + o + t, count) * NAME(some)(times + o + t, count);
+                        NAME(store)(sorted + j * stream_step + c * tables + t, values); /* the next ones overwrite the rest */
+                    }
+                }
+            for (int j = 0; j < FOLD; j++) stream[j] = sorted + j * stream_step;
+            const Places places = {to + (group * tables * columns + margin * images + n) * ENTRIES, columns * ENTRIES, tables,
+                                   images * ENTRIES, 0};
+            NAME(tables)(stream, all, places);
+        }
 }
 
 /* What becomes of the sums of some pixels, (blocks of channels, rows, WIDE). */
 static TARGET void NAME(finish)(const Gradient *g, const float *sums, int rows, int64_t image, int64_t images, int64_t y,
                                 int64_t phase, int64_t first, int64_t group) {
+    int64_t n = first % images, x = phase + first / images * g->stride_w;
     for (int r = 0; r < rows; r++) {
-        const int64_t n = image + (first + r) % images, x = phase + (first + r) / images * g->stride_w;
-        const int64_t place = ((n * g->height + y) * g->width + x) * g->groups + group;
+        const int64_t place = (((image + n) * g->height + y) * g->width + x) * g->groups + group;
         float *out = g->out + place * g->in_channels;
         const uint64_t *passes = g->passes == NULL ? NULL : g->passes + place * g->words;
         for (int64_t c = 0; c < g->in_channels; c += LANES) {
@@ -113,6 +116,10 @@ static TARGET void NAME(finish)(const Gradient *g, const float *sums, int rows, 
                 NAME(store)(tail, value);
                 memcpy(out + c, tail, (size_t)(g->in_channels - c) * sizeof(float));
             }
+        }
+        if (++n == images) {
+            n = 0;
+            x += g->stride_w;
         }
     }
 }
@@ -132,65 +139,69 @@ static TARGET void NAME(input_rows)(Gradient *g, int64_t start, int64_t stop) {
             if (end > last) last = end;
         }
     const int64_t slot = g->groups * tables * (margin + last) * g->images * ENTRIES;
-    const int64_t scratch = wides * ROWS * WIDE, streams = g->out_w * g->groups * FOLD * tables;
-    float *ring = start < stop ? allocate((slots * slot + scratch + streams) * (int64_t)sizeof(float)) : NULL;
-    Run *runs = start < stop ? malloc((size_t)taps * sizeof *runs) : NULL;
-    int64_t *held = start < stop ? malloc((size_t)slots * sizeof *held) : NULL;
-    if (start < stop && (ring == NULL || runs == NULL || held == NULL)) g->failed = 1;
-    if (start >= stop || g->failed) goto done;
-    float *sums = ring + slots * slot, *stream = sums + scratch;
-    memset(stream, 0, (size_t)streams * sizeof(float));
+    const int64_t scratch = wides * ROWS * WIDE, sorting = FOLD * (g->out_w * tables + LANES);
+    if (start >= stop) return;
+    float *ring = allocate((slots * slot + scratch + sorting + g->out_channels) * (int64_t)sizeof(float));
+    Run *runs = malloc((size_t)taps * sizeof *runs);
+    int64_t *held = malloc((size_t)(slots + 2 * (g->kernel_h + g->kernel_w)) * sizeof *held);
+    if (ring == NULL || runs == NULL || held == NULL) {
+        g->failed = 1;
+        goto done;
+    }
+    int64_t *khs = held + slots, *rows = khs + g->kernel_h, *kws = rows + g->kernel_h, *columns = kws + g->kernel_w;
+    float *sums = ring + slots * slot, *sorted = sums + scratch, *ones = sorted + sorting;
+    for (int64_t o = 0; o < g->out_channels; o++) ones[o] = 1;
     int64_t images = 0;
     for (int64_t at = start; at < stop; at++) {
         const int64_t image = at / g->height * g->images, y = at % g->height;
         const int64_t together = image + g->images <= g->batch ? g->images : g->batch - image;
-        const int64_t columns = (margin + last) * together;
+        const int64_t across = (margin + last) * together;
         if (together != images) { /* the margins lie elsewhere */
             memset(ring, 0, (size_t)(slots * slot) * sizeof(float));
             for (int64_t s = 0; s < slots; s++) held[s] = -1;
             images = together;
         }
-        int64_t rows = 0;
+        int64_t down = 0; /* the rows of the kernel that reach grad_output, and where their tables are */
         for (int64_t kh = 0; kh < g->kernel_h; kh++) {
             const int64_t r = y + g->top - kh * g->dilation_h, row = r / g->stride_h;
             if (r < 0 || r % g->stride_h || row >= g->out_h) continue;
-            rows++;
+            khs[down] = kh * g->kernel_w;
+            rows[down++] = row % slots * slot;
             if (held[row % slots] == image * g->out_h + row) continue;
             held[row % slots] = image * g->out_h + row;
-            NAME(table_row)(g, image, images, row, margin, columns, stream, ring + row % slots * slot);
+            NAME(table_row)(g, image, images, row, margin, across, g->scale == NULL ? ones : g->scale, sorted,
+                            ring + row % slots * slot);
         }
         for (int64_t phase = 0; phase < g->stride_w && phase < g->width; phase++) {
+            int64_t over = 0;
+            for (int64_t kw = 0; kw < g->kernel_w; kw++) {
+                const int64_t c = phase + g->left - kw * g->dilation_w;
+                if (c % g->stride_w) continue;
+                kws[over] = kw;
+                columns[over++] = (margin + c / g->stride_w) * images * ENTRIES;
+            }
             const int64_t pixels = CEIL(g->width - phase, g->stride_w) * images, tiles = CEIL(pixels, ROWS);
             /* tables of all taps of a tile, so that they are in the first cache for all blocks of channels */
             const int64_t spread = g->kernel_w * images / g->stride_w + ROWS;
-            const int64_t most = CEIL(FIRST_CACHE / (int64_t)sizeof(float) / ENTRIES, (rows ? rows : 1) * spread);
+            const int64_t most = CEIL(FIRST_CACHE / (int64_t)sizeof(float) / ENTRIES, (down ? down : 1) * spread);
             const int64_t parts = CEIL(tables, most), part = CEIL(tables, parts);
             for (int64_t group = 0; group < g->groups; group++)
                 for (int64_t tile = 0; tile < tiles; tile++) {
                     const int64_t first = pixels * tile / tiles;
                     const int count = (int)(pixels * (tile + 1) / tiles - first);
-                    memset(sums, 0, (size_t)(wides * count * WIDE) * sizeof(float));
-                    for (int64_t t = 0; t < tables; t += part)
+                    for (int64_t t = 0; t < tables; t += part) {
+                        const float *from = ring + ((group * tables + t) * across + first) * ENTRIES;
+                        const int64_t some = t + part < tables ? part : tables - t;
                         for (int64_t wide = 0; wide < wides; wide++) {
-                            const uint8_t *codes = g->codes + (group * wides + wide) * taps * tables * WIDE;
-                            int64_t found = 0;
-                            for (int64_t kh = 0; kh < g->kernel_h; kh++) {
-                                const int64_t r = y + g->top - kh * g->dilation_h, row = r / g->stride_h;
-                                if (r < 0 || r % g->stride_h || row >= g->out_h) continue;
-                                const float *from = ring + row % slots * slot + (group * tables + t) * columns * ENTRIES;
-                                for (int64_t kw = 0; kw < g->kernel_w; kw++) {
-                                    const int64_t c = phase + g->left - kw * g->dilation_w;
-                                    if (c % g->stride_w) continue;
-                                    runs[found++] = (Run){
-                                        codes + ((kh * g->kernel_w + kw) * tables + t) * WIDE,
-                                        from + ((margin + c / g->stride_w) * images + first) * ENTRIES,
-                                        t + part < tables ? part : tables - t,
-                                    };
-                                }
-                            }
-                            NAME(sums)(runs, found, WIDE, columns * ENTRIES, sums + wide * count * WIDE, count,
+                            const uint8_t *codes = g->codes + ((group * wides + wide) * taps * tables + t) * WIDE;
+                            Run *run = runs;
+                            for (int64_t i = 0; i < down; i++)
+                                for (int64_t j = 0; j < over; j++)
+                                    *run++ = (Run){codes + (khs[i] + kws[j]) * tables * WIDE, from + rows[i] + columns[j], some};
+                            NAME(sums)(runs, down * over, WIDE, across * ENTRIES, sums + wide * count * WIDE, t > 0, count,
                                        g->in_channels - wide * WIDE > LANES ? VECTORS : 1);
                         }
+                    }
                     NAME(finish)(g, sums, count, image, images, y, phase, first, group);
                 }
         }
@@ -232,37 +243,48 @@ static TARGET void NAME(input_codes)(Gradient *g, int64_t start, int64_t stop) {
 /* Blocks of up to ROWS output channels of a group, and parts of its input channels. Chunks of positions whose tables stay
  * in the first cache are added up one after another, so that no sum depends on how blocks are shared out. */
 static TARGET void NAME(weight_blocks)(Gradient *g, int64_t start, int64_t stop) {
-    const int64_t taps = g->kernel_h * g->kernel_w, folds = CEIL(g->batch, FOLD), channels = g->groups * g->out_channels;
+    const int64_t taps = g->kernel_h * g->kernel_w, lines = CEIL(g->batch, FOLD) * g->out_h;
+    const int64_t channels = g->groups * g->out_channels, picture = g->out_h * g->out_w * channels;
     const int64_t wides = CEIL(g->in_channels, WIDE), blocks = CEIL(g->out_channels, ROWS);
     const int64_t most = FIRST_CACHE / (int64_t)sizeof(float) / ENTRIES / ROWS; /* positions of a chunk */
     const int64_t width = g->out_w < most ? g->out_w : CEIL(g->out_w, CEIL(g->out_w, most)), height = most / width;
-    const int64_t scratch = wides * taps * ROWS * WIDE;
-    float *tables = start < stop ? allocate((height * width * ROWS * ENTRIES + scratch) * (int64_t)sizeof(float)) : NULL;
-    Run *runs = start < stop ? malloc((size_t)height * sizeof *runs) : NULL;
-    if (start < stop && (tables == NULL || runs == NULL)) g->failed = 1;
-    if (start >= stop || g->failed) goto done;
-    float *sums = tables + height * width * ROWS * ENTRIES;
+    const int64_t scratch = CEIL(wides, g->parts) * taps * ROWS * WIDE;
     static const float none[ROWS];
+    if (start >= stop) return;
+    float *tables = allocate((height * width * ROWS * ENTRIES + scratch) * (int64_t)sizeof(float));
+    Run *runs = malloc((size_t)height * sizeof *runs);
+    int64_t *tops = malloc((size_t)(2 * height) * sizeof *tops);
+    if (tables == NULL || runs == NULL || tops == NULL) {
+        g->failed = 1;
+        goto done;
+    }
+    int64_t *grids = tops + height;
+    float *sums = tables + height * width * ROWS * ENTRIES;
     for (int64_t at = start; at < stop; at++) {
         const int64_t group = at / g->parts / blocks, block = at / g->parts % blocks, part = at % g->parts;
         const int64_t o = g->out_channels * block / blocks, begin = wides * part / g->parts;
         const int64_t end = wides * (part + 1) / g->parts;
         const int rows = (int)(g->out_channels * (block + 1) / blocks - o);
-        memset(sums, 0, (size_t)((end - begin) * taps * rows * WIDE) * sizeof(float));
-        for (int64_t line = 0; line < folds * g->out_h; line += height)
+        for (int64_t line = 0; line < lines; line += height)
             for (int64_t left = 0; left < g->out_w; left += width) {
-                const int64_t below = line + height < folds * g->out_h ? line + height : folds * g->out_h;
+                const int64_t high = line + height < lines ? height : lines - line;
                 const int64_t right = left + width < g->out_w ? left + width : g->out_w;
-                for (int64_t l = line; l < below; l++)
+                for (int64_t l = 0; l < high; l++) {
+                    const int64_t fold = (line + l) / g->out_h, y = (line + l) % g->out_h;
+                    tops[l] = y * g->stride_h;
+                    grids[l] = (group * wides * CEIL(g->batch, FOLD) + fold) * g->grid_h;
+                    const float *from = g->grad_output + group * g->out_channels + o +
+                                        (fold * FOLD * g->out_h + y) * g->out_w * channels;
                     for (int64_t c = left; c < right; c++) {
                         const float *stream[FOLD];
-                        const int64_t n = l / g->out_h * FOLD, place = l % g->out_h * g->out_w + c;
-                        for (int j = 0; j < FOLD; j++)
-                            stream[j] = n + j >= g->batch ? none
-                                                          : g->grad_output + group * g->out_channels + o +
-                                                                ((n + j) * g->out_h * g->out_w + place) * channels;
-                        NAME(tables)(stream, rows, tables + ((l - line) * width + c - left) * rows * ENTRIES, ENTRIES);
+                        for (int j = 0; j < FOLD; j++) {
+                            stream[j] = fold * FOLD + j < g->batch ? from + j * picture + c * channels : none;
+                            __builtin_prefetch(stream[j]); /* all at once, for each is in another picture */
+                            __builtin_prefetch(stream[j] + rows - 1);
+                        }
+                        NAME(tables)(stream, rows, (Places){tables + (l * width + c - left) * rows * ENTRIES, ENTRIES, 0, 0, 0});
                     }
+                }
                 for (int64_t wide = begin; wide < end; wide++)
                     for (int64_t tap = 0; tap < taps; tap++) {
                         const int64_t down = tap / g->kernel_w * g->dilation_h - g->top + g->grid_top;
@@ -271,18 +293,16 @@ static TARGET void NAME(weight_blocks)(Gradient *g, int64_t start, int64_t stop)
                         int64_t found = 0;
                         if (from < left) from = left;
                         if (to > right) to = right;
-                        for (int64_t l = line; l < below && from < to; l++) {
-                            const int64_t y = l % g->out_h * g->stride_h + down;
+                        const uint8_t *codes = g->codes + (from * g->stride_w + over) * WIDE;
+                        for (int64_t l = 0; l < high && from < to; l++) {
+                            const int64_t y = tops[l] + down;
                             if (y < 0 || y >= g->grid_h) continue;
-                            const int64_t row = ((group * wides + wide) * folds + l / g->out_h) * g->grid_h + y;
-                            runs[found++] = (Run){
-                                g->codes + (row * g->grid_w + from * g->stride_w + over) * WIDE,
-                                tables + ((l - line) * width + from - left) * rows * ENTRIES,
-                                to - from,
-                            };
+                            const int64_t row = grids[l] + wide * CEIL(g->batch, FOLD) * g->grid_h + y;
+                            runs[found++] = (Run){codes + row * g->grid_w * WIDE,
+                                                  tables + (l * width + from - left) * rows * ENTRIES, to - from};
                         }
                         NAME(sums)(runs, found, g->stride_w * WIDE, rows * ENTRIES,
-                                   sums + ((wide - begin) * taps + tap) * rows * WIDE, rows,
+                                   sums + ((wide - begin) * taps + tap) * rows * WIDE, line > 0 || left > 0, rows,
                                    g->in_channels - wide * WIDE > LANES ? VECTORS : 1);
                     }
             }
@@ -296,6 +316,7 @@ static TARGET void NAME(weight_blocks)(Gradient *g, int64_t start, int64_t stop)
 done:
     free(tables);
     free(runs);
+    free(tops);
 }
 
 #undef WIDE
