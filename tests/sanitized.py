@@ -7,7 +7,7 @@ import sys
 import torch
 from gradient_cases import cases
 
-from qconv.kernels import bits, look_up, native, native_bits, norm
+from qconv.kernels import bits, look_up, native, native_bits, native_weight, norm
 from qconv.kernels.operators import pack_weight
 
 
@@ -34,6 +34,7 @@ def main() -> None:
         for name in native.instruction_sets():
             look_up.look_up_grad_input(*case.of_input(), instruction_set=name)
             look_up.look_up_grad_weight(*case.of_weight(), instruction_set=name)
+            native_weight.pack_weight(case.filters, window.groups, instruction_set=name)
             for input in (case.signs, packed):
                 operands = input, weight, tap_sums, sizes.channels, window
                 native.binary_conv2d(*operands, instruction_set=name)

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from qconv.inference.layers import Encode, IntegerConv2d
-from qconv.kernels import exact_sums, native, onednn, operators
+from qconv.kernels import exact_sums, native, native_weight, onednn, operators
 from qconv.kernels.exact_sums import sums_of_products
 from qconv.kernels.operators import (
     code_dtype,
@@ -188,6 +188,37 @@ def test_bits_come_back(channels: int, groups: int) -> None:
     assert sums.sum() == weight.sum()
 
 
+def test_weights_of_any_shape_are_packed_as_defined() -> None:
+    draw = random.Random(0)
+    torch.manual_seed(0)
+    for _ in range(150):
+        groups, channels = draw.choice([1, 1, 2, 3]), draw.choice([1, 3, 16, 63, 64, 65, 130])
+        weight = torch.randn(groups * draw.randint(1, 20), channels, draw.randint(1, 7), draw.randint(1, 7))
+        weight[weight.abs() < 0.1], weight[weight > 2] = -0.0, torch.nan
+        wanted = pack_weight(torch.where(weight < 0, -1, 1), groups)
+        for signs in (weight, weight.contiguous(memory_format=torch.channels_last)):
+            assert all(map(torch.equal, wanted, torch.ops.qconv.pack_weight(signs, groups)))
+            for name in native.instruction_sets():
+                packed = native_weight.pack_weight(signs, groups, instruction_set=name)
+                assert packed is not None
+                assert all(map(torch.equal, wanted, packed)), name
+        assert all(map(torch.equal, wanted, torch.ops.qconv.pack_weight(weight.transpose(2, 3).mT.double(), groups)))
+    long = torch.randn(8, 3, 1, 300)
+    assert native_weight.pack_weight(long) is None
+    assert all(map(torch.equal, pack_weight(long), torch.ops.qconv.pack_weight(long)))
+
+
+def test_threads_share_a_weight() -> None:
+    weight = torch.randn(512, 300, 3, 3)
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert all(map(torch.equal, pack_weight(weight), torch.ops.qconv.pack_weight(weight)))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.parametrize(("low", "high", "value"), [(0, 15, 0), (-8, 7, 0), (0, 255, 0), (-1, 1, -1), (-128, 127, 0)])
 @pytest.mark.parametrize("groups", [1, 4])
 @pytest.mark.parametrize(("stride", "padding"), [((1, 1), (1, 1, 1, 1)), ((2, 2), (0, 1, 0, 1))])
@@ -319,6 +350,7 @@ def test_torch_finds_the_operators_well_made() -> None:
         for asked, _ in case.results():
             torch.library.opcheck(torch.ops.qconv.binary_conv2d.default, (*case.arguments(input), *asked))
     torch.library.opcheck(torch.ops.qconv.pack_signs.default, (case.input, 2))
+    torch.library.opcheck(torch.ops.qconv.pack_weight.default, (torch.randn(6, 5, 3, 3), 2))
     codes, weight = torch.randint(0, 15, (2, 4, 6, 6), dtype=torch.uint8), torch.ones(8, 4, 3, 3, dtype=torch.int8)
     geometry = (2, 2), (1, 1, 1, 1), (1, 1)
     scaled = torch.ones(8), torch.zeros(8)

@@ -22,13 +22,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import native, onednn
+from . import native, native_weight, onednn
 from .bits import WORD, pack_signs, unpack_signs
 from .exact_sums import sums_of_products
 from .library import LIBRARY
 from .native import BLOCK
 from .window import Window
 
+LIBRARY.define("pack_weight(Tensor signs, int groups=1) -> (Tensor, Tensor)")
 LIBRARY.define(
     "binary_conv2d(Tensor input, Tensor weight, Tensor tap_sums, int in_channels, int out_channels, int[2] stride, "
     "int[4] padding, int[2] dilation, int padding_value, Tensor? scale=None, Tensor? bias=None, "
@@ -45,14 +46,16 @@ LIBRARY.define(
 
 
 def pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
-    """The weight ``(C_out, C / groups, kh, kw)`` of signs as bits, and ``tap_sums`` (groups, kh, kw, blocks · 8) int32.
+    """Return the signs of ``(C_out, C / groups, kh, kw)``, of any dtype, as bits, and the sums of each tap's signs.
 
-    Output channels that fill the last block up are +1 in the bits and 0 in the sums.
+    Bits are 1 where a weight is below 0. Output channels that fill the last block up are +1 in the bits and 0 in the
+    sums, which are ``(groups, kh, kw, blocks · 8)`` int32.
     """
     kernel = signs.shape[2:]
-    filters = signs.unflatten(0, (groups, -1))
-    missing = -filters.shape[1] % BLOCK
-    sums = F.pad(filters.sum(2, dtype=torch.int32), (0, 0, 0, 0, 0, missing)).movedim(1, -1)
+    negative = (signs < 0).unflatten(0, (groups, -1))
+    missing = -negative.shape[1] % BLOCK
+    sums = signs.shape[1] - 2 * negative.sum(2, dtype=torch.int32)
+    sums = F.pad(sums, (0, 0, 0, 0, 0, missing)).movedim(1, -1)
     words = pack_signs(signs).view(groups, -1, *kernel, -(-signs.shape[1] // WORD))
     words = F.pad(words.movedim(1, -1), (0, missing)).unflatten(-1, (-1, BLOCK))
     return words.movedim(-2, 1).contiguous(), sums.contiguous()
@@ -224,6 +227,14 @@ def operator(
     return run
 
 
+def _pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
+    packed = native_weight.pack_weight(signs, groups)
+    return pack_weight(signs, groups) if packed is None else packed
+
+
+LIBRARY.impl("pack_weight", pack_weight, "CompositeExplicitAutograd")
+LIBRARY.impl("pack_weight", _pack_weight, "CPU")
+torch.library.register_fake("qconv::pack_weight", pack_weight, lib=LIBRARY)
 for _name, _operands, _definition, _shape, _kernel in (
     ("binary_conv2d", _binary_operands, binary_conv2d, binary_conv2d, native.binary_conv2d),
     ("integer_conv2d", _integer_operands, integer_conv2d, integer_conv2d, onednn.integer_conv2d),

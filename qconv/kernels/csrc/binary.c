@@ -10,17 +10,14 @@
  * Every kernel is written once, in binary_rows.h, over the few operations in which instruction sets differ.
  */
 #include "binary.h"
+#include "sixteen.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__)
-#include <immintrin.h>
-#elif defined(__aarch64__)
+#if defined(__aarch64__)
 #include <arm_neon.h>
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
 
 enum { BLOCK = 8, MOST_PIXELS = 4, MOST_BLOCKS = 4, LARGE_OUTPUT = 1 << 21 };
 
@@ -65,11 +62,6 @@ INLINE void portable_store2(const PortableBlock *sums, int32_t *out) {
     portable_store(sums + 1, out + BLOCK);
 }
 INLINE void portable_stream(float *to, const Floats16 *value) { memcpy(to, value, sizeof *value); }
-INLINE uint64_t portable_sixteen(const float *x) {
-    uint64_t bits = 0;
-    for (int i = 0; i < 16; i++) bits |= (uint64_t)(x[i] < 0) << i;
-    return bits;
-}
 #define FLUSH_AFTER 0
 #include "binary_rows.h"
 
@@ -97,9 +89,6 @@ INLINE TARGET void avx512_store2(const __m512i *sums, int32_t *out) {
     _mm512_storeu_si512(out, _mm512_permutex2var_epi32(sums[0], even, sums[1]));
 }
 INLINE TARGET void avx512_stream(float *to, const Floats16 *value) { _mm512_stream_ps(to, *(const __m512 *)value); }
-INLINE TARGET uint64_t avx512_sixteen(const float *x) {
-    return _mm512_cmp_ps_mask(_mm512_loadu_ps(x), _mm512_setzero_ps(), _CMP_LT_OQ);
-}
 #define FLUSH_AFTER 0
 #include "binary_rows.h"
 
@@ -154,12 +143,6 @@ INLINE TARGET void avx2_stream(float *to, const Floats16 *value) {
     _mm256_stream_ps(to, _mm256_loadu_ps((const float *)value));
     _mm256_stream_ps(to + BLOCK, _mm256_loadu_ps((const float *)value + BLOCK));
 }
-INLINE TARGET uint64_t avx2_sixteen(const float *x) {
-    const __m256 zero = _mm256_setzero_ps();
-    unsigned low = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x), zero, _CMP_LT_OQ));
-    unsigned high = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(_mm256_loadu_ps(x + 8), zero, _CMP_LT_OQ));
-    return low | high << 8;
-}
 #define FLUSH_AFTER 31
 #include "binary_rows.h"
 #endif
@@ -202,7 +185,6 @@ INLINE void neon_store2(const NeonSum *sums, int32_t *out) {
     neon_store(sums + 1, out + BLOCK);
 }
 INLINE void neon_stream(float *to, const Floats16 *value) { memcpy(to, value, sizeof *value); }
-INLINE uint64_t neon_sixteen(const float *x) { return portable_sixteen(x); }
 #define FLUSH_AFTER 31
 #include "binary_rows.h"
 #endif

@@ -6,6 +6,7 @@
 #include "bits.h"
 #include "look_up.h"
 #include "norm.h"
+#include "pack_weight.h"
 
 static ParallelFor parallel_for;
 
@@ -108,6 +109,19 @@ static PyObject *norm_call(PyObject *module, PyObject *const *arguments, Py_ssiz
     return none_unless(failed, "sums over channels");
 }
 
+static PyObject *weight_pack(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *addresses[PACK_ADDRESSES];
+    int64_t numbers[PACK_NUMBERS + 1];
+    int failed;
+    (void)module;
+    if (!read_call("pack_weight", arguments, count, PACK_ADDRESSES, PACK_NUMBERS + 1, addresses, numbers)) return NULL;
+    Packing packing = packing_of(addresses, numbers);
+    Py_BEGIN_ALLOW_THREADS
+    failed = pack_weight(&packing, numbers[PACK_NUMBERS], parallel_for);
+    Py_END_ALLOW_THREADS
+    return none_unless(failed, "threads");
+}
+
 static int fill(PyObject *module) {
     parallel_for = torch_parallel_for();
     return PyModule_AddIntConstant(module, "instruction_sets", (long)instruction_sets());
@@ -117,6 +131,7 @@ static PyMethodDef methods[] = {
     {"convolve", (PyCFunction)(void (*)(void))binary_convolve, METH_FASTCALL, NULL},
     {"norm_backward", (PyCFunction)(void (*)(void))norm_call, METH_FASTCALL, NULL},
     {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
+    {"pack_weight", (PyCFunction)(void (*)(void))weight_pack, METH_FASTCALL, NULL},
     {"sign_grad_input", (PyCFunction)(void (*)(void))sign_grad_input, METH_FASTCALL, NULL},
     {"sign_grad_weight", (PyCFunction)(void (*)(void))sign_grad_weight, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},

@@ -1,0 +1,78 @@
+/* The signs of a weight as bits.
+ *
+ * Comparing vectors of neighbouring floats gives their bits in a row. With the channels last these are the words.
+ * Otherwise a row holds all taps of a channel after another, and squares of 8 channels and 8 taps are transposed.
+ */
+#include "pack_weight.h"
+
+#include <string.h>
+
+#include "sixteen.h"
+
+enum { BLOCK = 8 };
+
+/* Bit i of byte j becomes bit j of byte i. */
+INLINE uint64_t transposed(uint64_t x) {
+    uint64_t y = (x ^ x >> 7) & 0x00aa00aa00aa00aau;
+    x ^= y ^ y << 7;
+    y = (x ^ x >> 14) & 0x0000cccc0000ccccu;
+    x ^= y ^ y << 14;
+    y = (x ^ x >> 28) & 0x00000000f0f0f0f0u;
+    return x ^ y ^ y << 28;
+}
+
+/* The words of up to 64 channels, from the bits (channels, taps), which 8 more bytes follow. */
+INLINE void columns(const uint64_t *bits, int64_t channels, int64_t taps, uint64_t *words) {
+    for (int64_t tap = 0; tap < taps; tap += 8) {
+        const int64_t count = taps - tap < 8 ? taps - tap : 8;
+        uint64_t found[8] = {0};
+        for (int64_t first = 0; first < channels; first += 8) {
+            uint64_t square = 0;
+            for (int64_t i = 0; i < 8 && first + i < channels; i++) {
+                const int64_t place = (first + i) * taps + tap;
+                uint64_t row;
+                memcpy(&row, (const char *)bits + place / 8, sizeof row);
+                square |= (row >> place % 8 & 255) << 8 * i;
+            }
+            square = transposed(square);
+            for (int j = 0; j < 8; j++) found[j] |= (square >> 8 * j & 255) << first;
+        }
+        memcpy(words + tap, found, (size_t)count * sizeof *found);
+    }
+}
+
+#define NAME(x) portable_##x
+#define TARGET
+#include "pack_weight_rows.h"
+#if defined(__x86_64__)
+#define NAME(x) avx512_##x
+#define TARGET __attribute__((target("avx512f,popcnt")))
+#include "pack_weight_rows.h"
+#define NAME(x) avx2_##x
+#define TARGET __attribute__((target("avx2,popcnt")))
+#include "pack_weight_rows.h"
+#elif defined(__aarch64__)
+#define NAME(x) neon_##x
+#define TARGET
+#include "pack_weight_rows.h"
+#endif
+
+static void share(int64_t start, int64_t stop, void *given) {
+    const Packing *packing = given;
+    switch (packing->isa) {
+#if defined(__x86_64__)
+    case AVX512: avx512_blocks(packing, start, stop); break;
+    case AVX2: avx2_blocks(packing, start, stop); break;
+#elif defined(__aarch64__)
+    case NEON: neon_blocks(packing, start, stop); break;
+#endif
+    default: portable_blocks(packing, start, stop);
+    }
+}
+
+int pack_weight(Packing *packing, int64_t grain, ParallelFor parallel_for) {
+    const int64_t count = packing->groups * packing->blocks;
+    if (parallel_for != NULL && count > grain) return parallel_for(0, count, grain, share, packing);
+    share(0, count, packing);
+    return 0;
+}
