@@ -119,7 +119,7 @@ class _Hung:
 
 def hang(x: Tensor, recipe: Recipe) -> Tensor:
     """Hang a recipe on the node of ``x``, if it has one; return ``x``."""
-    if not torch.compiler.is_compiling() and x.grad_fn is not None:
+    if not torch.compiler.is_compiling() and x.grad_fn is not None and type(x) is Tensor:
         _metadata(x.grad_fn)[_KEY] = _Hung(x, recipe)
     return x
 
