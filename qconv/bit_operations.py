@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .grad.kernel import Gradients
-from .kernels.sign_gradients import pack_weight
+from .kernels import sign_gradients as _registered  # noqa: F401
 from .kernels.window import Window
 from .operations import Convolution, Linear, OutputMask
 from .quantizers import Quantizer, Whole
@@ -80,7 +80,7 @@ _last = threading.local()
 def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
     values, scale = cast(Whole, whole_of(quantizer, weight, tensors))
     kernel = (1, 1, *weight.shape[2:])[-2:]
-    return Filters(weight.shape, *pack_weight(values.view(*weight.shape[:2], *kernel), groups), scale)
+    return Filters(weight.shape, *_ops.pack_weight(values.view(*weight.shape[:2], *kernel), groups), scale)
 
 
 class BitOperands(NamedTuple):

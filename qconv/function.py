@@ -24,7 +24,7 @@ from .operations import ExtendedOperation, Operation
 from .quantizers import Quantizer
 from .quantizers.form import Form
 from .quantizers.node import as_called, held, once_differentiable
-from .recipes import Recipe, forget, hang
+from .recipes import Recipe, forget, hang, is_recorded
 from .sums import scaled_sums
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ def quantized_op(
     called, keeping = quantizers.as_called(), None
     kept: tuple[Tensor, ...] = ()
     again: tuple[Tensor, ...] = ()
-    if lean is not None and torch.is_grad_enabled():
+    if lean is not None and is_recorded():
         keeping, kept = keep(input, called.input, of_input, op, lean)
         if keeping.form is not None and not extra and not torch.compiler.is_compiling():
             biases = () if bias is None else (bias,)

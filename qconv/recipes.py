@@ -117,16 +117,23 @@ class _Hung:
         return self.counter._version == x._version == self.version + 1 and self.address == x.data_ptr()
 
 
+def is_recorded() -> bool:
+    """Whether autograd records what is computed now, and no transform of `torch.func` hides the tensors' memory."""
+    if not torch.is_grad_enabled():
+        return False
+    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore
+
+
 def hang(x: Tensor, recipe: Recipe) -> Tensor:
     """Hang a recipe on the node of ``x``, if it has one; return ``x``."""
-    if not torch.compiler.is_compiling() and x.grad_fn is not None and type(x) is Tensor:
+    if not torch.compiler.is_compiling() and x.grad_fn is not None and type(x) is Tensor and is_recorded():
         _metadata(x.grad_fn)[_KEY] = _Hung(x, recipe)
     return x
 
 
 def recipe_of(x: Tensor) -> Recipe | None:
     """Return a recipe of ``x`` as it is now; None if there is none."""
-    if torch.compiler.is_compiling() or x.grad_fn is None or type(x) is not Tensor:
+    if torch.compiler.is_compiling() or x.grad_fn is None or type(x) is not Tensor or not is_recorded():
         return None
     hung = _metadata(x.grad_fn).get(_KEY)
     if hung is not None:

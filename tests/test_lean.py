@@ -205,6 +205,22 @@ def test_parameters_given_from_outside() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
+def test_transforms_of_functions() -> None:
+    _, layer = pair(nn.Conv2d, dict(kernel_size=3), schemes.bnn())
+    grads = []
+    for network in (
+        nn.Sequential(layer, nn.Hardtanh()),
+        qconv.lean(nn.Sequential(copy.deepcopy(layer), nn.Hardtanh())),
+    ):
+        parameters = dict(network.named_parameters())
+
+        def loss(parameters: dict[str, Tensor], network: nn.Module = network) -> Tensor:
+            return functional_call(network, parameters, (torch.ones(1, 4, 5, 5),)).square().sum()
+
+        grads.append(torch.func.grad(loss)(parameters))
+    assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
 @pytest.mark.parametrize("frozen", ["convs.0", "convs.1.weight", "norms", "norms.0.weight", "stem", "convs", "acts"])
 def test_frozen_parameters(frozen: str) -> None:
     model, lean, input = block(activation="RPReLU")

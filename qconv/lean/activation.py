@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, rprelu
-from ..recipes import Recipe, as_called, forget, hang, recipe_of, saved
+from ..recipes import Recipe, as_called, forget, hang, is_recorded, recipe_of, saved
 
 _ops = torch.ops.qconv
 
@@ -189,4 +189,4 @@ def _again(function: Callable[..., Tensor], compute: Callable[..., Tensor], coun
 
 def _is_traced(input: Tensor) -> bool:
     """Whether autograd records what becomes of ``input``."""
-    return torch.is_grad_enabled() and input.requires_grad
+    return is_recorded() and input.requires_grad
