@@ -80,7 +80,8 @@ _last = threading.local()
 def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
     values, scale = cast(Whole, whole_of(quantizer, weight, tensors))
     kernel = (1, 1, *weight.shape[2:])[-2:]
-    return Filters(weight.shape, *_ops.pack_weight(values.view(*weight.shape[:2], *kernel), groups), scale)
+    bits, sums = _ops.pack_weight(values.view(*weight.shape[:2], *kernel), groups)
+    return Filters(weight.shape, bits, sums, scale)
 
 
 class BitOperands(NamedTuple):

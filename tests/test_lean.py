@@ -212,13 +212,37 @@ def test_transforms_of_functions() -> None:
         nn.Sequential(layer, nn.Hardtanh()),
         qconv.lean(nn.Sequential(copy.deepcopy(layer), nn.Hardtanh())),
     ):
-        parameters = dict(network.named_parameters())
+        parameters: dict[str, Tensor] = dict(network.named_parameters())
 
         def loss(parameters: dict[str, Tensor], network: nn.Module = network) -> Tensor:
             return functional_call(network, parameters, (torch.ones(1, 4, 5, 5),)).square().sum()
 
         grads.append(torch.func.grad(loss)(parameters))
     assert all(torch.equal(grads[0][name], grads[1][name]) for name in grads[0])
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        dict(kernel_size=3, stride=2, padding=1),
+        dict(kernel_size=(2, 3)),
+        dict(kernel_size=(3, 2), stride=(1, 2), padding=(1, 0), dilation=(2, 3), ceil_mode=True),
+        dict(kernel_size=1, stride=3),
+        dict(kernel_size=17, padding=8),
+    ],
+    ids=str,
+)
+def test_pooling(arguments: dict[str, Any], last: bool) -> None:
+    input = torch.randn(2, 5, 20, 19).round(decimals=0)  # with ties
+    input[0, 0, 3, 3] = torch.nan
+    input = input.to(memory_format=torch.channels_last if last else torch.contiguous_format)
+    model = nn.MaxPool2d(**arguments)
+    lean = qconv.lean(copy.deepcopy(model))
+    plain, ours = gradients(model, input), gradients(lean, input)
+    assert_same(plain, ours)
+    assert plain[1][0].stride() == ours[1][0].stride()  # pyright: ignore
+    assert kept(lean, input.clone().requires_grad_()) <= plain[0].numel() or arguments["kernel_size"] == 17
 
 
 @pytest.mark.parametrize("frozen", ["convs.0", "convs.1.weight", "norms", "norms.0.weight", "stem", "convs", "acts"])

@@ -7,6 +7,7 @@ from torch import nn
 from ..checks import check_flags
 from ..layers import QuantizedLayer
 from . import activation, norm
+from .pool import LeanMaxPool2d
 from .stem import CHANNELS, LeanConv2d
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -15,6 +16,7 @@ _LEAN: dict[type[nn.Module], type[nn.Module]] = {
     kind.float_type: kind
     for kind in (
         *(norm.LeanBatchNorm1d, norm.LeanBatchNorm2d, norm.LeanBatchNorm3d),
+        LeanMaxPool2d,
         *(activation.LeanReLU, activation.LeanReLU6, activation.LeanHardtanh),
         *(activation.LeanPReLU, activation.LeanLeakyReLU, activation.LeanRPReLU, activation.LeanMaxout),
     )

@@ -1,0 +1,84 @@
+"""Max pooling that keeps a byte for each output, where its twin keeps its input and an index of 8 bytes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
+
+from ..recipes import Recipe, forget, hang, is_recorded, recipe_of
+
+_aten = torch.ops.aten
+
+
+class LeanMaxPool2d(nn.MaxPool2d):
+    """`torch.nn.MaxPool2d` of a lean model."""
+
+    float_type = nn.MaxPool2d
+
+    def forward(self, input: Tensor) -> Any:
+        kernel, stride = _pair(self.kernel_size), _pair(self.stride)
+        is_plain = input.ndim == 4 and not self.return_indices and kernel[0] * kernel[1] <= 256 and input.numel()
+        if torch.compiler.is_compiling() or not is_recorded() or not input.requires_grad or not is_plain:
+            return super().forward(input)
+        geometry = kernel, stride, _pair(self.padding), _pair(self.dilation), self.ceil_mode
+        recipe = recipe_of(input)
+        output = _MaxPool.apply(input, geometry)
+        if recipe is not None:
+            hang(output, Recipe(recipe.tensors, partial(_again, recipe.compute, geometry), recipe.convolutions))
+        return output
+
+
+class _MaxPool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, input: Tensor, geometry: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        output, indices = _aten.max_pool2d_with_indices(input, *geometry)
+        ctx.geometry, ctx.form = geometry, (input.shape, input.dtype, _memory_format(input))
+        ctx.save_for_backward(_taps(indices, geometry, input.shape[3]))
+        return output
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        forget(ctx)
+        (grad,), (taps,), (shape, dtype, memory_format) = grad_outputs, ctx.saved_tensors, ctx.form
+        indices = _indices(taps, ctx.geometry, shape[3])
+        stand_in = torch.empty(shape, dtype=dtype, device=grad.device, memory_format=memory_format)  # not read
+        return _aten.max_pool2d_with_indices_backward(grad, stand_in, *ctx.geometry, indices), None
+
+
+def _origins(like: Tensor, geometry: Any) -> tuple[Tensor, Tensor]:
+    """The row and the column of the first tap of each output."""
+    _, stride, padding, *_ = geometry
+    rows, columns = (torch.arange(size, dtype=torch.int32, device=like.device) for size in like.shape[2:])
+    return (rows * stride[0] - padding[0]).view(-1, 1), columns * stride[1] - padding[1]
+
+
+def _taps(indices: Tensor, geometry: Any, width: int) -> Tensor:
+    """Which tap of its kernel each output comes from, uint8, from the indices in the picture."""
+    (_, columns), dilation = geometry[0], geometry[3]
+    places = indices.to(torch.int32)
+    top, left = _origins(indices, geometry)
+    row = (places.div(width, rounding_mode="floor") - top).div(dilation[0], rounding_mode="floor")
+    return (row * columns + (places % width - left).div(dilation[1], rounding_mode="floor")).to(torch.uint8)
+
+
+def _indices(taps: Tensor, geometry: Any, width: int) -> Tensor:
+    """The inverse of `_taps`."""
+    (_, columns), dilation = geometry[0], geometry[3]
+    places = taps.to(torch.int32)
+    top, left = _origins(taps, geometry)
+    row = places.div(columns, rounding_mode="floor") * dilation[0] + top
+    return (row * width + places % columns * dilation[1] + left).long()
+
+
+def _memory_format(x: Tensor) -> torch.memory_format:
+    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if is_last else torch.contiguous_format
+
+
+def _again(compute: Callable[..., Tensor], geometry: Any, *tensors: Tensor) -> Tensor:
+    return F.max_pool2d(compute(*tensors), *geometry)
