@@ -7,6 +7,7 @@
 #include "look_up.h"
 #include "norm.h"
 #include "pack_weight.h"
+#include "slopes.h"
 
 static ParallelFor parallel_for;
 
@@ -109,6 +110,20 @@ static PyObject *norm_call(PyObject *module, PyObject *const *arguments, Py_ssiz
     return none_unless(failed, "sums over channels");
 }
 
+static PyObject *slope_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *addresses[SLOPE_ADDRESSES];
+    int64_t numbers[SLOPE_NUMBERS];
+    int failed;
+    (void)module;
+    if (!read_call("approx_sign_backward", arguments, count, SLOPE_ADDRESSES, SLOPE_NUMBERS, addresses, numbers))
+        return NULL;
+    Slope slope = slope_of(addresses, numbers);
+    Py_BEGIN_ALLOW_THREADS
+    failed = approx_sign_backward(&slope, parallel_for);
+    Py_END_ALLOW_THREADS
+    return none_unless(failed, "threads");
+}
+
 static PyObject *weight_pack(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     void *addresses[PACK_ADDRESSES];
     int64_t numbers[PACK_NUMBERS + 1];
@@ -128,6 +143,7 @@ static int fill(PyObject *module) {
 }
 
 static PyMethodDef methods[] = {
+    {"approx_sign_backward", (PyCFunction)(void (*)(void))slope_call, METH_FASTCALL, NULL},
     {"convolve", (PyCFunction)(void (*)(void))binary_convolve, METH_FASTCALL, NULL},
     {"norm_backward", (PyCFunction)(void (*)(void))norm_call, METH_FASTCALL, NULL},
     {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},

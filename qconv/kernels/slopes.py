@@ -1,0 +1,74 @@
+"""The gradient through a surrogate of the sign, as a `torch.library` operator with a definition and a kernel in C.
+
+``grad · max(2 − 2|input|, 0)``, which `approx_sign_backward_` writes over ``grad``. Torch's operators read and write
+memory five times for it, the kernel once. The kernel takes float32 and bfloat16 on the CPU, of the same strides and
+without gaps. Its result is the definition's bit for bit, but for the bits of a NaN, for any number of threads and any
+instruction set.
+"""
+
+import torch
+from torch import Tensor
+
+from .library import LIBRARY
+from .native import INSTRUCTION_SETS, kernels
+
+_TYPES = {torch.float32: 0, torch.bfloat16: 1}
+_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
+LIBRARY.define("approx_sign_backward_(Tensor(a!) grad, Tensor input) -> ()")
+
+
+def approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
+    """Multiply ``grad`` by ``max(2 − 2|input|, 0)``, which is NaN where ``input`` is.
+
+    Args:
+        grad: overwritten.
+        input: of the shape and dtype of ``grad``.
+
+    Raises:
+        ValueError: another shape or dtype.
+
+    Example:
+        >>> grad = torch.ones(4)
+        >>> approx_sign_backward_(grad, torch.tensor([-2.0, -0.5, 0.0, 0.75]))
+        >>> grad
+        tensor([0.0000, 1.0000, 2.0000, 0.5000])
+    """
+    if (grad.shape, grad.dtype) != (input.shape, input.dtype):
+        raise ValueError(
+            f"grad ({grad.dtype}, {tuple(grad.shape)}) must be as input is: {input.dtype}, {tuple(input.shape)}"
+        )
+    grad.mul_((2 - 2 * input.abs()).clamp_(min=0))
+
+
+def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str | None = None) -> bool:
+    """Write the product to ``output``, which may be ``grad``; return False if the kernel does not take the operands.
+
+    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
+    """
+    module = kernels()
+    if module is None or not input.numel() or input.dtype not in _TYPES or not _without_gaps(input):
+        return False
+    if any(
+        (x.shape, x.stride(), x.dtype, x.device) != (input.shape, input.stride(), input.dtype, input.device)
+        for x in (grad, output)
+    ):
+        return False
+    best = module.instruction_sets.bit_length() - 1
+    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    addresses = (x.data_ptr() for x in (grad, input, output))
+    module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], used, _GRAIN)
+    return True
+
+
+def _without_gaps(x: Tensor) -> bool:
+    return x.is_contiguous() or (x.ndim > 2 and x.movedim(1, -1).is_contiguous())
+
+
+def _approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
+    if not by_kernel(grad, input, grad):
+        approx_sign_backward_(grad, input)
+
+
+LIBRARY.impl("approx_sign_backward_", approx_sign_backward_, "CompositeExplicitAutograd")
+LIBRARY.impl("approx_sign_backward_", _approx_sign_backward_, "CPU")
+torch.library.register_fake("qconv::approx_sign_backward_", approx_sign_backward_, lib=LIBRARY)
