@@ -80,8 +80,9 @@ def quantized_op(
         keeping, kept = keep(input, called.input, of_input, op, lean)
         if keeping.form is not None and not extra and not torch.compiler.is_compiling():
             biases = () if bias is None else (bias,)
-            of_recipe = biases, kept[: keeping.bits], held(called.input, of_input), held(called.weight, of_weight)
-            again = weight, *chain.from_iterable(of_recipe)
+            # Views of learned numbers have nodes, by which a recipe would refer to them weakly.
+            learned = (x.detach() for x in (*held(called.input, of_input), *held(called.weight, of_weight)))
+            again = weight, *biases, *kept[: keeping.bits], *learned
     counts = len(extra), len(of_input), len(of_weight), len(of_grad), len(kept)
     tensors = *extra, *of_input, *of_weight, *of_grad, *kept, *again
     arguments = input, weight, bias, op, called, keeping, counts, *tensors

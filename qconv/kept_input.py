@@ -9,7 +9,7 @@ from torch import Tensor
 from .operations import ExtendedOperation, Linear, Operation
 from .quantizers import Quantizer, Whole
 from .quantizers.form import Form
-from .recipes import saved
+from .recipes import saved, shared
 
 Lean = Literal["exact", "fast"]
 """The gradients of a lean layer: bit for bit those of one that keeps its input, or sums by the fastest kernels."""
@@ -40,6 +40,7 @@ def keep(
         form = Form.of(input, getattr(op, "groups", 1))
         with torch.no_grad():
             bits = quantizer.keep(input.detach(), form, *tensors)
+            bits = None if bits is None else shared(input, bits)
     if bits is None:
         restored = saved(input, exact=lean == "exact" or not quantizer.is_continuous)
         return Keeping(lean, None, 0, restored.restore), restored.tensors
@@ -58,13 +59,17 @@ class Restored:
         self._quantizer, self._form, self._bits = quantizer, cast(Form, keeping.form), bits
         self.signs = quantizer.signs
 
-    def whole(self, x: Any, *tensors: Tensor) -> Whole:
+    def whole(self, x: Any, *tensors: Tensor) -> Whole | None:
         """As `Quantizer.whole`."""
-        return self._quantizer.restore(self._bits, self._form, *tensors)
+        restored = self._quantizer.restore(self._bits, self._form, *tensors)
+        return None if isinstance(restored, Tensor) else restored
 
     def quantize(self, x: Any, *tensors: Tensor) -> Tensor:
         """As `Quantizer.quantize`."""
-        values, scale = self.whole(x, *tensors)
+        restored = self._quantizer.restore(self._bits, self._form, *tensors)
+        if isinstance(restored, Tensor):
+            return restored
+        values, scale = restored
         return (values if scale is None else values * scale).to(self._form.dtype)
 
 

@@ -20,6 +20,7 @@ from torch.utils.weak import TensorWeakRef
 from .streams import Place
 
 _KEY = "qconv.recipe"
+_BITS = "qconv.bits"
 _MOST = 8
 """The convolutions to compute again for one tensor, at most: a chain of more starts from a tensor that is kept."""
 _SAMPLES = 32
@@ -190,6 +191,16 @@ def _of_stream(compute: Callable[..., Tensor], place: Place, last: Term | None, 
     return x
 
 
+def shared(x: Tensor, bits: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return ``bits``, and in place of each that another layer keeps of ``x`` too, as at a fork, that one."""
+    if torch.compiler.is_compiling() or x.grad_fn is None or x.device.type != "cpu" or type(x) is not Tensor:
+        return bits
+    known = _metadata(x.grad_fn).setdefault(_BITS, [])
+    found = tuple(next((other for ref in known if _is_same(other := ref(), own)), own) for own in bits)
+    known.extend(TensorWeakRef(own) for own, other in zip(bits, found, strict=True) if own is other)
+    return found
+
+
 def as_called(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
     """Return ``function`` under the autocast of now, whatever that is when it is called."""
     kind = device.type
@@ -233,7 +244,11 @@ def _sum(
     return (one(*tensors[:count]) + other(*tensors[count:])).contiguous(memory_format=memory_format)
 
 
-def _metadata(node: Any) -> dict[str, _Hung]:
+def _is_same(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and (one.dtype, one.shape) == (other.dtype, other.shape) and torch.equal(one, other)
+
+
+def _metadata(node: Any) -> dict[str, Any]:
     """The dictionary that autograd keeps for each node of its graph, as long as the node lives."""
     return node.metadata
 
@@ -274,7 +289,8 @@ def _checked(compute: Callable[..., Tensor], name: str, tolerance: float, sample
 
 
 def _are_equal(one: Tensor, other: Tensor, tolerance: float) -> bool:
-    """Whether values are equal, NaN to NaN, up to a part of the largest one."""
+    """Whether values are equal up to a part of the largest one; where ``other`` is NaN, which codes don't keep, any."""
+    one = torch.where(other.isnan(), other, one)
     if not tolerance:
         dtype = _INTEGER[one.element_size()]
         return torch.equal(one.view(dtype), other.view(dtype))

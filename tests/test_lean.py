@@ -120,7 +120,7 @@ ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.mark.parametrize("inplace", [False, True])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bireal(), schemes.lsq()], ids=str)
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bireal(), schemes.lsq(), schemes.pact()], ids=str)
 def test_exact_networks(scheme: qconv.Scheme, activation: str, inplace: bool) -> None:
     torch.manual_seed(0)
     if "ReLU" in activation and not activation.startswith(("P", "RP", "Leaky")) and scheme.input().splits_at_zero:
@@ -409,6 +409,39 @@ def test_fast_networks(scheme: qconv.Scheme, activation: str, inplace: bool) -> 
         assert (one - other).norm() < 1e-5 * one.norm() + 1e-3
 
 
+def test_codes_of_nan() -> None:
+    """They are arbitrary numbers, and what is computed again from them is not compared."""
+    torch.manual_seed(0)
+    lean = qconv.lean(Block(nn.ReLU, schemes.lsq(), False))
+    input = torch.randn(4, 3, 6, 6)
+    lean(input)
+    input[1, 0, 2, 3] = torch.nan
+    gradients(lean, input)
+
+
+def test_a_fork_keeps_bits_once() -> None:
+    stem = nn.Conv2d(3, 64, 3)
+    layers = [qconv.QConv2d(64, 8, 1, scheme=schemes.dorefa(4, 4)) for _ in range(3)]
+    input = torch.randn(2, 3, 18, 18)
+    sizes: list[int] = []
+
+    class Fork(nn.Module):
+        def __init__(self, count: int) -> None:
+            super().__init__()
+            self.layers, self.stem = nn.ModuleList(layers[:count]), stem
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.stem(x)
+            return torch.cat([layer(x) for layer in self.layers], 1)
+
+    for count in (1, 3):
+        model = Fork(count)
+        expected, lean = gradients(model, input), qconv.lean(copy.deepcopy(model), exact=True)
+        assert_same(expected, gradients(lean, input))
+        sizes.append(kept(lean, input))
+    assert sizes[1] == sizes[0]
+
+
 def kept(model: nn.Module, input: Tensor) -> int:
     """The bytes that autograd keeps, without parameters and the input."""
     known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), input)}
@@ -430,7 +463,18 @@ def kept(model: nn.Module, input: Tensor) -> int:
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(
     ("scheme", "activation", "times"),
-    [(schemes.bnn(), nn.Hardtanh, 14), (schemes.bnn(), nn.Identity, 9), (schemes.bireal(), nn.Identity, 4)],
+    [
+        (schemes.bnn(), nn.Hardtanh, 14),
+        (schemes.bnn(), nn.Identity, 9),
+        (schemes.bireal(), nn.Identity, 4),
+        (schemes.reactnet(), RPReLU, 2),
+        (schemes.lsq(4, 4), nn.ReLU, 3.3),
+        (schemes.pact(4, 4), nn.ReLU, 6),
+        (schemes.dorefa(4, 4), nn.ReLU, 6),
+        (schemes.lsq(8, 8), nn.ReLU, 2.7),
+        (schemes.minmax(8, 8), nn.ReLU, 5),
+    ],
+    ids=str,
 )
 def test_what_is_kept(scheme: qconv.Scheme, activation: Any, times: float, exact: bool) -> None:
     model = qconv.convert(resnet20(3, 10, activation=activation, shortcut="per_conv"), scheme)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..checks import check_bits
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.identity import Identity
+from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
 from ..quantizers.part import POSITIVE, Rule
@@ -174,7 +175,7 @@ def _normalized(x: Tensor) -> tuple[Tensor, Tensor]:
     return centered / std, std
 
 
-class APoTInput(_APoT):
+class APoTInput(_APoT, Coded):
     r"""Inputs on sums of powers of two from 0 to a learned end, the input quantizer of APoT.
 
     ``x_q = alpha · q``: ``q`` is the level nearest to ``z = clamp(x / alpha, 0, 1)`` in the unsigned b-bit grid of
@@ -216,6 +217,10 @@ class APoTInput(_APoT):
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         multiples, step = self._multiples(wide(x), *tensors)
         return Whole(project(multiples.clamp(min=0), self.grid), step)
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(len(self.grid), table=self.grid)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         multiples, _ = self._multiples(wide(x), *tensors)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..checks import check_bits, check_numbers, check_whole
 from ..quantizers.base import Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE, flag_of
+from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import clamp_trained_, set_parameter, wide
 from ..quantizers.part import Rule
@@ -48,7 +49,7 @@ def _power_levels(low: int) -> Levels:
     return Levels(-(2**-low), 2**-low, torch.tensor(2.0**low, dtype=torch.float64))
 
 
-class ShiftQ(Quantizer):
+class ShiftQ(Passing):
     r"""Weights rounded to signed powers of two, DeepShift-Q.
 
     ``w_q = sign(w) · 2^round(log2 |w|)`` with the exponent in ``[−(2^(b−1) − 1), 0]``: 5 bits allow −15 … 0. A weight
@@ -86,8 +87,10 @@ class ShiftQ(Quantizer):
         exponent = wide(x).abs().log2() + self.stream.uniform(x, *tensors)
         return Whole(torch.exp2(exponent.floor().clamp(self.low, 0)).to(x.dtype) * x.sign())
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return grad, *(None,) * len(tensors)
+    @property
+    def coding(self) -> Coding:
+        powers = [2.0**exponent for exponent in range(self.low, 1)]
+        return Coding(2 * len(powers) + 1, table=(*(-power for power in powers[::-1]), 0.0, *powers))
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         return _power_codes(self.quantize(x, *tensors), self.low)
@@ -211,7 +214,7 @@ class ShiftPS(Quantizer):
         return f"weight_bits={self.bits}, rounding={self.rounding!r}"
 
 
-class FixedPoint(Quantizer):
+class FixedPoint(Passing):
     r"""Fixed-point activations of DeepShift: ``integer_bits`` before and ``fraction_bits`` after the point.
 
     ``x_q = clamp(floor(x · 2^f) / 2^f, −2^(i−1), 2^(i−1))``, NaN gives NaN; ``dx = g``, with no mask. The authors use
@@ -245,8 +248,9 @@ class FixedPoint(Quantizer):
         wide = x.float() if x.dtype == torch.float16 else x  # x / step leaves the range of float16
         return Whole((torch.floor(wide / step) * step).clamp(-bound, bound).to(x.dtype))
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad,)
+    @property
+    def coding(self) -> Coding:
+        return Coding(2 ** int(self.bits) + 1, -(2.0 ** (self.integer_bits - 1)), 2.0**-self.fraction_bits)
 
     def levels(self, *tensors: Tensor) -> Levels:
         bound = int(2 ** (self.bits - 1))

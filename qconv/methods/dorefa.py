@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
+from ..quantizers.kept_codes import Coded, Coding, Passing
 from ..quantizers.levels import Levels, level_step
 from ..quantizers.numbers import wide, within
 from ..quantizers.signs import sign
@@ -14,7 +15,7 @@ from ..quantizers.stochastic import Stream
 from ..scheme import Scheme, named, of_input
 
 
-class DoReFaWeight(Quantizer):
+class DoReFaWeight(Coded):
     r"""Weights of DoReFa-Net.
 
     One bit: ``w_q = E · sign(w)`` with ``E = mean |w|`` over the whole layer and ``sign(±0) = +1``; ``dw = g``: E is a
@@ -58,6 +59,11 @@ class DoReFaWeight(Quantizer):
         values = ((t / (2 * divisor) + 0.5) * count).round_().mul_(2).sub_(count)
         return Whole(values, level_step(count, t))
 
+    @property
+    def coding(self) -> Coding:
+        count = 2 ** int(self.bits)
+        return Coding(count, low=1 - count, unit=2)
+
     def levels(self, *tensors: Tensor) -> Levels | None:
         if self.bits == 1:
             return None  # E depends on the weight
@@ -80,7 +86,7 @@ class DoReFaWeight(Quantizer):
         return f"bits={self.bits}, detach_max={self.detach_max}"
 
 
-class DoReFaInput(Quantizer):
+class DoReFaInput(Passing):
     r"""Activations of DoReFa-Net: unsigned, in [0, 1].
 
     ``x_q = round(n · clamp(x, 0, 1)) / n`` with ``n = 2^b − 1``, half to even; one bit gives {0, 1}, not a sign.
@@ -109,8 +115,12 @@ class DoReFaInput(Quantizer):
         count = 2**self.bits - 1
         return Levels(0, int(count), torch.tensor(1 / count), "nearest")
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad * within(x, 0, 1),)
+    @property
+    def coding(self) -> Coding:
+        return Coding(2 ** int(self.bits))
+
+    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return within(x, 0, 1)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_numbers
-from ..quantizers.base import Codes, Quantizer
+from ..quantizers.base import Codes
 from ..quantizers.from_data import FromData
+from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Extremes
@@ -20,7 +21,7 @@ ALPHA_RANGE = 1e-3, 0.5
 """The range to which `after_step_` clamps alpha."""
 
 
-class _DSQ(Quantizer):
+class _DSQ(Coded):
     """The shared part of weights and inputs: the learned range and alpha."""
 
     lower: nn.Parameter
@@ -52,6 +53,10 @@ class _DSQ(Quantizer):
         lower, upper, _ = (tensor.to(wide_x.dtype) for tensor in tensors)
         _, _, values, step = self._position(wide_x, lower, upper)
         return Codes(values.to(torch.int16), step, offset=lower)
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(2**self._bits)
 
     def levels(self, *tensors: Tensor) -> Levels:
         lower, upper, _ = (wide(tensor) for tensor in tensors)

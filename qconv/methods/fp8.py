@@ -6,8 +6,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..quantizers.base import Codes, Quantizer
+from ..quantizers.base import Codes
+from ..quantizers.form import Form
 from ..quantizers.identity import Identity
+from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.numbers import wide
 from ..scheme import Scheme, named
 
@@ -55,7 +57,7 @@ def round_fp8(x: Tensor, format: str) -> Tensor:
     return (x / unit).round() * unit
 
 
-class FP8(Quantizer):
+class FP8(Passing):
     r"""Values rounded to an 8-bit float: for weights, inputs, or as a `Scheme`'s gradient quantizer.
 
     ``x_q = s · fp8(x / s)``: fp8 is the nearest number of the format, half to even, and the largest finite one beyond
@@ -96,10 +98,21 @@ class FP8(Quantizer):
         values, scale = self._scaled(x)
         return (values * scale).to(x.dtype)
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        if self.scale == "dynamic":
-            return (grad,)
-        return (grad * (x.abs() <= FORMATS[self.format].largest),)
+    @property
+    def coding(self) -> Coding:
+        return Coding(2**8)
+
+    def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        values, scale = self._scaled(x)
+        return values.to(FORMATS[self.format].dtype).view(torch.uint8), scale
+
+    def joined(self, form: Form, values: Tensor, *others: Tensor) -> Tensor:
+        (scale,) = others
+        numbers = values.to(torch.uint8).view(FORMATS[self.format].dtype)
+        return (numbers.to(scale.dtype) * scale).to(form.dtype)
+
+    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
+        return None if self.scale == "dynamic" else x.abs() <= FORMATS[self.format].largest
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         _, mantissa, exponent, _ = FORMATS[self.format]

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
+from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.observers import Magnitudes
@@ -49,7 +50,7 @@ def check_grad_scale(grad_scale: str) -> None:
         raise ValueError(f"grad_scale (={grad_scale!r}) must be 'paper' or 'numel'")
 
 
-class LSQ(Quantizer):
+class LSQ(Coded):
     r"""Weights with a learned step s: LSQ.
 
     ``w_q = s · round(clamp(w / s, −Q_n, Q_p))``, half to even, with ``Q_n = 2^(b−1)`` and ``Q_p = 2^(b−1) − 1``. With
@@ -90,6 +91,7 @@ class LSQ(Quantizer):
     ) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
+        self.is_binary = bits == 1
         check_grad_scale(grad_scale)
         check_flags(per_channel=per_channel, strict=strict)
         self.per_channel = per_channel
@@ -125,6 +127,11 @@ class LSQ(Quantizer):
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         step = self._step(x, *tensors)
         return Whole(round_levels(wide(x) / step, self.low, self.high), step)
+
+    @property
+    def coding(self) -> Coding:
+        is_sign = (self.low, self.high) == (-1, 1)
+        return Coding(2, low=-1, unit=2) if is_sign else Coding(self.high - self.low + 1, low=self.low)
 
     def levels(self, *tensors: Tensor) -> Levels:
         is_sign = (self.low, self.high) == (-1, 1)
@@ -206,6 +213,7 @@ class LSQInput(FromData[Magnitudes], LSQ):
         self.signed = signed
         self.step_init = step_init
         self.dim = 1
+        self.is_binary = False  # a step for each channel is none for each filter
         if not signed:
             self.low, self.high = 0, 2**self.bits - 1
         self.step = learned(1.0 if step_init is None else float(step_init))

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..checks import check_bits
 from ..quantizers.base import Codes
 from ..quantizers.from_data import FromData
+from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.observers import Values
@@ -34,7 +35,7 @@ class LSQPlus(LSQ):
         return (mu.abs() + 3 * sigma) / 2 ** (self.bits - 1)
 
 
-class LSQPlusInput(FromData[Values]):
+class LSQPlusInput(FromData[Values], Coded):
     r"""Activations of LSQ+: a learned step s and a learned offset beta, for inputs that are not cut at 0.
 
     ``x_q = s · round(clamp(z, 0, Q_p)) + beta`` with ``z = (x − beta) / s`` and ``Q_p = 2^b − 1``, half to even. With
@@ -112,6 +113,10 @@ class LSQPlusInput(FromData[Values]):
         wide_x = wide(x)
         step, beta = step.to(wide_x.dtype), beta.to(wide_x.dtype)
         return round_levels((wide_x - beta) / step, 0, self.high), step, beta
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(self.high + 1)
 
     def levels(self, *tensors: Tensor) -> Levels:
         step, beta = tensors

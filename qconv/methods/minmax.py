@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from ..checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Whole
+from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
+from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels, divisor
 from ..quantizers.numbers import wide
 from ..quantizers.observers import Extremes
@@ -48,7 +50,35 @@ def check_percentile(percentile: float) -> float:
     return float(percentile)
 
 
-class MinMaxWeight(Quantizer):
+class _FromFirst(Passing):
+    """The shared part of weights and inputs: codes of which that of 0 depends on the range."""
+
+    symmetric: bool
+    _bits: int
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(2**self._bits)
+
+    def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        values, step = super().parts(x, *tensors)
+        first, _, _ = uniform_range(*self._range(wide(x), *tensors), self._bits, self.symmetric)
+        return values - first, step, first
+
+    def joined(self, form: Form, values: Tensor, *others: Tensor) -> Whole:
+        step, first = others
+        return Whole(values + first, step)
+
+    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
+        wide_x = wide(x)
+        low, high = self._range(wide_x, *tensors)
+        return (wide_x >= low) & (wide_x <= high)
+
+    def _range(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        raise NotImplementedError(f"{type(self).__name__} defines no _range()")
+
+
+class MinMaxWeight(_FromFirst):
     r"""Weights on uniform levels from their minimum to their maximum.
 
     ``w_q = clamp(round(w / step), first, last) · step``, half to even, with range, step and codes of the filter, or of
@@ -87,14 +117,10 @@ class MinMaxWeight(Quantizer):
         wide_x = wide(x)
         return Whole(*uniform_codes(wide_x, *self._range(wide_x), self._bits, self.symmetric))
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        if self.percentile == 100:
-            return (grad,)
-        wide_x = wide(x)
-        low, high = self._range(wide_x)
-        return (grad * ((wide_x >= low) & (wide_x <= high)),)
+    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
+        return None if self.percentile == 100 else super().passes(x)
 
-    def _range(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _range(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
         rows = _first_rows(x) if self.per_channel else x.reshape(1, -1)
         low, high = extent(rows, self.percentile, self.symmetric)
         shape = -1, *[1] * (x.ndim - 1)
@@ -137,7 +163,7 @@ class PercentileWeight(MinMaxWeight):
         return f"{super().extra_repr()}, percentile={self.percentile}"
 
 
-class MinMaxInput(FromData[Extremes]):
+class MinMaxInput(FromData[Extremes], _FromFirst):
     r"""Inputs on uniform levels from the minimum to the maximum of the calibration data.
 
     The levels are those of `MinMaxWeight`, for the range ``[low, high]`` in two buffers. They come from the first
@@ -205,17 +231,12 @@ class MinMaxInput(FromData[Extremes]):
         wide_x = wide(x)
         return Whole(*uniform_codes(wide_x, *self._range(wide_x, *tensors), self._bits, self.symmetric))
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        wide_x = wide(x)
-        low, high = self._range(wide_x, *tensors)
-        return grad * ((wide_x >= low) & (wide_x <= high)), None, None
-
     def levels(self, *tensors: Tensor) -> Levels:
         first, last, step = uniform_range(wide(tensors[0]), wide(tensors[1]), self._bits, self.symmetric)
         return Levels(int(first.min()), int(last.max()), step, "nearest")
 
-    def _range(self, x: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        low, high = (end.to(x.dtype) for end in (low, high))
+    def _range(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, Tensor]:
+        low, high = (end.to(x.dtype) for end in tensors)
         if self.dim is None:
             return low, high
         shape = [1] * x.ndim

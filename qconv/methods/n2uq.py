@@ -6,8 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale
+from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, count_below, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
@@ -17,7 +18,7 @@ SMALLEST_WIDTH = 1e-3
 """The least width to which `after_step_` clamps the learned intervals of inputs."""
 
 
-class N2UQWeight(Quantizer):
+class N2UQWeight(Coded):
     r"""Weights of N2UQ: uniform levels on a range of each filter's mean magnitude.
 
     ``w_q = s_c · (round((clamp(w / s_c, −1, 1) + 1) · n/2) · 2/n − 1)``, half to even, with ``n = 2^b − 1`` and ``s_c =
@@ -61,6 +62,10 @@ class N2UQWeight(Quantizer):
         values = (wide_x / divisor).clamp_(-1, 1).add_(1).mul_(count / 2).round_().mul_(2).sub_(count)
         return Whole(values, scale / count)
 
+    @property
+    def coding(self) -> Coding:
+        return Coding(2**self._bits, low=1 - 2**self._bits, unit=2)
+
     def _scale(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """s_c, and the divisor: 1 in place of an s_c that is too small."""
         scale = filter_scale(x) * ((2**self._bits - 1) / 2 ** (self._bits - 1))
@@ -70,7 +75,7 @@ class N2UQWeight(Quantizer):
         return f"bits={self.bits}, rescale_grad={self.rescale_grad}"
 
 
-class N2UQInput(Quantizer):
+class N2UQInput(Coded):
     r"""Inputs of N2UQ: learned intervals, whose midpoints are the thresholds of uniform levels.
 
     With ``n = 2^b − 1``, learned interval widths ``a_1 … a_n``, a learned start and two learned scales: ``z = s1 · x``;
@@ -149,6 +154,10 @@ class N2UQInput(Quantizer):
         thresholds = _corners(widths, start)[:-1] + widths / 2
         values = count_below(wide_x * input_scale, thresholds)
         return Whole(torch.where(wide_x.isnan(), wide_x, values), output_scale * (2 / widths.numel()))
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(2**self._bits)
 
     def levels(self, *tensors: Tensor) -> Levels:
         widths, _, _, output_scale = tensors

@@ -1,11 +1,16 @@
 """PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
 
+from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
+import torch
 from torch import Tensor
 
 from ..checks import check_bits, check_numbers
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Whole
+from ..quantizers.form import Form
+from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
@@ -13,7 +18,7 @@ from ..scheme import Scheme, named, of_input
 from .dorefa import DoReFaWeight
 
 
-class PACT(Quantizer):
+class PACT(Passing):
     r"""Activations in [0, alpha], with one learned alpha per layer.
 
     ``x_q = round(n · clamp(x, 0, alpha) / alpha) · alpha / n`` with ``n = 2^b − 1``, half to even; one bit gives {0,
@@ -74,7 +79,26 @@ class PACT(Quantizer):
         bound = alpha.to(wide_x.dtype)
         above = wide_x >= bound
         grad_alpha = (grad.to(wide_x.dtype) * above).sum().to(alpha.dtype)
-        return grad * ((x >= 0) & (wide_x < bound)), grad_alpha
+        return grad * self.passes(x, alpha), grad_alpha
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(2 ** int(self.bits))
+
+    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        wide_x = wide(x)
+        return (x >= 0) & (wide_x < tensors[0].to(wide_x.dtype))
+
+    def backward_kept(
+        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (alpha,) = tensors
+        if not kept[-1].numel():  # nothing is stopped
+            return grad, torch.zeros_like(alpha)
+        grad_x, _ = super().backward_kept(grad, kept, x, form, *tensors)
+        stopped = wide(grad) - cast(Tensor, grad_x)  # below 0 the code is 0, from alpha on it is not
+        above = self.coding.unpack(kept[0], self.coding.bits or 8, form) > 0
+        return grad_x, (stopped * above).sum().to(alpha.dtype)
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.alpha, SMALLEST)

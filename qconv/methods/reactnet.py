@@ -1,6 +1,6 @@
 """ReActNet: a sign with a learned threshold for each channel (Liu et al., arXiv:2003.03488)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -8,9 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from ..quantizers.base import Whole
+from ..quantizers.form import Form
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
-from ..quantizers.signs import Binary, sign
+from ..quantizers.signs import Binary, passed, sign, signs_kept
 from ..quantizers.surrogates import ApproxSign, HardClip, Make, Surrogate, chosen
 from ..scheme import Scheme, named
 from .bireal import BiRealWeight
@@ -63,8 +64,33 @@ class ReActNetInput(Binary):
         bias, *schedule = tensors
         shifted = self._shifted(x, bias)
         grad_shifted = self.surrogate.backward(grad.to(shifted.dtype), shifted, *schedule)
-        grad_bias = wide(grad_shifted).sum_to_size(self._per_channel(x, bias).shape).view_as(bias)
-        return grad_shifted.to(x.dtype), grad_bias.to(bias.dtype), *(None for _ in schedule)
+        return *self._gradients(grad_shifted, x.dtype, bias), *(None for _ in schedule)
+
+    @property
+    def is_continuous(self) -> bool:
+        return self.surrogate.is_continuous
+
+    @property
+    def needs_input(self) -> bool:
+        return self.surrogate.ends(torch.float32) is None
+
+    def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...]:
+        shifted = self._shifted(x, tensors[0])
+        return signs_kept(shifted, form, self.surrogate.ends(shifted.dtype))
+
+    def backward_kept(
+        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        if x is not None:
+            return self.backward(grad, x, *tensors)
+        bias, *schedule = tensors
+        shifted = grad.to(torch.promote_types(form.dtype, bias.dtype))
+        return *self._gradients(passed(shifted, kept[1:], form), form.dtype, bias), *(None for _ in schedule)
+
+    def _gradients(self, grad_shifted: Tensor, dtype: torch.dtype, bias: Tensor) -> tuple[Tensor, Tensor]:
+        """Those of x and of the bias, from that of their sum."""
+        grad_bias = wide(grad_shifted).sum_to_size(self._per_channel(grad_shifted, bias).shape).view_as(bias)
+        return grad_shifted.to(dtype), grad_bias.to(bias.dtype)
 
     def _per_channel(self, x: Tensor, bias: Tensor) -> Tensor:
         after = x.ndim - 1 - self.dim % x.ndim

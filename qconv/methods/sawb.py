@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ..checks import check_bits, check_flags
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Whole
+from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import divisor
 from ..quantizers.numbers import wide
 from ..scheme import Scheme, named, of_input
@@ -22,7 +23,7 @@ COEFFICIENTS = {
 }
 
 
-class SAWB(Quantizer):
+class SAWB(Passing):
     r"""Weights of SAWB, statistics-aware weight binning.
 
     ``clip = c0 · √(mean w²) + c1 · mean |w|`` over the layer, a constant in the gradient. The coefficients were fitted
@@ -85,9 +86,13 @@ class SAWB(Quantizer):
             values = ((ratio + 1) * (self.count / 2)).round_().mul_(2).sub_(self.count)
         return Whole(values, clip / self.count)
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+    @property
+    def coding(self) -> Coding:
+        return Coding(2 * self.count + 1, -self.count) if self.zero else Coding(self.count + 1, -self.count, 2)
+
+    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor:
         wide_x = wide(x)
-        return (grad * (wide_x.abs() <= self.clip(wide_x)),)
+        return wide_x.abs() <= self.clip(wide_x)
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, zero={self.zero}, per_channel={self.per_channel}"

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 
 from ..checks import check_flags, check_numbers
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Whole
+from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import ternary
 from ..quantizers.numbers import wide
 from ..scheme import Scheme, named
 
 
-class TWN(Quantizer):
+class TWN(Passing):
     r"""Ternary weights ``{−alpha, 0, +alpha}``, the quantizer of TWN.
 
     ``w_q = alpha · T`` with ``T = +1`` where ``w > D``, ``−1`` where ``w < −D``, 0 else, ``D = threshold · mean |w|``
@@ -48,8 +49,9 @@ class TWN(Quantizer):
         self.threshold = threshold
         self.per_channel = per_channel
 
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad,)
+    @property
+    def coding(self) -> Coding:
+        return Coding(3, low=-1)
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         wide_x = wide(x)

@@ -191,12 +191,17 @@ class Quantizer(Part):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A class that overrides one of the two does not compute what it inherits for the other.
-        of_whole, of_quantize = (
-            next(i for i, parent in enumerate(cls.__mro__) if name in parent.__dict__) for name in ("whole", "quantize")
-        )
+        of_whole, of_quantize = _place(cls, "whole"), _place(cls, "quantize")
         cls.has_whole = of_whole <= of_quantize
         if of_whole < of_quantize:
             cls.quantize = Quantizer.quantize
+        # Nor is what it inherits for a lean layer that of its own functions.
+        if _place(cls, "backward") < _place(cls, "backward_kept"):
+            cls.backward_kept, cls.needs_input = Quantizer.backward_kept, Quantizer.needs_input  # pyright: ignore
+        of_bits = _place(cls, "keep", "coding", "parts")
+        others = (parent.__dict__ for parent in cls.__mro__[of_bits:] if parent is not Quantizer)
+        if min(of_whole, of_quantize) < of_bits and any("whole" in own or "quantize" in own for own in others):
+            cls.keep = Quantizer.keep
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of ``x`` and of each tensor from ``grad``, the gradient of ``x_q``: the pseudo-gradient.
@@ -219,12 +224,15 @@ class Quantizer(Part):
         """Return bits of ``x`` that a lean layer keeps for its backward in place of ``x``; None if there are none.
 
         `restore` and `backward_kept` give from them, bit for bit, what `whole` (or `quantize`) and `backward` give from
-        ``x``.
+        ``x``. A subclass that overrides one of these, but not what it inherits here, keeps no bits or needs ``x``.
         """
         return None
 
-    def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole:
-        """Return what `whole` returned for the ``x`` of ``kept = keep(x, form, *tensors)``."""
+    def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
+        """Return what `whole` gives for the ``x`` of ``kept = keep(x, form, *tensors)``; ``x_q`` if it gives nothing.
+
+        Values may have a wider dtype. What a NaN of ``x`` becomes is left open.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines keep() and no restore()")
 
     def backward_kept(
@@ -396,6 +404,11 @@ class Quantizer(Part):
             own.copy_(flag)
         self._was_calibrated = is_set(flag)
         self._share_told = False
+
+
+def _place(cls: type, *names: str) -> int:
+    """The place in the order of resolution of the first class that defines one of the names."""
+    return next(i for i, parent in enumerate(cls.__mro__) if any(name in parent.__dict__ for name in names))
 
 
 def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whole | None:

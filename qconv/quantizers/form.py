@@ -40,6 +40,6 @@ class Form(NamedTuple):
         """Return +1 and −1 from the bits of signs."""
         return _ops.unpack_signs(bits, self.channels, self.groups, self.dtype, self.channels_last)
 
-    def codes(self, packed: Tensor, bits: int) -> Tensor:
-        """Return whole numbers from codes of so many bits each."""
-        return _ops.unpack_codes(packed, self.channels, bits, self.dtype, self.channels_last)
+    def codes(self, packed: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
+        """Return whole numbers of ``dtype`` from codes of so many bits each."""
+        return _ops.unpack_codes(packed, self.channels, bits, dtype, self.channels_last)

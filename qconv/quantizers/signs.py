@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .base import Quantizer, is_plain_cpu
+from .base import Whole, is_plain_cpu
 from .form import Form
+from .kept_codes import Coded, Coding
 from .surrogates import Surrogate
 
 _ops = torch.ops.qconv
@@ -61,7 +62,7 @@ def passed(grad: Tensor, passes: Sequence[Tensor], form: Form) -> Tensor:
     return _ops.where_passes(grad, passes[0], form.groups) if passes else grad
 
 
-class Binary(Quantizer):
+class Binary(Coded):
     """Base of quantizers with two values per scale: holds the surrogate of the sign and its schedule.
 
     Args:
@@ -79,8 +80,21 @@ class Binary(Quantizer):
     def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.has_whole
 
+    @property
+    def coding(self) -> Coding:
+        return Coding(2, low=-1, unit=2)
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.surrogate.tensors()
+
+    def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
+        if not self.signs:
+            return super().keep(x, form, *tensors)
+        (signs,) = self.parts(x, *tensors)
+        return signs_kept(signs, form, None)
+
+    def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
+        return Whole(form.signs(kept[0])) if self.signs else super().restore(kept, form, *tensors)
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         self.surrogate.set_progress_(progress)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from .base import Codes, Quantizer, Whole, whole_of
 from .flags import SHARE, flags_up_to, is_plain
+from .form import Form
 from .levels import Levels
 from .observers import Observer, Several
 from .part import Rule, with_dimension
@@ -128,6 +129,11 @@ class Stages(Quantizer):
         return self.current.signs
 
     @property
+    def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the current stage."""
+        return self.current.is_binary
+
+    @property
     def splits_at_zero(self) -> bool:
         """True if it is for any stage: the model before it is the same for all."""
         return any(quantizer.splits_at_zero for quantizer in self._all())
@@ -171,11 +177,28 @@ class Stages(Quantizer):
         return whole_of(self.current, x, tensors[self._own()])
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        own = self._own()
-        grad_x, *grads = self.current.backward(grad, x, *tensors[own])
+        return self._of_all(self.current.backward(grad, x, *tensors[self._own()]), tensors)
+
+    @property
+    def needs_input(self) -> bool:
+        return self.current.needs_input
+
+    def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
+        return self.current.keep(x, form, *tensors[self._own()])
+
+    def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
+        return self.current.restore(kept, form, *tensors[self._own()])
+
+    def backward_kept(
+        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        return self._of_all(self.current.backward_kept(grad, kept, x, form, *tensors[self._own()]), tensors)
+
+    def _of_all(self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        """The current stage's gradients, and those of the waiting tensors."""
         waiting = [torch.zeros_like(tensor) if tensor.is_floating_point() else None for tensor in tensors]
-        waiting[own] = grads
-        return grad_x, *waiting
+        waiting[self._own()] = grads[1:]
+        return grads[0], *waiting
 
     def snapshot(self) -> Self:
         self._stage = self.stage
