@@ -1,6 +1,7 @@
 """The benchmark: it checks before it times, and writes what it prints."""
 
 import csv
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from PIL import Image
 
 from qconv import schemes
-from qconv.bench import binary_conv, data, train_step
+from qconv.bench import binary_conv, data, peak, train_step
 from qconv.cli import main
 from qconv.kernels import operators
 
@@ -28,6 +29,43 @@ def test_a_row_for_each_case_and_scheme(options: list[str], tmp_path: Path, caps
     printed = capsys.readouterr().out.splitlines()
     assert len(printed) == 6
     assert rows[0]["case"] in printed[1]
+
+
+def test_rows_of_lean_models(tmp_path: Path) -> None:
+    file = tmp_path / "results.csv"
+    assert main([*QUICK, "--case", "64@16", "--scheme", "bnn", "--lean", "--csv", str(file)]) == 0
+    rows = list(csv.DictReader(file.read_text().splitlines()))
+    assert [row["lean"] for row in rows] == ["", "exact", "fast"]
+    saved = [float(row["quantized_saved_mib"]) for row in rows]
+    assert saved[0] == float(rows[0]["float_saved_mib"]) > 8 * max(saved[1:])
+    assert not any(row["quantized_peak_mib"] for row in rows)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not say the peak")
+def test_the_peak_is_that_of_the_step() -> None:
+    makes = (partial(partial, torch.ones, count * 2**20) for count in (8, 16))
+    one, two = (peak.peak_mib(make, "cpu") for make in makes)
+    assert one == pytest.approx(32, abs=2)
+    assert two == pytest.approx(64, abs=2)
+    settings = train_step.Settings(batch_size=32, rounds=1, warmup=0, peak=True)
+    result = train_step.measure(train_step.Case.named("64@16"), schemes.bnn(), settings, "fast")
+    pictures = 32 * 64 * 16 * 16 * 4 / 2**20  # MiB of floats
+    assert result.float_peak_mib is not None
+    assert result.quantized_peak_mib is not None
+    assert all(pictures <= each < 20 * pictures for each in (result.float_peak_mib, result.quantized_peak_mib))
+
+
+def test_a_peak_that_is_not_measured() -> None:
+    assert peak.peak_mib(partial(partial, torch.ones, 1), "meta") is None
+    with pytest.raises(RuntimeError, match=r"the process that measures memory failed:[^$]*ZeroDivisionError"):
+        peak.peak_mib(partial(partial, divmod, 1, 0), "cpu")
+
+
+def test_an_exact_lean_model_that_is_not_exact_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(train_step, "made_lean", lambda model, exact: torch.nn.Sequential(model, torch.nn.Tanh()))
+    case, settings = train_step.Case.named("8@6"), train_step.Settings(batch_size=2, rounds=1)
+    with pytest.raises(RuntimeError, match="the exact lean model differs from the model that is not lean; nothing was"):
+        train_step.measure(case, schemes.bnn(), settings, "exact")
 
 
 def test_a_wrong_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:

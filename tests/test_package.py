@@ -56,7 +56,7 @@ ROOMS = {
     "onnx": {"inference", "kernels", "files", "layers", "quantizers"},
     "data": {"files", "images"},
     "predict": {"packed", "images", "inference"},
-    "bench": {"convert", "scheme", "models", "environment", "data", "kernels", "table"},
+    "bench": {"convert", "lean", "scheme", "models", "environment", "data", "kernels", "table"},
     "training": {
         *("checks", "convert", "distillation", "environment", "files", "layers", "lifecycle"),
         *("optim", "packed", "quantizers", "scheme", "summary", "table"),

@@ -1,4 +1,4 @@
-"""One training step of a quantized layer or network against that of its float twin."""
+"""One training step of a quantized layer or network, lean or not, against that of its float twin."""
 
 import copy
 import os
@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
-from typing import Any, cast
+from functools import cache, partial
+from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -17,12 +17,15 @@ from torch import Tensor, nn
 
 from ..convert import convert
 from ..environment import commit, machine, versions
+from ..lean import lean as made_lean
 from ..models import resnet18
 from ..scheme import Scheme, identity
 from ..table import Column
+from .peak import Step, peak_mib
 from .rows import Row, quartiles
 
-Step = Callable[[], None]
+Lean = Literal["exact", "fast"]
+"""The gradients of a lean model (`qconv.lean`)."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,7 @@ class Settings:
     autocast: bool = False
     channels_last: bool = False
     compile: bool = False
+    peak: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "rounds"):
@@ -77,9 +81,10 @@ class Case:
             raise ValueError(f"case (={name}) must have at least 1 channel and 1 pixel")
         return cls(name, channels, size, True, partial(nn.Conv2d, channels, channels, 3, padding=1, bias=False))
 
-    def quantized(self, model: nn.Module, scheme: Scheme) -> nn.Module:
-        """A quantized copy."""
-        return convert(copy.deepcopy(model), scheme, skip=() if self.is_layer else ("first", "last"))
+    def quantized(self, model: nn.Module, scheme: Scheme, lean: Lean | None = None) -> nn.Module:
+        """A quantized copy; lean if asked for."""
+        quantized = convert(copy.deepcopy(model), scheme, skip=() if self.is_layer else ("first", "last"))
+        return quantized if lean is None else made_lean(quantized, exact=lean == "exact")
 
 
 @dataclass(frozen=True)
@@ -89,14 +94,16 @@ class Result(Row):
     columns = (
         Column("case", width=10),
         Column("scheme", width=24),
+        Column("lean", width=5),
         *(Column(f"{side} ms", is_right=True, width=9) for side in ("float", "quant")),
         Column("ratio", is_right=True, width=6),
         Column("[quartiles]", width=14),
-        *(Column(head, is_right=True, width=9) for head in ("saved MiB", "quantized")),
+        *(Column(head, is_right=True, width=9) for head in ("saved MiB", "quantized", "peak MiB", "quantized")),
     )
 
     case: str
     scheme: str
+    lean: Lean | None
     dtype: str
     memory_format: str
     compiled: bool
@@ -110,6 +117,8 @@ class Result(Row):
     ratio_upper_quartile: float
     float_saved_mib: float
     quantized_saved_mib: float
+    float_peak_mib: float | None
+    quantized_peak_mib: float | None
     machine: str
     cores: int | None
     threads: int
@@ -118,29 +127,40 @@ class Result(Row):
     commit: str | None
 
     def cells(self) -> tuple[str, ...]:
-        times, saved = (self.float_ms, self.quantized_ms), (self.float_saved_mib, self.quantized_saved_mib)
+        times = self.float_ms, self.quantized_ms
+        memory = self.float_saved_mib, self.quantized_saved_mib, self.float_peak_mib, self.quantized_peak_mib
         spread = f"[{self.ratio_lower_quartile:.3f}, {self.ratio_upper_quartile:.3f}]"
-        return self.case, self.scheme, *map(_tenths, times), f"{self.ratio:.3f}", spread, *map(_tenths, saved)
+        names = self.case, self.scheme, self.lean or "-"
+        return *names, *map(_tenths, times), f"{self.ratio:.3f}", spread, *map(_tenths, memory)
 
     def recorded(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
+def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = None) -> Result:
     """Check that the quantized side is right, then time both sides in turn.
 
+    With ``settings.peak``, the peak memory of a step of each side is measured in processes of their own
+    (`qconv.bench.peak`): a model that has run leaves memory behind in which the next one runs.
+
     Raises:
-        RuntimeError: the identity scheme does not give the float twin's output and gradients.
+        RuntimeError: the identity scheme does not give the float twin's output and gradients, or the exact lean model
+            not those of the model that is not lean.
     """
     torch.manual_seed(0)
     reference = _placed(case.build(), settings)
     check(case, reference, settings)
-    quantized = case.quantized(reference, scheme)
+    if lean == "exact":
+        _equal(
+            case, [case.quantized(reference, scheme, kind) for kind in (None, lean)], settings, "the exact lean model"
+        )
+    quantized = case.quantized(reference, scheme, lean)
     sides = [_training_step(case, model, settings) for model in (reference, quantized)]
     saved = [_saved_mib(step, model) for step, model in zip(sides, (reference, quantized), strict=True)]
     if settings.compile:
         compiled = [cast(nn.Module, torch.compile(model, fullgraph=True)) for model in (reference, quantized)]
         sides = [_training_step(case, model, settings) for model in compiled]
+    peaks = (_float_peak(case, settings), _peak(case, scheme, settings, lean)) if settings.peak else (None, None)
     times = _interleaved(sides, settings)
     ratios = [ours / theirs for theirs, ours in times]
     lower, middle, upper = quartiles(ratios)
@@ -148,6 +168,7 @@ def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
     return Result(
         case=case.name,
         scheme=scheme.name,
+        lean=lean,
         dtype="bfloat16 autocast" if settings.autocast else "float32",
         memory_format="channels_last" if settings.channels_last else "contiguous",
         compiled=settings.compile,
@@ -161,6 +182,8 @@ def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
         ratio_upper_quartile=round(upper, 4),
         float_saved_mib=round(saved[0], 1),
         quantized_saved_mib=round(saved[1], 1),
+        float_peak_mib=peaks[0],
+        quantized_peak_mib=peaks[1],
         machine=str(here["cpu"] if settings.device == "cpu" else here["gpu"]),
         cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         threads=torch.get_num_threads(),
@@ -172,20 +195,48 @@ def measure(case: Case, scheme: Scheme, settings: Settings) -> Result:
 
 def check(case: Case, reference: nn.Module, settings: Settings) -> None:
     """Raise a RuntimeError unless the identity scheme gives the float twin's output and gradients exactly."""
+    sides = [copy.deepcopy(reference), case.quantized(reference, identity())]
+    _equal(case, sides, settings, "the identity scheme", "torch.nn")
+
+
+def _equal(
+    case: Case, models: list[nn.Module], settings: Settings, ours: str, theirs: str = "the model that is not lean"
+) -> None:
     with torch.random.fork_rng(devices=[]):
         input = _pictures(case, settings)
         gradients = []
-        for model in (copy.deepcopy(reference), case.quantized(reference, identity())):
+        for model in models:
             output = _forward(model, input, settings)
             output.float().square().mean().backward()
             gradients.append([output.detach(), *(parameter.grad for parameter in model.parameters())])
-    for theirs, ours in zip(*gradients, strict=True):
-        if theirs is None or ours is None or not torch.equal(theirs, ours):
-            raise RuntimeError(f"case {case.name}: the identity scheme differs from torch.nn; nothing was timed")
+    for first, second in zip(*gradients, strict=True):
+        if first is None or second is None or not torch.equal(first, second):
+            raise RuntimeError(f"case {case.name}: {ours} differs from {theirs}; nothing was timed")
 
 
-def _tenths(number: float) -> str:
-    return f"{number:.1f}"
+@cache
+def _float_peak(case: Case, settings: Settings) -> float | None:
+    """MiB of the float side, which is that of every scheme."""
+    return _peak(case, None, settings, None)
+
+
+def _peak(case: Case, scheme: Scheme | None, settings: Settings, lean: Lean | None) -> float | None:
+    found = peak_mib(partial(_made_step, case, scheme, settings, lean), settings.device)
+    return None if found is None else round(found, 1)
+
+
+def _made_step(case: Case, scheme: Scheme | None, settings: Settings, lean: Lean | None) -> Step:
+    """The step of a new model; of the float one if ``scheme`` is None."""
+    model = _placed(case.build(), settings)
+    if scheme is not None:
+        model = case.quantized(model, scheme, lean)
+    if settings.compile:
+        model = cast(nn.Module, torch.compile(model, fullgraph=True))
+    return _training_step(case, model, settings)
+
+
+def _tenths(number: float | None) -> str:
+    return "-" if number is None else f"{number:.1f}"
 
 
 def _training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
@@ -236,13 +287,17 @@ def _timed(step: Step, device: str) -> float:
 
 
 def _saved_mib(step: Step, model: nn.Module) -> float:
-    """Bytes that autograd keeps for the backward: distinct storages, parameters excluded."""
+    """Bytes that autograd keeps for the backward: distinct storages, parameters excluded.
+
+    A lean model saves tensors in the backward too, where it computes something again: these do not count.
+    """
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     sizes: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
+        is_forward = torch._C._current_graph_task_id() == -1  # pyright: ignore
+        if is_forward and storage.data_ptr() not in parameters:
             sizes[storage.data_ptr()] = storage.nbytes()
         return tensor
 

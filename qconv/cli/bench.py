@@ -25,8 +25,9 @@ def _add_train_step(kinds: Any) -> None:
         "train-step",
         help="one training step of a quantized layer or network against its float twin",
         description="Check a quantized layer or network for correctness, then time its training step against the float "
-        "twin's, in turn in one process. Prints medians and the median of the ratios within a round.",
-        epilog="example: qconv bench train-step --scheme bnn --case 128@16 64@32 resnet18 --csv results.csv",
+        "twin's, in turn in one process. Prints medians and the median of the ratios within a round, and the MiB that "
+        "are saved for the backward.",
+        epilog="example: qconv bench train-step --scheme bnn --case 64@32 resnet18 --lean --peak --csv results.csv",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     methods = [name for name in schemes.__all__ if name != "Scheme" and _needs_nothing(getattr(schemes, name))]
@@ -44,6 +45,12 @@ def _add_train_step(kinds: Any) -> None:
     parser.add_argument("--autocast", action="store_true", help="run under bfloat16 autocast")
     parser.add_argument("--channels-last", action="store_true", help="channels_last memory format")
     parser.add_argument("--compile", action="store_true", help="torch.compile(fullgraph=True) both sides")
+    parser.add_argument(
+        "--lean", action="store_true", help="also measure each scheme lean: with exact gradients, and with fast ones"
+    )
+    parser.add_argument(
+        "--peak", action="store_true", help="also measure the peak memory of a step, in processes of their own"
+    )
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
     parser.set_defaults(run=_train_step)
 
@@ -113,10 +120,15 @@ def _train_step(options: argparse.Namespace) -> int:
         autocast=options.autocast,
         channels_last=options.channels_last,
         compile=options.compile,
+        peak=options.peak,
     )
     cases = [train_step.Case.named(text) for text in options.case]  # a mistake in the last one shows at once
+    kinds: tuple[train_step.Lean | None, ...] = (None, "exact", "fast") if options.lean else (None,)
     results = (
-        train_step.measure(case, getattr(schemes, name)(), settings) for case in cases for name in options.scheme
+        train_step.measure(case, getattr(schemes, name)(), settings, lean)
+        for case in cases
+        for name in options.scheme
+        for lean in kinds
     )
     return _report(train_step.Result, options.csv, results)
 
