@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .base import Quantizer, Whole, is_plain_cpu
 from .form import Form
-from .numbers import wide
+from .numbers import count_below, wide
 
 _ops = torch.ops.qconv
 
@@ -37,8 +37,7 @@ class Coding(NamedTuple):
         """Return the codes of ``values``; those of NaN are arbitrary."""
         if self.table is not None:
             table = torch.tensor(self.table, dtype=values.dtype, device=values.device)
-            places = torch.bucketize(values.movedim(1, -1).contiguous(), table, out_int32=True)
-            values = places.clamp_(max=self.number - 1).movedim(-1, 1).to(torch.uint8)
+            values = count_below(values, table).clamp_(max=self.number - 1)  # NaN may be above all
         elif (self.low, self.unit) != (0, 1):
             values = (wide(values) - self.low).div_(self.unit)
         return _ops.pack_codes(values, bits)
