@@ -151,6 +151,10 @@ def backward_of_bits(operands: BitOperands, grad_output: Tensor, mask: OutputMas
 
 
 def _like_input(output: Tensor, operands: BitOperands) -> Tensor:
-    """Drop the dimensions of size 1 that the input does not have."""
+    """Drop the dimensions of size 1 that the input does not have.
+
+    The result is no view for autograd, which would refuse an activation in place behind the layer.
+    """
     count = len(operands.form.shape) - 2
-    return output if count == 2 else output.view(*output.shape[:2], *output.shape[4 - count :])
+    shape = *output.shape[:2], *output.shape[4 - count :]
+    return output if count == 2 else torch.ops.aten._unsafe_view(output, shape)

@@ -147,10 +147,18 @@ def _output_of_bits(
         summand = summand if bias is None else summand + factor * bias
         return forward_of_bits(operands, factor.float(), summand.float())
     output = forward_of_bits(operands)
-    is_last = operands.form.channels_last or (weight.ndim == 4 and Form.of(weight).channels_last)
+    is_last = operands.form.channels_last or (weight.ndim == 4 and _is_like_channels_last(weight))
     if not is_last and (keeping.lean == "exact" or output.ndim != 4):
-        output = output.contiguous()
+        # A copy, for where a side is 1 it is contiguous already, but with strides by which others choose their format.
+        output = output.contiguous() if output.ndim == 2 else output.clone(memory_format=torch.contiguous_format)
     return output if bias is None else output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
+
+
+def _is_like_channels_last(x: Tensor) -> bool:
+    """Whether torch's convolution takes ``x`` for channels_last: it asks the strides, those of sides of 1 as well."""
+    (_, channels, height, width), (of_batch, of_channels, of_height, of_width) = x.shape, x.stride()
+    ordered = of_channels * channels <= of_width and of_width * width <= of_height and of_height * height <= of_batch
+    return ordered and of_channels < of_batch
 
 
 def _output(

@@ -118,23 +118,31 @@ class _Hung:
         return self.counter._version == x._version == self.version + 1 and self.address == x.data_ptr()
 
 
-def is_recorded() -> bool:
-    """Whether autograd records what is computed now, and no transform of `torch.func` hides the tensors' memory."""
-    if not torch.is_grad_enabled():
+def runs_as_written() -> bool:
+    """Whether Python runs each call: none is compiled, exported, traced by `torch.jit` or changed by `torch.func`."""
+    if torch.compiler.is_compiling():
         return False
-    return torch.compiler.is_compiling() or torch._C._functorch.peek_interpreter_stack() is None  # pyright: ignore
+    transformed = torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
+    return not (transformed or torch.jit.is_tracing())  # pyright: ignore[reportPrivateImportUsage]
+
+
+def is_recorded() -> bool:
+    """Whether a forward may keep bits for its backward: where it is compiled, too, but not in a graph to be shipped."""
+    if torch.compiler.is_compiling():
+        return torch.is_grad_enabled() and not torch.compiler.is_exporting()
+    return torch.is_grad_enabled() and runs_as_written()
 
 
 def hang(x: Tensor, recipe: Recipe) -> Tensor:
     """Hang a recipe on the node of ``x``, if it has one; return ``x``."""
-    if not torch.compiler.is_compiling() and x.grad_fn is not None and type(x) is Tensor and is_recorded():
+    if runs_as_written() and x.grad_fn is not None and type(x) is Tensor:
         _metadata(x.grad_fn)[_KEY] = _Hung(x, recipe)
     return x
 
 
 def recipe_of(x: Tensor) -> Recipe | None:
     """Return a recipe of ``x`` as it is now; None if there is none."""
-    if torch.compiler.is_compiling() or x.grad_fn is None or type(x) is not Tensor or not is_recorded():
+    if not runs_as_written() or not torch.is_grad_enabled() or x.grad_fn is None or type(x) is not Tensor:
         return None
     hung = _metadata(x.grad_fn).get(_KEY)
     if hung is not None:
@@ -150,6 +158,8 @@ def recipe_of(x: Tensor) -> Recipe | None:
 
 def forget(node: Any) -> None:
     """Drop the recipes of the output and of the inputs of a Function whose backward runs, given its context."""
+    if torch.compiler.is_compiling():
+        return
     for other in (node, *(function for function, _ in node.next_functions)):
         if other is not None:
             _metadata(other).pop(_KEY, None)

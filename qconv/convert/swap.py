@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 from torch import Tensor, nn
 
 from .. import layers
+from ..checks import check_flags
 from ..layers import (
     QConv1d,
     QConv2d,
@@ -25,6 +26,7 @@ from ..layers.bypassed import forget, parent_of, run, watch_first_forwards
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..layers.parents import call_children_, read_by_parents, undo_
+from ..lean import lean as make_lean, while_not_lean
 from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
 from ..table import Column, lines
@@ -157,9 +159,10 @@ def plan(
             that the model never calls, or a ``before_sign`` that is none of the five.
         TypeError: ``scheme`` is not a scheme, or ``grad_quantizer`` makes no quantizer.
     """
-    result = _make_plan(
-        model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
-    )
+    with while_not_lean(model):
+        result = _make_plan(
+            model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
+        )
     print(result)  # noqa: T201  # the one function that is there to be read on the screen
     return result
 
@@ -175,6 +178,7 @@ def convert(
     before_sign: BeforeSign = "identity",
     example: Any = None,
     subclasses: Kinds | None = None,
+    lean: bool = False,
 ) -> Model:
     """Turn the layers of a model into quantized ones, in place, and return the model. The weights are kept.
 
@@ -191,24 +195,32 @@ def convert(
     model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
     `torch.nn.TransformerEncoderLayer` and others that would do so are switched off.
 
+    With ``lean=True`` the model is made lean afterwards, as by `qconv.lean`. In a model that is lean already, new
+    quantized layers are as well; with ``lean=False``, too.
+
+    Raises:
+        TypeError: ``lean`` is not a bool; and as for `plan`.
+
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
         >>> convert(model, qconv.schemes.bnn())[1]
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
-    made = _make_plan(
-        model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
-    )
-    _warn_of_subclasses(made.steps)
-    _adopt(made.steps)
-    for step in made.steps:
-        if step.scheme is not None:
-            step.layer.__dict__["name_in_model"] = step.names[0]
-    replace_all(made.activations)
-    note_(model, made.activations, before_sign)
-    call_children_(model)
-    watch_first_forwards(model)
-    return model
+    check_flags(lean=lean)
+    with while_not_lean(model):
+        made = _make_plan(
+            model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
+        )
+        _warn_of_subclasses(made.steps)
+        _adopt(made.steps)
+        for step in made.steps:
+            if step.scheme is not None:
+                step.layer.__dict__["name_in_model"] = step.names[0]
+        replace_all(made.activations)
+        note_(model, made.activations, before_sign)
+        call_children_(model)
+        watch_first_forwards(model)
+    return make_lean(model) if lean else model
 
 
 def _warn_of_subclasses(steps: Sequence[Step]) -> None:
@@ -251,7 +263,8 @@ def to_float(model: Model) -> Model:
     """Undo `convert`: turn every quantized layer into its float twin, in place, and return the model.
 
     The float layers get the latent weights, or the learned ones if a scheme learns them in other tensors. Layers that
-    were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back.
+    were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back. The
+    model is no longer lean.
 
     Raises:
         ValueError: the model has no quantized layer.
@@ -259,6 +272,7 @@ def to_float(model: Model) -> Model:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) has no quantized layer")
+    make_lean(model, False)
     for layer in layers:
         layer.release()
     for module in model.modules():

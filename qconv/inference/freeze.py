@@ -14,6 +14,7 @@ from ..layers import QuantizedLayer
 from ..layers.bypassed import forget, is_own_hook
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
+from ..lean import lean
 from ..packed.layer import describe
 from ..packed.tensors import inner_model, joined
 from ..quantizers import Quantizer
@@ -227,6 +228,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
     forget(network)
+    lean(network, False)
     if example is None:
         sample = find_sample(network)
     else:

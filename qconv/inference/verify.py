@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..convert import to_float
 from ..layers import QuantizedLayer
+from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
 from ..table import Column, lines
@@ -124,7 +125,7 @@ def verify(
         TypeError: a model whose output is not a tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
-    model = copy.deepcopy(inner_model(model)).eval().cpu()
+    model = lean(copy.deepcopy(inner_model(model)).eval().cpu(), False)
     if not isinstance(frozen, FrozenModel):
         frozen = freeze(load_packed(frozen, to_float(copy.deepcopy(model))))
     pairs = _pairs(model, frozen)

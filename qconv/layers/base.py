@@ -439,6 +439,7 @@ class QuantizedLayer(nn.Module):
             "name_in_model",
             "bypassed_in",
             "float_type",
+            "lean",
             *LIFE,
         ):
             self.__dict__.pop(name, None)

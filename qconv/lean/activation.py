@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, rprelu
-from ..recipes import Recipe, as_called, forget, hang, is_recorded, recipe_of, saved
+from ..recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
+from .node import as_node
 
 _ops = torch.ops.qconv
 
@@ -26,7 +27,9 @@ class _Clamped(nn.Module):
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
-        if torch.compiler.is_compiling() or not _is_traced(input) or input.ndim < 2:
+        if isinstance(input, fx.Proxy):
+            return as_node(self, input)
+        if not _is_traced(input) or input.ndim < 2:
             return super().forward(input)
         recipe, (low, high) = recipe_of(input), self.ends()
         output = _Clamp.apply(input, low, high, self.inplace)
@@ -100,6 +103,8 @@ class _Rebuilt(nn.Module):
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_node(self, input)
         recipe = recipe_of(input) if _is_traced(input) and not self.inplace else None
         if recipe is None:
             return super().forward(input)
@@ -188,5 +193,5 @@ def _again(function: Callable[..., Tensor], compute: Callable[..., Tensor], coun
 
 
 def _is_traced(input: Tensor) -> bool:
-    """Whether autograd records what becomes of ``input``."""
-    return is_recorded() and input.requires_grad
+    """Whether autograd records what becomes of ``input``, call by call."""
+    return torch.is_grad_enabled() and input.requires_grad and runs_as_written()

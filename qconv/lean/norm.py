@@ -5,13 +5,14 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..kept_input import Lean
 from ..kernels import norm as _registered  # noqa: F401
 from ..layers.naming import name_of
 from ..recipes import Recipe, forget, hang, recipe_of, saved
+from .node import as_node
 
 _aten = torch.ops.aten
 
@@ -23,6 +24,8 @@ class _LeanBatchNorm(_BatchNorm):
     lean: Lean = "fast"
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_node(self, input)
         recipe = recipe_of(input) if self.training else None
         if recipe is None or input.numel() <= self.num_features:  # the twin raises for a single value of each channel
             return super().forward(input)

@@ -6,10 +6,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.utils import _pair
 
-from ..recipes import Recipe, forget, hang, is_recorded, recipe_of
+from ..recipes import Recipe, forget, hang, is_recorded, recipe_of, runs_as_written
+from .node import as_node
 
 _aten = torch.ops.aten
 
@@ -22,7 +23,9 @@ class LeanMaxPool2d(nn.MaxPool2d):
     def forward(self, input: Tensor) -> Any:
         kernel, stride = _pair(self.kernel_size), _pair(self.stride)
         is_plain = input.ndim == 4 and not self.return_indices and kernel[0] * kernel[1] <= 256 and input.numel()
-        if torch.compiler.is_compiling() or not is_recorded() or not input.requires_grad or not is_plain:
+        if isinstance(input, fx.Proxy):
+            return as_node(self, input)
+        if not runs_as_written() or not is_recorded() or not input.requires_grad or not is_plain:
             return super().forward(input)
         geometry = kernel, stride, _pair(self.padding), _pair(self.dilation), self.ceil_mode
         recipe = recipe_of(input)

@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from ..kept_input import Lean
-from ..recipes import Recipe, as_called, hang
+from ..recipes import Recipe, as_called, hang, runs_as_written
+from .node import as_node
 
 CHANNELS = 4
 """The largest number of input channels that counts as few."""
@@ -21,10 +22,14 @@ class LeanConv2d(nn.Conv2d):
     lean: Lean = "fast"
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_node(self, input)
+        if not torch.is_grad_enabled() or not runs_as_written():  # as its twin, to the last bit
+            return super().forward(input)
         if self.lean == "fast" and input.ndim == 4:
             input = input.contiguous(memory_format=torch.channels_last)  # as the layers of bits behind it
         output = super().forward(input)
-        if not torch.is_grad_enabled() or self.padding_mode != "zeros" or not input.is_floating_point():
+        if self.padding_mode != "zeros" or not input.is_floating_point():
             return output
         geometry = self.stride, self.padding, self.dilation, self.groups
         tensors = input, self.weight, *([] if self.bias is None else [self.bias])

@@ -1,11 +1,16 @@
 """Making a model lean, and undoing it."""
 
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TypeVar
 
 from torch import nn
+from torch.nn.utils import parametrize
 
 from ..checks import check_flags
+from ..kept_input import Lean
 from ..layers import QuantizedLayer
+from ..layers.computed import with_base
 from . import activation, norm
 from .pool import LeanMaxPool2d
 from .stem import CHANNELS, LeanConv2d
@@ -21,6 +26,7 @@ _LEAN: dict[type[nn.Module], type[nn.Module]] = {
         *(activation.LeanPReLU, activation.LeanLeakyReLU, activation.LeanRPReLU, activation.LeanMaxout),
     )
 }
+_PLAIN = {kind: twin for twin, kind in (*_LEAN.items(), (nn.Conv2d, LeanConv2d))}
 
 
 def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
@@ -52,27 +58,63 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
         'LeanBatchNorm2d'
     """
     check_flags(on=on, exact=exact)
-    from ..kernels import flops as _registered  # noqa: F401  # not before: it imports Triton
+    if on:
+        from ..kernels import flops as _registered  # noqa: F401  # not before: it imports Triton
 
     for module in model.modules():
         _undo(module)
         if on:
-            _make_lean(module, exact)
+            _make_lean(module, "exact" if exact else "fast")
     return model
 
 
+@contextmanager
+def while_not_lean(model: nn.Module) -> Iterator[None]:
+    """Undo leanness while layers of the model are swapped, so that every module is of the class that is looked up.
+
+    Afterwards each module is as lean as before, and a quantized layer that is new as lean as the others.
+    """
+    modes: dict[nn.Module, Lean] = {module: module.__dict__["lean"] for module in model.modules() if is_lean(module)}
+    lean(model, False)
+    try:
+        yield
+    finally:
+        common: Lean | None = next(iter(modes.values()), None)
+        for module in model.modules():
+            mode = modes.get(module)
+            if mode is None and isinstance(module, QuantizedLayer):
+                mode = common
+            if mode is not None:
+                _make_lean(module, mode)
+
+
+def is_lean(module: nn.Module) -> bool:
+    """Whether `lean` has made this module lean, apart from its children."""
+    return isinstance(module, (QuantizedLayer, *_PLAIN)) and "lean" in module.__dict__
+
+
+def plain_type(module: nn.Module) -> type[nn.Module]:
+    """Return the class of the module, or that which it would have if its model were not lean."""
+    return _PLAIN.get(type(module), type(module))
+
+
 def _undo(module: nn.Module) -> None:
-    module.__dict__.pop("lean", None)
-    kind: Any = type(module)
-    if kind is LeanConv2d or kind in _LEAN.values():
-        module.__class__ = kind.float_type
+    if not is_lean(module):
+        return
+    del module.__dict__["lean"]
+    if parametrize.is_parametrized(module):  # its class is one of its own, over the one that it had
+        of = next((kind for kind in type(module).__mro__ if kind in _PLAIN), None)
+        if of is not None:
+            module.__class__ = with_base(module, _PLAIN[of])
+    elif type(module) in _PLAIN:
+        module.__class__ = _PLAIN[type(module)]
 
 
-def _make_lean(module: nn.Module, exact: bool) -> None:
+def _make_lean(module: nn.Module, mode: Lean) -> None:
     if type(module) in _LEAN:
         module.__class__ = _LEAN[type(module)]
     elif type(module) is nn.Conv2d and module.in_channels <= CHANNELS:
         module.__class__ = LeanConv2d
     elif not isinstance(module, QuantizedLayer):
         return
-    module.__dict__["lean"] = "exact" if exact else "fast"
+    module.__dict__["lean"] = mode

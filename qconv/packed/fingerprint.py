@@ -11,6 +11,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..convert.activations import replaced
 from ..layers import QuantizedLayer
+from ..lean import plain_type
 from .tensors import joined
 
 LETTERS = 4
@@ -56,7 +57,7 @@ def described(module: nn.Module, *, former: bool = False) -> str:
     may serve anything, and the test vector shows their effect. `former` gives the text of earlier files.
     """
     was = replaced(module)
-    kind = module.float_type if isinstance(module, QuantizedLayer) else type(module) if was is None else was.kind
+    kind = module.float_type if isinstance(module, QuantizedLayer) else plain_type(module) if was is None else was.kind
     arguments = {} if isinstance(module, _DropoutNd) else _arguments(module, kind, former)
     words = ", ".join(f"{name}={value}" for name, value in arguments.items())
     return f"{kind.__name__}({words})" + ("" if was is None else f", replaced by {was.choice}")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..files import DamagedFileError
 from ..layers.parents import call_children_
+from ..lean import while_not_lean
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
 from ..quantizers.part import Part, with_dimension
 from .calls import build_network
@@ -185,17 +186,20 @@ class Content:
 
     def restore(self, model: nn.Module) -> None:
         """Turn the float layers of `model` into the quantized ones, with their stored weights."""
-        for name, described in self.header.layers.items():
-            try:
-                layer = model.get_submodule(name)
-            except AttributeError as error:
-                raise ValueError(f"layer '{name}' of the file is not in the network") from error
-            restore(layer, name, described)
-        for name, choice in self.header.activations.items():
-            try:
-                restore_activation(model.get_submodule(name), choice)
-            except (AttributeError, ValueError) as error:
-                raise ValueError(f"activation '{name}' ({choice}) of the file can't be restored: {error}") from error
+        with while_not_lean(model):
+            for name, described in self.header.layers.items():
+                try:
+                    layer = model.get_submodule(name)
+                except AttributeError as error:
+                    raise ValueError(f"layer '{name}' of the file is not in the network") from error
+                restore(layer, name, described)
+            for name, choice in self.header.activations.items():
+                try:
+                    restore_activation(model.get_submodule(name), choice)
+                except (AttributeError, ValueError) as error:
+                    raise ValueError(
+                        f"activation '{name}' ({choice}) of the file can't be restored: {error}"
+                    ) from error
         call_children_(model)
 
     def check(self, model: nn.Module) -> None:

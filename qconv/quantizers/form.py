@@ -38,8 +38,12 @@ class Form(NamedTuple):
 
     def signs(self, bits: Tensor) -> Tensor:
         """Return +1 and −1 from the bits of signs."""
-        return _ops.unpack_signs(bits, self.channels, self.groups, self.dtype, self.channels_last)
+        return self._strided(_ops.unpack_signs(bits, self.channels, self.groups, self.dtype, self.channels_last))
 
     def codes(self, packed: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
         """Return whole numbers of ``dtype`` from codes of so many bits each."""
-        return _ops.unpack_codes(packed, self.channels, bits, dtype, self.channels_last)
+        return self._strided(_ops.unpack_codes(packed, self.channels, bits, dtype, self.channels_last))
+
+    def _strided(self, x: Tensor) -> Tensor:
+        """Give sides of 1, whose strides say nothing, those of a fresh tensor: torch chooses operators by them."""
+        return x.clone(memory_format=torch.contiguous_format) if 1 in self.shape and not self.channels_last else x
