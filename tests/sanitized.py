@@ -7,7 +7,7 @@ import sys
 import torch
 from gradient_cases import cases
 
-from qconv.kernels import bits, look_up, native, native_bits, native_weight, norm, slopes
+from qconv.kernels import bits, look_up, native, native_bits, native_weight, norm, rprelu, slopes
 from qconv.kernels.operators import pack_weight
 
 
@@ -48,6 +48,8 @@ def main() -> None:
                 native_bits.unpack_signs(passes[0], sizes.channels[0], window.groups, instruction_set=name)
             over, per = case.signs.movedim(1, -1).contiguous().movedim(-1, 1), torch.ones(3, sizes.channels[0])
             norm.by_kernel(over, over.clone(), per[0], per[1], per[2], over, instruction_set=name)
+            rprelu.forward_by_kernel(over, per[0], per[1], per[2], instruction_set=name)
+            rprelu.backward_by_kernel(over, over, per[0], per[1], instruction_set=name)
             slopes.by_kernel(signs, signs, signs, instruction_set=name)
             for width in (1, 2, 4, 8):
                 codes = torch.randint(2**width, sizes.input, dtype=torch.uint8)

@@ -8,8 +8,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ..kept_input import Lean
+from ..kernels import rprelu as _registered  # noqa: F401
 from ..layers.naming import name_of
-from ..models.activations import Maxout, RPReLU, maxout, rprelu
+from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
 from ..recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
 from .node import as_node
 
@@ -135,12 +137,39 @@ class LeanLeakyReLU(_Rebuilt, nn.LeakyReLU):
 
 
 class LeanRPReLU(_Rebuilt, RPReLU):
-    """`qconv.models.activations.RPReLU` of a lean model."""
+    """`qconv.models.activations.RPReLU` of a lean model; unless that is exact, its sums have another order."""
 
     float_type = RPReLU
+    lean: Lean = "fast"
 
     def pure(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-        return rprelu, (self.before.bias, self.slope, self.after.bias)
+        function = _fused_rprelu if self.lean == "fast" and not torch.compiler.is_compiling() else rprelu
+        return function, (self.before.bias, self.slope, self.after.bias)
+
+
+def _fused_rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor:
+    if input.dtype != torch.float32 or not input.is_cpu:  # there is no kernel, and autograd is faster than a definition
+        return rprelu(input, before, slope, after)
+    per_channel(before, input)  # refuses an input of another number of channels
+    return _FusedRPReLU.apply(input, before, slope, after)
+
+
+class _FusedRPReLU(torch.autograd.Function):
+    """RPReLU in a pass over memory, and its gradients in another."""
+
+    @staticmethod
+    def forward(ctx: Any, *operands: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx.save_for_backward(*operands[:3])
+        return _ops.rprelu(*operands)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
+        input, *others = ctx.saved_tensors
+        (grad,) = grad_outputs
+        if grad.stride() != input.stride():
+            grad = torch.empty_like(input).copy_(grad)
+        return _ops.rprelu_backward(grad, input, *others)
 
 
 class LeanMaxout(_Rebuilt, Maxout):

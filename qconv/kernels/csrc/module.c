@@ -7,6 +7,7 @@
 #include "look_up.h"
 #include "norm.h"
 #include "pack_weight.h"
+#include "rprelu.h"
 #include "slopes.h"
 
 static ParallelFor parallel_for;
@@ -110,6 +111,19 @@ static PyObject *norm_call(PyObject *module, PyObject *const *arguments, Py_ssiz
     return none_unless(failed, "sums over channels");
 }
 
+static PyObject *rprelu_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    void *addresses[RPRELU_ADDRESSES];
+    int64_t numbers[RPRELU_NUMBERS];
+    int failed;
+    (void)module;
+    if (!read_call("rprelu", arguments, count, RPRELU_ADDRESSES, RPRELU_NUMBERS, addresses, numbers)) return NULL;
+    RPReLU call = rprelu_of(addresses, numbers);
+    Py_BEGIN_ALLOW_THREADS
+    failed = rprelu(&call, parallel_for);
+    Py_END_ALLOW_THREADS
+    return none_unless(failed, "sums over channels");
+}
+
 static PyObject *slope_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     void *addresses[SLOPE_ADDRESSES];
     int64_t numbers[SLOPE_NUMBERS];
@@ -148,6 +162,7 @@ static PyMethodDef methods[] = {
     {"norm_backward", (PyCFunction)(void (*)(void))norm_call, METH_FASTCALL, NULL},
     {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
     {"pack_weight", (PyCFunction)(void (*)(void))weight_pack, METH_FASTCALL, NULL},
+    {"rprelu", (PyCFunction)(void (*)(void))rprelu_call, METH_FASTCALL, NULL},
     {"sign_grad_input", (PyCFunction)(void (*)(void))sign_grad_input, METH_FASTCALL, NULL},
     {"sign_grad_weight", (PyCFunction)(void (*)(void))sign_grad_weight, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
