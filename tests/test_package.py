@@ -58,7 +58,7 @@ ROOMS = {
     "predict": {"packed", "images", "inference"},
     "bench": {"convert", "lean", "scheme", "models", "environment", "data", "kernels", "table"},
     "training": {
-        *("checks", "convert", "distillation", "environment", "files", "layers", "lifecycle"),
+        *("checks", "convert", "distillation", "environment", "files", "layers", "lean", "lifecycle"),
         *("optim", "packed", "quantizers", "scheme", "summary", "table"),
     },
     "cli": {"bench", "images", "schemes", "packed", "predict", "summary", "inference", "onnx", "training"},

@@ -9,6 +9,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -20,8 +21,9 @@ from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.history import History
 from .checkpoint_io import load_checkpoint
 from .classifier import Classifier
+from .leanness import check_lean, make_lean
 from .report.result import Evaluation, Result, check_objective, write_json
-from .report.screen import show_outcome
+from .report.screen import show_note, show_outcome
 from .resume import check_average, read_checkpoint
 from .run_folder import EVALUATION, NETWORK, RESULT, RUN, check_free, claimed, find_last, is_first_process
 from .shipping import ship
@@ -41,6 +43,7 @@ def train(cfg: DictConfig) -> Result:
         cfg.ckpt_path = find_last(cfg)
     if cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
+    check_lean(cfg.lean)
     if is_first_process():
         check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
     data, classifier, about = build(cfg)
@@ -55,6 +58,9 @@ def fit_and_test(cfg: DictConfig, data: LightningDataModule, classifier: Classif
     """The run itself, in its folder."""
     trainer, callbacks = start_run(cfg)
     check_validation(trainer)
+    word = make_lean(classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator))
+    if trainer.is_global_zero:
+        show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
     with interruptions_named(trainer):
         trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
@@ -103,6 +109,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     Raises:
         RunFolderError: the folder for the figures holds those of another checkpoint or of a run.
     """
+    check_lean(cfg.lean)
     if is_first_process():
         check_free(cfg, go_on=False)
     data, classifier, about = build(cfg)

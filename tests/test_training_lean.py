@@ -1,0 +1,119 @@
+"""The option `lean` of `train.py`: when it is on, what it says, and that runs and checkpoints are the same."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_train import QUICK, config
+from torch import nn
+from torch._dynamo.utils import counters
+
+import qconv
+import train as program
+from qconv import schemes
+from qconv.lean.swap import is_lean
+from qconv.training import load_checkpoint
+from qconv.training.leanness import check_lean, make_lean
+
+BNN, LSQ = schemes.bnn(), schemes.lsq(2, 2)
+
+
+def network(*kinds: qconv.Scheme | None) -> nn.Sequential:
+    """A convolution of each scheme; None is a float one."""
+    layers = []
+    for scheme in kinds:
+        conv = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+        layers.append(conv if scheme is None else qconv.convert(conv, scheme, skip=()))
+    return nn.Sequential(*layers)
+
+
+@pytest.mark.parametrize(
+    ("asked", "on_cpu", "word", "mode"),
+    [
+        ("auto", True, "auto, on", "fast"),
+        ("auto", False, "auto, off", None),
+        (True, False, "true, on", "fast"),
+        ("exact", False, "exact, on", "exact"),
+        (False, True, "false, off", None),
+    ],
+)
+def test_what_is_asked_is_done_and_said(asked: Any, on_cpu: bool, word: str, mode: str | None) -> None:
+    model = network(BNN)
+    assert make_lean(model, asked, on_cpu=on_cpu) == word
+    assert {module.__dict__.get("lean") for module in model[0].children()} == {mode}
+
+
+@pytest.mark.parametrize("asked", ["auto", True, "exact"])
+@pytest.mark.parametrize("schemes_", [(None,), (schemes.identity(), None)], ids=["none", "identity"])
+def test_float_networks_stay_as_they_are(asked: Any, schemes_: Any) -> None:
+    model = network(*schemes_)
+    kinds = [type(module) for module in model.modules()]
+    assert make_lean(model, asked, on_cpu=True).endswith("off")
+    assert [type(module) for module in model.modules()] == kinds
+    assert not any(is_lean(module) for module in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "on"),
+    [
+        ((BNN, None), True),
+        ((BNN, LSQ), True),
+        ((BNN, LSQ, LSQ), False),
+        ((schemes.two_stage(BNN),), False),
+        ((schemes.bwn(),), False),
+        ((schemes.adabin(),), False),
+    ],
+)
+def test_auto_is_on_where_half_of_the_layers_multiply_signs(kinds: Any, on: bool) -> None:
+    model = network(*kinds)
+    assert make_lean(model, "auto", on_cpu=True) == f"auto, {'on' if on else 'off'}"
+    assert any(is_lean(module) for module in model.modules()) == on
+    assert make_lean(model, True, on_cpu=True) == "true, on"
+
+
+@pytest.mark.parametrize("value", ["fast", "true", "", 1, 0, None, [True]])
+def test_other_values_are_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"lean \(=.*\) must be true, false, exact or auto"):
+        check_lean(value)
+
+
+@pytest.mark.parametrize("run", [program.train, program.evaluate])
+def test_they_are_refused_before_the_run_is_built(run: Any, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"lean \(=fast\) must be true, false, exact or auto"):
+        run(config(*QUICK, "lean=fast", "evaluate=none.ckpt", f"run_dir={tmp_path / 'run'}"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Gradients that are exact give the same run, whichever part of it is lean."""
+    whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
+    last = Path("checkpoints/last.ckpt")
+    stop = "+callbacks.stop={_target_:test_train.StopAfter,epoch:1}"
+    result = program.train(config(*QUICK, "lean=false", f"run_dir={whole}"))
+    assert "lean: false, off" in capsys.readouterr().out
+    program.train(config(*QUICK, "lean=exact", stop, f"run_dir={half}"))
+    assert "lean: exact, on" in capsys.readouterr().out
+    program.train(config(*QUICK, "lean=false", f"ckpt_path={half / last}", f"run_dir={rest}"))
+    state, other = (load_checkpoint(folder / last)["state_dict"] for folder in (whole, rest))
+    assert state.keys() == other.keys()
+    assert all(value.equal(other[name]) for name, value in state.items())
+    capsys.readouterr()
+    program.train(config(*QUICK, f"ckpt_path={half / last}", f"run_dir={tmp_path / 'auto'}"))
+    assert "lean: auto, on" in capsys.readouterr().out
+    best = rest / "checkpoints/best.ckpt"
+    evaluation = program.evaluate(config(*QUICK, "lean=true", f"run_dir={tmp_path / 'eval'}", f"evaluate={best}"))
+    assert evaluation.test_loss == result.test_loss
+
+
+def test_a_compiled_run_that_is_lean_learns_the_same(tmp_path: Path) -> None:
+    one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "lean=true")
+    losses = []
+    counters.clear()
+    for compiled in (False, True):
+        folder = tmp_path / str(compiled)
+        program.train(config(*one_epoch, f"compile={compiled}", f"run_dir={folder}"))
+        (row,) = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+        losses.append([float(row["train_loss"]), float(row["val_loss"])])
+    assert counters["frames"]["ok"] > 0
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
