@@ -182,8 +182,8 @@ def saved(x: Tensor, name: str = "a layer", exact: bool = True) -> Saved:
     """
     recipe = recipe_of(x)
     if recipe is None:
-        hang(x, Recipe((x,), _itself))
-        return Saved((x.detach(),), _itself)
+        hang(x, Recipe((x,), itself))
+        return Saved((x.detach(),), itself)
     compute: Callable[..., Tensor] = recipe.compute
     if not exact:
         compute = partial(_of_stream, recipe.rough or compute, *_metadata(x.grad_fn)[_KEY].placed())
@@ -268,7 +268,14 @@ def _has_hooks() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # pyright: ignore
 
 
-def _itself(x: Tensor) -> Tensor:
+def has_recipe(x: Tensor) -> bool:
+    """Whether a recipe hangs on the node of ``x``, usable or not; a tensor that is kept has none."""
+    hung = None if x.grad_fn is None else _metadata(x.grad_fn).get(_KEY)
+    return hung is not None and hung.of_tensors[0] is not itself
+
+
+def itself(x: Tensor) -> Tensor:
+    """The recipe of a tensor that is kept."""
     return x
 
 

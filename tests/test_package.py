@@ -51,7 +51,7 @@ ROOMS = {
     "optim": {"layers", "quantizers"},
     "models": {"checks"},
     "packed": {"convert", "files", "layers", "lean", "quantizers", "scheme", "models"},
-    "summary": {"files", "layers", "quantizers", "packed", "table"},
+    "summary": {"files", "layers", "lean", "quantizers", "packed", "table"},
     "inference": {"convert", "kernels", "layers", "lean", "quantizers", "packed", "table"},
     "onnx": {"inference", "kernels", "files", "layers", "quantizers"},
     "data": {"files", "images"},

@@ -207,9 +207,11 @@ def test_resnet18_by_hand() -> None:
     assert table.compression == pytest.approx(1, abs=1e-3)
     # Autograd keeps the picture, what enters each batch norm, what leaves each ReLU, and what enters the classifier.
     # A stage's map has 64·32², 128·16², 256·8², 512·4² values; five batch norms in each; five ReLUs in the first
-    # (the stem's is of this size), four in the others.
+    # (the stem's is of this size), four in the others. Batch norm keeps mean and deviation, too.
     maps = 65_536 + 32_768 + 16_384 + 8_192
-    assert table.saved_bytes == 4 * (3_072 + 5 * maps + 4 * maps + 65_536 + 512) == 4_700_160
+    assert table.saved_bytes == 4 * (3_072 + 5 * maps + 4 * maps + 65_536 + 512 + 2 * NORMALIZED) == 4_738_560
+    # If lean, there is a bit for each of ReLU's values; only the stem's convolution is computed again.
+    assert 4 * (3_072 + 5 * maps - 65_536) < table.lean_bytes < table.saved_bytes
 
 
 def test_binary_resnet18_by_hand() -> None:
@@ -227,7 +229,10 @@ def test_binary_resnet18_by_hand() -> None:
     assert table.packed_bytes == stored + table.header_bytes < 1.013 * stored
     assert table.compression == pytest.approx(44_734_408 / table.packed_bytes)
     assert table.compression > 29.4
-    assert 0 < table.saved_bytes <= 4_700_160
+    assert 0 < table.saved_bytes <= 4_738_560
+    # A bit for each value that a ReLU leaves, of what enters a layer twice, and the floats that stay: the picture, what
+    # enters the classifier, statistics, and 32 values of each of 20 inputs that are computed again, to compare.
+    assert table.lean_bytes < 4 * (3_072 + 512 + 2 * NORMALIZED + 20 * 32) + 200_000 < 0.07 * table.saved_bytes
 
 
 def test_the_model_stays_as_it_is() -> None:
@@ -254,7 +259,7 @@ def test_shared_weights_count_once_and_shared_calls_twice() -> None:
 
 def test_the_table_shows_every_row_and_the_totals() -> None:
     model = qconv.convert(small_cnn(1, 10, width=32), schemes.bnn())
-    *lines, blank, parameters, macs, compression = str(summarize(model, (1, 8, 8))).splitlines()
+    *lines, blank, parameters, macs, compression, kept = str(summarize(model, (1, 8, 8))).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert any("blocks.1.conv" in line and "bnn()" in line and "1/1" in line and "589,824" in line for line in lines)
     assert lines[-1].startswith("total")
@@ -264,6 +269,7 @@ def test_the_table_shows_every_row_and_the_totals() -> None:
     assert parameters == "parameters by bits         1: 64,512; 32: 1,322"
     assert macs == "MACs by weight×input bits  1×1: 2,359,296; 32×32: 19,072"
     assert compression.startswith("compression                ")
+    assert kept == "saved for the backward     96,256 bytes; if lean 6,016"
 
 
 def test_bad_input_sizes_are_named() -> None:
@@ -376,10 +382,11 @@ def tiny(**bn: bool) -> nn.Sequential:
 
 def test_saved_bytes_by_hand() -> None:
     # The convolution keeps its input, 2·4·4 floats; batch norm what enters, ReLU what leaves it, 3·4·4.
-    assert saved(tiny(), (2, 4, 4)) == {"0": 128, "1": 192, "2": 192}
+    # Batch norm also keeps a mean and a deviation for each of 3 channels.
+    assert saved(tiny(), (2, 4, 4)) == {"0": 128, "1": 216, "2": 192}
     # What ReLU has kept the next layer reads, too.
-    assert saved(nn.Sequential(tiny(), nn.Conv2d(3, 1, 1)), (2, 4, 4)) == {"0.0": 128, "0.1": 192, "0.2": 192}
-    assert saved(tiny().double(), (2, 4, 4)) == {"0": 256, "1": 384, "2": 384}
+    assert saved(nn.Sequential(tiny(), nn.Conv2d(3, 1, 1)), (2, 4, 4)) == {"0.0": 128, "0.1": 216, "0.2": 192}
+    assert saved(tiny().double(), (2, 4, 4)) == {"0": 256, "1": 432, "2": 384}
     # In place ReLU writes where batch norm's output was.
     model = nn.Sequential(nn.Conv2d(2, 3, 1), nn.ReLU(inplace=True), nn.MaxPool2d(2))
     # Pooling: the indices of 3·2·2 values are int64.
@@ -395,13 +402,13 @@ def test_saved_bytes_are_of_what_requires_gradients() -> None:
     model = tiny().requires_grad_(False)
     assert saved(model, (2, 4, 4)) == {}
     model[1].requires_grad_(True)
-    assert saved(model, (2, 4, 4)) == {"1": 192, "2": 192}
+    assert saved(model, (2, 4, 4)) == {"1": 216, "2": 192}
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
 def test_saved_bytes_do_not_depend_on_the_caller(context) -> None:
     with context():
-        assert saved(tiny(), (2, 4, 4)) == {"0": 128, "1": 192, "2": 192}
+        assert saved(tiny(), (2, 4, 4)) == {"0": 128, "1": 216, "2": 192}
 
 
 def test_saved_bytes_under_autocast() -> None:
@@ -438,6 +445,111 @@ class Checkpointed(nn.Module):
 
 def test_checkpointed_parts_keep_their_input() -> None:
     assert sum(saved(Checkpointed(tiny()), (2, 4, 4)).values()) == 128
+
+
+def test_checkpointed_parts_of_lean_models_keep_their_input() -> None:
+    assert sum(saved(qconv.lean(Checkpointed(tiny())), (2, 4, 4)).values()) == 128
+
+
+def test_a_batch_norm_that_refuses_a_single_sample() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6))
+    assert saved(model, (4,)) == {"0": 16, "1": 24 + 2 * 24 // 2}  # statistics are those of two samples
+
+
+def test_modes_of_a_model_in_training_stay() -> None:
+    model = tiny()
+    model[1].eval()
+    assert saved(model, (2, 4, 4)) == {"0": 128, "1": 192, "2": 192}
+    assert saved(model.eval(), (2, 4, 4)) == {"0": 128, "1": 216, "2": 192}
+
+
+NETWORKS = [
+    (lambda: resnet20(activation=nn.Hardtanh), schemes.bnn(), 32, True),
+    (lambda: resnet20(activation=nn.Identity, shortcut="per_conv"), schemes.bireal(), 32, False),
+    (lambda: resnet20(), schemes.lsq(), 32, True),
+    (lambda: qconv.models.reactnet_a(3, 10), schemes.reactnet(), 64, False),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "scheme", "side", "starts_from_inputs"), NETWORKS, ids=lambda value: getattr(value, "name", "")
+)
+def test_bytes_if_lean_are_those_of_the_lean_model(make, scheme, side: int, starts_from_inputs: bool) -> None:
+    model = qconv.convert(make(), scheme)
+    table = summarize(model, (3, side, side))
+    one, other = (summarize(qconv.lean(model, exact=exact), (3, side, side)) for exact in (False, True))
+    expected = [(row.name, row.lean_bytes, row.keeps_float) for row in table.rows if row.lean_bytes]
+    assert [(row.name, row.saved_bytes, row.keeps_float) for row in one.rows if row.saved_bytes] == expected
+    assert one.lean_bytes == one.saved_bytes == table.lean_bytes < table.saved_bytes / 2
+    assert other.lean_bytes == other.saved_bytes == pytest.approx(table.lean_bytes, rel=0.02)
+    # Hooks count the same, but where a layer starts from a tensor that another one keeps.
+    by_hooks: dict[int, int] = {}
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    alive = []
+
+    def save(tensor: Tensor) -> Tensor:
+        alive.append(tensor)
+        by_hooks[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        qconv.lean(model).train()(torch.rand(1, 3, side, side))
+    count = sum(size for address, size in by_hooks.items() if address not in own)
+    assert one.lean_bytes <= count
+    assert (one.lean_bytes == count) == starts_from_inputs
+
+
+def test_a_lean_model_stays_as_it_is() -> None:
+    model = qconv.lean(qconv.convert(small_cnn(1, 10, width=8), schemes.lsq()))
+    calls = []
+    model.blocks[1].register_forward_hook(lambda module, args, output: calls.append(module))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    about = [(type(module), module.__dict__.get("lean"), module.training) for module in model.modules()]
+    random = torch.get_rng_state()
+    summarize(model, (1, 8, 8))
+    assert torch.equal(torch.get_rng_state(), random)
+    assert [(type(module), module.__dict__.get("lean"), module.training) for module in model.modules()] == about
+    layers = [module for module in model.modules() if isinstance(module, qconv.QuantizedLayer)]
+    assert not any(layer.batches_watched or layer.input_quantizer.calibrated for layer in layers)
+    assert model.blocks[1] not in calls  # those of the copy
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[name]), name
+
+
+class Norm(nn.BatchNorm2d):
+    """May compute anything."""
+
+
+class Reasons(nn.Module):
+    """Layers that keep a float in a lean model, each for a reason of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3, padding=1)
+        self.norm = nn.BatchNorm2d(16)
+        self.plain = nn.Conv2d(16, 8, 1)
+        self.own = Norm(8)
+        self.gelu = nn.GELU()
+        self.slope = nn.LeakyReLU(inplace=True)
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = self.norm(torch.cat([self.conv(input), input], 1))
+        return self.slope(self.gelu(self.own(self.plain(x))) * 2)
+
+
+def test_reasons_for_floats() -> None:
+    model = qconv.convert(Reasons(), schemes.bnn(), skip=("plain",))
+    reasons = {row.name: row.keeps_float for row in summarize(model, (8, 4, 4)).rows}
+    expected = {"norm": "input from cat", "own": "a subclass", "gelu": "no lean form", "slope": "in place"}
+    assert {name: why for name, why in reasons.items() if why} == expected
+    model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8)), schemes.bwn(), skip=())
+    table = summarize(model, (8, 4, 4))
+    assert [row.keeps_float for row in table.rows] == ["no bits of its input", "input from quantized_op"]
+    head, _, first, *_ = str(table).splitlines()
+    assert head.endswith("if lean  a float, for")
+    assert first.endswith("no bits of its input")
+    model[1].eval()
+    assert summarize(model, (8, 4, 4)).rows[1].keeps_float == "in evaluation"
 
 
 class Positions(nn.Module):
@@ -536,7 +648,7 @@ def test_csv_holds_the_rows(tmp_path: Path) -> None:
         *("name", "type", "output_shape", "scheme", "weight_bits", "input_bits"),
         *("parameters", "parameters_1bit", "parameters_4bit", "parameters_32bit"),
         *("macs", "macs_1x1bit", "macs_4x32bit", "macs_32x32bit", "bops"),
-        *("float_bytes", "packed_bytes", "saved_bytes"),
+        *("float_bytes", "packed_bytes", "saved_bytes", "lean_bytes", "keeps_float"),
     ]
     assert sum(int(line["parameters_4bit"]) for line in lines) == 8 * 8 * 9
     assert sum(int(line["macs_4x32bit"]) for line in lines) == 36_864

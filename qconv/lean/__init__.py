@@ -1,3 +1,4 @@
 """Lean training: what a forward keeps for its backward is bits, statistics, or nothing."""
 
+from .reasons import why_float as why_float
 from .swap import is_lean as is_lean, lean as lean, plain_type as plain_type, while_not_lean as while_not_lean

@@ -94,7 +94,7 @@ def _clamped(compute: Callable[..., Tensor], low: float, high: float | None, *te
     return compute(*tensors).clamp(low, high)
 
 
-class _Rebuilt(nn.Module):
+class Rebuilt(nn.Module):
     """An activation that needs its input: it computes that again where it has a recipe."""
 
     float_type: type[nn.Module]
@@ -118,7 +118,7 @@ class _Rebuilt(nn.Module):
         return hang(output, Recipe((*learned, *recipe.tensors), compute, recipe.convolutions))
 
 
-class LeanPReLU(_Rebuilt, nn.PReLU):
+class LeanPReLU(Rebuilt, nn.PReLU):
     """`torch.nn.PReLU` of a lean model."""
 
     float_type = nn.PReLU
@@ -127,7 +127,7 @@ class LeanPReLU(_Rebuilt, nn.PReLU):
         return F.prelu, (self.weight,)
 
 
-class LeanLeakyReLU(_Rebuilt, nn.LeakyReLU):
+class LeanLeakyReLU(Rebuilt, nn.LeakyReLU):
     """`torch.nn.LeakyReLU` of a lean model."""
 
     float_type = nn.LeakyReLU
@@ -136,7 +136,7 @@ class LeanLeakyReLU(_Rebuilt, nn.LeakyReLU):
         return partial(F.leaky_relu, negative_slope=self.negative_slope), ()
 
 
-class LeanRPReLU(_Rebuilt, RPReLU):
+class LeanRPReLU(Rebuilt, RPReLU):
     """`qconv.models.activations.RPReLU` of a lean model; unless that is exact, its sums have another order."""
 
     float_type = RPReLU
@@ -172,7 +172,7 @@ class _FusedRPReLU(torch.autograd.Function):
         return _ops.rprelu_backward(grad, input, *others)
 
 
-class LeanMaxout(_Rebuilt, Maxout):
+class LeanMaxout(Rebuilt, Maxout):
     """`qconv.models.activations.Maxout` of a lean model."""
 
     float_type = Maxout

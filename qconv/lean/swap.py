@@ -98,6 +98,11 @@ def plain_type(module: nn.Module) -> type[nn.Module]:
     return _PLAIN.get(type(module), type(module))
 
 
+def is_subclass(module: nn.Module) -> bool:
+    """Whether the module is of a class made from one that `lean` replaces, so that it stays as it is."""
+    return isinstance(module, tuple(_LEAN)) and type(module) not in (*_LEAN, *_PLAIN) and not is_lean(module)
+
+
 def _undo(module: nn.Module) -> None:
     if not is_lean(module):
         return

@@ -4,20 +4,21 @@ import copy
 import math
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import index
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.hooks import RemovableHandle
 
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
 from ..layers.trial import random_state_kept
 from ..layers.uncalibrated import without_warnings
 from ..quantizers import Quantizer
+from .saved import REFUSED, Kept, kept_in_training, sample_of
 from .table import FLOAT_BITS, Row, Summary
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -32,7 +33,7 @@ def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
 
     Example:
         >>> table = summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 5, 5))  # doctest: +ELLIPSIS
-        layer  type    output  scheme  bits w/in  parameters   MACs       BOPs  float bytes  packed bytes  saved bytes
+        layer  type    output  scheme  bits w/in  parameters   MACs       BOPs  float bytes  packed bytes ...
         ...
         >>> table.macs, table.saved_bytes
         (1944, 588)
@@ -43,9 +44,9 @@ def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
 
 
 def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
-    """Count the contents of `model`, by one forward of a batch of one, a sample of zeros.
+    """Count the contents of `model`, by a forward in evaluation of a batch of one, a sample of zeros.
 
-    The forward runs on a copy with its own random state, so `model` does not change. A parameter shared by several
+    All forwards run on a copy with its own random state, so `model` does not change. A parameter shared by several
     modules counts once, with the first of them; a module that is called several times counts its multiply-accumulates
     each time.
 
@@ -57,9 +58,16 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
     Saved bytes are the storages that autograd keeps for the backward, given which parameters of `model` require a
     gradient, and under any autocast around this call. A storage counts once, with the first module that saves it in its
     own forward: what a parent computes between its children counts with the parent. Parameters and buffers do not
-    count, nor does what a checkpointed part computes again. The forward is that of evaluation with dropout layers on,
-    so that a single sample suffices: it lacks the statistics that batch norm keeps of a training batch, two numbers per
-    channel.
+    count, nor does what a checkpointed part computes again. The forward is that of training, of numbers from 0 to 1;
+    modules in evaluation stay there if `model` itself is in training, and `torch.nn.SyncBatchNorm` does always.
+    Quantizers that were not calibrated keep their ranges. If the model refuses a single sample in training, as batch
+    norm does a single value of each channel, saved bytes are half of those of two; if it refuses these as well, they
+    are those of evaluation with dropout layers on.
+
+    The bytes if lean are those of another such forward after `qconv.lean`, in its exact form if `model` has that. They
+    are what the graph of its output holds in the end. Where parts are checkpointed they are an upper bound: hooks count
+    them, and under hooks for saved tensors lean layers don't start from a tensor that another layer keeps. Where a
+    layer keeps a float of the size of its input after all, `Row.keeps_float` says why.
 
     Args:
         model: any module, quantized or not, that takes one tensor.
@@ -77,7 +85,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         if nn.parameter.is_lazy(tensor):
             raise ValueError(f"model ({type(model).__name__}) has no shape for {name!r} yet: call it once before")
     with torch.inference_mode(False):
-        trace = _trace(copy.deepcopy(model).eval(), size)
+        trace = _trace(copy.deepcopy(model), size)
     from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does not need
 
     packed, header = packed_sizes(model)
@@ -85,7 +93,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
     rows = []
     for name, module in _modules(model):
         own = _unseen([*module.parameters(recurse=False), *module.buffers(recurse=False)], seen)
-        if own or trace.macs[name] or trace.saved[name]:
+        if own or trace.macs[name] or trace.saved.bytes[name] or trace.lean.bytes[name]:
             rows.append(_row(name, module, own, trace, packed.get(name, 0)))
     if not rows:
         raise ValueError(f"model ({type(model).__name__}) has no parameters, buffers or layers to count")
@@ -121,64 +129,61 @@ def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
 
 @dataclass
 class _Trace:
-    """The results of one forward, by the names of the modules.
+    """The results of the forwards, by the names of the modules.
 
     Attributes:
         shapes: output shape of the last call.
         macs: multiply-accumulates of all calls.
-        saved: bytes first saved for the backward in the module's own forward.
+        saved: what training keeps for the backward.
+        lean: the same in a lean model.
         bypassed: quantized layers that were never called although the forward computed with their weights.
     """
 
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     macs: Counter[str] = field(default_factory=Counter)
-    saved: Counter[str] = field(default_factory=Counter)
+    saved: Kept = field(default_factory=Kept)
+    lean: Kept = field(default_factory=Kept)
     bypassed: set[str] = field(default_factory=set)
 
 
-def _trace(model: nn.Module, input_size: tuple[int, ...]) -> _Trace:
-    trace = _Trace()
-    running: list[str] = []
-    # The storages themselves, not their addresses: a freed address can be another tensor's.
-    known = {tensor.untyped_storage() for tensor in (*model.parameters(), *model.buffers())}
-
-    def enter(name: str) -> Callable[..., None]:
-        return lambda module, args: running.append(name)
-
-    def leave(name: str) -> Callable[..., None]:
-        def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            running.pop()
-            if isinstance(output, Tensor):
-                trace.shapes[name] = tuple(output.shape[1:] if output.shape[:1] == (1,) else output.shape)
-                trace.macs[name] += count_macs(module, args[0] if args else kwargs.get("input"), output)
-
-        return record
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage not in known:
-            known.add(storage)
-            trace.saved[running[-1]] += storage.nbytes()
-        return tensor
-
+def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
+    """Run the forwards on ``model``, a copy: those of training may change it, so they come last."""
     forget(model)
-    for name, module in _modules(model):
-        module.register_forward_pre_hook(enter(name))
-        module.register_forward_hook(leave(name), with_kwargs=True, always_call=True)
-        if isinstance(module, DROPOUTS):
-            module.train()
-    floats = (tensor for tensor in (*model.parameters(), *model.buffers()) if tensor.is_floating_point())
-    reference = next(floats, torch.zeros(()))
-    watch = Watch(model, [module for module in model.modules() if isinstance(module, QuantizedLayer)])
-    sample = torch.zeros(1, *input_size, dtype=reference.dtype, device=reference.device)
+    modules = dict(_modules(model))
+    modes = {module: module.training or not model.training for module in model.modules()}
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
+    trace, watch = _Trace(), Watch(model, layers)
+    handles = [_record(trace, name, module) for name, module in modules.items()]
     try:
-        kept = saved_tensors_hooks(save, lambda tensor: tensor)
-        with random_state_kept(model), torch.enable_grad(), without_warnings(), kept, watch:
-            model(sample)
-    except (RuntimeError, ValueError, TypeError, IndexError, AssertionError) as error:
-        raise ValueError(f"input_size (={input_size}) must be what the model takes: {error}") from error
-    trace.bypassed = {name for name, module in _modules(model) if module in watch.bypassed}
+        with random_state_kept(model), without_warnings():
+            with torch.no_grad(), watch:
+                model.eval()(sample_of(model, (1, *size)))
+            for handle in handles:
+                handle.remove()
+            trace.saved, trace.lean = _kept(model, modules, modes, size)
+    except REFUSED as error:
+        raise ValueError(f"input_size (={size}) must be what the model takes: {error}") from error
+    trace.bypassed = {name for name, module in modules.items() if module in watch.bypassed}
     return trace
+
+
+def _record(trace: _Trace, name: str, module: nn.Module) -> RemovableHandle:
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        if isinstance(output, Tensor):
+            trace.shapes[name] = tuple(output.shape[1:] if output.shape[:1] == (1,) else output.shape)
+            trace.macs[name] += count_macs(module, args[0] if args else kwargs.get("input"), output)
+
+    return module.register_forward_hook(record, with_kwargs=True)
+
+
+def _kept(
+    model: nn.Module, modules: dict[str, nn.Module], modes: dict[nn.Module, bool], size: tuple[int, ...]
+) -> tuple[Kept, Kept]:
+    try:
+        return kept_in_training(model, modules, modes, size)
+    except REFUSED:
+        modes = {module: isinstance(module, DROPOUTS) for module in modes}
+        return kept_in_training(model, modules, modes, size)
 
 
 def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:
@@ -227,5 +232,7 @@ def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, packed_
         macs=trace.macs[name],
         float_bytes=sum(tensor.numel() * tensor.element_size() for tensor in own),
         packed_bytes=packed_bytes,
-        saved_bytes=trace.saved[name],
+        saved_bytes=trace.saved.bytes[name],
+        lean_bytes=trace.lean.bytes[name],
+        keeps_float=trace.lean.floats.get(name, ""),
     )

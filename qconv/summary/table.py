@@ -12,8 +12,9 @@ from ..files import atomic_file
 from ..table import Column, csv_text, lines
 
 FLOAT_BITS = 32
-NUMBERS = ("bits w/in", "parameters", "MACs", "BOPs", "float bytes", "packed bytes", "saved bytes")
+NUMBERS = ("bits w/in", "parameters", "MACs", "BOPs", "float bytes", "packed bytes", "saved bytes", "if lean")
 COLUMNS = (*map(Column, ("layer", "type", "output", "scheme")), *(Column(head, is_right=True) for head in NUMBERS))
+WHY = Column("a float, for")
 
 Key = TypeVar("Key", float, tuple[float, float])
 
@@ -38,6 +39,8 @@ class Row:
             scales, and the learned tensors of the input quantizer; all others unchanged, except batch norm's count of
             batches.
         saved_bytes: bytes that autograd keeps of one sample for the backward: see `summarize`.
+        lean_bytes: those after `qconv.lean`.
+        keeps_float: why a float of the size of the input is among these, see `qconv.lean.why_float`; else empty.
     """
 
     name: str
@@ -52,6 +55,8 @@ class Row:
     float_bytes: int
     packed_bytes: int
     saved_bytes: int
+    lean_bytes: int
+    keeps_float: str
 
     @property
     def parameters_by_bits(self) -> dict[float, int]:
@@ -133,6 +138,11 @@ class Summary:
         """Bytes that autograd keeps of one sample for the backward."""
         return sum(row.saved_bytes for row in self.rows)
 
+    @property
+    def lean_bytes(self) -> int:
+        """Bytes that autograd keeps of one sample after `qconv.lean`."""
+        return sum(row.lean_bytes for row in self.rows)
+
     def totals(self) -> dict[str, Any]:
         """All totals as plain data: bits are keys such as ``"1"`` of parameters and ``"1x32"`` of MACs."""
         return {
@@ -145,6 +155,7 @@ class Summary:
             "packed_bytes": self.packed_bytes,
             "compression": self.compression,
             "saved_bytes": self.saved_bytes,
+            "lean_bytes": self.lean_bytes,
         }
 
     def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
@@ -197,14 +208,20 @@ class Summary:
             "float_bytes": row.float_bytes,
             "packed_bytes": row.packed_bytes,
             "saved_bytes": row.saved_bytes,
+            "lean_bytes": row.lean_bytes,
+            "keeps_float": row.keeps_float,
         }
 
     def __str__(self) -> str:
-        numbers = self.parameters, self.macs, self.bops, self.float_bytes, self.packed_bytes, self.saved_bytes
-        header = ("(header)", *[""] * 8, format_int(self.header_bytes), "")
-        total = ("total", "", "", "", "", *map(format_int, numbers))
-        table = lines([None, *map(cells, self.rows), header, None, total], COLUMNS)
-        return "\n".join([*table, "", *notes(self)])
+        header = ("(header)", *[""] * 8, format_int(self.header_bytes), "", "")
+        total = ("total", "", "", "", "", *_numbers(self))
+        rows = [None, *map(cells, self.rows), header, None, total]
+        reasons = ["", *(row.keeps_float for row in self.rows), "", "", ""]
+        columns = COLUMNS
+        if any(reasons):
+            columns = *COLUMNS, WHY
+            rows = [row and (*row, why) for row, why in zip(rows, reasons, strict=True)]
+        return "\n".join([*lines(rows, columns), "", *notes(self)])
 
     def __repr__(self) -> str:
         return f"Summary({len(self.rows)} rows, {format_int(self.parameters)} parameters, {format_int(self.macs)} MACs)"
@@ -212,13 +229,17 @@ class Summary:
 
 def cells(row: Row) -> tuple[str, ...]:
     """The row as text, in the order of `COLUMNS`."""
-    numbers = row.parameters, row.macs, row.bops, row.float_bytes, row.packed_bytes, row.saved_bytes
     shape = "×".join(map(str, row.output_shape))
-    return row.name, row.type, shape, row.scheme, format_bits(row), *map(format_int, numbers)
+    return row.name, row.type, shape, row.scheme, format_bits(row), *_numbers(row)
+
+
+def _numbers(counts: Row | Summary) -> tuple[str, ...]:
+    of_model = counts.parameters, counts.macs, counts.bops, counts.float_bytes, counts.packed_bytes
+    return tuple(map(format_int, (*of_model, counts.saved_bytes, counts.lean_bytes)))
 
 
 def notes(summary: Summary) -> list[str]:
-    """The totals that do not fit in columns: a line for the parameters by bits, the MACs by bits, the compression."""
+    """The totals that do not fit in columns, a line each: parameters and MACs by bits, compression, what is saved."""
     parameters = [f"{bits:.3g}: {format_int(count)}" for bits, count in summary.parameters_by_bits.items()]
     macs = [f"{w:.3g}×{i:.3g}: {format_int(count)}" for (w, i), count in summary.macs_by_bits.items()]
     before, after = format_int(summary.float_bytes), format_int(summary.packed_bytes)
@@ -226,6 +247,7 @@ def notes(summary: Summary) -> list[str]:
         f"parameters by bits         {'; '.join(parameters) or 0}",
         f"MACs by weight×input bits  {'; '.join(macs) or 0}",
         f"compression                {summary.compression:.2f} ({before} bytes to {after})",
+        f"saved for the backward     {format_int(summary.saved_bytes)} bytes; if lean {format_int(summary.lean_bytes)}",
     ]
 
 
