@@ -190,14 +190,14 @@ def draw() -> None:
         label = f"{kind}: {sum(sizes.values()):.1f} MiB"
         places[0].bar(at, [sizes.get(name, 0) for name in names], 0.27, color=colors[kind], label=label)
     places[0].set_xticks(range(len(names)), names, rotation=90, fontsize=5)
-    places[0].set(title=f"kept for the backward, by layer: {first}, batch 64", ylabel="MiB")
+    places[0].set(title=f"kept for the backward: {first}, batch 64", ylabel="MiB")
     places[0].legend()
     for place, network in zip(places[1:], (third, fourth), strict=True):
         for kind in KINDS:
             points = [row for row in rows("peaks.csv") if row["network"] == network and row["kind"] == kind]
             x, y = [int(row["batch"]) for row in points], [float(row["peak_mib"]) for row in points]
             place.plot(x, y, marker="o", color=colors[kind], label=kind)
-        place.set(title=f"peak of a step: {network}, 224×224", xlabel="batch", ylabel="MiB")
+        place.set(title=f"peak: {network}", xlabel="batch", ylabel="MiB")
         place.legend()
     figure.savefig(HERE / "memory.png", dpi=110)
 
