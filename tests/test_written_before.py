@@ -64,6 +64,7 @@ CHANGED = {
     *(f"qconv.{module}.{name}gradient" for module in ("grad", "grad_composed") for name in ("input_", "weight_")),
     "qconv.grad.gradients",  # these three take a kernel
     "qconv.schemes.check_padding_value",  # it is in qconv.checks
+    "qconv.convert",  # it takes lean
 }
 """What CHANGELOG tells of."""
 
