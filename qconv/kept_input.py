@@ -41,12 +41,11 @@ def keep(
         with torch.no_grad():
             bits = quantizer.keep(input.detach(), form, *tensors)
             bits = None if bits is None else shared(input, bits)
-    if bits is None:
-        restored = saved(input, exact=lean == "exact" or not quantizer.is_continuous)
-        return Keeping(lean, None, 0, restored.restore), restored.tensors
-    if not quantizer.needs_input:
+    if bits is not None and not quantizer.needs_input:
         return Keeping(lean, form, len(bits), None), bits
     restored = saved(input, exact=lean == "exact" or not quantizer.is_continuous)
+    if bits is None:
+        return Keeping(lean, None, 0, restored.restore), restored.tensors
     return Keeping(lean, form, len(bits), restored.restore), (*bits, *restored.tensors)
 
 
@@ -101,9 +100,8 @@ class KeptInput:
     @property
     def _x(self) -> Tensor:
         """The input itself, if its values are needed."""
-        if (
-            self._restore is not None
-        ):  # once, and not by a property that is cached: it has a lock, which can't be compiled
+        # Once; a `cached_property` has a lock, which can't be compiled.
+        if self._restore is not None:
             self._rest, self._restore = (self._restore(*self._rest),), None
         return self._rest[0]
 
