@@ -61,11 +61,6 @@ def filters_of(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], 
     """
     if torch.compiler.is_compiling() or (task := torch._C._current_graph_task_id()) == -1:  # pyright: ignore
         return _filters(weight, quantizer, tensors, groups)
-    if weight.numel() and not weight.untyped_storage().nbytes():
-        raise RuntimeError(
-            f"a weight of shape {tuple(weight.shape)} was freed when the batch norm behind its layer needed it: give "
-            "fully_shard modules that hold both, or call qconv.lean(model, False)"
-        )
     key = task, weight.data_ptr(), weight._version, weight.shape, id(quantizer), groups
     if getattr(_last, "key", None) != key:
         _last.key, _last.filters = key, _filters(weight, quantizer, tensors, groups)

@@ -296,6 +296,12 @@ def _places(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
 
 
 def _checked(compute: Callable[..., Tensor], name: str, tolerance: float, samples: Tensor, *tensors: Tensor) -> Tensor:
+    freed = next((x for x in tensors if x.numel() and not x.untyped_storage().nbytes()), None)
+    if freed is not None:
+        raise RuntimeError(
+            f"the input of {name} can't be computed again: a tensor of shape {tuple(freed.shape)} of a layer before it "
+            "was freed; give fully_shard modules that hold both layers, or call qconv.lean(model, False)"
+        )
     x = compute(*tensors)
     if x.device.type == "cpu" and x.numel() and not _are_equal(_samples(x), samples, tolerance):
         raise RuntimeError(

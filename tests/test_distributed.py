@@ -17,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from lean_processes import CASES, FREED, MODES, NETWORKS, train_lean
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
@@ -375,6 +376,7 @@ def worker(rank: int, port: int, folder: str) -> None:
         "empty first": one_rank_without(True, rank),
         "recu": begin_recu(rank),
         "sharded": train_fully_sharded(rank),
+        "lean": train_lean(rank),
         "bad": bad_batches(rank),  # comes last: what one of them leaves waiting ends with the other process
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -562,3 +564,32 @@ def test_a_resumed_run_has_the_same_state(name: str, done: int, ranks: list[dict
 
 def test_a_stage_begins_alike_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
     assert_equal(*(rank["recu"] for rank in ranks))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("name", NETWORKS)
+def test_lean_models_learn_the_same(name: str, case: str, ranks: list[dict[str, Any]]) -> None:
+    """As those that are not lean, if exact: the gradients of each step, and the state behind the last one."""
+    for mode in MODES:
+        one, other = (rank["lean"][f"{name}, {case}, {mode}"] for rank in ranks)
+        assert_equal(one["grads"], other["grads"])
+        learned = [key for key in one["state"] if "running" not in key]
+        assert_equal({key: one["state"][key] for key in learned}, {key: other["state"][key] for key in learned})
+    for rank in ranks:
+        assert_equal(*(rank["lean"][f"{name}, {case}, {mode}"] for mode in (None, "exact")))
+        assert any(grad is None for grad in rank["lean"][f"{name}, {case}, exact"]["grads"][0]) == (case == "skipping")
+
+
+def test_batch_norms_over_all_processes_stay_as_they_are(ranks: list[dict[str, Any]]) -> None:
+    texts = [text for rank in ranks for text in rank["lean"]["synchronized"]]
+    assert all("expected input tensor to be on GPU" in text for text in texts)
+
+
+@pytest.mark.parametrize("scheme", FREED, ids=str)
+def test_lean_layers_whose_parameters_are_sharded(scheme: Scheme, ranks: list[dict[str, Any]]) -> None:
+    """A batch norm needs the weights of the layer before it: those that are freed by then would be read no more."""
+    for rank in ranks:
+        together, lean, apart, refused = rank["lean"]["sharded"][scheme.name]
+        assert_equal(lean, together)
+        assert_equal(apart, together)
+        assert "(32, 32, 3, 3) of a layer before it was freed; give fully_shard modules that" in refused
