@@ -47,7 +47,7 @@ def main() -> None:
                 native_bits.where_passes(signs, passes[1], window.groups, instruction_set=name)
                 native_bits.unpack_signs(passes[0], sizes.channels[0], window.groups, instruction_set=name)
             over, per = case.signs.movedim(1, -1).contiguous().movedim(-1, 1), torch.ones(3, sizes.channels[0])
-            norm.by_kernel(over, over.clone(), per[0], per[1], per[2], over, instruction_set=name)
+            norm.by_kernel(over, over.clone(), per[0], per[1], per[2], instruction_set=name)
             rprelu.forward_by_kernel(over, per[0], per[1], per[2], instruction_set=name)
             rprelu.backward_by_kernel(over, over, per[0], per[1], instruction_set=name)
             slopes.by_kernel(signs, signs, signs, instruction_set=name)

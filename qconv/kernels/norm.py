@@ -1,4 +1,4 @@
-"""The backward of batch normalization in training, as `torch.library` operators with a definition and a kernel in C.
+"""The backward of batch normalization in training, as a `torch.library` operator with a definition and a kernel in C.
 
 With the sums over batch and places of each channel ``d = Σ grad`` and ``p = Σ grad · (input − mean)``, and their number
 ``n``: ``grad_bias = d``, ``grad_weight = p · invstd`` and ``grad_input = (grad − d / n − (input − mean) · p · invstd² /
@@ -21,26 +21,19 @@ from .native import INSTRUCTION_SETS, kernels
 from .native_bits import channels_last
 
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
-_OPERANDS = "Tensor? weight, Tensor mean, Tensor invstd"
-LIBRARY.define(f"norm_backward(Tensor grad, Tensor input, {_OPERANDS}) -> (Tensor, Tensor, Tensor)")
-LIBRARY.define(f"norm_backward_(Tensor grad, Tensor(a!) input, {_OPERANDS}) -> (Tensor, Tensor)")
-
-
-def norm_backward(
-    grad: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return ``grad_input`` (N, C, *spatial), ``grad_weight`` (C,) and ``grad_bias`` (C,)."""
-    saved = None, None, mean, invstd
-    return torch.ops.aten.native_batch_norm_backward(grad, input, weight, *saved, True, 0.0, [True, True, True])
+LIBRARY.define(
+    "norm_backward_(Tensor grad, Tensor(a!) input, Tensor? weight, Tensor mean, Tensor invstd) -> (Tensor, Tensor)"
+)
 
 
 def norm_backward_(
     grad: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Write ``grad_input`` over ``input``; return ``grad_weight`` (C,) and ``grad_bias`` (C,)."""
-    grad_input, *others = norm_backward(grad, input, weight, mean, invstd)
-    input.copy_(grad_input)
-    return others[0], others[1]
+    """Write ``grad_input`` (N, C, *spatial) over ``input``; return ``grad_weight`` (C,) and ``grad_bias`` (C,)."""
+    saved, mask = (None, None, mean, invstd), [True, True, True]
+    grads = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *saved, True, 0.0, mask)
+    input.copy_(grads[0])
+    return grads[1], grads[2]
 
 
 def by_kernel(
@@ -49,10 +42,9 @@ def by_kernel(
     weight: Tensor | None,
     mean: Tensor,
     invstd: Tensor,
-    output: Tensor,
     instruction_set: str | None = None,
 ) -> tuple[Tensor, Tensor] | None:
-    """Write ``grad_input`` to ``output``, which may be ``input``; None if the kernel does not take the operands.
+    """As `norm_backward_`; None if the kernel does not take the operands.
 
     ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
     """
@@ -60,37 +52,27 @@ def by_kernel(
     of_channels = [x for x in (weight, mean, invstd) if x is not None]
     if module is None or grad.shape != input.shape or not input.numel() or not channels_last(input):
         return None
-    if not (channels_last(grad) and channels_last(output)) or any(x.shape != (channels,) for x in of_channels):
+    if not channels_last(grad) or any(x.shape != (channels,) for x in of_channels):
         return None
-    everything = (grad, input, output, *of_channels)
-    if any(x.dtype != torch.float32 or not x.is_cpu for x in everything):
+    if any(x.dtype != torch.float32 or not x.is_cpu for x in (grad, input, *of_channels)):
         return None
     parameters = [None if x is None else x.contiguous() for x in (weight, mean, invstd)]
     grad_weight, grad_bias = torch.empty(channels), torch.empty(channels)
     best = module.instruction_sets.bit_length() - 1
     used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
-    tensors = grad, input, *parameters, output, grad_weight, grad_bias
+    tensors = grad, input, *parameters, input, grad_weight, grad_bias
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
     module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, used, _GRAIN)
     return grad_weight, grad_bias
 
 
-def _norm_backward(
-    grad: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    output = torch.empty_like(input)
-    others = by_kernel(grad, input, weight, mean, invstd, output)
-    return norm_backward(grad, input, weight, mean, invstd) if others is None else (output, *others)
-
-
 def _norm_backward_(
     grad: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
 ) -> tuple[Tensor, Tensor]:
-    others = by_kernel(grad, input, weight, mean, invstd, input)
-    return norm_backward_(grad, input, weight, mean, invstd) if others is None else others
+    grads = by_kernel(grad, input, weight, mean, invstd)
+    return norm_backward_(grad, input, weight, mean, invstd) if grads is None else grads
 
 
-for _definition, _kernel in ((norm_backward, _norm_backward), (norm_backward_, _norm_backward_)):
-    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    LIBRARY.impl(_definition.__name__, _kernel, "CPU")
-    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
+LIBRARY.impl("norm_backward_", norm_backward_, "CompositeExplicitAutograd")
+LIBRARY.impl("norm_backward_", _norm_backward_, "CPU")
+torch.library.register_fake("qconv::norm_backward_", norm_backward_, lib=LIBRARY)

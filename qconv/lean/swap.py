@@ -40,8 +40,8 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     Parameters, state dict, hooks and the numbers of the forward stay as they are. By default gradients of layers of
     signs are sums in float32 in another order, looked up by bits, and pictures between layers are channels_last.
 
-    ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer with
-    the batch norm behind it, which reads the layer's weight: one that was freed by then is an error in the backward.
+    ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
+    and the batch norm behind it, which reads the layer's weight: if that was freed by then, the backward raises.
 
     Args:
         model: any module; it is changed in place.
