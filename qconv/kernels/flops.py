@@ -1,7 +1,9 @@
-"""Floating-point operations of the gradients of binary convolutions, those of the convolutions that they replace.
+"""Floating-point operations of convolutions of signs and codes, and of their gradients.
 
-`torch.compile` weighs with them what is computed again and what is kept (``activation_memory_budget``). A module of its
-own, because torch's one imports Triton, which takes as long as all of qconv.
+`torch.compile` weighs with them what is computed again and what is kept (``activation_memory_budget``). The gradients
+and a convolution of codes count as the float ones that they replace; a convolution of signs, which takes 64 at once,
+as a 64th of one: papers count bit operations so. A module of its own, because torch's one imports Triton, which takes
+as long as all of qconv.
 """
 
 from collections.abc import Sequence
@@ -10,7 +12,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import sign_gradients as _registered  # noqa: F401
+from . import operators as _operators, sign_gradients as _gradients  # noqa: F401
+from .bits import WORD
 
 
 def _flops(grad_output: Sequence[int], fan_in: int, kernel_size: Sequence[int]) -> int:
@@ -26,3 +29,17 @@ def _flops_of_input(grad_output: Any, weight: Any, scale: Any, in_channels: int,
 @register_flop_formula(torch.ops.qconv.sign_grad_weight)
 def _flops_of_weight(grad_output: Any, input: Any, in_channels: int, kernel_size: Any, *rest: Any, **_: Any) -> int:
     return _flops(grad_output, in_channels // rest[3], kernel_size)
+
+
+@register_flop_formula(torch.ops.qconv.binary_conv2d)
+def _flops_of_signs(
+    input: Any, weight: Any, tap_sums: Any, in_channels: int, out_channels: int, *rest: Any, out_shape: Any, **_: Any
+) -> int:
+    is_bits = len(rest) > 6 and rest[6] is not None
+    batch, *size = out_shape[:3] if is_bits else (out_shape[0], *out_shape[2:])
+    return _flops((batch, out_channels, *size), in_channels // weight[0], weight[2:4]) // WORD
+
+
+@register_flop_formula(torch.ops.qconv.integer_conv2d)
+def _flops_of_codes(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+    return _flops(out_shape, weight[1], weight[2:4])
