@@ -1,6 +1,7 @@
 """The option `lean` of `train.py`: when it is on, what it says, and that runs and checkpoints are the same."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -92,8 +93,10 @@ def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pyte
     stop = "+callbacks.stop={_target_:test_train.StopAfter,epoch:1}"
     result = program.train(config(*QUICK, "lean=false", f"run_dir={whole}"))
     assert "lean: false, off" in capsys.readouterr().out
+    assert json.loads((whole / "result.json").read_text())["lean"] == "off"
     program.train(config(*QUICK, "lean=exact", stop, f"run_dir={half}"))
     assert "lean: exact, on" in capsys.readouterr().out
+    assert json.loads((half / "result.json").read_text())["lean"] == "exact"
     program.train(config(*QUICK, "lean=false", f"ckpt_path={half / last}", f"run_dir={rest}"))
     state, other = (load_checkpoint(folder / last)["state_dict"] for folder in (whole, rest))
     assert state.keys() == other.keys()
@@ -101,6 +104,7 @@ def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pyte
     capsys.readouterr()
     program.train(config(*QUICK, f"ckpt_path={half / last}", f"run_dir={tmp_path / 'auto'}"))
     assert "lean: auto, on" in capsys.readouterr().out
+    assert json.loads((tmp_path / "auto/result.json").read_text())["lean"] == "fast"
     best = rest / "checkpoints/best.ckpt"
     evaluation = program.evaluate(config(*QUICK, "lean=true", f"run_dir={tmp_path / 'eval'}", f"evaluate={best}"))
     assert evaluation.test_loss == result.test_loss

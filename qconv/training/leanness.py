@@ -5,7 +5,7 @@ from typing import Literal
 from torch import nn
 
 from ..layers import QuantizedLayer
-from ..lean import lean
+from ..lean import is_lean, lean
 from ..quantizers import Identity
 
 Asked = bool | Literal["exact", "auto"]
@@ -44,6 +44,11 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool) -> str:
     if on:
         lean(model, exact=asked == "exact")
     return f"{str(asked).lower()}, {'on' if on else 'off'}"
+
+
+def mode_of(model: nn.Module) -> Literal["off", "fast", "exact"]:
+    """Return how the gradients of a lean model are computed, or that it is not lean."""
+    return next((module.__dict__["lean"] for module in model.modules() if is_lean(module)), "off")
 
 
 def _is_quantized(layer: QuantizedLayer) -> bool:

@@ -21,7 +21,7 @@ from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.history import History
 from .checkpoint_io import load_checkpoint
 from .classifier import Classifier
-from .leanness import check_lean, make_lean
+from .leanness import check_lean, make_lean, mode_of
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
 from .resume import check_average, read_checkpoint
@@ -59,6 +59,7 @@ def fit_and_test(cfg: DictConfig, data: LightningDataModule, classifier: Classif
     trainer, callbacks = start_run(cfg)
     check_validation(trainer)
     word = make_lean(classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator))
+    about["lean"] = mode_of(classifier.model)
     if trainer.is_global_zero:
         show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
