@@ -125,13 +125,15 @@ def same(found: Any, wanted: Any) -> bool:
     return found.dtype == wanted.dtype and torch.equal(found, wanted) and next(strides) == next(strides)
 
 
-def calls(rng: random.Random) -> list[tuple[str, tuple[Any, ...]]]:
+def calls(
+    rng: random.Random, make_shape: Callable[[random.Random], tuple[int, ...]] = random_shape, device: str = "cpu"
+) -> list[tuple[str, tuple[Any, ...]]]:
     """A call of each operator on one random shape: its name and its arguments."""
-    shape, last, dtype = random_shape(rng), rng.random() < 0.5, rng.choice([torch.float32, torch.bfloat16])
+    shape, last, dtype = make_shape(rng), rng.random() < 0.5, rng.choice([torch.float32, torch.bfloat16])
     groups = rng.choice([g for g in (1, 1, 2, 4, 7) if shape[1] % g == 0])
     low, high = rng.choice([-1.0, -0.3, 0.0, -0.0, None]), rng.choice([1.0, 0.7, 0.0, -0.0, None])
-    x, width = values(shape, last, dtype), rng.choice([1, 2, 4, 8])
-    codes = values(shape, last).nan_to_num(0).abs().mul(50).clamp(max=2**width - 1).trunc()
+    x, width = values(shape, last, dtype).to(device), rng.choice([1, 2, 4, 8])
+    codes = values(shape, last).to(device).nan_to_num(0).abs().mul(50).clamp(max=2**width - 1).trunc()
     kind: torch.dtype = rng.choice([dtype, torch.uint8, torch.float32, *([torch.int8] if width < 8 else [])])
     signs, passes, _ = bits.pack_signs_and_passes(x, low, high, groups)
     return [

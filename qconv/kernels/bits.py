@@ -1,7 +1,7 @@
 """Bits of tensors, as `torch.library` operators: signs, where a gradient passes, and codes of few bits.
 
-Each operator has a slow and exact definition by torch's operators, which runs on every device, and a kernel in C
-(`native_bits`). None has a gradient.
+Each operator has a slow and exact definition by torch's operators, which runs on every device, a kernel in C
+(`native_bits`), and one in Triton (`gpu`). None has a gradient.
 
 **Bits** of ``(N, C, *spatial)`` are int64 ``(N, *spatial, groups · words)`` with ``words = ceil(C / groups / 64)``. Bit
 i of a word belongs to the channel ``64 · word + i`` of its group; bits beyond the last channel are 0. **Signs** are 1
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import native_bits
+from .gpu import by_triton
 from .library import LIBRARY
 
 WORD = 64
@@ -159,4 +160,6 @@ for _definition, _kernel in (
 ):
     LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
     LIBRARY.impl(_definition.__name__, _or_definition(_kernel, _definition), "CPU")
+    _place = "codes" if _definition in (pack_codes, unpack_codes) else "bits"
+    LIBRARY.impl(_definition.__name__, by_triton(f"{_place}.{_definition.__name__}", _definition), "CUDA")
     torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)

@@ -35,7 +35,7 @@ def pack_passes(
     input: Tensor, low: float | None, high: float | None, groups: int = 1, instruction_set: str | None = None
 ) -> tuple[Tensor, Tensor] | None:
     """`bits.pack_passes`."""
-    passes, bounds = _words(input, groups), _bounds(low, high, input.dtype)
+    passes, bounds = _words(input, groups), rounded_ends(low, high, input.dtype)
     if passes is None or bounds is None:
         return None
     stops = torch.zeros((), dtype=torch.bool)
@@ -47,7 +47,7 @@ def pack_signs_and_passes(
     input: Tensor, low: float | None, high: float | None, groups: int = 1, instruction_set: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """`bits.pack_signs_and_passes`."""
-    signs, bounds = _words(input, groups), _bounds(low, high, input.dtype)
+    signs, bounds = _words(input, groups), rounded_ends(low, high, input.dtype)
     if signs is None or bounds is None:
         return None
     passes, stops = torch.empty_like(signs), torch.zeros((), dtype=torch.bool)
@@ -59,7 +59,7 @@ def clamp_and_pack(
     input: Tensor, low: float | None, high: float | None, instruction_set: str | None = None
 ) -> tuple[Tensor, Tensor, Tensor] | None:
     """`bits.clamp_and_pack`."""
-    passes, bounds = _words(input, 1), _bounds(low, high, input.dtype)
+    passes, bounds = _words(input, 1), rounded_ends(low, high, input.dtype)
     if passes is None or bounds is None or channels_last(input) is None:
         return None
     clamped, stops = torch.empty_like(input), torch.zeros((), dtype=torch.bool)
@@ -157,7 +157,7 @@ def _rounded(bound: float, dtype: torch.dtype) -> float:
     return torch.tensor(bound, dtype=torch.float64).to(dtype).item()
 
 
-def _bounds(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[float, float] | None:
+def rounded_ends(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[float, float] | None:
     """The bounds as the dtype rounds them, NaN for one that is None; None if the dtype doesn't hold them."""
     found = [math.nan, math.nan]
     for place, bound in enumerate((low, high)):

@@ -1,4 +1,4 @@
-"""The backward of batch normalization in training, as a `torch.library` operator with a definition and a kernel in C.
+"""The backward of batch normalization in training, as a `torch.library` operator with a definition and kernels.
 
 With the sums over batch and places of each channel ``d = Σ grad`` and ``p = Σ grad · (input − mean)``, and their number
 ``n``: ``grad_bias = d``, ``grad_weight = p · invstd`` and ``grad_input = (grad − d / n − (input − mean) · p · invstd² /
@@ -7,8 +7,8 @@ n) · invstd · weight``. ``mean`` and ``invstd`` (C,) are those that the forwar
 `norm_backward_` writes ``grad_input`` over ``input``, for an input that was computed anew and has no other use: then no
 third tensor of that size exists.
 
-The kernel takes float32 on the CPU whose channels are adjacent in memory. It adds up in float32 within 64 rows and in
-float64 over them, the same for any number of threads and any instruction set.
+The kernel in C takes float32 on the CPU whose channels are adjacent in memory. It adds up in float32 within 64 rows and
+in float64 over them, the same for any number of threads and any instruction set. That in Triton is in `gpu.passes`.
 """
 
 import math
@@ -16,6 +16,7 @@ import math
 import torch
 from torch import Tensor
 
+from .gpu import by_triton
 from .library import LIBRARY
 from .native import INSTRUCTION_SETS, kernels
 from .native_bits import channels_last
@@ -75,4 +76,5 @@ def _norm_backward_(
 
 LIBRARY.impl("norm_backward_", norm_backward_, "CompositeExplicitAutograd")
 LIBRARY.impl("norm_backward_", _norm_backward_, "CPU")
+LIBRARY.impl("norm_backward_", by_triton("passes.norm_backward_", norm_backward_), "CUDA")
 torch.library.register_fake("qconv::norm_backward_", norm_backward_, lib=LIBRARY)

@@ -1,8 +1,8 @@
 """Operators of integer inference, as `torch.library` operators: each has a slow and exact definition.
 
 A definition uses torch's operators and runs on every device; for tensors without values it computes the shape. Faster
-kernels (`native`, `onednn`) give the same integers. A kernel for another device is registered in the same way, and
-callers see no difference. All are functional and have no gradient. Outputs are channels_last.
+kernels (`native`, `onednn`, and `gpu` on a GPU) give the same integers. A kernel for another device is registered in
+the same way, and callers see no difference. All are functional and have no gradient. Outputs are channels_last.
 
 **Signs** are bits (`qconv.kernels.bits`), ``(N, H, W, groups · words)``. `pack_weight` makes ``(groups, blocks, kh, kw,
 words, 8)`` of ``(C_out, C / groups, kh, kw)``. ``in_channels`` and ``out_channels`` are totals of all groups.
@@ -25,6 +25,7 @@ from torch import Tensor
 from . import native, native_weight, onednn
 from .bits import WORD, pack_signs, unpack_signs
 from .exact_sums import sums_of_products
+from .gpu import by_triton
 from .library import LIBRARY
 from .native import BLOCK
 from .window import Window
@@ -61,11 +62,11 @@ def pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
     return words.movedim(-2, 1).contiguous(), sums.contiguous()
 
 
-def unpack_weight(weight: Tensor, in_channels: int, out_channels: int) -> Tensor:
-    """The inverse of `pack_weight`: signs, int8 ``(C_out, C / groups, kh, kw)``."""
+def unpack_weight(weight: Tensor, in_channels: int, out_channels: int, dtype: torch.dtype = torch.int8) -> Tensor:
+    """The inverse of `pack_weight`: signs ``(C_out, C / groups, kh, kw)``."""
     groups = len(weight)
     words = weight.movedim(-1, 2).flatten(1, 2)[:, : out_channels // groups].flatten(0, 1)
-    return unpack_signs(words, in_channels // groups)
+    return torch.ops.qconv.unpack_signs(words, in_channels // groups, 1, dtype, True)
 
 
 def _scaled(accumulators: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
@@ -234,6 +235,9 @@ def _pack_weight(signs: Tensor, groups: int = 1) -> tuple[Tensor, Tensor]:
 
 LIBRARY.impl("pack_weight", pack_weight, "CompositeExplicitAutograd")
 LIBRARY.impl("pack_weight", _pack_weight, "CPU")
+LIBRARY.impl("pack_weight", by_triton("convolution.pack_weight", pack_weight), "CUDA")
+_on_gpu = operator(_binary_operands, by_triton("convolution.binary_conv2d", binary_conv2d))
+LIBRARY.impl("binary_conv2d", _on_gpu, "CUDA")
 torch.library.register_fake("qconv::pack_weight", pack_weight, lib=LIBRARY)
 for _name, _operands, _definition, _shape, _kernel in (
     ("binary_conv2d", _binary_operands, binary_conv2d, binary_conv2d, native.binary_conv2d),

@@ -1,8 +1,9 @@
 """The two gradients of a binary convolution, as `torch.library` operators: one factor of each product is a sign.
 
 The other factor is `grad_output`. Signs are the bits of `operators`, 1 for −1. The definitions are torch's own gradient
-convolutions of the unpacked signs. On the CPU a C kernel looks sums of several products up in tables of float32; its
-result does not depend on the number of threads. Neither operator has a gradient.
+convolutions of the unpacked signs; on a GPU these are cuDNN's in the dtype of `grad_output`, and no kernel of ours. On
+the CPU a C kernel looks sums of several products up in tables of float32; its result does not depend on the number of
+threads. Neither operator has a gradient.
 
 >>> weight, _ = pack_weight(torch.tensor([[1, -1], [-1, -1]]).view(2, 2, 1, 1))
 >>> grad_output = torch.tensor([3.0, 5.0]).view(1, 2, 1, 1)
@@ -19,7 +20,7 @@ from torch import Tensor
 from .library import LIBRARY
 from .look_up import look_up_grad_input, look_up_grad_weight
 from .operators import operator, pack_weight as pack_weight, unpack_weight
-from .sizes import Sizes
+from .sizes import Sizes, must_be
 from .window import Window
 
 LIBRARY.define(
@@ -32,21 +33,13 @@ LIBRARY.define(
 )
 
 
-def _must_be(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
-    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype or tensor.device != device:
-        raise ValueError(
-            f"{name} ({tensor.dtype}, {tuple(tensor.shape)} on {tensor.device}) must be {dtype}, {tuple(shape)} "
-            f"on {device}"
-        )
-
-
 def _checked(grad_output: Tensor, sizes: Sizes, **others: tuple[Tensor | None, Sequence[int], torch.dtype]) -> None:
     if not grad_output.is_floating_point():
         raise TypeError(f"grad_output (of dtype {grad_output.dtype}) must be floating point")
-    _must_be("grad_output", grad_output, sizes.output, grad_output.dtype, grad_output.device)
+    must_be("grad_output", grad_output, sizes.output, grad_output.dtype, grad_output.device)
     for name, (tensor, shape, dtype) in others.items():
         if tensor is not None:
-            _must_be(name, tensor, shape, dtype, grad_output.device)
+            must_be(name, tensor, shape, dtype, grad_output.device)
 
 
 def _of_input(
@@ -122,7 +115,7 @@ def sign_grad_input(
         passes: bits as `pack_signs` makes them; the gradient becomes 0 where they are 0.
     """
     window, (height, width) = sizes.window, sizes.input_size
-    signs = unpack_weight(weight, *sizes.channels).to(grad_output.dtype)
+    signs = unpack_weight(weight, *sizes.channels, grad_output.dtype)
     if scale is not None:
         grad_output = (grad_output * scale.view(-1, 1, 1)).to(grad_output.dtype)
     left, right, top, bottom = window.padding

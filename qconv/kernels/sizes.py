@@ -1,6 +1,10 @@
 """The sizes of a convolution and of its packed operands."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
+
+import torch
+from torch import Tensor
 
 from .bits import WORD
 from .native import BLOCK
@@ -68,3 +72,12 @@ class Sizes(NamedTuple):
             raise ValueError(f"padding_value (={self.window.padding_value}) must be -1, 0 or 1")
         self.window.output_size(self.input_size, self.kernel_size)
         return self
+
+
+def must_be(name: str, tensor: Tensor, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
+    """Raise a ValueError unless a tensor has this shape and dtype, on this device."""
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype or tensor.device != device:
+        raise ValueError(
+            f"{name} ({tensor.dtype}, {tuple(tensor.shape)} on {tensor.device}) must be {dtype}, {tuple(shape)} "
+            f"on {device}"
+        )

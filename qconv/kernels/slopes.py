@@ -1,14 +1,15 @@
-"""The gradient through a surrogate of the sign, as a `torch.library` operator with a definition and a kernel in C.
+"""The gradient through a surrogate of the sign, as a `torch.library` operator with a definition and kernels.
 
 ``grad · max(2 − 2|input|, 0)``, which `approx_sign_backward_` writes over ``grad``. Torch's operators read and write
-memory five times for it, the kernel once. The kernel takes float32 and bfloat16 on the CPU, of the same strides and
+memory five times for it, a kernel once. The kernel in C takes float32 and bfloat16 on the CPU, of the same strides and
 without gaps. Its result is the definition's bit for bit, but for the bits of a NaN, for any number of threads and any
-instruction set.
+instruction set. That in Triton (`gpu.passes`) takes float16, too.
 """
 
 import torch
 from torch import Tensor
 
+from .gpu import by_triton
 from .library import LIBRARY
 from .native import INSTRUCTION_SETS, kernels
 
@@ -69,6 +70,14 @@ def _approx_sign_backward_(grad: Tensor, input: Tensor) -> None:
         approx_sign_backward_(grad, input)
 
 
+_by_triton = by_triton("passes.approx_sign_backward_", approx_sign_backward_)
+
+
+def _on_gpu(grad: Tensor, input: Tensor) -> None:
+    _by_triton(grad, input)
+
+
 LIBRARY.impl("approx_sign_backward_", approx_sign_backward_, "CompositeExplicitAutograd")
+LIBRARY.impl("approx_sign_backward_", _on_gpu, "CUDA")
 LIBRARY.impl("approx_sign_backward_", _approx_sign_backward_, "CPU")
 torch.library.register_fake("qconv::approx_sign_backward_", approx_sign_backward_, lib=LIBRARY)

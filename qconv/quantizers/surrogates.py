@@ -97,7 +97,8 @@ class ApproxSign(Surrogate):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         alike = grad.shape == x.shape and grad.dtype == x.dtype
-        if alike and is_plain_cpu(x) and not torch.compiler.is_compiling():
+        is_known = is_plain_cpu(x) or (x.is_cuda and type(x) is Tensor)
+        if alike and is_known and not torch.compiler.is_compiling():
             torch.ops.qconv.approx_sign_backward_(grad, x)
             return grad
         return grad * (2 - 2 * x.abs()).clamp_(min=0)
