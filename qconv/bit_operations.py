@@ -3,14 +3,15 @@
 The forward counts bits. A gradient has one operand of ±1, and adds up numbers that were looked up by bits of it.
 """
 
-import threading
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from .grad.kernel import Gradients
+from .held import of_last_weight
 from .kernels import sign_gradients as _registered  # noqa: F401
 from .kernels.window import Window
 from .operations import Convolution, Linear, OutputMask
@@ -54,22 +55,8 @@ class Filters(NamedTuple):
 
 
 def filters_of(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
-    """Return the quantized weight as bits.
-
-    Within a backward, the ones of the last layer are remembered: its batch norm and the layer itself ask for them in
-    turn.
-    """
-    if torch.compiler.is_compiling() or (task := torch._C._current_graph_task_id()) == -1:  # pyright: ignore
-        return _filters(weight, quantizer, tensors, groups)
-    key = task, weight.data_ptr(), weight._version, weight.shape, id(quantizer), groups
-    if getattr(_last, "key", None) != key:
-        _last.key, _last.filters = key, _filters(weight, quantizer, tensors, groups)
-        _last.alive = weight, quantizer  # or others might get their addresses
-        torch.autograd.Variable._execution_engine.queue_callback(_last.__dict__.clear)  # pyright: ignore
-    return _last.filters
-
-
-_last = threading.local()
+    """Return the quantized weight as bits."""
+    return of_last_weight(partial(_filters, weight, quantizer, tensors, groups), weight, quantizer, groups)
 
 
 def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from .bit_operations import BitOperands, backward_of_bits, filters_of, forward_of_bits, window_of
+from .held import Held
 from .kept_input import Keeping, KeptInput, Lean, Restored, keep, stand_in
 from .kernels.window import Window
 from .operations import ExtendedOperation, Operation
@@ -25,7 +26,7 @@ from .quantizers import Quantizer
 from .quantizers.form import Form
 from .quantizers.node import as_called, held, once_differentiable
 from .recipes import Recipe, forget, hang, is_recorded
-from .sums import scaled_sums
+from .sums import quantized_weight, runs_in_integers, scaled_sums
 
 T = TypeVar("T")
 
@@ -92,8 +93,9 @@ def quantized_op(
     output = _QuantizedOp.apply(*arguments)
     if keeping is not None and again:
         given = op, called, keeping, (bias is not None, keeping.bits, len(of_input))
-        affine = partial(_again, *given) if keeping.lean == "fast" and _runs_on_bits(op, called, keeping) else None
-        hang(output, Recipe(again, partial(_again, *given, None), 1, affine=affine))
+        on_bits, compute = _runs_on_bits(op, called, keeping), partial(_again, *given, None)
+        affine = partial(_again, *given) if keeping.lean == "fast" and on_bits else None
+        hang(output, Recipe(again, compute if on_bits else Held(compute), 1, affine=affine))
     return output
 
 
@@ -112,7 +114,7 @@ def _again(
     if _runs_on_bits(op, quantizers, keeping):
         return _output_of_bits(op, quantizers, keeping, bits[0], weight, bias, of_weight, affine)
     of_kept = Restored(quantizers.input, keeping, bits), of_input
-    return _output(stand_in(keeping, bits), weight, bias, op, of_kept, (quantizers.weight, of_weight))
+    return _output(stand_in(keeping, bits), weight, bias, op, of_kept, (quantizers.weight, of_weight), keeping)
 
 
 def _runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool:
@@ -162,10 +164,18 @@ def _is_like_channels_last(x: Tensor) -> bool:
 
 
 def _output(
-    input: Tensor, weight: Tensor, bias: Tensor | None, op: Any, of_input: Any, of_weight: Any, *extra: Tensor
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    op: Any,
+    of_input: Any,
+    of_weight: Any,
+    keeping: Keeping | None,
+    *extra: Tensor,
 ) -> Tensor:
     """Return the output, from quantizers and their tensors."""
-    output = None if extra else scaled_sums(input, weight, bias, op, of_input, of_weight)
+    rounds = keeping is None or keeping.lean == "exact"
+    output = None if extra else scaled_sums(input, weight, bias, op, of_input, of_weight, rounds)
     if output is not None:
         return output
     input_q, weight_q = (q.quantize(x, *tensors) for x, (q, tensors) in ((input, of_input), (weight, of_weight)))
@@ -188,7 +198,7 @@ class _QuantizedOp(torch.autograd.Function):
         if keeping is not None and not extra and _runs_on_bits(op, quantizers, keeping):
             return _output_of_bits(op, quantizers, keeping, kept[0], weight, bias, weight_tensors)
         of_input, of_weight = (quantizers.input, input_tensors), (quantizers.weight, weight_tensors)
-        return _output(input, weight, bias, op, of_input, of_weight, *extra)
+        return _output(input, weight, bias, op, of_input, of_weight, keeping, *extra)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -227,7 +237,13 @@ class _QuantizedOp(torch.autograd.Function):
             # Each gradient reads the other operand, those of extra tensors read both: quantize again only as needed.
             operand_input = input.operand() if needs_weight or needs_both else input.stand_in()
             if (needs_input or needs_both) and quantizers.backward_weight == "quantized":
-                operand_weight = quantizers.weight.quantize(weight, *weight_tensors).to(operand_input.dtype)
+                # What batch norm has just computed again, in integers, has left the weight in bytes.
+                rounds, is_again = keeping is None or keeping.lean == "exact", keeping is not None
+                in_integers = is_again and runs_in_integers(
+                    operand_input, weight, op, quantizers.input, quantizers.weight, rounds
+                )
+                quantized = quantized_weight(weight, quantizers.weight, weight_tensors, in_integers)
+                operand_weight = quantized.to(operand_input.dtype)
             else:
                 operand_weight = weight.to(operand_input.dtype)
             grads = op.backward(grad_output, operand_input, operand_weight, output_mask, *extra)

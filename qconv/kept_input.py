@@ -56,12 +56,16 @@ class Restored:
 
     def __init__(self, quantizer: Quantizer, keeping: Keeping, bits: Sequence[Tensor]) -> None:
         self._quantizer, self._form, self._bits = quantizer, cast(Form, keeping.form), bits
-        self.signs = quantizer.signs
+        self.signs, self.whole_ends = quantizer.signs, quantizer.whole_ends
 
     def whole(self, x: Any, *tensors: Tensor) -> Whole | None:
         """As `Quantizer.whole`."""
         restored = self._quantizer.restore(self._bits, self._form, *tensors)
         return None if isinstance(restored, Tensor) else restored
+
+    def whole_bytes(self, x: Any, *tensors: Tensor, offset: int) -> Whole | None:
+        """As `Quantizer.whole_bytes`."""
+        return self._quantizer.restore_bytes(self._bits, self._form, *tensors, offset=offset)
 
     def quantize(self, x: Any, *tensors: Tensor) -> Tensor:
         """As `Quantizer.quantize`."""

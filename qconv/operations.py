@@ -9,7 +9,6 @@ from torch import Tensor
 
 from .grad import conv_backward
 from .grad.kernel import Gradients
-from .kernels.onednn import conv2d_signs
 from .kernels.window import Window
 
 OutputMask = tuple[bool, bool, bool]
@@ -86,12 +85,6 @@ class Convolution:
         return torch.convolution(
             input, weight, bias, self.stride, self.padding, self.dilation, False, zeros, self.groups
         )
-
-    def forward_signs(self, input: Tensor, weight: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """Return the output in two dimensions, from int8 signs and weights, times ``scale`` (C_out,)."""
-        top, left = self.padding
-        window = Window(self.stride, (left, left, top, top), self.dilation, self.groups)  # pyright: ignore
-        return conv2d_signs(self._pad(input), weight, window, scale, dtype)
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
         grad_input, grad_weight, grad_bias = conv_backward(

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
+from .held import Held
 from .streams import Place
 
 _KEY = "qconv.recipe"
@@ -165,7 +166,7 @@ def forget(node: Any) -> None:
             _metadata(other).pop(_KEY, None)
 
 
-def saved(x: Tensor, name: str = "a layer", exact: bool = True) -> Saved:
+def saved(x: Tensor, name: str = "a layer", exact: bool = True, is_own: bool = False) -> Saved:
     """Return what a Function saves to have ``x`` in its backward.
 
     If it is ``x`` itself, then sums with ``x`` have recipes.
@@ -175,6 +176,7 @@ def saved(x: Tensor, name: str = "a layer", exact: bool = True) -> Saved:
         name: of the layer that needs it, for the error message.
         exact: whether ``x`` is needed bit for bit; else it may be computed from the next tensor of its stream, with
             rounding errors.
+        is_own: whether the Function may write to what it gets, unless that is ``x`` itself.
 
     Returns:
         Tensors without gradients, and the function that makes ``x`` of them. It raises a RuntimeError if samples of the
@@ -187,14 +189,18 @@ def saved(x: Tensor, name: str = "a layer", exact: bool = True) -> Saved:
     compute: Callable[..., Tensor] = recipe.compute
     if not exact:
         compute = partial(_of_stream, recipe.rough or compute, *_metadata(x.grad_fn)[_KEY].placed())
+    elif isinstance(compute, Held):
+        compute.users += 1
+        compute = partial(compute.taken, is_own)
     tensors = _samples(x), *(tensor.detach() for tensor in recipe.tensors)
     return Saved(tensors, partial(_checked, compute, name, 0.0 if exact else _ROUNDING))
 
 
 def _of_stream(compute: Callable[..., Tensor], place: Place, last: Term | None, *tensors: Tensor) -> Tensor:
-    x = place.value()
+    is_held = isinstance(compute, Held) and compute.is_held
+    x = place.skipped() if is_held else place.value()
     if x is None:
-        x = compute(*tensors)
+        x = compute.taken(True, *tensors) if isinstance(compute, Held) else compute(*tensors)
     if last is not None:
         term, begin, end = last
         place.hold(x, partial(term, *tensors[begin:end]))
@@ -238,8 +244,9 @@ def _of_sum(x: Tensor) -> tuple[Recipe, tuple[_Hung, _Hung]] | None:
         return None
     memory_format = torch.channels_last if _is_channels_last(x) else torch.contiguous_format
     count = len(of_one.tensors)
-    compute = partial(_sum, of_one.compute, count, of_other.compute, memory_format)
-    rough = partial(_sum, one.rough, count, other.rough, memory_format)
+    compute = Held(partial(_sum, of_one.compute, count, of_other.compute, memory_format))
+    is_rough = of_one.rough is not None or of_other.rough is not None
+    rough = Held(partial(_sum, one.rough, count, other.rough, memory_format)) if is_rough else None
     tensors = *of_one.tensors, *of_other.tensors
     return Recipe(tensors, compute, of_one.convolutions + of_other.convolutions, rough), (one, other)
 

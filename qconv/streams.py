@@ -34,6 +34,12 @@ class Place:
         after.clear()
         return value
 
+    def skipped(self) -> None:
+        """Let go of the next tensor, which is not needed for this one."""
+        after = self._after()
+        if after is not None:
+            after.clear()
+
     def hold(self, value: Tensor, term: Callable[[], Tensor]) -> None:
         """Hold the tensor, whose last term ``term`` computes, until the backward ends at the latest."""
         self._value, self._term = value, term

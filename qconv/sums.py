@@ -6,28 +6,39 @@ the next layer would take the sign of that residue. Frozen layers compute the sa
 trained and the shipped network agree by construction.
 
 float32 holds every sum below 2^24 exactly. For binary, ternary and nearly all layers of up to 4 bits, the number of
-products times the largest codes stays below that. Larger sums are rounded like those of any convolution. So are those
-of a GPU whose library chooses a convolution by transforms (Winograd, FFT).
+products times the largest codes stays below that, and 8-bit integers give the same numbers in a fraction of the time.
+Larger sums are rounded like those of any convolution. So are those of a GPU whose library chooses a convolution by
+transforms (Winograd, FFT).
 """
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .kernels.onednn import has_fast_integers, signs_pay
+from .held import of_last_weight
+from .kernels.onednn import conv2d_codes, integers_pay
+from .kernels.window import Window
 from .operations import Convolution, Linear, TransposedConvolution
 from .quantizers import Quantizer, Whole
 from .quantizers.base import is_plain_cpu, whole_of
 
 _HALF = torch.float16, torch.bfloat16
 _BILINEAR = Convolution, TransposedConvolution, Linear  # other operations have offsets, which must not be scaled
+_EXACT = 2**24  # float32 holds all smaller whole numbers
 Quantized = tuple[Quantizer, Any]
 """A quantizer and its tensors."""
 
 
 def scaled_sums(
-    input: Tensor, weight: Tensor, bias: Tensor | None, op: Any, of_input: Quantized, of_weight: Quantized
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    op: Any,
+    of_input: Quantized,
+    of_weight: Quantized,
+    rounds: bool = True,
 ) -> Tensor | None:
     """Return the layer's output from sums of whole numbers; None if it can't be computed that way.
 
@@ -35,32 +46,30 @@ def scaled_sums(
     their own scales; if the operation is none of `qconv.operations`; or in half precision, where a sum would be rounded
     before it is scaled, so scales stay with the operands. Signs whose sums are computed in 8-bit integers have exact
     sums in bfloat16, too, and give the result of its convolution.
+
+    Sums that float32 may not hold are rounded as a float convolution rounds them, unless ``rounds`` is False: then they
+    are exact where that is faster.
     """
     if not isinstance(op, _BILINEAR):
         return None
-    in_integers = _in_integers(input, weight, op, of_input[0], of_weight[0])
+    in_integers = runs_in_integers(input, weight, op, of_input[0], of_weight[0], rounds)
     if input.dtype in _HALF and not (in_integers and bias is None and input.dtype == torch.bfloat16):
         return None
+    if in_integers and (output := _of_integers(input, weight, cast(Convolution, op), of_input, of_weight)) is not None:
+        return output if bias is None else _plus(output, bias, weight)
     whole = _whole(input, weight, op, of_input, of_weight)
-    if whole is None:
+    if whole is None or input.dtype in _HALF:
         return None
-    return of_whole(*whole, bias, op, input.dtype, in_integers)
+    (values_x, scale_x), (values_w, scale_w) = whole
+    scale = output_scale(scale_x, scale_w, input.dtype)
+    output = op.forward(values_x.to(input.dtype), values_w.to(input.dtype), None)
+    if scale is not None:
+        output.mul_(scale)
+    return output if bias is None else _plus(output, bias, weight)
 
 
-def of_whole(
-    whole_x: Whole, whole_w: Whole, bias: Tensor | None, op: Any, dtype: torch.dtype, in_integers: bool
-) -> Tensor:
-    """Return the output from the whole numbers and scales of both operands, ``in_integers`` or in floats."""
-    (values_x, scale_x), (values_w, scale_w) = whole_x, whole_w
-    scale = output_scale(scale_x, scale_w, dtype)
-    if in_integers and isinstance(op, Convolution):
-        scale = None if scale is None else scale.flatten().float().expand(len(values_w)).contiguous()
-        output = op.forward_signs(values_x.to(torch.int8), values_w.to(torch.int8), scale, dtype)
-    else:
-        output = op.forward(values_x.to(dtype), values_w.to(dtype), None)
-        if scale is not None:
-            output.mul_(scale)
-    return output if bias is None else output.add_(bias.view(-1, *[1] * (values_w.ndim - 2)))
+def _plus(output: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+    return output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
 
 
 def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:
@@ -83,26 +92,82 @@ def _whole(
 ) -> tuple[Whole, Whole] | None:
     """Return both operands' whole numbers, if the scales can be moved out of the sums."""
     whole_x = whole_of(of_input[0], input, of_input[1])
-    if whole_x is None:
-        return None
-    is_padded = isinstance(op, Convolution) and op.border and op.border_value  # with ±1, not with ±scale
-    if whole_x.scale is not None and (whole_x.scale.numel() != 1 or is_padded):
+    if whole_x is None or not _moves_out(whole_x.scale, op):
         return None
     whole_w = whole_of(of_weight[0], weight, of_weight[1])
-    if whole_w is None:
-        return None
-    scale, by_filter = whole_w.scale, (len(weight), *[1] * (weight.ndim - 1))
-    return (whole_x, whole_w) if scale is None or scale.numel() == 1 or scale.shape == by_filter else None
+    return (whole_x, whole_w) if whole_w is not None and _is_of_filters(whole_w.scale, weight) else None
 
 
-def _in_integers(input: Tensor, weight: Tensor, op: Any, of_input: Quantizer, of_weight: Quantizer) -> bool:
-    """Whether sums of signs are computed in 8-bit integers."""
+def _moves_out(scale: Tensor | None, op: Any) -> bool:
+    """Whether the scale of an input can be multiplied with the sums: it is one number, which the border has as well."""
+    is_padded = isinstance(op, Convolution) and op.border and op.border_value  # with ±1, not with ±scale
+    return scale is None or (scale.numel() == 1 and not is_padded)
+
+
+def _is_of_filters(scale: Tensor | None, weight: Tensor) -> bool:
+    """Whether the scale of a weight is one number, or one for each filter."""
+    return scale is None or scale.numel() == 1 or scale.shape == (len(weight), *[1] * (weight.ndim - 1))
+
+
+def runs_in_integers(
+    input: Tensor, weight: Tensor, op: Any, of_input: Quantizer, of_weight: Quantizer, rounds: bool = True
+) -> bool:
+    """Whether sums are computed in 8-bit integers, unless an operand has a NaN: faster, and equal unless ``rounds``."""
+    ends = of_input.whole_ends, of_weight.whole_ends
+    ends_x, ends_w = (ends[0], ends[1] or (_BYTE if of_weight.code_dtype == torch.int8 else None))
+    if ends_x is None or ends_w is None or not isinstance(op, Convolution):
+        return False
+    is_byte = ends_x[0] <= 0 and ends_x[1] - ends_x[0] <= 255 and _BYTE[0] <= ends_w[0] <= ends_w[1] <= _BYTE[1]
+    largest = max(map(abs, ends_x)) * max(map(abs, ends_w)) * weight.shape[1:].numel()
+    dtypes = (torch.float32, torch.bfloat16) if of_input.signs else (torch.float32,)
     return (
-        isinstance(op, Convolution)
-        and (of_input.signs and of_weight.code_dtype == torch.int8)
-        and (input.ndim == 4 and input.dtype in (torch.float32, torch.bfloat16))
+        (is_byte and (largest < _EXACT or not rounds))
+        and (input.ndim == 4 and input.dtype in dtypes)
         and (is_plain_cpu(input) and is_plain_cpu(weight))
         and not torch.compiler.is_compiling()
-        and has_fast_integers()
-        and signs_pay(input, weight, op.stride)
+        and integers_pay(input, weight, cast(Window, op.window))
     )
+
+
+_BYTE = -128, 127
+
+
+def _of_integers(
+    input: Tensor, weight: Tensor, op: Convolution, of_input: Quantized, of_weight: Quantized
+) -> Tensor | None:
+    """Return the output without bias; None if an operand has a NaN, or the scales can't be moved out of the sums."""
+    (quantizer_x, tensors_x), (quantizer_w, tensors_w) = of_input, of_weight
+    zero = -cast(tuple[int, int], quantizer_x.whole_ends)[0]
+    whole_x = quantizer_x.whole_bytes(input, *tensors_x, offset=zero)
+    if whole_x is None or not _moves_out(whole_x.scale, op):
+        return None
+    whole_w = _signed(weight, quantizer_w, tensors_w)
+    if whole_w is None or not _is_of_filters(whole_w.scale, weight):
+        return None
+    scale = output_scale(whole_x.scale, whole_w.scale, input.dtype)
+    scale = None if scale is None else scale.flatten().float().expand(len(weight)).contiguous()
+    output = conv2d_codes(whole_x.values, zero, whole_w.values, cast(Window, op.window), scale, input.dtype)
+    return output if _is_channels_last(whole_x.values) or _is_channels_last(weight) else output.contiguous()
+
+
+def _signed(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor]) -> Whole | None:
+    """Return the whole numbers of a weight as int8, and their scale; None if one is NaN."""
+
+    def make() -> Whole | None:
+        whole = quantizer.whole_bytes(weight, *tensors, offset=0)
+        return None if whole is None else Whole(whole.values.view(torch.int8), whole.scale)
+
+    return of_last_weight(make, weight, quantizer, torch.int8)
+
+
+def quantized_weight(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], in_integers: bool) -> Tensor:
+    """Return the quantized weight in its dtype; from int8, which are remembered, if the sums run ``in_integers``."""
+    whole = _signed(weight, quantizer, tensors) if in_integers else None
+    if whole is None:
+        return quantizer.quantize(weight, *tensors)
+    values, scale = whole
+    return (values if scale is None else values * scale).to(weight.dtype)
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()

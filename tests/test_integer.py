@@ -8,15 +8,22 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import qconv
-from qconv import operations, schemes, sums
-from qconv.kernels.onednn import conv2d_signs
+from qconv import schemes, sums
+from qconv.kernels import onednn
+from qconv.kernels.onednn import conv2d_codes
 from qconv.kernels.window import Window
+from qconv.quantizers import TWN, Sign
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.ops.onednn, "qconv_pointwise"), reason="torch without oneDNN")
 
 
 def signs(*shape: int) -> Tensor:
     return torch.randint(2, shape, dtype=torch.int8) * 2 - 1
+
+
+def codes(signs: Tensor) -> Tensor:
+    """0 and 2 for -1 and +1; the code of 0 is 1."""
+    return (signs + 1).view(torch.uint8)
 
 
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -29,12 +36,12 @@ def test_equals_the_float_convolution(
 ) -> None:
     input, weight = signs(2, 6, 11, 9).to(memory_format=format), signs(12, 6 // groups, *kernel)
     sides = border or (padding[1], padding[1], padding[0], padding[0])
-    found = conv2d_signs(input, weight, Window(stride, sides, dilation, groups, value))
+    found = conv2d_codes(codes(input), 1, weight, Window(stride, sides, dilation, groups, value))
     padded = F.pad(input.float(), border, value=value) if border else input.float()
     expected = F.conv2d(padded, weight.float(), None, stride, padding, dilation, groups)
     assert found.dtype == torch.float32
     assert found.equal(expected)
-    assert found.stride() == expected.stride()
+    assert found.is_contiguous(memory_format=torch.channels_last)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,7 @@ def test_kernels_that_can_lie_in_the_padding(
 ) -> None:
     input, weight = signs(4, 32 * groups, *size), signs(20 * groups, 32, *kernel)
     sides = padding[1], padding[1], padding[0], padding[0]
-    found = conv2d_signs(input, weight, Window(stride, sides, dilation, groups))
+    found = conv2d_codes(codes(input), 1, weight, Window(stride, sides, dilation, groups))
     assert found.equal(F.conv2d(input.float(), weight.float(), None, stride, padding, dilation, groups))
 
 
@@ -68,11 +75,11 @@ def in_integers(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     outputs = []
 
     def recorded(*args: Any) -> Tensor:
-        outputs.append(conv2d_signs(*args))
+        outputs.append(conv2d_codes(*args))
         return outputs[-1]
 
-    monkeypatch.setattr(sums, "has_fast_integers", lambda: True)
-    monkeypatch.setattr(operations, "conv2d_signs", recorded)
+    monkeypatch.setattr(onednn, "has_fast_integers", lambda: True)
+    monkeypatch.setattr(sums, "conv2d_codes", recorded)
     return outputs
 
 
@@ -95,6 +102,53 @@ def test_a_bias_comes_after_the_scale(monkeypatch: pytest.MonkeyPatch, scheme: q
     check_on_integers(monkeypatch, torch.contiguous_format, bias=True, scheme=scheme)
 
 
+CODES = [
+    *(schemes.lsq(4, 4), schemes.lsq(4, 4, per_channel=True), schemes.lsq(3, 4, signed_input=True), schemes.lsq(2, 8)),
+    *(schemes.pact(4, 4), schemes.dorefa(4, 4), schemes.sawb(2, 4), schemes.lsq(1, 2), schemes.lsq(4, 1)),
+    qconv.Scheme("signs and ternary weights", Sign, TWN),
+]
+
+
+@pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("scheme", CODES, ids=str)
+def test_sums_of_codes_are_those_of_floats(monkeypatch: pytest.MonkeyPatch, scheme: qconv.Scheme, format: Any) -> None:
+    check_on_integers(monkeypatch, format, scheme=scheme, bias=True)
+
+
+@pytest.mark.parametrize("place", ["input", "weight"])
+def test_codes_of_nan_run_on_floats(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    layer, input = layer_and_input(scheme=schemes.lsq(4, 4))
+    layer(input)
+    outputs = in_integers(monkeypatch)
+    with torch.no_grad():
+        (input if place == "input" else layer.weight)[0, 0, 0, 0] = torch.nan
+    output = layer(input)
+    assert outputs == []
+    assert output.isnan().any()
+    assert not output.isnan().all()
+
+
+def test_sums_that_floats_round_run_in_integers_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer, input = layer_and_input(scheme=schemes.lsq(8, 8))
+    output = layer(input.relu_())
+    outputs = in_integers(monkeypatch)
+    assert layer(input).equal(output)
+    assert qconv.lean(layer, exact=True)(input).equal(output)
+    assert outputs == []
+    found = qconv.lean(layer, exact=False)(input)
+    assert len(outputs) == 1
+    exact = F.conv2d(
+        *(
+            quantizer(x.double())
+            for quantizer, x in ((layer.input_quantizer, input), (layer.weight_quantizer, layer.weight))
+        ),
+        padding=1,
+    )
+    errors = [(each.double() - exact).abs().max() for each in (found, output)]
+    assert errors[0] <= errors[1] * 1.01
+    assert errors[0] < 1e-5 * exact.abs().max()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("padding_value", [0, 1, -1])
 @pytest.mark.parametrize("format", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -109,7 +163,7 @@ def check_on_integers(monkeypatch: pytest.MonkeyPatch, format: Any, **options: A
     layer, input = layer_and_input(**options)
     layer, input = layer.to(memory_format=format), input.to(memory_format=format).requires_grad_()
     leaves = [input, layer.weight]
-    monkeypatch.setattr(sums, "has_fast_integers", lambda: False)
+    monkeypatch.setattr(onednn, "has_fast_integers", lambda: False)
     expected = layer(input)
     grad_output = torch.randn_like(expected)
     gradients = torch.autograd.grad(expected, leaves, grad_output)

@@ -161,5 +161,9 @@ def test_of_whole_and_quantize_the_later_one_counts() -> None:
     in_stages = Scheme("tripled in stages", Sign, lambda: Stages([(0, Tripled)]))
     layer.set_scheme(in_stages)
     assert layer(torch.ones(1, 2)).item() == 3
+    layer.set_scheme(Scheme("fives", Sign, Fives))
+    inputs = torch.ones(3, 2, requires_grad=True)
+    outputs = [layer(inputs), qconv.lean(layer)(inputs)]
+    assert [output.unique().tolist() for output in outputs] == [[10.0], [10.0]]  # not the bits of signs
     with pytest.raises(NotImplementedError, match="neither whole"):
         Quantizer().quantize(x)

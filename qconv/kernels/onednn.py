@@ -1,9 +1,8 @@
 """Convolutions of 8-bit integers by oneDNN, through torch's operators for quantized models.
 
-Frozen layers convolve codes, and keep what oneDNN makes of their weights. Training convolves signs: a sum of fewer than
-2^24 values ±1 is exact in float32 too, and bfloat16 convolutions sum in float32. So the integer and the float
-convolution are equal, bit for bit, and a training step may run whichever is faster. A scale is multiplied with the
-exact sum, and rounded once.
+Frozen layers convolve codes, and keep what oneDNN makes of their weights. Training convolves them too: sums below 2^24
+are exact in float32, and bfloat16 convolutions sum in float32. So the integer and the float convolution are equal, bit
+for bit, and a training step may run whichever is faster. A scale is multiplied with the exact sum, and rounded once.
 """
 
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from . import bits as _registered  # noqa: F401
 from .exact_sums import are_floats_exact
 from .window import Window
 
@@ -40,14 +40,12 @@ def integer_conv2d(
     """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None if that would not be exact.
 
     It is not exact without VNNI, where sums of two products saturate; for a weight of more than 8 bits; for requested
-    sums that float32, in which the operator returns them, may not hold; and where oneDNN is wrong, as random layers
-    have shown: outputs of one column with a stride along the rows.
+    sums that float32, in which the operator returns them, may not hold; and where oneDNN is wrong (`_is_column`).
     """
     if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
         return None
     kernel_size = weight.shape[2:]
-    is_column = window.stride[1] > 1 and window.output_size(input.shape[2:], kernel_size)[1] == 1
-    if weight.dtype != torch.int8 or is_column:
+    if weight.dtype != torch.int8 or _is_column(input.shape, weight.shape, window):
         return None
     is_sums = scale is None or bias is None
     if is_sums and not are_floats_exact(input, weight, zero):
@@ -67,40 +65,49 @@ def integer_conv2d(
     return (output ^ 128).view(torch.int8) if shift else output
 
 
-def conv2d_signs(
-    input: Tensor, weight: Tensor, window: Window, scale: Tensor | None = None, dtype: torch.dtype | None = None
+def conv2d_codes(
+    codes: Tensor,
+    zero: int,
+    weight: Tensor,
+    window: Window,
+    scale: Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The convolution of an input that is +1 or -1 everywhere, times ``scale``.
+    """The convolution of ``codes − zero``, times ``scale``.
 
     Args:
-        input: int8 ``(N, C_in, H, W)``.
-        weight: int8 ``(C_out, C_in / groups, *kernel_size)``: signs, or other whole numbers.
+        codes: uint8 ``(N, C_in, H, W)``.
+        zero: the code of 0.
+        weight: int8 ``(C_out, C_in / groups, *kernel_size)``.
         window: of the kernel.
         scale: of each output channel, float32 ``(C_out,)``; None is 1.
         dtype: of the output, float32 (None) or bfloat16.
 
     Returns:
-        ``(N, C_out, *out)``; channels_last if an operand is.
+        ``(N, C_out, *out)``, channels_last.
     """
-    zero = 1  # the operator takes unsigned inputs: -1, 0, +1 become 0, 1, 2
-    codes = (input + zero).view(torch.uint8)
     codes, sides = window.pad_but_zeros(codes, zero, _can_pad(window, weight.shape[2:]))
     scale = torch.ones(len(weight)) if scale is None else scale
     packed = _prepack(weight, zero, window, sides, codes.shape)
-    output = _pointwise(codes, zero, packed, window, sides, scale, None, dtype)
-    return output if _is_channels_last(input) or _is_channels_last(weight) else output.contiguous()
+    return _pointwise(codes, zero, packed, window, sides, scale, None, dtype)
 
 
-def signs_pay(input: Tensor, weight: Tensor, stride: tuple[int, ...]) -> bool:
-    """Whether the integer convolution of these float operands is the faster one.
+def integers_pay(input: Tensor, weight: Tensor, window: Window) -> bool:
+    """Whether the integer convolution of these float operands is the faster one, and right.
 
     Three costs grow with other things than the multiplications: packing the weight, converting input and output, and
     calling operators. The bounds on what makes up for them were measured with AVX-512 VNNI on 2 cores: above them the
-    integer convolution took 0.3 to 0.97 of the float one's time, from layouts to kernel sizes.
+    integer convolution of signs took 0.3 to 0.97 of the float one's time, from layouts to kernel sizes.
     """
     per_output = weight.shape[1:].numel()
-    positions = input.shape[0] * input.shape[2:].numel() // torch.Size(stride).numel()
-    return per_output >= 256 and positions >= 1024 and positions * weight.numel() >= 10**8 and per_output < 2**16
+    positions = input.shape[0] * input.shape[2:].numel() // torch.Size(window.stride).numel()
+    pays = per_output >= 256 and positions >= 1024 and positions * weight.numel() >= 10**8 and per_output < 2**16
+    return pays and has_fast_integers() and not _is_column(input.shape, weight.shape, window)
+
+
+def _is_column(input: Sequence[int], weight: Sequence[int], window: Window) -> bool:
+    """Whether oneDNN is wrong: outputs of one column with a stride along the rows, as random layers have shown."""
+    return window.stride[1] > 1 and window.output_size(input[2:], weight[2:])[1] == 1
 
 
 def _can_pad(window: Window, kernel_size: Sequence[int]) -> bool:
@@ -128,7 +135,7 @@ def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], sha
 def _prepack(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: Sequence[int]) -> Tensor:
     """The weight in oneDNN's layout, not with the scale of a call: one of 0 would spoil the layout for other calls."""
     geometry = window.stride, sides, window.dilation, window.groups, shape
-    return torch.ops.onednn.qconv_prepack(weight, torch.ones(len(weight)), 1.0, zero, *geometry)
+    return torch.ops.onednn.qconv_prepack(weight, torch.ones(1), 1.0, zero, *geometry)
 
 
 def _pointwise(
@@ -145,12 +152,15 @@ def _pointwise(
 ) -> Tensor:
     """``acc · scale_c + bias_c`` in float32 or `dtype`; as codes, rounded and clamped to `ends`, plus `shift`."""
     return torch.ops.onednn.qconv_pointwise(
-        *(codes.contiguous(memory_format=torch.channels_last), 1.0, zero),
+        *(_channels_last(codes), 1.0, zero),
         *(packed, scale, torch.zeros(len(scale), dtype=torch.long), bias),
         *(window.stride, sides, window.dilation, window.groups, 1.0, shift),
         *(dtype or torch.float32, "hardtanh" if ends else "none", ends, ""),
     )
 
 
-def _is_channels_last(x: Tensor) -> bool:
-    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+def _channels_last(codes: Tensor) -> Tensor:
+    if codes.is_contiguous(memory_format=torch.channels_last):
+        return codes
+    # Codes of 8 bits are packed as channels_last: a copy, but several times as fast as torch's.
+    return torch.ops.qconv.pack_codes(codes.contiguous(), 8).movedim(-1, 1)

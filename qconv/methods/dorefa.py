@@ -9,7 +9,8 @@ from ..checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.kept_codes import Coded, Coding, Passing
 from ..quantizers.levels import Levels, level_step
-from ..quantizers.numbers import wide, within
+from ..quantizers.numbers import ABOVE_ONE, BELOW_ZERO, wide, within
+from ..quantizers.rounding import Rounding
 from ..quantizers.signs import sign
 from ..quantizers.stochastic import Stream
 from ..scheme import Scheme, named, of_input
@@ -45,7 +46,7 @@ class DoReFaWeight(Coded):
     def __init__(self, bits: int = 1, detach_max: bool = True) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
-        self.is_binary = bits == 1
+        self.is_binary = bits == 1 and not self.changes_values
         check_flags(detach_max=detach_max)
         self.detach_max = detach_max
 
@@ -107,9 +108,12 @@ class DoReFaInput(Passing):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 1 / n."""
+        rounding = self.rounding_of(x)
+        return Whole(rounding.values(wide(x)), rounding.scale)
+
+    def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding:
         count = 2**self.bits - 1
-        values = (wide(x).clamp(0, 1) * count).round_()
-        return Whole(values, level_step(count, values))
+        return Rounding(level_step(count, wide(x.new_empty(()))), None, 0, 1, count)
 
     def levels(self, *tensors: Tensor) -> Levels:
         count = 2**self.bits - 1
@@ -121,6 +125,9 @@ class DoReFaInput(Passing):
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor:
         return within(x, 0, 1)
+
+    def stops_at(self, *tensors: Tensor) -> tuple[float, float]:
+        return BELOW_ZERO, ABOVE_ONE
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

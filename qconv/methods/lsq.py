@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import Whole, is_plain_cpu
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
@@ -15,6 +15,7 @@ from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.observers import Magnitudes
 from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.rounding import Rounding
 from ..quantizers.signs import sign
 from ..scheme import Scheme, named, of_input
 
@@ -26,12 +27,15 @@ def round_levels(z: Tensor, low: int, high: int) -> Tensor:
     return sign(z) if (low, high) == (-1, 1) else z.clamp(low, high).round_()
 
 
-def step_backward(grad: Tensor, z: Tensor, low: int, high: int, strict: bool) -> tuple[Tensor, Tensor]:
-    """Return where LSQ's gradient passes to ``v``, and each element's part of the step's, from ``z = v / s``."""
+def step_backward(grad: Tensor, x: Tensor, step: Tensor, low: int, high: int, strict: bool) -> tuple[Tensor, Tensor]:
+    """Return the gradient of ``x`` through the levels, and each element's part of the step's."""
+    if is_plain_cpu(x) and (low, high) != (-1, 1) and not torch.compiler.is_compiling():
+        return torch.ops.qconv.step_backward(grad, x, step, low, high, strict)
+    z = wide(x) / step
     clamped = z.clamp(low, high)
     between = (z > low) & (z < high)
     passes = between if strict else clamped == z
-    return passes, grad.to(z.dtype) * (round_levels(z, low, high) - clamped * between)
+    return grad * passes, grad.to(z.dtype) * (round_levels(z, low, high) - clamped * between)
 
 
 def features(x: Tensor) -> int:
@@ -91,7 +95,7 @@ class LSQ(Coded):
     ) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits)
-        self.is_binary = bits == 1
+        self.is_binary = bits == 1 and not self.changes_values
         check_grad_scale(grad_scale)
         check_flags(per_channel=per_channel, strict=strict)
         self.per_channel = per_channel
@@ -125,8 +129,14 @@ class LSQ(Coded):
             old.copy_(step)
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        rounding = self.rounding_of(x, *tensors)
+        if rounding is None:
+            return Whole(sign(x), self._step(x, *tensors))
+        return Whole(rounding.values(wide(x)), rounding.scale)
+
+    def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
         step = self._step(x, *tensors)
-        return Whole(round_levels(wide(x) / step, self.low, self.high), step)
+        return None if (self.low, self.high) == (-1, 1) else Rounding(step, step, self.low, self.high)
 
     @property
     def coding(self) -> Coding:
@@ -139,10 +149,10 @@ class LSQ(Coded):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         step = self._step(x, *tensors)
-        passes, terms = step_backward(grad, wide(x) / step, self.low, self.high, self.strict)
+        grad_x, terms = step_backward(grad, x, step, self.low, self.high, self.strict)
         grad_step = terms.sum_to_size(step.shape) * self._grad_scale(x)
         (learned,) = tensors
-        return grad * passes, grad_step.reshape(learned.shape).to(learned.dtype)
+        return grad_x, grad_step.reshape(learned.shape).to(learned.dtype)
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.step, SMALLEST)

@@ -60,6 +60,11 @@ class _FromFirst(Passing):
     def coding(self) -> Coding:
         return Coding(2**self._bits)
 
+    @property
+    def whole_ends(self) -> tuple[int, int] | None:
+        count = 2 ** (self._bits - 1) - 1
+        return (-count, count) if self.symmetric else None
+
     def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         values, step = super().parts(x, *tensors)
         first, _, _ = uniform_range(*self._range(wide(x), *tensors), self._bits, self.symmetric)

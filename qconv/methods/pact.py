@@ -12,8 +12,9 @@ from ..quantizers.base import Whole
 from ..quantizers.form import Form
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
+from ..quantizers.numbers import BELOW_ZERO, SMALLEST, clamp_trained_, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
+from ..quantizers.rounding import Rounding
 from ..scheme import Scheme, named, of_input
 from .dorefa import DoReFaWeight
 
@@ -62,12 +63,14 @@ class PACT(Passing):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step alpha / n."""
+        rounding = self.rounding_of(x, *tensors)
+        return Whole(rounding.values(wide(x)), rounding.scale)
+
+    def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding:
         count = 2**self.bits - 1
-        wide_x = wide(x)
-        bound = tensors[0].to(wide_x.dtype)
+        bound = tensors[0].to(torch.promote_types(x.dtype, torch.float32))
         # Division comes before multiplication, so that alpha itself is exactly n steps.
-        ratio = (wide_x / bound).clamp_(0, 1)
-        return Whole(ratio.mul_(count).round_(), bound / count)
+        return Rounding(bound / count, bound, 0, 1, count)
 
     def levels(self, *tensors: Tensor) -> Levels:
         count = 2**self.bits - 1
@@ -89,6 +92,9 @@ class PACT(Passing):
         wide_x = wide(x)
         return (x >= 0) & (wide_x < tensors[0].to(wide_x.dtype))
 
+    def stops_at(self, *tensors: Tensor) -> tuple[float, float]:
+        return BELOW_ZERO, tensors[0].item()
+
     def backward_kept(
         self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
@@ -97,7 +103,7 @@ class PACT(Passing):
             return grad, torch.zeros_like(alpha)
         grad_x, _ = super().backward_kept(grad, kept, x, form, *tensors)
         stopped = wide(grad) - cast(Tensor, grad_x)  # below 0 the code is 0, from alpha on it is not
-        above = self.coding.unpack(kept[0], self.coding.bits or 8, form) > 0
+        above = form.codes(kept[0], self.coding.bits or 8, torch.uint8) > 0
         return grad_x, (stopped * above).sum().to(alpha.dtype)
 
     def after_step_(self, x: Tensor | None) -> None:

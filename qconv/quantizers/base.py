@@ -11,8 +11,10 @@ from .flags import flag_of, is_flag, is_readable, is_set
 from .form import Form
 from .levels import Levels
 from .node import Quantize, as_called
+from .numbers import wide
 from .observers import Observer, Samples
 from .part import Part, as_it_is_now
+from .rounding import Rounding, bytes_of
 
 
 class Codes(NamedTuple):
@@ -82,6 +84,9 @@ class Quantizer(Part):
         final_from: the progress from which it quantizes as it will at the end: above 0 if stages or portions come
             first.
         has_whole: whether `whole` describes `quantize`: no subclass has overridden `quantize` alone.
+        has_rounding: whether `rounding_of` describes `whole`: no subclass has overridden `whole` or `quantize` alone.
+        changes_values: whether it overrides the `whole` or `quantize` of a parent, but not what that states of the
+            values: `keep`, `whole_ends` and `is_binary` then say nothing.
         code_dtype: the dtype of the integers that `codes` makes from `whole`.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
         before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
@@ -100,6 +105,8 @@ class Quantizer(Part):
     roles: tuple[str, ...] = ("input", "weight", "grad")
     final_from: float = 0.0
     has_whole: bool = True
+    has_rounding: bool = True
+    changes_values: bool = False
     code_dtype: torch.dtype = torch.int16
     kept: tuple[str, ...] = ()
     before_sign: Tensor | None = None
@@ -188,20 +195,59 @@ class Quantizer(Part):
         """
         return None
 
+    @property
+    def whole_ends(self) -> tuple[int, int] | None:
+        """The smallest and the largest number of `whole`; None if they depend on data, or parts of 1 are among them."""
+        return (-1, 1) if self.signs else None
+
+    def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
+        """Return how `whole` rounds, if it is to evenly spaced levels from one of `whole_ends` to the other.
+
+        Others ask `known_rounding`: a subclass may round otherwise than it inherits.
+        """
+        return None
+
+    def known_rounding(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
+        """`rounding_of`; None if a subclass overrides `whole` or `quantize` alone."""
+        return self.rounding_of(x, *tensors) if self.has_rounding else None
+
+    def whole_bytes(self, x: Tensor, *tensors: Tensor, offset: int) -> Whole | None:
+        """Return `whole`, its values plus ``offset`` as uint8 modulo 256, in the memory format of ``x``; None for NaN.
+
+        Only if there are `whole_ends`. Reads a value from the device.
+        """
+        rounding, ends = self.known_rounding(x, *tensors), self.whole_ends
+        if rounding is None:
+            values, scale = cast(Whole, self.whole(x, *tensors))
+            if self.signs:  # which are never NaN, and of any dtype
+                return Whole(values.to(torch.int8).add_(offset).view(torch.uint8), scale)
+            codes = None if ends is None else bytes_of(values, offset, *ends)
+        else:
+            scale, codes = rounding.scale, rounding.bytes(wide(x), offset)
+        return None if codes is None else Whole(codes, scale)
+
+    def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
+        """Return what `whole_bytes` gives for the ``x`` of ``kept = keep(x, form, *tensors)``, if it has no NaN."""
+        if self.signs:
+            return Whole(form.signs(kept[0], torch.int8).add_(offset).view(torch.uint8))
+        return in_bytes(self.restore(kept, form, *tensors), offset)
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A class that overrides one of the two does not compute what it inherits for the other.
-        of_whole, of_quantize = _place(cls, "whole"), _place(cls, "quantize")
+        of_whole, of_quantize = place(cls, "whole"), place(cls, "quantize")
         cls.has_whole = of_whole <= of_quantize
         if of_whole < of_quantize:
             cls.quantize = Quantizer.quantize
+        cls.has_rounding = place(cls, "rounding_of") <= min(of_whole, of_quantize)
         # Nor is what it inherits for a lean layer that of its own functions.
-        if _place(cls, "backward") < _place(cls, "backward_kept"):
+        if place(cls, "backward") < place(cls, "backward_kept"):
             cls.backward_kept, cls.needs_input = Quantizer.backward_kept, Quantizer.needs_input  # pyright: ignore
-        of_bits = _place(cls, "keep", "coding", "parts")
-        others = (parent.__dict__ for parent in cls.__mro__[of_bits:] if parent is not Quantizer)
-        if min(of_whole, of_quantize) < of_bits and any("whole" in own or "quantize" in own for own in others):
-            cls.keep = Quantizer.keep
+        own, stated = min(of_whole, of_quantize), place(cls, "keep", "coding", "parts", "whole_ends")
+        parents = (parent.__dict__ for parent in cls.__mro__[own + 1 :] if parent is not Quantizer)
+        cls.changes_values = own < stated and any("whole" in parent or "quantize" in parent for parent in parents)
+        if cls.changes_values:
+            cls.keep, cls.whole_ends, cls.is_binary = Quantizer.keep, Quantizer.whole_ends, False  # pyright: ignore
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of ``x`` and of each tensor from ``grad``, the gradient of ``x_q``: the pseudo-gradient.
@@ -406,7 +452,7 @@ class Quantizer(Part):
         self._share_told = False
 
 
-def _place(cls: type, *names: str) -> int:
+def place(cls: type, *names: str) -> int:
     """The place in the order of resolution of the first class that defines one of the names."""
     return next(i for i, parent in enumerate(cls.__mro__) if any(name in parent.__dict__ for name in names))
 
@@ -414,6 +460,13 @@ def _place(cls: type, *names: str) -> int:
 def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whole | None:
     """Return the factors of ``quantizer.quantize``, whole numbers and a scale; None if it has another form."""
     return quantizer.whole(x, *tensors) if quantizer.has_whole else None
+
+
+def in_bytes(whole: Whole | Tensor, offset: int) -> Whole | None:
+    """Return `whole` numbers plus ``offset`` as uint8 modulo 256, and their scale; None for a tensor of other ones."""
+    if isinstance(whole, Tensor):
+        return None
+    return Whole((whole.values.to(torch.int16) + offset).to(torch.uint8), whole.scale)
 
 
 def is_plain_cpu(x: Tensor) -> bool:

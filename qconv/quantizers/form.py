@@ -36,9 +36,10 @@ class Form(NamedTuple):
         """The number of channels of all groups."""
         return self.shape[1]
 
-    def signs(self, bits: Tensor) -> Tensor:
-        """Return +1 and −1 from the bits of signs."""
-        return self._strided(_ops.unpack_signs(bits, self.channels, self.groups, self.dtype, self.channels_last))
+    def signs(self, bits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """Return +1 and −1 from the bits of signs, in ``dtype`` or that of the input."""
+        dtype = dtype or self.dtype
+        return self._strided(_ops.unpack_signs(bits, self.channels, self.groups, dtype, self.channels_last))
 
     def codes(self, packed: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
         """Return whole numbers of ``dtype`` from codes of so many bits each."""

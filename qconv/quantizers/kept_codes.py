@@ -1,12 +1,12 @@
 """Quantizers with few levels: a lean layer keeps codes of its input, and bits of where the gradient passes."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .base import Quantizer, Whole, is_plain_cpu
+from .base import Quantizer, Whole, in_bytes, is_plain_cpu, place
 from .form import Form
 from .numbers import count_below, wide
 
@@ -67,6 +67,13 @@ class Coded(Quantizer):
         """The codes of the values that `parts` returns."""
         raise NotImplementedError(f"{type(self).__name__} defines no coding")
 
+    @property
+    def whole_ends(self) -> tuple[int, int] | None:
+        (number, low, unit, table) = self.coding
+        ends = (low, low + unit * (number - 1)) if table is None else (table[0], table[-1])
+        are_whole = all(float(value).is_integer() for value in table or (low, unit))
+        return (int(ends[0]), int(ends[1])) if self.has_whole and are_whole else None
+
     def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return values of the `coding`, and small tensors that make ``x_q`` of them."""
         if self.has_whole:
@@ -83,9 +90,12 @@ class Coded(Quantizer):
         return (x_q + offset[0] if offset else x_q).to(form.dtype)
 
     def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
-        bits = self.coding.bits
+        bits, rounding = self.coding.bits, self.known_rounding(x, *tensors)
         if bits is None:
             return None
+        if rounding is not None and is_plain_cpu(x) and not torch.compiler.is_compiling():
+            codes = rounding.bytes(wide(x), -int(self.coding.low))
+            return None if codes is None else (_ops.pack_codes(codes, bits), rounding.scale.detach())
         values, *others = self.parts(x, *tensors)
         return self.coding.pack(values, bits), *(other.detach() for other in others)
 
@@ -93,16 +103,44 @@ class Coded(Quantizer):
         packed, *others = kept
         return self.joined(form, self.coding.unpack(packed, self.coding.bits or 8, form), *others)
 
+    def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
+        packed, *others = kept
+        _, low, unit, table = self.coding
+        if table is not None or unit != 1:
+            return in_bytes(Coded.restore(self, kept, form, *tensors), offset)
+        codes = form.codes(packed, self.coding.bits or 8, torch.uint8)
+        joined = self.joined(form, codes, *others)
+        if isinstance(joined, Tensor):
+            return None
+        return Whole(codes if low + offset == 0 else codes.add_(int(low) + offset), joined.scale)
+
 
 class Passing(Coded):
     """Base of those whose gradient passes or not, so that bits of where it does stand for ``x``.
 
     A subclass states where by `passes`, and overrides `backward` and `backward_kept` if it learns tensors.
+
+    Attributes:
+        has_ends: whether `stops_at` describes `passes`.
     """
+
+    has_ends: bool = True
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
         """Return where the gradient passes, as True or 1; None for everywhere."""
         return None
+
+    def stops_at(self, *tensors: Tensor) -> tuple[float, float] | None:
+        """Return two ends: the gradient of a float32 ``x`` stops where ``x <= low`` and where ``x >= high``.
+
+        A faster form of `passes`, for an ``x`` without NaN, of which `known_rounding` has given codes; None if it has
+        no such form. A subclass that overrides `passes` alone is believed.
+        """
+        return None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.has_ends = place(cls, "stops_at") <= place(cls, "passes")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         passes = self.passes(x, *tensors)
@@ -116,14 +154,22 @@ class Passing(Coded):
         kept = super().keep(x, form, *tensors)
         if kept is None:
             return None
-        passes = self.passes(x, *tensors)
         is_known = is_plain_cpu(x) and not torch.compiler.is_compiling()
+        nowhere = torch.empty(0, dtype=torch.long, device=x.device)
+        is_plain = is_known and x.dtype == torch.float32 and self.has_rounding and self.has_ends
+        if is_plain and (ends := self.stops_at(*tensors)) is not None:
+            packed, stops = _ops.pack_passes(x, *ends, form.groups)
+            return *kept, packed if stops.item() else nowhere
+        passes = self.passes(x, *tensors)
         if passes is None or (is_known and passes.all()):
-            return *kept, torch.empty(0, dtype=torch.long, device=x.device)
+            return *kept, nowhere
         return *kept, _ops.pack_signs(passes.to(torch.bfloat16).neg_(), form.groups)
 
     def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
         return super().restore(kept[:-1], form, *tensors)
+
+    def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
+        return super().restore_bytes(kept[:-1], form, *tensors, offset=offset)
 
     def backward_kept(
         self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor

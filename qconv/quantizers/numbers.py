@@ -6,6 +6,9 @@ from torch import Tensor, nn
 SMALLEST = 2.0**-20
 """The lower bound of learned steps, ranges and scales; every floating dtype can represent it, even float16."""
 
+BELOW_ZERO, ABOVE_ONE = -(2.0**-149), 1 + 2.0**-23
+"""The neighbours of 0 and 1 in float32."""
+
 
 def within(x: Tensor, low: float, high: float) -> Tensor:
     """The factor that lets a gradient pass where ``low <= x <= high``: True or 1 there, else False or 0.

@@ -14,6 +14,7 @@ from .form import Form
 from .levels import Levels
 from .observers import Observer, Several
 from .part import Rule, with_dimension
+from .rounding import Rounding
 
 _FORMER = "_extra_state"
 """The key under which earlier versions saved the number of the stage."""
@@ -175,6 +176,13 @@ class Stages(Quantizer):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
         return whole_of(self.current, x, tensors[self._own()])
+
+    @property
+    def whole_ends(self) -> tuple[int, int] | None:
+        return self.current.whole_ends
+
+    def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
+        return self.current.known_rounding(x, *tensors[self._own()])
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return self._of_all(self.current.backward(grad, x, *tensors[self._own()]), tensors)

@@ -4,6 +4,7 @@
 
 #include "binary.h"
 #include "bits.h"
+#include "levels.h"
 #include "look_up.h"
 #include "norm.h"
 #include "pack_weight.h"
@@ -98,6 +99,24 @@ static PyObject *bits_pass_over(PyObject *module, PyObject *const *arguments, Py
     Py_RETURN_NONE;
 }
 
+static PyObject *levels_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    const int integers = LEVELS_ADDRESSES + LEVELS_NUMBERS;
+    void *addresses[LEVELS_ADDRESSES];
+    int64_t numbers[LEVELS_NUMBERS];
+    float floats[LEVELS_FLOATS];
+    int failed;
+    if (!read_call("levels", arguments, count - LEVELS_FLOATS, LEVELS_ADDRESSES, LEVELS_NUMBERS, addresses, numbers))
+        return NULL;
+    for (int i = 0; i < LEVELS_FLOATS; i++) floats[i] = (float)PyFloat_AsDouble(arguments[integers + i]);
+    if (PyErr_Occurred()) return NULL;
+    Levels call = levels_of(addresses, numbers, floats);
+    Py_BEGIN_ALLOW_THREADS
+    failed = levels(&call, parallel_for);
+    Py_END_ALLOW_THREADS
+    return none_unless(failed, "threads");
+}
+
 static PyObject *norm_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     void *addresses[NORM_ADDRESSES];
     int64_t numbers[NORM_NUMBERS];
@@ -159,6 +178,7 @@ static int fill(PyObject *module) {
 static PyMethodDef methods[] = {
     {"approx_sign_backward", (PyCFunction)(void (*)(void))slope_call, METH_FASTCALL, NULL},
     {"convolve", (PyCFunction)(void (*)(void))binary_convolve, METH_FASTCALL, NULL},
+    {"levels", (PyCFunction)(void (*)(void))levels_call, METH_FASTCALL, NULL},
     {"norm_backward", (PyCFunction)(void (*)(void))norm_call, METH_FASTCALL, NULL},
     {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
     {"pack_weight", (PyCFunction)(void (*)(void))weight_pack, METH_FASTCALL, NULL},

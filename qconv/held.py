@@ -1,0 +1,111 @@
+"""What a backward has computed again, held for the next Functions that need it.
+
+A Function needs its input; the recipe of the next layer's input begins at the same tensor. Without memory a chain of
+layers would be computed once for each of its members.
+"""
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+_MOST = 4
+"""The tensors that are held at a time: the oldest one goes first, which lies furthest down in the network."""
+
+
+class Held:
+    """A pure function of tensors whose value a backward holds until the last Function that saved it has had it.
+
+    Args:
+        compute: the function. It is always called with the same tensors.
+    """
+
+    def __init__(self, compute: Callable[..., Tensor]) -> None:
+        self.compute = compute
+        self.users = 0
+        self._value: Tensor | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the value is held now."""
+        return self._value is not None
+
+    def __call__(self, *tensors: Tensor) -> Tensor:
+        """Return the value for a function that is computed from it, and does not write to it."""
+        if self._value is None:
+            value = self.compute(*tensors)
+            self._hold(value)
+            return value
+        return self._value
+
+    def taken(self, is_own: bool, *tensors: Tensor) -> Tensor:
+        """Return the value to one of the Functions that saved it, and which may write to it if ``is_own``."""
+        value = self.compute(*tensors) if self._value is None else self._value
+        self.users -= 1
+        if is_own or self.users < 1:
+            self.drop()
+        elif self._value is None:
+            self._hold(value)
+        return value
+
+    def _hold(self, value: Tensor) -> None:
+        task = _task()
+        if task is None:
+            return
+        held: list[Held] = _of_task(task).setdefault("held", [])
+        self._value = value
+        held.append(self)
+        if len(held) > _MOST:
+            held[0].drop()
+
+    def drop(self) -> None:
+        """Hold the value no longer."""
+        self._value = None
+        held = _memory.__dict__.get("held", [])
+        if self in held:
+            held.remove(self)
+
+
+def of_last_weight(make: Callable[[], T], weight: Tensor, quantizer: object, *others: Any) -> T:
+    """Return ``make()``, a form of the quantized weight that depends on the other arguments alone.
+
+    Within a backward, that of the last weight is remembered: its batch norm and the layer itself ask for it in turn.
+    """
+    task = _task()
+    if task is None:
+        return make()
+    memory, key = _of_task(task), (weight.data_ptr(), weight._version, weight.shape, id(quantizer), *others)
+    if memory.get("key") != key:
+        memory["form"], memory["key"] = make(), key
+        memory["alive"] = weight, quantizer  # or others might get their addresses
+    return memory["form"]
+
+
+_memory = threading.local()
+
+
+def _task() -> int | None:
+    """The number of the backward that runs; None if there is none."""
+    if torch.compiler.is_compiling() or (task := torch._C._current_graph_task_id()) == -1:  # pyright: ignore
+        return None
+    return task
+
+
+def _of_task(task: int) -> dict[str, Any]:
+    """What this thread remembers, until the backward ends; nothing of another one, which an error may have ended."""
+    memory = _memory.__dict__
+    if memory.get("task") != task:
+        _forget(memory)
+        memory["task"] = task
+        torch.autograd.Variable._execution_engine.queue_callback(partial(_forget, memory))  # pyright: ignore
+    return memory
+
+
+def _forget(memory: dict[str, Any]) -> None:
+    for held in memory.get("held", ()):
+        held._value = None
+    memory.clear()

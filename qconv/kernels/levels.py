@@ -1,0 +1,172 @@
+"""Rounding to levels and the gradients through it, as `torch.library` operators with definitions and a kernel in C.
+
+Torch's operators read and write memory four times to round, and ten times for the gradients of numbers and of a learned
+step; the kernel does it once. It takes float32 on the CPU without gaps. Its results are the definitions' bit for bit,
+but for the bits of a NaN, for any number of threads and any instruction set.
+"""
+
+import torch
+from torch import Tensor
+
+from .library import LIBRARY
+from .native import INSTRUCTION_SETS, kernels
+
+_ROUND_CODES, _STEP_BACKWARD = range(2)
+_GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
+LIBRARY.define(
+    "round_codes(Tensor input, Tensor divisor, float low, float high, float factor, int offset) -> (Tensor, Tensor)"
+)
+LIBRARY.define(
+    "step_backward(Tensor grad, Tensor input, Tensor step, int low, int high, bool strict) -> (Tensor, Tensor)"
+)
+
+
+def round_codes(
+    input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
+) -> tuple[Tensor, Tensor]:
+    """Return codes, and whether one of them is made of NaN: a bool tensor without dimensions.
+
+    ``code = round(clamp(input / divisor, low, high) · factor) + offset``, half to even, in at least float32. What the
+    code of a NaN is, is left open.
+
+    Args:
+        input: numbers of any shape.
+        divisor: broadcasts against ``input``. The kernel takes one number, and one for each ``input[i]``.
+        low: the smallest of the clamped numbers.
+        high: the largest one.
+        factor: what they are multiplied with.
+        offset: what is added to the whole numbers.
+
+    Returns:
+        uint8, in the memory format of ``input``. A negative code −k is 256 − k: ``codes.view(torch.int8)`` are signed.
+
+    Raises:
+        ValueError: codes beyond the 256 of a byte.
+
+    Example:
+        >>> codes, is_nan = round_codes(torch.tensor([-3.0, 0.5, 1.5, 99.0]), torch.tensor(0.5), -2.0, 5.0, 1.0, 2)
+        >>> codes.tolist(), is_nan.item()
+        ([0, 3, 5, 7], False)
+    """
+    ends = low * factor + offset, high * factor + offset
+    if not -128 <= ends[0] <= ends[1] <= 255 or ends[1] - ends[0] > 255:
+        raise ValueError(f"codes (from {ends[0]} to {ends[1]}) must fit a byte")
+    dtype = torch.promote_types(input.dtype, torch.float32)
+    values = (input.to(dtype) / divisor).clamp_(low, high).mul_(factor).round_().add_(offset)
+    is_nan = values.isnan()
+    codes = values.masked_fill_(is_nan, 0).to(torch.int16).to(torch.uint8)
+    return codes, is_nan.any()
+
+
+def step_backward(
+    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of ``input`` through LSQ's levels, and each element's part of that of ``step``.
+
+    With ``z = input / step``, ``c = clamp(z, low, high)`` and ``between = 1[low < z < high]``: ``grad · 1[c = z]``, or
+    if ``strict`` ``grad · between``; and ``grad · (round(c) − c · between)``, in at least float32.
+
+    Args:
+        grad: that of the rounded numbers.
+        input: of the shape of ``grad``.
+        step: as ``divisor`` of `round_codes`.
+        low: the smallest level.
+        high: the largest level.
+        strict: whether the gradient of ``input`` stops at the ends, too.
+
+    Raises:
+        ValueError: a gradient of another shape.
+
+    Example:
+        >>> step_backward(torch.ones(3), torch.tensor([-1.0, 0.75, 9.0]), torch.tensor(0.5), 0, 3, False)
+        (tensor([0., 1., 0.]), tensor([0.0000, 0.5000, 3.0000]))
+    """
+    if grad.shape != input.shape:
+        raise ValueError(f"grad (of shape {tuple(grad.shape)}) must have the shape of input, {tuple(input.shape)}")
+    z = input.to(torch.promote_types(input.dtype, torch.float32)) / step
+    clamped = z.clamp(low, high)
+    between = (z > low) & (z < high)
+    passes = between if strict else clamped == z
+    return grad * passes, grad.to(z.dtype) * (clamped.round() - clamped * between)
+
+
+def rounded(
+    input: Tensor,
+    divisor: Tensor,
+    low: float,
+    high: float,
+    factor: float,
+    offset: int,
+    instruction_set: str | None = None,
+) -> tuple[Tensor, Tensor] | None:
+    """`round_codes` by the kernel; None if it does not take the operands.
+
+    ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
+    """
+    codes, is_nan = torch.empty_like(input, dtype=torch.uint8), torch.zeros((), dtype=torch.bool)
+    numbers = _ROUND_CODES, offset, 0
+    done = _call((input, divisor, None, codes, None, is_nan), numbers, (low, high, factor), instruction_set)
+    return (codes, is_nan) if done else None
+
+
+def stepped_back(
+    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool, instruction_set: str | None = None
+) -> tuple[Tensor, Tensor] | None:
+    """`step_backward` by the kernel; None and ``instruction_set`` as in `rounded`."""
+    if (grad.shape, grad.dtype, grad.device) != (input.shape, input.dtype, input.device) or not _is_plain(input):
+        return None
+    if grad.stride() != input.stride():  # as a weight that is contiguous, and its gradient that is channels_last
+        grad = torch.empty_like(input).copy_(grad)
+    grad_input, terms = torch.empty_like(input), torch.empty_like(input)
+    numbers = _STEP_BACKWARD, 0, int(strict)
+    done = _call((input, step, grad, grad_input, terms, None), numbers, (low, high, 1.0), instruction_set)
+    return (grad_input, terms) if done else None
+
+
+def _call(
+    operands: tuple[Tensor | None, ...],
+    numbers: tuple[int, int, int],
+    ends: tuple[float, float, float],
+    instruction_set: str | None,
+) -> bool:
+    module, (input, divisor, *_) = kernels(), operands
+    if module is None or input is None or divisor is None or not input.numel() or not _is_plain(input):
+        return False
+    rows, by_row = divisor.numel(), (len(input) if input.ndim else 1, *[1] * (input.ndim - 1))
+    if divisor.dtype != torch.float32 or not divisor.is_cpu or max(map(abs, ends)) > 2**20:
+        return False
+    if rows != 1 and divisor.shape != by_row:
+        return False
+    best = module.instruction_sets.bit_length() - 1
+    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    given = input, divisor.contiguous(), *operands[2:]
+    addresses = (0 if operand is None else operand.data_ptr() for operand in given)
+    module.levels(*addresses, rows, input.numel() // rows, *numbers, used, _GRAIN, *ends)
+    return True
+
+
+def _is_plain(x: Tensor) -> bool:
+    """Whether it is float32 in memory without gaps, with ``x[i]`` in one piece."""
+    if x.dtype != torch.float32 or not x.is_cpu:
+        return False
+    return x.is_contiguous() or (x.ndim > 2 and x.movedim(1, -1).is_contiguous())
+
+
+def _round_codes(
+    input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
+) -> tuple[Tensor, Tensor]:
+    found = rounded(input, divisor, low, high, factor, offset)
+    return round_codes(input, divisor, low, high, factor, offset) if found is None else found
+
+
+def _step_backward(
+    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
+) -> tuple[Tensor, Tensor]:
+    found = stepped_back(grad, input, step, low, high, strict)
+    return step_backward(grad, input, step, low, high, strict) if found is None else found
+
+
+for _definition, _kernel in ((round_codes, _round_codes), (step_backward, _step_backward)):
+    LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
+    LIBRARY.impl(_definition.__name__, _kernel, "CPU")
+    torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
