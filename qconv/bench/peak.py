@@ -53,11 +53,12 @@ def answer() -> None:
     step()
     step()
     gc.collect()
-    peak = _on_gpu(step, device) if torch.device(device).type == "cuda" else _resident(step)
+    peak = on_gpu(step, device) if torch.device(device).type == "cuda" else _resident(step)
     sys.stdout.write(f"\n{peak}\n")
 
 
-def _on_gpu(step: Step, device: str) -> float:
+def on_gpu(step: Step, device: str) -> float:
+    """Return the MiB that torch allocates at most in a step on a GPU, above what it holds before."""
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_allocated(device)

@@ -155,13 +155,13 @@ def measure(case: Case, scheme: Scheme, settings: Settings, lean: Lean | None = 
             case, [case.quantized(reference, scheme, kind) for kind in (None, lean)], settings, "the exact lean model"
         )
     quantized = case.quantized(reference, scheme, lean)
-    sides = [_training_step(case, model, settings) for model in (reference, quantized)]
-    saved = [_saved_mib(step, model) for step, model in zip(sides, (reference, quantized), strict=True)]
+    sides = [training_step(case, model, settings) for model in (reference, quantized)]
+    saved = [saved_mib(step, model) for step, model in zip(sides, (reference, quantized), strict=True)]
     if settings.compile:
         compiled = [cast(nn.Module, torch.compile(model, fullgraph=True)) for model in (reference, quantized)]
-        sides = [_training_step(case, model, settings) for model in compiled]
+        sides = [training_step(case, model, settings) for model in compiled]
     peaks = (_float_peak(case, settings), _peak(case, scheme, settings, lean)) if settings.peak else (None, None)
-    times = _interleaved(sides, settings)
+    times = interleaved(sides, settings)
     ratios = [ours / theirs for theirs, ours in times]
     lower, middle, upper = quartiles(ratios)
     here = machine()
@@ -232,15 +232,15 @@ def _made_step(case: Case, scheme: Scheme | None, settings: Settings, lean: Lean
         model = case.quantized(model, scheme, lean)
     if settings.compile:
         model = cast(nn.Module, torch.compile(model, fullgraph=True))
-    return _training_step(case, model, settings)
+    return training_step(case, model, settings)
 
 
 def _tenths(number: float | None) -> str:
     return "-" if number is None else f"{number:.1f}"
 
 
-def _training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
-    """A layer's forward and backward, with the input's gradient; a network's step with cross-entropy and SGD."""
+def training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
+    """Return a layer's forward and backward, with the input's gradient; a network's step with cross-entropy and SGD."""
     input = _pictures(case, settings)
     if case.is_layer:
         input.requires_grad_()
@@ -265,15 +265,15 @@ def _training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
     return network_step
 
 
-def _interleaved(sides: list[Step], settings: Settings) -> list[tuple[float, float]]:
-    """Times of both sides in each round; every other round starts with the second side."""
+def interleaved(sides: list[Step], settings: Settings) -> list[tuple[float, ...]]:
+    """Return the seconds of all sides in each round; every other round takes them in the opposite order."""
     times = []
     for turn in range(settings.warmup + settings.rounds):
-        taken = [0.0, 0.0]
-        for side in (0, 1) if turn % 2 == 0 else (1, 0):
+        taken = [0.0] * len(sides)
+        for side in range(len(sides)) if turn % 2 == 0 else reversed(range(len(sides))):
             taken[side] = _timed(sides[side], settings.device)
         if turn >= settings.warmup:
-            times.append((taken[0], taken[1]))
+            times.append(tuple(taken))
     return times
 
 
@@ -286,8 +286,8 @@ def _timed(step: Step, device: str) -> float:
     return time.perf_counter() - start
 
 
-def _saved_mib(step: Step, model: nn.Module) -> float:
-    """Bytes that autograd keeps for the backward: distinct storages, parameters excluded.
+def saved_mib(step: Step, model: nn.Module) -> float:
+    """Return the MiB that autograd keeps for the backward: distinct storages, parameters excluded.
 
     A lean model saves tensors in the backward too, where it computes something again: these do not count.
     """
