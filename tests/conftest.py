@@ -1,6 +1,8 @@
 """What the tests share: seeds, and the schemes that every contract runs over."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import torch
@@ -26,6 +28,19 @@ def _compiled_anew() -> None:
 def _one_thread() -> None:
     # On tensors as small as these a second thread costs more than it saves, and far more on a busy machine.
     torch.set_num_threads(1)
+
+
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The CPU, and where there is one the GPU, which then repeats its sums and rounds float32 as the CPU does."""
+    with ExitStack() as stack:
+        if request.param == "cuda":
+            flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+            stack.enter_context(flags)
+        yield request.param
 
 
 @pytest.fixture(params=SCHEMES.values(), ids=list(SCHEMES))

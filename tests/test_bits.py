@@ -18,20 +18,23 @@ SHAPES = [(2, 3), (2, 64, 5), (1, 65, 3, 7), (3, 128, 4, 4), (2, 130, 2, 3, 2), 
 ODD = [0.0, -0.0, torch.nan, torch.inf, -torch.inf, 1e-45, -1e-45, 1.0, -1.0]
 
 
-def values(shape: tuple[int, ...], channels_last: bool, dtype: torch.dtype = torch.float32) -> Tensor:
+def values(
+    shape: tuple[int, ...], channels_last: bool, dtype: torch.dtype = torch.float32, device: str = "cpu"
+) -> Tensor:
     torch.manual_seed(0)
     x = (torch.randn(shape) * 1.5).to(dtype)
     if x.numel():
         odd = torch.randint(x.numel(), (min(x.numel() // 2, 20),))
         x.view(-1)[odd] = torch.tensor(ODD * 3, dtype=dtype)[: len(odd)]
+    x = x.to(device)
     return x.movedim(1, -1).contiguous().movedim(-1, 1) if channels_last else x
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_signs_and_passes(shape: tuple[int, ...], channels_last: bool, dtype: torch.dtype) -> None:
-    x = values(shape, channels_last, dtype)
+def test_signs_and_passes(shape: tuple[int, ...], channels_last: bool, dtype: torch.dtype, device: str) -> None:
+    x = values(shape, channels_last, dtype, device)
     for groups in (1, *([2] if shape[1] % 2 == 0 else [])):
         signs = ops.pack_signs(x, groups)
         assert signs.shape == (shape[0], *shape[2:], groups * -(-shape[1] // groups // 64))
@@ -46,7 +49,7 @@ def test_signs_and_passes(shape: tuple[int, ...], channels_last: bool, dtype: to
             packed, stops = ops.pack_passes(x, low, high, groups)
             assert all(torch.equal(a, b) for a, b in zip(both, (signs, packed, stops), strict=True))
             assert stops.item() is (not passes.all().item())
-            grad = values(shape, not channels_last, dtype)
+            grad = values(shape, not channels_last, dtype, device)
             masked = ops.where_passes(grad, packed, groups)
             assert torch.equal(masked.nan_to_num(7), torch.where(passes, grad, 0).nan_to_num(7))
             assert masked.stride() == grad.stride() or not x.numel()
@@ -54,8 +57,8 @@ def test_signs_and_passes(shape: tuple[int, ...], channels_last: bool, dtype: to
 
 @pytest.mark.parametrize("channels_last", [False, True])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_clamp(shape: tuple[int, ...], channels_last: bool) -> None:
-    x = values(shape, channels_last)
+def test_clamp(shape: tuple[int, ...], channels_last: bool, device: str) -> None:
+    x = values(shape, channels_last, device=device)
     for low, high in ((-1.0, 1.0), (0.0, None), (0.0, 6.0)):
         clamped, *packed = ops.clamp_and_pack(x, low, high)
         assert torch.equal(clamped.nan_to_num(7), x.clamp(low, high).nan_to_num(7))
@@ -65,8 +68,8 @@ def test_clamp(shape: tuple[int, ...], channels_last: bool) -> None:
 
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_codes(shape: tuple[int, ...], bits: int) -> None:
-    codes = torch.randint(2**bits, shape)
+def test_codes(shape: tuple[int, ...], bits: int, device: str) -> None:
+    codes = torch.randint(2**bits, shape).to(device)
     for given in (codes, codes.float(), codes.to(torch.uint8)):
         packed = ops.pack_codes(given, bits)
         assert packed.shape == (shape[0], *shape[2:], -(-shape[1] * bits // 8))
@@ -82,8 +85,8 @@ def test_codes_of_other_bits() -> None:
         ops.pack_codes(torch.zeros(1, 2), 3)
 
 
-def test_torch_finds_the_operators_well_made() -> None:
-    x = values((2, 70, 3, 3), True).nan_to_num(0)  # NaN is not equal to itself
+def test_torch_finds_the_operators_well_made(device: str) -> None:
+    x = values((2, 70, 3, 3), True, device=device).nan_to_num(0)  # NaN is not equal to itself
     signs, passes, _ = ops.pack_signs_and_passes(x, -1.0, 1.0)
     packed = ops.pack_codes(torch.ones_like(x), 4)
     for operator, arguments in (
@@ -132,8 +135,8 @@ def calls(
     shape, last, dtype = make_shape(rng), rng.random() < 0.5, rng.choice([torch.float32, torch.bfloat16])
     groups = rng.choice([g for g in (1, 1, 2, 4, 7) if shape[1] % g == 0])
     low, high = rng.choice([-1.0, -0.3, 0.0, -0.0, None]), rng.choice([1.0, 0.7, 0.0, -0.0, None])
-    x, width = values(shape, last, dtype).to(device), rng.choice([1, 2, 4, 8])
-    codes = values(shape, last).to(device).nan_to_num(0).abs().mul(50).clamp(max=2**width - 1).trunc()
+    x, width = values(shape, last, dtype, device), rng.choice([1, 2, 4, 8])
+    codes = values(shape, last, device=device).nan_to_num(0).abs().mul(50).clamp(max=2**width - 1).trunc()
     kind: torch.dtype = rng.choice([dtype, torch.uint8, torch.float32, *([torch.int8] if width < 8 else [])])
     signs, passes, _ = bits.pack_signs_and_passes(x, low, high, groups)
     return [

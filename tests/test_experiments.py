@@ -54,9 +54,9 @@ def composed(name: str, pictures: Path | None = None) -> DictConfig:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_two_steps(name: str, pictures: Path) -> None:
+def test_two_steps(name: str, pictures: Path, device: str) -> None:
     data, classifier, _ = build(composed(name, pictures))
-    trainer: Trainer = make_trainer(accelerator="cpu", fast_dev_run=2, enable_progress_bar=False)
+    trainer: Trainer = make_trainer(accelerator=device, fast_dev_run=2, enable_progress_bar=False)
     trainer.fit(classifier, datamodule=data)
     assert trainer.global_step == 2
     assert all(parameter.isfinite().all() for parameter in classifier.parameters())

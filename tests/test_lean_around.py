@@ -11,7 +11,7 @@ import pytest
 import timm
 import torch
 import torchvision
-from test_lean import Block, assert_same, gradients
+from test_lean import Block, are_equal, assert_same, gradients
 from torch import Tensor, fx, nn
 from torch.func import functional_call, grad
 from torch.fx.proxy import TraceError
@@ -333,12 +333,12 @@ def test_gradients_of_functions() -> None:
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_compiled(exact: bool) -> None:
+def test_compiled(exact: bool, device: str) -> None:
     torch._dynamo.reset()
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3, bias=False), nn.BatchNorm2d(8)]
     net = qconv.convert(nn.Sequential(*layers, nn.Hardtanh(), nn.Conv2d(8, 4, 3)), schemes.bireal(), skip=("first",))
-    model, x = qconv.lean(net, exact=exact), torch.randn(4, 3, 8, 8)
+    model, x = qconv.lean(net, exact=exact).to(device), torch.randn(4, 3, 8, 8).to(device)
     expected = gradients(copy.deepcopy(model), x)
     compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
     got = gradients(compiled, x)
@@ -349,19 +349,20 @@ def test_compiled(exact: bool) -> None:
     torch._dynamo.reset()
 
 
-def test_scaled_gradients_in_bfloat16() -> None:
+def test_scaled_gradients_in_bfloat16(device: str) -> None:
     model, lean, x = both()
-    for net in (model, lean):
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8)
+    x = x.to(device)
+    for net in (model.to(device), lean.to(device)):
+        scaler = torch.amp.GradScaler(device, init_scale=2.0**8)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         for _ in range(2):
             optimizer.zero_grad()
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(device, torch.bfloat16):
                 loss = net(x).float().square().mean()
             scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
         assert scaler.get_scale() == 2.0**8, "no gradient was infinite"
     for one, other in zip(model.parameters(), lean.parameters(), strict=True):
-        assert torch.equal(one, other)
+        assert are_equal(one, other)
     assert any(isinstance(module, QuantizedLayer) for module in lean.modules())
