@@ -21,7 +21,8 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool) -> str:
     """Make the model lean (`qconv.lean`) as asked, and return what was asked and done, as "auto, on".
 
     A float model, whose layers quantize neither inputs nor weights, stays as it is. With "auto", so does one that
-    trains elsewhere than on the CPU, and one of whose quantized layers fewer than half multiply signs with signs.
+    trains elsewhere than on the CPU, since no step was measured there, and one of whose quantized layers fewer than
+    half multiply signs with signs.
     State dicts are the same either way, so a run may be resumed with another value.
 
     Args:
