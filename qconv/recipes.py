@@ -27,6 +27,8 @@ _MOST = 8
 _SAMPLES = 32
 _ROUNDING = 1e-3
 """The rounding errors of a stream that is computed backwards lie far below this part of its values."""
+_ROUNDINGS = 8
+"""Or below so many of the dtype's: those of bfloat16 are larger."""
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -193,7 +195,8 @@ def saved(x: Tensor, name: str = "a layer", exact: bool = True, is_own: bool = F
         compute.users += 1
         compute = partial(compute.taken, is_own)
     tensors = _samples(x), *(tensor.detach() for tensor in recipe.tensors)
-    return Saved(tensors, partial(_checked, compute, name, 0.0 if exact else _ROUNDING))
+    tolerance = 0.0 if exact else max(_ROUNDING, _ROUNDINGS * torch.finfo(x.dtype).eps)
+    return Saved(tensors, partial(_checked, compute, name, tolerance))
 
 
 def _of_stream(compute: Callable[..., Tensor], place: Place, last: Term | None, *tensors: Tensor) -> Tensor:
