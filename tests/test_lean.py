@@ -155,6 +155,43 @@ def test_exact_networks(scheme: qconv.Scheme, activation: str, inplace: bool, de
     assert_same(gradients(model.eval(), input), gradients(lean.eval(), input))
 
 
+class Means(nn.Module):
+    """Of each channel; between two blocks the layout changes. The gradients of means have strides of 0."""
+
+    def __init__(self, first: Block, second: Block, change: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        second.stem = nn.Conv2d(8, 8, 1)
+        self.first, self.second, self.change = first, second, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.change(self.first(x))).mean((2, 3))
+
+
+def last(x: Tensor) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last)
+
+
+def transposed(x: Tensor) -> Tensor:
+    return x.transpose(2, 3)
+
+
+@pytest.mark.parametrize("change", [last, transposed, Tensor.contiguous])
+@pytest.mark.parametrize("activation", ["ReLU", "Hardtanh", "ReLU6", "PReLU", "RPReLU", "Hardtanh in place"])
+@pytest.mark.parametrize("scheme", [schemes.bnn(stochastic=True), schemes.lsq()], ids=str)
+def test_exact_layouts(scheme: qconv.Scheme, activation: str, change: Callable[[Tensor], Tensor]) -> None:
+    if not passes(scheme, activation):
+        return
+    torch.manual_seed(0)
+    first, second = (Block(ACTIVATIONS[activation], scheme, False) for _ in range(2))
+    model = Means(first, second, change)
+    input = torch.randn(4, 3, 6, 6)
+    model(input)
+    for form in (torch.contiguous_format, torch.channels_last):
+        model, input = model.to(memory_format=form), input.contiguous(memory_format=form)
+        lean = qconv.lean(copy.deepcopy(model), exact=True)
+        assert_same(gradients(model, input), gradients(lean, input))
+
+
 def block(
     exact: bool = True, activation: str = "none", inplace: bool = False, device: str = "cpu"
 ) -> tuple[Block, Block, Tensor]:

@@ -1,6 +1,6 @@
 """Activations that keep a bit for each element, or compute their input again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
 from ..recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
 from .node import as_node
 
+_aten = torch.ops.aten
 _ops = torch.ops.qconv
 
 
@@ -78,7 +79,7 @@ class _Clamp(torch.autograd.Function):
             output = input.clamp_(low, high)
         else:
             output, passes, stops = _ops.clamp_and_pack(input, low, high)
-        ctx.stops = not (stops.is_cpu and not stops.item())
+        ctx.stops, ctx.strides, ctx.is_relu = not (stops.is_cpu and not stops.item()), output.stride(), high is None
         ctx.save_for_backward(*([passes] if ctx.stops else []))
         return output
 
@@ -87,7 +88,22 @@ class _Clamp(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         (grad,) = grad_outputs
+        if grad.stride() != ctx.strides and grad.numel():
+            return _by_twin(grad, ctx.strides, ctx.saved_tensors, ctx.is_relu), None, None, None
         return _ops.where_passes(grad, *ctx.saved_tensors) if ctx.stops else grad, None, None, None
+
+
+def _by_twin(grad: Tensor, strides: tuple[int, ...], passes: Sequence[Tensor], is_relu: bool) -> Tensor:
+    """Return the gradient by the twin's operator, which makes one layout of two.
+
+    By the layout convolutions choose how they add up.
+    """
+    output = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device)
+    if passes:
+        output.copy_(_ops.unpack_signs(passes[0], grad.shape[1], 1, grad.dtype, True)).neg_()
+    else:
+        output.fill_(1)
+    return _aten.threshold_backward(grad, output, 0) if is_relu else _aten.hardtanh_backward(grad, output, 0, 2)
 
 
 def _clamped(compute: Callable[..., Tensor], low: float, high: float | None, *tensors: Tensor) -> Tensor:

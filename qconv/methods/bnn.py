@@ -73,7 +73,8 @@ class Sign(Quantizer):
             return Whole(sign(x))
         key, step = tensors[-2:]
         # +1 where u is below (x + 1) / 2, so that x = −1 is never +1; sign(0) is +1, hence the two minus signs.
-        return Whole(-sign(self.stream.uniform(x, key, step) - (wide(x) + 1) / 2).to(x.dtype))
+        above = (wide(x) + 1) / 2 - self.stream.uniform(x, key, step)  # of the layout of x, its first operand
+        return Whole(-sign(above.neg_()).to(x.dtype))
 
     def levels(self, *tensors: Tensor) -> Levels:
         return Levels(-1, 1, torch.ones(()), "own" if self._is_drawn(tensors) else "sign")
