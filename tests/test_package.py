@@ -117,7 +117,8 @@ def in_a_new_process(code: str) -> str:
 
 def test_import_needs_torch_alone() -> None:
     others = (
-        "('pytorch_lightning', 'hydra', 'sklearn', 'matplotlib', 'rich', 'torchvision', 'omegaconf', 'torchmetrics')"
+        "('pytorch_lightning', 'hydra', 'sklearn', 'matplotlib', 'rich', 'torchvision', 'omegaconf', 'torchmetrics', "
+        "'triton')"
     )
     assert in_a_new_process(f"import sys, qconv; print([m for m in {others} if m in sys.modules])") == "[]\n"
 

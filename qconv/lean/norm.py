@@ -113,7 +113,8 @@ class _Norm(torch.autograd.Function):
         mask, nones = ctx.needs_input_grad[:3], (None,) * (5 + len(kept))
         (grad,), input = grad_outputs, ctx.restore(*kept)
         is_new = all(input.data_ptr() != tensor.data_ptr() for tensor in kept)
-        if ctx.lean == "fast" and ctx.index == 0 and is_new and input.ndim == 4 and input.dtype == torch.float32:
+        has_kernel = input.ndim == 4 and (input.dtype == torch.float32 or input.is_cuda)
+        if ctx.lean == "fast" and ctx.index == 0 and is_new and has_kernel:
             grad = grad.contiguous(memory_format=torch.channels_last)
             of_affine = torch.ops.qconv.norm_backward_(grad, input, weight, mean, inverse)
             return _asked((input, *of_affine), mask) + nones
