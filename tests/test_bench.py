@@ -78,7 +78,7 @@ def test_a_wrong_gradient_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([*QUICK, "--case", "8x6"], r"case (=8x6) must be CHANNELS@SIZE, such as 128@16, or resnet18"),
+        ([*QUICK, "--case", "8x6"], r"case (=8x6) must be CHANNELS@SIZE, such as 128@16, resnet18 or resnet20"),
         ([*QUICK, "--case", "8@6", "--rounds", "0"], "rounds (=0) must be at least 1"),
         ([*QUICK, "--case", "8@6", "--csv", "/dev/null/results.csv"], "Not a directory"),
     ],

@@ -96,6 +96,17 @@ def test_threads_change_nothing() -> None:
     )
 
 
+def test_torch_may_be_asked_for_a_lesser_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    names, best = native.instruction_sets(), native._best
+    for asked in ("default", "avx2", "avx512", ""):
+        monkeypatch.setenv("ATEN_CPU_CAPABILITY", asked)
+        best.cache_clear()
+        wanted = {"default": "portable", "avx2": "avx2"}.get(asked, names[-1])
+        assert native.INSTRUCTION_SETS[best()] == (wanted if wanted in names else "portable")
+    monkeypatch.undo()
+    best.cache_clear()
+
+
 def test_what_the_kernel_leaves_to_the_definition() -> None:
     input, one = numbers((2, 6, 4, 5)), torch.tensor(0.5)
     for given, divisor in (

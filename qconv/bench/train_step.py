@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..convert import convert
 from ..environment import commit, machine, versions
 from ..lean import lean as made_lean
-from ..models import resnet18
+from ..models import resnet18, resnet20
 from ..scheme import Scheme, identity
 from ..table import Column
 from .peak import Step, peak_mib
@@ -26,6 +26,8 @@ from .rows import Row, quartiles
 
 Lean = Literal["exact", "fast"]
 """The gradients of a lean model (`qconv.lean`)."""
+
+_NETWORKS = {"resnet18": resnet18, "resnet20": resnet20}
 
 
 @dataclass(frozen=True)
@@ -66,16 +68,16 @@ class Case:
 
     @classmethod
     def named(cls, name: str) -> "Case":
-        """Parse ``CHANNELS@SIZE``, a 3×3 convolution, or ``resnet18``, the CIFAR network.
+        """Parse ``CHANNELS@SIZE``, a 3×3 convolution, ``resnet18`` or ``resnet20``, the CIFAR networks.
 
         Raises:
             ValueError: another name.
         """
-        if name == "resnet18":
-            return cls(name, 3, 32, False, partial(resnet18, in_channels=3, num_classes=10))
+        if name in _NETWORKS:
+            return cls(name, 3, 32, False, partial(_NETWORKS[name], in_channels=3, num_classes=10))
         match = re.fullmatch(r"(\d+)@(\d+)", name)
         if match is None:
-            raise ValueError(f"case (={name}) must be CHANNELS@SIZE, such as 128@16, or resnet18")
+            raise ValueError(f"case (={name}) must be CHANNELS@SIZE, such as 128@16, resnet18 or resnet20")
         channels, size = map(int, match.groups())
         if min(channels, size) < 1:
             raise ValueError(f"case (={name}) must have at least 1 channel and 1 pixel")

@@ -36,7 +36,7 @@ def _add_train_step(kinds: Any) -> None:
         "--case",
         nargs="+",
         default=["128@16", "64@32", "resnet18"],
-        help="CHANNELS@SIZE, a 3×3 layer on square pictures of that size, or resnet18 (3×32×32 pictures)",
+        help="CHANNELS@SIZE, a 3×3 layer on square pictures of that size, or resnet18 or resnet20 (3×32×32 pictures)",
     )
     parser.add_argument("--batch-size", type=int, default=64, help="pictures a step")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds; each times both sides once")

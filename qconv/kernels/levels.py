@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .library import LIBRARY
-from .native import INSTRUCTION_SETS, kernels
+from .native import kernels, number_of
 
 _ROUND_CODES, _STEP_BACKWARD = range(2)
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -137,8 +137,7 @@ def _call(
         return False
     if rows != 1 and divisor.shape != by_row:
         return False
-    best = module.instruction_sets.bit_length() - 1
-    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    used = number_of(instruction_set)
     given = input, divisor.contiguous(), *operands[2:]
     addresses = (0 if operand is None else operand.data_ptr() for operand in given)
     module.levels(*addresses, rows, input.numel() // rows, *numbers, used, _GRAIN, *ends)

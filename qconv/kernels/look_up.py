@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import native
-from .native import INSTRUCTION_SETS
+from .native import INSTRUCTION_SETS, number_of
 from .sizes import Sizes
 
 
@@ -42,11 +42,9 @@ def _kernel(grad_output: Tensor, sizes: Sizes, instruction_set: str | None) -> t
     module = native.kernels()
     if module is None or grad_output.dtype not in (torch.float32, torch.bfloat16):
         return None
-    used = module.instruction_sets.bit_length() - 1
-    if instruction_set is not None:
-        used = INSTRUCTION_SETS.index(instruction_set)
-    elif not pays(sizes):
+    if instruction_set is None and not pays(sizes):
         return None
+    used = number_of(instruction_set)
     return None if INSTRUCTION_SETS[used] == "portable" else (module, used)
 
 

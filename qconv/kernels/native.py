@@ -7,6 +7,7 @@ fetch torch for its headers: 3 minutes and 5 GB more for `pip install`.
 """
 
 import logging
+import os
 from functools import cache, lru_cache
 from types import ModuleType
 from typing import NamedTuple
@@ -43,6 +44,21 @@ def instruction_sets() -> tuple[str, ...]:
     """The instruction sets that the kernels can use here, the best one last."""
     module = kernels()
     return tuple(name for bit, name in enumerate(INSTRUCTION_SETS) if module and module.instruction_sets >> bit & 1)
+
+
+def number_of(instruction_set: str | None) -> int:
+    """Return the kernels' number of an instruction set; of the best one that torch uses here, if None."""
+    return _best() if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+
+
+@cache
+def _best() -> int:
+    """The best one that there is; ATEN_CPU_CAPABILITY (default, avx2, avx512) asks torch for a lesser one, and us."""
+    asked = os.environ.get("ATEN_CPU_CAPABILITY", "")
+    allowed = instruction_sets()
+    if asked in ("default", "avx2"):
+        allowed = [name for name in allowed if name in ("portable", asked)]
+    return INSTRUCTION_SETS.index(allowed[-1])
 
 
 class _Plan(NamedTuple):
@@ -121,8 +137,7 @@ def binary_conv2d(
     if not is_plain and not last:
         input = input.contiguous()
     mode = _TO_BITS if threshold is not None else _TO_INT32 if scale is None else _TO_FLOAT
-    best = module.instruction_sets.bit_length() - 1
-    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    used = number_of(instruction_set)
     plan = _plan(input.shape, weight.shape, window, channels, mode, is_float, last, used)
     if mode == _TO_BITS:
         output = torch.zeros(plan.shape, dtype=torch.int64)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from .native import INSTRUCTION_SETS, kernels
+from .native import kernels, number_of
 
 _PACK_SIGNS, _PACK_PASSES, _PACK_BOTH, _CLAMP, _UNPACK_SIGNS, _WHERE, _PACK_CODES, _UNPACK_CODES = range(8)
 _FLOATS = {torch.float32: 0, torch.bfloat16: 1}
@@ -192,8 +192,7 @@ def _call(
     if last is None:
         shaped = input = shaped.contiguous()
         last = False
-    best = module.instruction_sets.bit_length() - 1
-    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    used = number_of(instruction_set)
     batch, channels = shaped.shape[:2]
     module.pass_over(
         *(0 if tensor is None else tensor.data_ptr() for tensor in (input, output, *packed)),

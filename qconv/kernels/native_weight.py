@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .native import BLOCK, INSTRUCTION_SETS, kernels
+from .native import BLOCK, kernels, number_of
 
 _GRAIN = 1 << 17  # weights below which a second thread costs more than it gains
 _MOST_TAPS = 256
@@ -23,8 +23,7 @@ def pack_weight(signs: Tensor, groups: int = 1, instruction_set: str | None = No
     is_plain = signs.is_contiguous() and height * width <= _MOST_TAPS
     if groups < 1 or out_channels % groups or not (last or is_plain):
         return None
-    best = module.instruction_sets.bit_length() - 1
-    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    used = number_of(instruction_set)
     blocks = -(-out_channels // groups // BLOCK)
     words = torch.empty((groups, blocks, height, width, -(-in_channels // 64), BLOCK), dtype=torch.int64)
     sums = torch.empty((groups, height, width, blocks * BLOCK), dtype=torch.int32)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .gpu import by_triton
 from .library import LIBRARY
-from .native import INSTRUCTION_SETS, kernels
+from .native import kernels, number_of
 from .native_bits import channels_last
 
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -59,8 +59,7 @@ def by_kernel(
         return None
     parameters = [None if x is None else x.contiguous() for x in (weight, mean, invstd)]
     grad_weight, grad_bias = torch.empty(channels), torch.empty(channels)
-    best = module.instruction_sets.bit_length() - 1
-    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    used = number_of(instruction_set)
     tensors = grad, input, *parameters, input, grad_weight, grad_bias
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
     module.norm_backward(*addresses, math.prod(input.shape) // channels, channels, used, _GRAIN)

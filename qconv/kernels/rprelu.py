@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .library import LIBRARY
-from .native import INSTRUCTION_SETS, kernels
+from .native import kernels, number_of
 from .native_bits import channels_last
 
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -80,8 +80,7 @@ def _call(tensors: tuple[Tensor | None, ...], shape: torch.Size, instruction_set
     module = kernels()
     if module is None:
         raise ValueError("RPReLU in C needs the compiled module")
-    best = module.instruction_sets.bit_length() - 1
-    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    used = number_of(instruction_set)
     addresses = (0 if x is None else x.data_ptr() for x in tensors)
     module.rprelu(*addresses, math.prod(shape) // shape[1], shape[1], used, _GRAIN)
 

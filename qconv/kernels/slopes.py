@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .gpu import by_triton
 from .library import LIBRARY
-from .native import INSTRUCTION_SETS, kernels
+from .native import kernels, number_of
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -54,8 +54,7 @@ def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str 
         for x in (grad, output)
     ):
         return False
-    best = module.instruction_sets.bit_length() - 1
-    used = best if instruction_set is None else INSTRUCTION_SETS.index(instruction_set)
+    used = number_of(instruction_set)
     addresses = (x.data_ptr() for x in (grad, input, output))
     module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], used, _GRAIN)
     return True
