@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import triton_cases
+
+from qconv.kernels import gpu
 
 pytest.importorskip("triton")
+import triton_cases  # imports it
+
 Run = Callable[..., None]
 PLACE = pytest.param("cuda", marks=pytest.mark.cuda) if torch.cuda.is_available() else "interpreter"
 
@@ -56,6 +59,45 @@ def test_a_kernel_gives_what_its_definition_says(name: str, seed: int, place: st
 @pytest.mark.parametrize("case", triton_cases.ALONE, ids=lambda case: case.__name__.removeprefix("check_"))
 def test_kernels(case: Any, place: str, run: Run) -> None:
     run(case)
+
+
+@pytest.mark.parametrize("has_triton", [True, False], ids=["kernels", "definitions"])
+def test_no_operator_waits_for_a_gpu(has_triton: bool, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_has_triton", lambda: has_triton)
+    ops = torch.ops.qconv
+    x, weight = torch.randn(2, 70, 6, 6, device=device), torch.randn(8, 70, 3, 3, device=device)
+    geometry = (1, 1), (1, 1, 1, 1), (1, 1)
+
+    def call_all() -> tuple[torch.Tensor, ...]:
+        signs, passes, _ = ops.pack_signs_and_passes(x, -1.0, 1.0)
+        bits, sums = ops.pack_weight(weight)
+        output = ops.binary_conv2d(signs, bits, sums, 70, 8, *geometry, 0).float()
+        grads = (
+            ops.sign_grad_input(output, bits, None, 70, (6, 6), *geometry, passes),
+            ops.sign_grad_weight(output, signs, 70, (3, 3), *geometry, 1, 0),
+        )
+        ops.approx_sign_backward_(grads[0], x)
+        over = output.clone()
+        others = ops.norm_backward_(output, over, None, *torch.ones(2, 8, device=device))
+        codes = ops.unpack_codes(ops.pack_codes(x.relu(), 4), 70, 4, torch.float32, True)
+        return (
+            *grads,
+            over,
+            *others,
+            codes,
+            *ops.clamp_and_pack(x, 0.0, None),
+            ops.unpack_signs(signs, 70, 1, x.dtype, False),
+        )
+
+    first = call_all()  # compiles
+    if device == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        again = call_all()
+    finally:
+        if device == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    assert all(map(torch.equal, first, again))
 
 
 @pytest.mark.parametrize("capability", [80, 90])

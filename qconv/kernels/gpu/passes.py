@@ -19,8 +19,8 @@ _LANES = 64
 
 def approx_sign_backward_(grad: Tensor, input: Tensor) -> bool | None:
     """`slopes.approx_sign_backward_`; None where it is left to the definition, which checks the operands."""
-    alike = (grad.shape, grad.stride(), grad.dtype) == (input.shape, input.stride(), input.dtype)
-    if not alike or input.dtype not in FLOATS or not input.numel() or not _without_gaps(input):
+    of_grad, of_input = ((x.shape, x.stride(), x.dtype, x.device) for x in (grad, input))
+    if of_grad != of_input or input.dtype not in FLOATS or not input.numel() or not _without_gaps(input):
         return None
     launch(_slope, triton.cdiv(input.numel(), _BLOCK), grad, input, input.numel(), BLOCK=_BLOCK)
     return True
@@ -34,6 +34,8 @@ def norm_backward_(
     if places is None or grad.shape != input.shape or grad.dtype != input.dtype or input.dtype not in FLOATS:
         return None
     if any(x.dtype != torch.float32 or x.shape != input.shape[1:2] for x in of_channels):
+        return None
+    if any(x.device != input.device for x in (grad, *of_channels)):
         return None
     if Places.of(grad) != places:
         grad = torch.empty_like(input).copy_(grad)
