@@ -121,7 +121,6 @@ class KeptInput:
 
     def gradients(self, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Return those of the input and of the quantizer's tensors, from that of the quantized input."""
-        if self._form is None:
+        if self._form is None or self._quantizer.needs_input:
             return self._quantizer.backward(grad, self._x, *self._tensors)
-        x = self._x if self._quantizer.needs_input else None
-        return self._quantizer.backward_kept(grad, self._bits, x, self._form, *self._tensors)
+        return self._quantizer.backward_kept(grad, self._bits, self._form, *self._tensors)

@@ -89,7 +89,7 @@ class Sign(Quantizer):
 
     @property
     def needs_input(self) -> bool:
-        return self.surrogate.ends(torch.float32) is None
+        return self.surrogate.needs_input
 
     def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...]:
         drawn = self.whole(x, *tensors).values if self._is_drawn(tensors) else None
@@ -99,10 +99,8 @@ class Sign(Quantizer):
         return Whole(form.signs(kept[0]))
 
     def backward_kept(
-        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+        self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
-        if x is not None:
-            return self.backward(grad, x, *tensors)
         return passed(grad, kept[1:], form), *(None for _ in tensors)
 
     def _is_drawn(self, tensors: tuple[Tensor, ...]) -> bool:

@@ -96,12 +96,12 @@ class PACT(Passing):
         return BELOW_ZERO, tensors[0].item()
 
     def backward_kept(
-        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+        self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
         (alpha,) = tensors
         if not kept[-1].numel():  # nothing is stopped
             return grad, torch.zeros_like(alpha)
-        grad_x, _ = super().backward_kept(grad, kept, x, form, *tensors)
+        grad_x, _ = super().backward_kept(grad, kept, form, *tensors)
         stopped = wide(grad) - cast(Tensor, grad_x)  # below 0 the code is 0, from alpha on it is not
         above = form.codes(kept[0], self.coding.bits or 8, torch.uint8) > 0
         return grad_x, (stopped * above).sum().to(alpha.dtype)

@@ -72,17 +72,15 @@ class ReActNetInput(Binary):
 
     @property
     def needs_input(self) -> bool:
-        return self.surrogate.ends(torch.float32) is None
+        return self.surrogate.needs_input
 
     def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...]:
         shifted = self._shifted(x, tensors[0])
         return signs_kept(shifted, form, self.surrogate.ends(shifted.dtype))
 
     def backward_kept(
-        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+        self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
-        if x is not None:
-            return self.backward(grad, x, *tensors)
         bias, *schedule = tensors
         shifted = grad.to(torch.promote_types(form.dtype, bias.dtype))
         return *self._gradients(passed(shifted, kept[1:], form), form.dtype, bias), *(None for _ in schedule)

@@ -263,7 +263,7 @@ class Quantizer(Part):
 
     @property
     def needs_input(self) -> bool:
-        """Whether `backward_kept` needs ``x`` besides what `keep` returns."""
+        """Whether the gradient needs ``x`` besides what `keep` returns: `backward` is called, not `backward_kept`."""
         return True
 
     def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
@@ -282,15 +282,13 @@ class Quantizer(Part):
         raise NotImplementedError(f"{type(self).__name__} defines keep() and no restore()")
 
     def backward_kept(
-        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+        self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
-        """Return what `backward` returns for ``x``, from what was kept; ``x`` is None unless `needs_input`.
+        """Return what `backward` returns for ``x``, from what was kept. It is not called if it `needs_input`.
 
         ``grad`` may be overwritten, and returned.
         """
-        if x is None:
-            raise NotImplementedError(f"{type(self).__name__} needs no input and defines no backward_kept()")
-        return self.backward(grad, x, *tensors)
+        raise NotImplementedError(f"{type(self).__name__} needs no input and defines no backward_kept()")
 
     def snapshot(self) -> Self:
         """Return a copy that keeps computing as this one does now, even if its mode, stage or attributes change later.

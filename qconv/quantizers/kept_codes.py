@@ -172,7 +172,7 @@ class Passing(Coded):
         return super().restore_bytes(kept[:-1], form, *tensors, offset=offset)
 
     def backward_kept(
-        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+        self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
         passes = kept[-1]
         if passes.numel():

@@ -198,9 +198,9 @@ class Stages(Quantizer):
         return self.current.restore(kept, form, *tensors[self._own()])
 
     def backward_kept(
-        self, grad: Tensor, kept: Sequence[Tensor], x: Tensor | None, form: Form, *tensors: Tensor
+        self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
-        return self._of_all(self.current.backward_kept(grad, kept, x, form, *tensors[self._own()]), tensors)
+        return self._of_all(self.current.backward_kept(grad, kept, form, *tensors[self._own()]), tensors)
 
     def _of_all(self, grads: Sequence[Tensor | None], tensors: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
         """The current stage's gradients, and those of the waiting tensors."""

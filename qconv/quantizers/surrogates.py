@@ -37,6 +37,11 @@ class Surrogate(Part):
         """
         return None
 
+    @property
+    def needs_input(self) -> bool:
+        """Whether the gradient needs ``x``: bits of where it passes don't tell the derivative."""
+        return self.ends(torch.float32) is None
+
     def set_progress_(self, progress: float) -> None:
         """Set the buffers; ``progress`` goes from 0 to 1 during training."""
 
