@@ -9,7 +9,7 @@ are computed again, which costs about as much as copying. A lean layer saves bit
 (`qconv.kept_input`), and may compute on them (`qconv.bit_operations`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, chain, pairwise
 from typing import Any, Literal, NamedTuple, TypeVar, cast
@@ -53,6 +53,7 @@ def quantized_op(
     quantizers: LayerQuantizers,
     *extra: Tensor,
     lean: Lean | None = None,
+    name: Callable[[], str] = lambda: "a quantized layer",
 ) -> Tensor:
     """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
 
@@ -66,7 +67,7 @@ def quantized_op(
     With a float ``backward_weight``, they and the input are differentiated at the float weight.
 
     ``lean`` keeps bits in place of the input (`qconv.lean`): the gradients are the same bit for bit if ``"exact"``; if
-    ``"fast"``, those of signs are float32 sums in another order.
+    ``"fast"``, those of signs are float32 sums in another order. ``name`` gives the layer's, for messages.
 
     Mode, stage and schedules are those at the time of the forward, in the backward too.
 
@@ -78,7 +79,7 @@ def quantized_op(
     kept: tuple[Tensor, ...] = ()
     again: tuple[Tensor, ...] = ()
     if lean is not None and is_recorded():
-        keeping, kept = keep(input, called.input, of_input, op, lean)
+        keeping, kept = keep(input, called.input, of_input, op, lean, name)
         if keeping.form is not None and not extra and not torch.compiler.is_compiling():
             biases = () if bias is None else (bias,)
             # Views of learned numbers have nodes, by which a recipe would refer to them weakly.

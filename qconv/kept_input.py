@@ -32,9 +32,17 @@ class Keeping(NamedTuple):
 
 
 def keep(
-    input: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], op: Operation | ExtendedOperation, lean: Lean
+    input: Tensor,
+    quantizer: Quantizer,
+    tensors: Sequence[Tensor],
+    op: Operation | ExtendedOperation,
+    lean: Lean,
+    name: Callable[[], str],
 ) -> tuple[Keeping, tuple[Tensor, ...]]:
-    """Return what to keep of ``input``, and the tensors: bits, then those that restore the input itself."""
+    """Return what to keep of ``input``, and the tensors: bits, then those that restore the input itself.
+
+    ``name`` gives the layer's, for messages.
+    """
     form, bits = None, None
     if input.ndim == 2 if isinstance(op, Linear) else input.ndim > 2:  # (N, C, *spatial)
         form = Form.of(input, getattr(op, "groups", 1))
@@ -43,7 +51,7 @@ def keep(
             bits = None if bits is None else shared(input, bits)
     if bits is not None and not quantizer.needs_input:
         return Keeping(lean, form, len(bits), None), bits
-    restored = saved(input, exact=lean == "exact" or not quantizer.is_continuous)
+    restored = saved(input, name, exact=lean == "exact" or not quantizer.is_continuous)
     if bits is None:
         return Keeping(lean, None, 0, restored.restore), restored.tensors
     return Keeping(lean, form, len(bits), restored.restore), (*bits, *restored.tensors)

@@ -168,14 +168,14 @@ def forget(node: Any) -> None:
             _metadata(other).pop(_KEY, None)
 
 
-def saved(x: Tensor, name: str = "a layer", exact: bool = True, is_own: bool = False) -> Saved:
+def saved(x: Tensor, name: Callable[[], str], exact: bool = True, is_own: bool = False) -> Saved:
     """Return what a Function saves to have ``x`` in its backward.
 
     If it is ``x`` itself, then sums with ``x`` have recipes.
 
     Args:
         x: the tensor.
-        name: of the layer that needs it, for the error message.
+        name: gives that of the layer that needs it, for the error message.
         exact: whether ``x`` is needed bit for bit; else it may be computed from the next tensor of its stream, with
             rounding errors.
         is_own: whether the Function may write to what it gets, unless that is ``x`` itself.
@@ -206,7 +206,7 @@ def _of_stream(compute: Callable[..., Tensor], place: Place, last: Term | None, 
         x = compute.taken(True, *tensors) if isinstance(compute, Held) else compute(*tensors)
     if last is not None:
         term, begin, end = last
-        place.hold(x, partial(term, *tensors[begin:end]))
+        place.hold(x, term, tensors[begin:end])
     return x
 
 
@@ -305,17 +305,19 @@ def _places(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
     return tuple(place[order * (2 * dim + 1) % _SAMPLES].to(device) for dim, place in enumerate(places))
 
 
-def _checked(compute: Callable[..., Tensor], name: str, tolerance: float, samples: Tensor, *tensors: Tensor) -> Tensor:
+def _checked(
+    compute: Callable[..., Tensor], name: Callable[[], str], tolerance: float, samples: Tensor, *tensors: Tensor
+) -> Tensor:
     freed = next((x for x in tensors if x.numel() and not x.untyped_storage().nbytes()), None)
     if freed is not None:
         raise RuntimeError(
-            f"the input of {name} can't be computed again: a tensor of shape {tuple(freed.shape)} of a layer before it "
-            "was freed; give fully_shard modules that hold both layers, or call qconv.lean(model, False)"
+            f"the input of {name()} can't be computed again: a tensor of shape {tuple(freed.shape)} of a layer before "
+            "it was freed; give fully_shard modules that hold both layers, or call qconv.lean(model, False)"
         )
     x = compute(*tensors)
     if x.device.type == "cpu" and x.numel() and not _are_equal(_samples(x), samples, tolerance):
         raise RuntimeError(
-            f"the input of {name} can't be computed again: it, or a tensor that it was made of, was changed through "
+            f"the input of {name()} can't be computed again: it, or a tensor that it was made of, was changed through "
             ".data, where autograd can't see it; change it under torch.no_grad(), or call qconv.lean(model, False)"
         )
     return x

@@ -6,6 +6,7 @@ stream, and needs ``x`` soon after ``x + z``: one convolution gives ``z``, and `
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ class Place:
         self._after: Callable[[], Place | None] = _nowhere
         self._value: Tensor | None = None
         self._term: Callable[[], Tensor] | None = None
+        self._versions: list[tuple[Tensor, int]] = []
 
     def follow(self, before: "Place") -> None:
         """Make this the place of the sum of the tensor at ``before`` and a term."""
@@ -30,6 +32,9 @@ class Place:
         after = self._after()
         if after is None or after._value is None or after._term is None:
             return None
+        if any(tensor._version != version for tensor, version in after._versions):
+            after.clear()  # an optimizer that steps within the backward has changed a layer that is done
+            return None
         value = after._value.sub_(after._term())  # all that needed it have had it: they are further down the stream
         after.clear()
         return value
@@ -40,14 +45,16 @@ class Place:
         if after is not None:
             after.clear()
 
-    def hold(self, value: Tensor, term: Callable[[], Tensor]) -> None:
-        """Hold the tensor, whose last term ``term`` computes, until the backward ends at the latest."""
-        self._value, self._term = value, term
+    def hold(self, value: Tensor, term: Callable[..., Tensor], tensors: tuple[Tensor, ...]) -> None:
+        """Hold the tensor, whose last term is ``term(*tensors)``, until the backward ends at the latest."""
+        self._value, self._term = value, partial(term, *tensors)
+        self._versions = [(tensor, tensor._version) for tensor in tensors]
         torch.autograd.Variable._execution_engine.queue_callback(self.clear)  # pyright: ignore
 
     def clear(self) -> None:
         """Forget the tensor."""
         self._value = self._term = None
+        self._versions = []
 
 
 def _nowhere() -> None:

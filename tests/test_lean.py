@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qconv
 from qconv import schemes
+from qconv.layers import QuantizedLayer
 from qconv.models import resnet20
 from qconv.models.activations import Maxout, RPReLU
 
@@ -359,7 +360,11 @@ def test_changes_that_no_version_counts(layer: str, exact: bool) -> None:
         output.data.mul_(2)
 
     lean.get_submodule(layer).register_forward_hook(hook)
-    with pytest.raises(RuntimeError, match=r"can't be computed again: .* was changed through \.data"):
+    for name, module in lean.named_modules():
+        if isinstance(module, QuantizedLayer):
+            module.name_in_model = name  # as `qconv.convert` does
+    names = r"layer 'convs\.\d' \(QConv2d, bireal\(\)\)|LeanBatchNorm2d\(.*\)"
+    with pytest.raises(RuntimeError, match=rf"input of ({names}) can't be computed again: .* changed through \.data"):
         gradients(lean, input)
 
 
@@ -437,6 +442,30 @@ def test_a_hundred_steps() -> None:
             qconv.after_step(network)
     for (name, one), other in zip(model.state_dict().items(), lean.state_dict().values(), strict=True):
         assert torch.equal(one, other), name
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_an_optimizer_that_steps_within_the_backward(exact: bool) -> None:
+    """It changes layers while those below them still compute their inputs again."""
+    torch.manual_seed(0)
+    model = Block(ACTIVATIONS["none"], schemes.irnet(), False)
+    input, states = torch.randn(4, 3, 6, 6), []
+    for network in (copy.deepcopy(model), qconv.lean(model, exact=exact)):
+        optimizers: dict[Any, torch.optim.SGD] = {p: torch.optim.SGD([p], lr=0.1) for p in network.parameters()}
+
+        def step(p: Tensor, optimizers: dict[Any, torch.optim.SGD] = optimizers) -> None:
+            optimizers[p].step()
+            optimizers[p].zero_grad()
+
+        for p in network.parameters():
+            p.register_post_accumulate_grad_hook(step)
+        network(input).square().mean().backward()
+        states.append(network.state_dict())
+    for (name, one), other in zip(states[0].items(), states[1].values(), strict=True):
+        if exact:
+            assert torch.equal(one, other), name
+        else:
+            torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
 def test_nothing_is_kept_after_the_backward() -> None:

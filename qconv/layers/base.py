@@ -253,13 +253,15 @@ class QuantizedLayer(nn.Module):
         quantizers: LayerQuantizers,
         *extra: Tensor,
     ) -> Tensor:
-        device = input.device.type
+        device, name = input.device.type, partial(name_of, self)
         dtype = _autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # autocast leaves float64 alone
-            return quantized_op(input, self.filters(), bias, op, quantizers, *extra, lean=self.lean)
+            return quantized_op(input, self.filters(), bias, op, quantizers, *extra, lean=self.lean, name=name)
         with torch.autocast(device, enabled=False):
             bias = None if bias is None else bias.to(dtype)
-            return quantized_op(input.to(dtype), self.filters(), bias, op, quantizers, *extra, lean=self.lean)
+            return quantized_op(
+                input.to(dtype), self.filters(), bias, op, quantizers, *extra, lean=self.lean, name=name
+            )
 
     def _before_forward(self) -> None:
         """Apply changes that others made to the weight; training starts with the first gradient."""

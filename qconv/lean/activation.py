@@ -128,7 +128,7 @@ class Rebuilt(nn.Module):
             return super().forward(input)
         function, learned = self.pure()
         function = as_called(function, input.device)
-        restored = saved(input, name_of(self))
+        restored = saved(input, partial(name_of, self))
         output = _Again.apply(input, function, restored.restore, len(learned), *learned, *restored.tensors)
         compute = partial(_again, function, recipe.compute, len(learned))
         return hang(output, Recipe((*learned, *recipe.tensors), compute, recipe.convolutions))

@@ -31,7 +31,7 @@ class _LeanBatchNorm(_BatchNorm):
             return super().forward(input)
         self._check_input_dim(input)
         factor, statistics = self._updated()
-        restored = saved(input, name_of(self), is_own=self.lean == "fast")
+        restored = saved(input, partial(name_of, self), is_own=self.lean == "fast")
         affine = (self.weight, self.bias) if self.affine else ()
         output = _Norm.apply(
             input,
