@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import qconv
-from qconv import schemes
+from qconv import recipes, schemes
 from qconv.layers import QuantizedLayer
 from qconv.models import resnet20
 from qconv.models.activations import Maxout, RPReLU
@@ -466,6 +466,40 @@ def test_an_optimizer_that_steps_within_the_backward(exact: bool) -> None:
             assert torch.equal(one, other), name
         else:
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class Chunks(nn.Module):
+    """Outputs of one node of the graph, each with a layer, and sums with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.convs = nn.ModuleList(qconv.QConv2d(8, 8, 3, padding=1, scheme=schemes.bireal()) for _ in range(3))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(8) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.stem(x).chunk(3)
+        y = self.norms[0](self.convs[0](first))
+        for conv, norm, part in zip(self.convs[1:], self.norms[1:], others, strict=True):
+            y = norm(conv(y + part))
+        return y
+
+
+def test_parts_of_one_tensor() -> None:
+    torch.manual_seed(0)
+    model, input = Chunks(), torch.randn(12, 3, 6, 6)
+    assert_same(gradients(model, input), gradients(qconv.lean(copy.deepcopy(model), exact=True), input))
+
+
+def test_a_stream_whose_rounding_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tensors are computed from the start of their stage."""
+    monkeypatch.setattr(recipes, "_ROUNDING", 0.0)
+    monkeypatch.setattr(recipes, "_ROUNDINGS", 0.0)
+    model, lean, input = block(False)
+    for one, other in zip(gradients(model, input)[1], gradients(lean, input)[1], strict=True):
+        assert one is not None
+        assert other is not None
+        assert (one - other).norm() < 1e-5 * one.norm() + 1e-3
 
 
 def test_nothing_is_kept_after_the_backward() -> None:
