@@ -485,6 +485,12 @@ class Chunks(nn.Module):
         return y
 
 
+def test_samples_of_several_rows() -> None:
+    layer, input = qconv.QLinear(8, 6, scheme=schemes.lsq()), torch.randn(2, 5, 8)
+    layer(input)
+    assert_same(gradients(layer, input), gradients(qconv.lean(copy.deepcopy(layer), exact=True), input))
+
+
 def test_parts_of_one_tensor() -> None:
     torch.manual_seed(0)
     model, input = Chunks(), torch.randn(12, 3, 6, 6)

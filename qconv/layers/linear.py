@@ -52,7 +52,9 @@ class QLinear(QuantizedLayer, nn.Linear):
             raise ValueError(
                 f"input has shape {tuple(input.shape)}; its last dimension must be in_features (={self.in_features})"
             )
-        if self.lean is not None and input.ndim > 2:  # bits are kept of rows
+        # Bits are kept of rows; what is computed for each sample, such as LSQ's gradient of the step, must see samples.
+        is_of_rows = not self.input_quantizer.needs_input and self.grad_quantizer is None
+        if self.lean is not None and input.ndim > 2 and is_of_rows:
             return self.forward(input.flatten(end_dim=-2)).unflatten(0, input.shape[:-1])
         if not self.scheme.scale_map:
             return self.apply_op(input, Linear(), self.bias)
