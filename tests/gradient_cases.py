@@ -1,4 +1,4 @@
-"""Random calls of the gradients of binary convolutions, and what they are by autograd."""
+"""Random calls of convolutions with signs and of their gradients, and what they are by torch and autograd."""
 
 import random
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ ops = torch.ops.qconv
 
 @dataclass
 class Case:
-    """Operands of both gradients of one convolution."""
+    """Operands of one convolution: of its gradients, and of its forward on numbers."""
 
     sizes: Sizes
     grad_output: Tensor
@@ -26,6 +26,8 @@ class Case:
     filters: Tensor  # signs of the weight
     scale: Tensor | None
     passing: Tensor | None
+    numbers: Tensor  # of the input
+    bias: Tensor | None
 
     @classmethod
     def of(cls, sizes: Sizes, scaled: bool = False, masked: bool = False) -> "Case":
@@ -37,7 +39,13 @@ class Case:
             torch.where(torch.randn(sizes.weight) < 0, -1.0, 1.0),
             torch.rand(sizes.channels[1]) if scaled else None,
             torch.rand(sizes.input) < 0.5 if masked else None,
+            torch.randn(sizes.input).contiguous(memory_format=last),
+            torch.randn(sizes.channels[1]) if masked else None,
         )
+
+    def of_forward(self) -> tuple[Any, ...]:
+        """What `sign_conv.sign_conv2d` takes."""
+        return self.numbers, self.sizes, pack_weight(self.filters, self.sizes.window.groups)[0], self.scale, self.bias
 
     def of_input(self) -> tuple[Any, ...]:
         """What `sign_gradients.sign_grad_input` takes."""
@@ -59,6 +67,29 @@ class Case:
         """What the operator `sign_grad_weight` takes."""
         grad_output, sizes, input = self.of_weight()
         return grad_output, input, sizes.channels[0], sizes.kernel_size, *sizes.window
+
+    def forward_arguments(self) -> tuple[Any, ...]:
+        """What the operator `sign_conv2d` takes."""
+        input, sizes, *others = self.of_forward()
+        *geometry, _, value = sizes.window
+        return input, *others, sizes.channels[1], *geometry, value
+
+    def output(self, dtype: torch.dtype, magnitudes: bool = False) -> Tensor:
+        """The forward by torch; with `magnitudes` the sums of what is added up to it, without signs."""
+        window, scale = self.sizes.window, 1 if self.scale is None else self.scale.to(dtype).view(-1, 1, 1, 1)
+        input, weight = self.numbers.to(dtype), self.filters.to(dtype) * scale
+        bias = None if self.bias is None else self.bias.to(dtype)
+        value = window.padding_value
+        if magnitudes:
+            input, weight, value = input.abs(), weight.abs(), abs(value)
+            bias = None if bias is None else bias.abs()
+        padded = F.pad(input, window.padding, value=value)
+        return F.conv2d(padded, weight, bias, window.stride, 0, window.dilation, window.groups)
+
+    def error(self, output: Tensor) -> float:
+        """The largest error of the forward as a share of what is allowed, as in `errors`."""
+        wanted = self.output(torch.float64)
+        return _share(output, wanted, self.output(torch.float32), self.output(torch.float64, magnitudes=True))
 
     def expected(self, dtype: torch.dtype, magnitudes: bool = False) -> tuple[Tensor, Tensor]:
         """Both gradients by autograd; with `magnitudes` the sums of what is added up to them, without signs."""
@@ -84,11 +115,12 @@ class Case:
         """Largest errors as a share of what is allowed: twice that of float32, or four roundings of the magnitudes."""
         exact, single = self.expected(torch.float64), self.expected(torch.float32)
         magnitudes = self.expected(torch.float64, magnitudes=True)
-        shares = []
-        for got, wanted, plain, sums in zip((of_input, of_weight), exact, single, magnitudes, strict=True):
-            allowed = max(2 * float((plain - wanted).abs().max()), 2.0**-22 * float(sums.abs().max()), 1e-30)
-            shares.append(float((got - wanted).abs().max()) / allowed)
-        return shares
+        return list(map(_share, (of_input, of_weight), exact, single, magnitudes))
+
+
+def _share(got: Tensor, wanted: Tensor, plain: Tensor, sums: Tensor) -> float:
+    allowed = max(2 * float((plain - wanted).abs().max()), 2.0**-22 * float(sums.abs().max()), 1e-30)
+    return float((got - wanted).abs().max()) / allowed
 
 
 def cases(count: int, seed: int = 0, most: int = 70) -> Iterator[Case]:

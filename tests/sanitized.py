@@ -28,10 +28,11 @@ def main() -> None:
         torch.set_num_threads(draw.randint(1, 3))
         sizes, window = case.sizes, case.sizes.window
         if draw.random() < 0.3:
-            case.grad_output = case.grad_output.bfloat16()
+            case.grad_output, case.numbers = case.grad_output.bfloat16(), case.numbers.bfloat16()
         weight, tap_sums = pack_weight(case.filters, window.groups)
         packed = bits.pack_signs(case.signs, window.groups)
         for name in native.instruction_sets():
+            look_up.look_up_conv2d(*case.of_forward(), instruction_set=name)
             look_up.look_up_grad_input(*case.of_input(), instruction_set=name)
             look_up.look_up_grad_weight(*case.of_weight(), instruction_set=name)
             native_weight.pack_weight(case.filters, window.groups, instruction_set=name)

@@ -46,7 +46,7 @@ def test_the_definitions() -> None:
 
 @pytest.mark.parametrize("sizes", [PAYING, Sizes(2, (6, 4), (5, 4), (3, 2), Window((2, 1), (0, 1, 2, 1), (1, 2), 2))])
 def test_the_operators_are_either(sizes: Sizes) -> None:
-    assert look_up.pays(sizes) is (sizes is PAYING)
+    assert look_up.weight_pays(sizes) is look_up.input_pays(sizes) is (sizes is PAYING)
     case = Case.of(sizes, scaled=True, masked=True)
     got = ops.sign_grad_input(*case.input_arguments()), ops.sign_grad_weight(*case.weight_arguments())
     assert max(case.errors(*got)) <= 1
@@ -213,28 +213,36 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_neon(emulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its kernels get the operands of a call through a pipe."""
+    """Its kernels get the operands of a call through a pipe; those of the forward, too."""
     for case in cases(40, seed=5):
         sizes: list[int] = []
 
         def run(which: int, *call: int, sizes: list[int] = sizes) -> None:
-            stream = struct.pack("26q", which, *sizes, *call[5:-1])
-            stream += b"".join(ctypes.string_at(*each) for each in zip(call[:4], sizes, strict=False) if each[0])
+            stream = struct.pack("27q", which, *sizes, *call[6:-1])
+            stream += b"".join(ctypes.string_at(*each) for each in zip(call[:5], sizes, strict=False) if each[0])
             done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
-            ctypes.memmove(call[4], done.stdout, sizes[4])
+            ctypes.memmove(call[5], done.stdout, sizes[5])
 
         module = SimpleNamespace(
             instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"),
             sign_grad_input=lambda *call, run=run: run(0, *call),
             sign_grad_weight=lambda *call, run=run: run(1, *call),
+            sign_conv2d=lambda *call, run=run: run(2, *call),
         )
         monkeypatch.setattr(native, "kernels", lambda module=module: module)
-        grad, _, *others = case.of_input()
-        sizes[:] = [0 if each is None else each.nbytes for each in (grad, *others)]
-        sizes.append(4 * case.signs.numel())
+        grad, _, weight, scale, passes = case.of_input()
+        sizes[:] = nbytes(grad, weight, scale, None, passes, case.signs)
         of_input = look_up.look_up_grad_input(*case.of_input(), instruction_set="neon")
-        sizes[:] = [grad.nbytes, case.of_weight()[2].nbytes, 0, 0, 4 * case.filters.numel()]
+        sizes[:] = nbytes(grad, case.of_weight()[2], None, None, None, case.filters)
         of_weight = look_up.look_up_grad_weight(*case.of_weight(), instruction_set="neon")
+        padded, _ = case.sizes.padded_but_zeros(case.numbers)
+        sizes[:] = nbytes(padded, weight, scale, case.bias, None, grad)
+        output = look_up.look_up_conv2d(*case.of_forward(), instruction_set="neon")
         assert of_input is not None
         assert of_weight is not None
-        assert max(case.errors(of_input, of_weight)) <= 1, case.sizes
+        assert output is not None
+        assert max(*case.errors(of_input, of_weight), case.error(output)) <= 1, case.sizes
+
+
+def nbytes(*operands: torch.Tensor | None) -> list[int]:
+    return [0 if each is None else each.nbytes for each in operands]

@@ -1,9 +1,9 @@
-"""Floating-point operations of convolutions of signs and codes, and of their gradients.
+"""Floating-point operations of convolutions of signs, codes and numbers, and of their gradients.
 
 `torch.compile` weighs with them what is computed again and what is kept (``activation_memory_budget``). The gradients
-and a convolution of codes count as the float ones that they replace; a convolution of signs, which takes 64 at once,
-as a 64th of one: papers count bit operations so. A module of its own, because torch's one imports Triton, which takes
-as long as all of qconv.
+and convolutions of codes and numbers count as the float ones that they replace; a convolution of signs, which takes 64
+at once, as a 64th of one: papers count bit operations so. A module of its own, because torch's one imports Triton,
+which takes as long as all of qconv.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import register_flop_formula
 
-from . import operators as _operators, sign_gradients as _gradients  # noqa: F401
+from . import operators as _operators, sign_conv as _numbers, sign_gradients as _gradients  # noqa: F401
 from .bits import WORD
 
 
@@ -43,3 +43,8 @@ def _flops_of_signs(
 @register_flop_formula(torch.ops.qconv.integer_conv2d)
 def _flops_of_codes(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
     return _flops(out_shape, weight[1], weight[2:4])
+
+
+@register_flop_formula(torch.ops.qconv.sign_conv2d)
+def _flops_of_numbers(input: Any, weight: Any, *_: Any, out_shape: Any, **__: Any) -> int:
+    return _flops(out_shape, input[1] // weight[0], weight[2:4])

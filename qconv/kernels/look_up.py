@@ -1,4 +1,4 @@
-"""The gradients of `sign_gradients` by the C kernel, which looks sums of products up in tables."""
+"""Convolutions of numbers with signs by the C kernel, which looks sums of products up in tables."""
 
 from functools import lru_cache
 from typing import Any
@@ -25,11 +25,23 @@ def _numbers(sizes: Sizes, instruction_set: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=4096)
-def pays(sizes: Sizes) -> bool:
-    """Whether the look-up takes less time than the definition, as measured with AVX-512.
+def weight_pays(sizes: Sizes) -> bool:
+    """Whether output and gradient of the input take less time looked up than by the definition, if there is a kernel.
 
-    A table costs as much as some look-ups: it has to be used by enough taps and input channels. The pictures of a
-    batch are taken five at a time.
+    As measured with AVX-512 and AVX2, for pictures that are channels_last. A table costs as much as some look-ups: it
+    has to be used by enough taps and channels, and by more where the channels of a group do not fill its vectors.
+    """
+    groups = sizes.window.groups
+    fan = min(sizes.channels) // groups
+    uses = fan * sizes.kernel_size[0] * sizes.kernel_size[1]
+    return fan >= 16 and uses >= (128 if groups == 1 else 256) and sizes.products >= 1 << 22
+
+
+@lru_cache(maxsize=4096)
+def input_pays(sizes: Sizes) -> bool:
+    """Whether the gradient of the weight takes less time looked up than by the definition, as measured with AVX-512.
+
+    The pictures of a batch are taken five at a time.
     """
     groups = sizes.window.groups
     fan_in, fan_out = sizes.channels[0] // groups, sizes.channels[1] // groups
@@ -37,20 +49,57 @@ def pays(sizes: Sizes) -> bool:
     return min(fan_in, fan_out) >= 16 and uses >= 128 and sizes.batch >= 4 and sizes.products >= 1 << 22
 
 
-def _kernel(grad_output: Tensor, sizes: Sizes, instruction_set: str | None) -> tuple[Any, int] | None:
+def is_fast() -> bool:
+    """Whether there is a kernel for this machine."""
+    module = native.kernels()
+    return module is not None and module.instruction_sets > 1
+
+
+def _kernel(numbers: Tensor, pays: bool, instruction_set: str | None) -> tuple[Any, int] | None:
     """The compiled module and the number of the instruction set; None where the definition is to be used."""
     module = native.kernels()
-    if module is None or grad_output.dtype not in (torch.float32, torch.bfloat16):
+    if module is None or numbers.dtype not in (torch.float32, torch.bfloat16):
         return None
-    if instruction_set is None and not pays(sizes):
+    if instruction_set is None and not pays:
         return None
     used = number_of(instruction_set)
     return None if INSTRUCTION_SETS[used] == "portable" else (module, used)
 
 
-def _channels_last(grad_output: Tensor) -> Tensor:
+def _channels_last(numbers: Tensor) -> Tensor:
     last = torch.channels_last
-    return grad_output.to(torch.float32, memory_format=last).contiguous(memory_format=last)
+    return numbers.to(torch.float32, memory_format=last).contiguous(memory_format=last)
+
+
+def _address(operand: Tensor | None) -> int:
+    return 0 if operand is None else operand.data_ptr()
+
+
+def look_up_conv2d(
+    input: Tensor,
+    sizes: Sizes,
+    weight: Tensor,
+    scale: Tensor | None = None,
+    bias: Tensor | None = None,
+    instruction_set: str | None = None,
+) -> Tensor | None:
+    """`qconv.kernels.sign_conv.sign_conv2d` by the kernel; None if there is none, or the definition is faster.
+
+    ``instruction_set`` is one of `native.instruction_sets`, which is then used even where it is slower.
+    """
+    found = _kernel(input, weight_pays(sizes), instruction_set)
+    if found is None:
+        return None
+    module, used = found
+    output = torch.empty(sizes.output, memory_format=torch.channels_last)
+    if output.numel():
+        padded, sizes = sizes.padded_but_zeros(input)
+        scale, bias = (None if each is None else each.contiguous() for each in (scale, bias))
+        operands = _channels_last(padded), weight.contiguous(), scale, bias
+        module.sign_conv2d(
+            *map(_address, operands), 0, output.data_ptr(), *_numbers(sizes, used), torch.get_num_threads()
+        )
+    return output.to(input.dtype)
 
 
 def look_up_grad_input(
@@ -61,35 +110,30 @@ def look_up_grad_input(
     passes: Tensor | None = None,
     instruction_set: str | None = None,
 ) -> Tensor | None:
-    """`sign_grad_input` by the kernel; None if there is none, or the definition is faster.
-
-    ``instruction_set`` is one of `native.instruction_sets`, which is then used even where it is slower.
-    """
-    found = _kernel(grad_output, sizes, instruction_set)
+    """`sign_grad_input` by the kernel; None and ``instruction_set`` as in `look_up_conv2d`."""
+    found = _kernel(grad_output, weight_pays(sizes), instruction_set)
     if found is None:
         return None
     module, used = found
     output = torch.empty(sizes.input, memory_format=torch.channels_last)
     if output.numel():
-        others = (None if each is None else each.contiguous() for each in (weight, scale, passes))
-        operands = _channels_last(grad_output), *others, output
-        addresses = [0 if operand is None else operand.data_ptr() for operand in operands]
-        module.sign_grad_input(*addresses, *_numbers(sizes, used), torch.get_num_threads())
+        scale, passes = (None if each is None else each.contiguous() for each in (scale, passes))
+        operands = _channels_last(grad_output), weight.contiguous(), scale, None, passes, output
+        module.sign_grad_input(*map(_address, operands), *_numbers(sizes, used), torch.get_num_threads())
     return output.to(grad_output.dtype)
 
 
 def look_up_grad_weight(
     grad_output: Tensor, sizes: Sizes, input: Tensor, instruction_set: str | None = None
 ) -> Tensor | None:
-    """`sign_grad_weight` by the kernel; None and ``instruction_set`` as in `look_up_grad_input`."""
-    found = _kernel(grad_output, sizes, instruction_set)
+    """`sign_grad_weight` by the kernel; None and ``instruction_set`` as in `look_up_conv2d`."""
+    found = _kernel(grad_output, input_pays(sizes), instruction_set)
     if found is None:
         return None
     module, used = found
     if not sizes.batch:
         return grad_output.new_zeros(sizes.weight)
     output = torch.empty(sizes.weight)
-    operands = _channels_last(grad_output), input.contiguous(), output
-    grad, bits, to = (operand.data_ptr() for operand in operands)
-    module.sign_grad_weight(grad, bits, 0, 0, to, *_numbers(sizes, used), torch.get_num_threads())
+    operands = _channels_last(grad_output), input.contiguous(), None, None, None, output
+    module.sign_grad_weight(*map(_address, operands), *_numbers(sizes, used), torch.get_num_threads())
     return output.to(grad_output.dtype)

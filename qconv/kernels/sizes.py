@@ -53,10 +53,18 @@ class Sizes(NamedTuple):
 
     @property
     def products(self) -> int:
-        """Multiplications of either gradient."""
+        """Multiplications of the convolution, or of either gradient."""
         batch, channels, height, width = self.output
         _, fan_in, kernel_h, kernel_w = self.weight
         return batch * channels * height * width * fan_in * kernel_h * kernel_w
+
+    def padded_but_zeros(self, input: Tensor) -> tuple[Tensor, "Sizes"]:
+        """Return the input and the sizes for a convolution that pads with zeros; others are padded here."""
+        if not self.window.padding_value or not any(self.window.padding):
+            return input, self
+        input = self.window.pad(input)
+        size = input.shape[2], input.shape[3]
+        return input, self._replace(input_size=size, window=self.window._replace(padding=(0, 0, 0, 0)))
 
     def checked(self) -> "Sizes":
         """Return self.

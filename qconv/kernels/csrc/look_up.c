@@ -1,14 +1,15 @@
-/* The gradients of a binary convolution by table look-up, in float32.
+/* Convolutions of numbers with signs by table look-up, in float32.
  *
  * Of each product one factor is +-1, so FOLD factors g of the other side have 2^FOLD sums +-g0 +-g1 +- ..., half of which
  * are the negated other half. A table holds the ENTRIES = 2^(FOLD - 1) sums in which the last sign is +; one permute looks
  * up as many of them as a vector has lanes, and one multiply-add by the last sign adds LANES * FOLD products.
  *
  * A code, one byte, is what is looked up: bit j is the sign of factor j times that of the last, bit 7 that of the last.
- * For grad_input the factors are channels of grad_output, and the codes those of the weight. For grad_weight they are the
- * same pixel of FOLD pictures, so that no geometry parts them, and the codes those of the input.
+ * With a weight of signs the factors are channels of a pixel, and the codes those of the weight: in the forward, and in the
+ * gradient of the input, where the pixels are those of grad_output. For grad_weight they are the same pixel of FOLD
+ * pictures, so that no geometry parts them, and the codes those of the input.
  *
- * Both gradients are written once, in look_up_rows.h, over the few operations in which instruction sets differ.
+ * All are written once, in look_up_rows.h, over the few operations in which instruction sets differ.
  */
 #include "look_up.h"
 
@@ -47,6 +48,64 @@ INLINE float *next_place(Places *places) {
         places->done = 0;
     }
     return at;
+}
+
+INLINE int64_t floor_of(int64_t a, int64_t b) { return a >= 0 ? a / b : -CEIL(-a, b); }
+
+/* Bit i of word j becomes bit j of word i. */
+static void transpose(uint64_t words[64]) {
+    uint64_t mask = UINT64_C(0x00000000ffffffff);
+    for (int j = 32; j; j >>= 1, mask ^= mask << j)
+        for (int k = 0; k < 64; k = (k + j + 1) & ~j) {
+            const uint64_t swap = (words[k] >> j ^ words[k + j]) & mask;
+            words[k] ^= swap << j;
+            words[k + j] ^= swap;
+        }
+}
+
+/* The signs of a tap of the weight's group, (channels of the numbers, words of channels of the output). */
+static void rows_of_signs(const LookUp *g, int64_t group, int64_t tap, uint64_t *rows) {
+    const int64_t taps = g->kernel_h * g->kernel_w, outs = CEIL(g->out_channels, 64), all = g->blocks * BLOCK;
+    const uint64_t *signs = g->signs + (group * g->blocks * taps + tap) * g->words * BLOCK;
+#define SIGNS(o, word) signs[((o) / BLOCK * taps * g->words + (word)) * BLOCK + (o) % BLOCK]
+    if (!g->forward) {
+        for (int64_t o = 0; o < g->out_channels; o++)
+            for (int64_t word = 0; word < g->words; word++) rows[o * g->words + word] = SIGNS(o, word);
+        return;
+    }
+    for (int64_t word = 0; word < g->words; word++)
+        for (int64_t out = 0; out < outs; out++) {
+            uint64_t square[64];
+            for (int64_t i = 0; i < 64; i++) square[i] = out * 64 + i < all ? SIGNS(out * 64 + i, word) : 0;
+            transpose(square);
+            for (int64_t i = 0; i < 64; i++) rows[(word * 64 + i) * outs + out] = square[i];
+        }
+#undef SIGNS
+}
+
+/* Where the tables of a row of numbers go: (groups, tables, strips, columns, pictures, ENTRIES). Strip s holds the columns
+ * s, s + step, ..., after a margin: those that neighbours of the output read at one tap are neighbours. */
+typedef struct {
+    int64_t margin, columns; /* of a strip */
+    int64_t strips, used;    /* bit s of `used`: some tap reads strip s; with more strips than bits all count as read */
+} Strips;
+
+static Strips strips_of(const LookUp *g) {
+    const Axis x = g->across;
+    Strips strips = {0, CEIL(g->from_w, x.step), x.step, x.step > 62 ? ~INT64_C(0) : 0};
+    int64_t last = strips.columns;
+    for (int64_t phase = 0; phase < x.every && phase < g->to_w; phase++)
+        for (int64_t kw = 0; kw < g->kernel_w; kw++) {
+            const int64_t c = x.first + phase * x.step + kw * x.tap;
+            if (c % x.every) continue;
+            const int64_t column = floor_of(c / x.every, x.step), strip = c / x.every - column * x.step;
+            const int64_t end = column + CEIL(g->to_w - phase, x.every);
+            if (-column > strips.margin) strips.margin = -column;
+            if (end > last) last = end;
+            if (x.step <= 62) strips.used |= INT64_C(1) << strip;
+        }
+    strips.columns = strips.margin + last;
+    return strips;
 }
 
 static void *allocate(int64_t bytes) { return aligned_alloc(64, (size_t)CEIL(bytes, 64) * 64); }
@@ -242,17 +301,17 @@ INLINE void neon_tables(const float *const x[4], int64_t count, Places to) {
 #include "look_up_rows.h"
 #endif
 
-typedef void (*Part)(Gradient *gradient, int64_t start, int64_t stop);
+typedef void (*Part)(LookUp *call, int64_t start, int64_t stop);
 
 /* What differs between instruction sets: the sizes, and the four loops over them. */
 typedef struct {
     int64_t wide, fold, rows;
-    Part weight_codes, input_rows, input_codes, weight_blocks;
+    Part weight_codes, pixel_rows, input_codes, weight_blocks;
 } Kernels;
 
 static int kernels_of(int64_t isa, Kernels *kernels) {
 #define KERNELS(name, wide, fold)                                                                                    \
-    (Kernels){wide, fold, 12, name##_weight_codes, name##_input_rows, name##_input_codes, name##_weight_blocks}
+    (Kernels){wide, fold, 12, name##_weight_codes, name##_pixel_rows, name##_input_codes, name##_weight_blocks}
     switch (isa) {
 #if defined(__x86_64__)
     case AVX512: *kernels = KERNELS(avx512, 32, 5); return 1;
@@ -267,60 +326,79 @@ static int kernels_of(int64_t isa, Kernels *kernels) {
 
 typedef struct {
     Part part;
-    Gradient *gradient;
+    LookUp *call;
 } Work;
 
 static void work(int64_t start, int64_t stop, void *given) {
     const Work *one = given;
-    one->part(one->gradient, start, stop);
+    one->part(one->call, start, stop);
 }
 
-static void share(Part part, Gradient *gradient, int64_t count, int64_t threads, ParallelFor parallel_for) {
-    Work one = {part, gradient};
+static void share(Part part, LookUp *call, int64_t count, int64_t threads, ParallelFor parallel_for) {
+    Work one = {part, call};
     if (parallel_for == NULL || threads < 2 || count < 2)
-        part(gradient, 0, count);
+        part(call, 0, count);
     else if (parallel_for(0, count, 1, work, &one))
-        gradient->failed = 1;
+        call->failed = 1;
 }
 
-int look_up_grad_input(Gradient *gradient, int64_t threads, ParallelFor parallel_for) {
+/* Sums over the taps of the weight, once it is known which pixels they read. */
+static int look_up_pixels(LookUp *call, int64_t threads, ParallelFor parallel_for) {
     Kernels kernels;
-    if (!kernels_of(gradient->isa, &kernels)) return 1;
-    const int64_t taps = gradient->kernel_h * gradient->kernel_w, tables = CEIL(gradient->out_channels, kernels.fold);
-    const int64_t wides = CEIL(gradient->in_channels, kernels.wide), width = CEIL(gradient->width, gradient->stride_w);
-    gradient->failed = 0;
-    gradient->images = 1;
-    for (int64_t n = 2; n <= gradient->batch && n <= kernels.rows && width < kernels.rows; n++) /* tiles as full as can be */
-        if (n * width * CEIL(gradient->images * width, kernels.rows) >
-            gradient->images * width * CEIL(n * width, kernels.rows))
-            gradient->images = n;
-    gradient->codes = malloc((size_t)(gradient->groups * wides * taps * tables * kernels.wide));
-    if (gradient->codes == NULL) return 1;
-    share(kernels.weight_codes, gradient, gradient->groups * taps, threads, parallel_for);
-    share(kernels.input_rows, gradient, CEIL(gradient->batch, gradient->images) * gradient->height, threads, parallel_for);
-    free(gradient->codes);
-    return gradient->failed;
+    if (!kernels_of(call->isa, &kernels)) return 1;
+    const int64_t taps = call->kernel_h * call->kernel_w, tables = CEIL(call->from_channels, kernels.fold);
+    const int64_t wides = CEIL(call->to_channels, kernels.wide), width = CEIL(call->to_w, call->across.every);
+    call->failed = 0;
+    call->images = 1;
+    for (int64_t n = 2; n <= call->batch && n <= kernels.rows && width < kernels.rows; n++) /* tiles as full as can be */
+        if (n * width * CEIL(call->images * width, kernels.rows) > call->images * width * CEIL(n * width, kernels.rows))
+            call->images = n;
+    call->codes = malloc((size_t)(call->groups * wides * taps * tables * kernels.wide));
+    if (call->codes == NULL) return 1;
+    share(kernels.weight_codes, call, call->groups * taps, threads, parallel_for);
+    if (!call->failed)
+        share(kernels.pixel_rows, call, CEIL(call->batch, call->images) * call->to_h, threads, parallel_for);
+    free(call->codes);
+    return call->failed;
 }
 
-int look_up_grad_weight(Gradient *gradient, int64_t threads, ParallelFor parallel_for) {
+int look_up_convolve(LookUp *call, int64_t threads, ParallelFor parallel_for) {
+    call->forward = 1;
+    call->down = (Axis){-call->top, call->stride_h, call->dilation_h, 1};
+    call->across = (Axis){-call->left, call->stride_w, call->dilation_w, 1};
+    call->from_h = call->height, call->from_w = call->width, call->from_channels = call->in_channels;
+    call->to_h = call->out_h, call->to_w = call->out_w, call->to_channels = call->out_channels;
+    return look_up_pixels(call, threads, parallel_for);
+}
+
+int look_up_grad_input(LookUp *call, int64_t threads, ParallelFor parallel_for) {
+    call->forward = 0;
+    call->down = (Axis){call->top, 1, -call->dilation_h, call->stride_h};
+    call->across = (Axis){call->left, 1, -call->dilation_w, call->stride_w};
+    call->from_h = call->out_h, call->from_w = call->out_w, call->from_channels = call->out_channels;
+    call->to_h = call->height, call->to_w = call->width, call->to_channels = call->in_channels;
+    return look_up_pixels(call, threads, parallel_for);
+}
+
+int look_up_grad_weight(LookUp *call, int64_t threads, ParallelFor parallel_for) {
     Kernels kernels;
-    if (!kernels_of(gradient->isa, &kernels)) return 1;
-    const int64_t folds = CEIL(gradient->batch, kernels.fold), wides = CEIL(gradient->in_channels, kernels.wide);
-    const int64_t blocks = gradient->groups * CEIL(gradient->out_channels, kernels.rows);
-    const int framed = gradient->padding_value != 0;
-    gradient->failed = 0;
-    gradient->grid_top = framed ? gradient->top : 0;
-    gradient->grid_left = framed ? gradient->left : 0;
-    gradient->grid_h = framed ? (gradient->out_h - 1) * gradient->stride_h + (gradient->kernel_h - 1) * gradient->dilation_h + 1
-                              : gradient->height;
-    gradient->grid_w = framed ? (gradient->out_w - 1) * gradient->stride_w + (gradient->kernel_w - 1) * gradient->dilation_w + 1
-                              : gradient->width;
-    gradient->parts = CEIL(4 * threads, blocks) < wides ? CEIL(4 * threads, blocks) : wides;
-    if (threads < 2) gradient->parts = 1;
-    gradient->codes = malloc((size_t)(gradient->groups * wides * folds * gradient->grid_h * gradient->grid_w * kernels.wide));
-    if (gradient->codes == NULL) return 1;
-    share(kernels.input_codes, gradient, folds * gradient->grid_h, threads, parallel_for);
-    share(kernels.weight_blocks, gradient, blocks * gradient->parts, threads, parallel_for);
-    free(gradient->codes);
-    return gradient->failed;
+    if (!kernels_of(call->isa, &kernels)) return 1;
+    const int64_t folds = CEIL(call->batch, kernels.fold), wides = CEIL(call->in_channels, kernels.wide);
+    const int64_t blocks = call->groups * CEIL(call->out_channels, kernels.rows);
+    const int framed = call->padding_value != 0;
+    call->failed = 0;
+    call->grid_top = framed ? call->top : 0;
+    call->grid_left = framed ? call->left : 0;
+    call->grid_h = framed ? (call->out_h - 1) * call->stride_h + (call->kernel_h - 1) * call->dilation_h + 1
+                              : call->height;
+    call->grid_w = framed ? (call->out_w - 1) * call->stride_w + (call->kernel_w - 1) * call->dilation_w + 1
+                              : call->width;
+    call->parts = CEIL(4 * threads, blocks) < wides ? CEIL(4 * threads, blocks) : wides;
+    if (threads < 2) call->parts = 1;
+    call->codes = malloc((size_t)(call->groups * wides * folds * call->grid_h * call->grid_w * kernels.wide));
+    if (call->codes == NULL) return 1;
+    share(kernels.input_codes, call, folds * call->grid_h, threads, parallel_for);
+    share(kernels.weight_blocks, call, blocks * call->parts, threads, parallel_for);
+    free(call->codes);
+    return call->failed;
 }

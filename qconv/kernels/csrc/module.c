@@ -54,27 +54,32 @@ static PyObject *binary_convolve(PyObject *module, PyObject *const *arguments, P
     return none_unless(failed, "the bits of a picture");
 }
 
-static PyObject *sign_gradient(const char *name, int (*look_up)(Gradient *, int64_t, ParallelFor),
-                               PyObject *const *arguments, Py_ssize_t count) {
-    void *addresses[GRADIENT_ADDRESSES];
-    int64_t numbers[GRADIENT_NUMBERS + 1];
+static PyObject *look_up_call(const char *name, int (*look_up)(LookUp *, int64_t, ParallelFor),
+                              PyObject *const *arguments, Py_ssize_t count) {
+    void *addresses[LOOK_UP_ADDRESSES];
+    int64_t numbers[LOOK_UP_NUMBERS + 1];
     int failed;
-    if (!read_call(name, arguments, count, GRADIENT_ADDRESSES, GRADIENT_NUMBERS + 1, addresses, numbers)) return NULL;
-    Gradient gradient = gradient_of(addresses, numbers);
+    if (!read_call(name, arguments, count, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, addresses, numbers)) return NULL;
+    LookUp call = look_up_of(addresses, numbers);
     Py_BEGIN_ALLOW_THREADS
-    failed = look_up(&gradient, numbers[GRADIENT_NUMBERS], parallel_for);
+    failed = look_up(&call, numbers[LOOK_UP_NUMBERS], parallel_for);
     Py_END_ALLOW_THREADS
     return none_unless(failed, "tables");
 }
 
+static PyObject *sign_conv2d(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
+    (void)module;
+    return look_up_call("sign_conv2d", look_up_convolve, arguments, count);
+}
+
 static PyObject *sign_grad_input(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
-    return sign_gradient("sign_grad_input", look_up_grad_input, arguments, count);
+    return look_up_call("sign_grad_input", look_up_grad_input, arguments, count);
 }
 
 static PyObject *sign_grad_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
     (void)module;
-    return sign_gradient("sign_grad_weight", look_up_grad_weight, arguments, count);
+    return look_up_call("sign_grad_weight", look_up_grad_weight, arguments, count);
 }
 
 static PyObject *bits_pass_over(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
@@ -183,6 +188,7 @@ static PyMethodDef methods[] = {
     {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
     {"pack_weight", (PyCFunction)(void (*)(void))weight_pack, METH_FASTCALL, NULL},
     {"rprelu", (PyCFunction)(void (*)(void))rprelu_call, METH_FASTCALL, NULL},
+    {"sign_conv2d", (PyCFunction)(void (*)(void))sign_conv2d, METH_FASTCALL, NULL},
     {"sign_grad_input", (PyCFunction)(void (*)(void))sign_grad_input, METH_FASTCALL, NULL},
     {"sign_grad_weight", (PyCFunction)(void (*)(void))sign_grad_weight, METH_FASTCALL, NULL},
     {NULL, NULL, 0, NULL},
