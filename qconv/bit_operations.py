@@ -3,67 +3,18 @@
 The forward counts bits. A gradient has one operand of ±1, and adds up numbers that were looked up by bits of it.
 """
 
-from collections.abc import Sequence
-from functools import partial
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .grad.kernel import Gradients
-from .held import of_last_weight
-from .kernels import sign_gradients as _registered  # noqa: F401
 from .kernels.window import Window
-from .operations import Convolution, Linear, OutputMask
-from .quantizers import Quantizer, Whole
-from .quantizers.base import whole_of
+from .operations import OutputMask
 from .quantizers.form import Form
+from .sign_weight import Filters, input_gradient, picture_of
 
 _ops = torch.ops.qconv
-
-
-def window_of(op: Any) -> Window | None:
-    """Return the positions of the kernel of ``op`` in two dimensions; None if it does not run on bits."""
-    return op.window if isinstance(op, Convolution | Linear) else None
-
-
-class Filters(NamedTuple):
-    """A weight of signs.
-
-    Attributes:
-        shape: of the weight.
-        bits: the signs, as the kernels take them.
-        sums: of the signs of each tap.
-        scale: of each filter, float32; None is 1.
-    """
-
-    shape: torch.Size
-    bits: Tensor
-    sums: Tensor
-    scale: Tensor | None
-
-    @property
-    def kernel_size(self) -> tuple[int, int]:
-        """Height and width of the kernel."""
-        sizes = (1, 1, *self.shape[2:])
-        return sizes[-2], sizes[-1]
-
-    @property
-    def scales(self) -> Tensor | None:
-        """The scale as ``(C_out,)``."""
-        return None if self.scale is None else self.scale.flatten().expand(self.shape[0]).contiguous()
-
-
-def filters_of(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
-    """Return the quantized weight as bits."""
-    return of_last_weight(partial(_filters, weight, quantizer, tensors, groups), weight, quantizer, groups)
-
-
-def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
-    values, scale = cast(Whole, whole_of(quantizer, weight, tensors))
-    kernel = (1, 1, *weight.shape[2:])[-2:]
-    bits, sums = _ops.pack_weight(values.view(*weight.shape[:2], *kernel), groups)
-    return Filters(weight.shape, bits, sums, scale)
 
 
 class BitOperands(NamedTuple):
@@ -115,17 +66,13 @@ def backward_of_bits(operands: BitOperands, grad_output: Tensor, mask: OutputMas
     form, weight = operands.form, operands.weight
     stride, padding, dilation, groups, value = operands.window
     grad_input = grad_weight = grad_bias = None
-    grad = grad_output.view(*grad_output.shape[:2], *(1, 1, *grad_output.shape[2:])[-2:])
     if mask[0]:
-        size = (1, 1, *form.shape[2:])[-2:]
         scales = None if weight.scales is None else weight.scales.float()
-        grad_input = _ops.sign_grad_input(
-            grad, weight.bits, scales, form.channels, size, stride, padding, dilation
-        ).view(form.shape)
+        grad_input = input_gradient(grad_output, weight, scales, operands.window, form.shape)
     if mask[1]:
         kernel = weight.kernel_size
         grad_weight = _ops.sign_grad_weight(
-            grad, operands.picture, form.channels, kernel, stride, padding, dilation, groups, value
+            picture_of(grad_output), operands.picture, form.channels, kernel, stride, padding, dilation, groups, value
         ).view(weight.shape)
     if mask[2]:
         grad_bias = grad_output.sum([0, *range(2, grad_output.ndim)])

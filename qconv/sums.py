@@ -24,7 +24,7 @@ from .operations import Convolution, Linear, TransposedConvolution
 from .quantizers import Quantizer, Whole
 from .quantizers.base import is_plain_cpu, whole_of
 
-_HALF = torch.float16, torch.bfloat16
+HALF = torch.float16, torch.bfloat16
 _BILINEAR = Convolution, TransposedConvolution, Linear  # other operations have offsets, which must not be scaled
 _EXACT = 2**24  # float32 holds all smaller whole numbers
 Quantized = tuple[Quantizer, Any]
@@ -53,12 +53,12 @@ def scaled_sums(
     if not isinstance(op, _BILINEAR):
         return None
     in_integers = runs_in_integers(input, weight, op, of_input[0], of_weight[0], rounds)
-    if input.dtype in _HALF and not (in_integers and bias is None and input.dtype == torch.bfloat16):
+    if input.dtype in HALF and not (in_integers and bias is None and input.dtype == torch.bfloat16):
         return None
     if in_integers and (output := _of_integers(input, weight, cast(Convolution, op), of_input, of_weight)) is not None:
         return output if bias is None else _plus(output, bias, weight)
     whole = _whole(input, weight, op, of_input, of_weight)
-    if whole is None or input.dtype in _HALF:
+    if whole is None or input.dtype in HALF:
         return None
     (values_x, scale_x), (values_w, scale_w) = whole
     scale = output_scale(scale_x, scale_w, input.dtype)
@@ -87,12 +87,18 @@ def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch
     return None if scale is None else scale.to(dtype)
 
 
+def whole_input(input: Tensor, op: Any, of_input: Quantized) -> Whole | None:
+    """Return the input's whole numbers and their scale, if that can be moved out of the sums."""
+    whole = whole_of(of_input[0], input, of_input[1])
+    return None if whole is None or not _moves_out(whole.scale, op) else whole
+
+
 def _whole(
     input: Tensor, weight: Tensor, op: Any, of_input: Quantized, of_weight: Quantized
 ) -> tuple[Whole, Whole] | None:
     """Return both operands' whole numbers, if the scales can be moved out of the sums."""
-    whole_x = whole_of(of_input[0], input, of_input[1])
-    if whole_x is None or not _moves_out(whole_x.scale, op):
+    whole_x = whole_input(input, op, of_input)
+    if whole_x is None:
         return None
     whole_w = whole_of(of_weight[0], weight, of_weight[1])
     return (whole_x, whole_w) if whole_w is not None and _is_of_filters(whole_w.scale, weight) else None

@@ -48,13 +48,13 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def count_convolutions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The convolutions that are computed again."""
-    again, computed = function._again, []
+    again, computed = function.output_again, []
 
     def counted(*arguments: object) -> Tensor:
         computed.append(1)
         return again(*arguments)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(function, "_again", counted)
+    monkeypatch.setattr(function, "output_again", counted)
     return computed
 
 

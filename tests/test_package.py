@@ -32,9 +32,15 @@ ROOMS = {
     "schemes": {"methods", "scheme"},
     "operations": {"grad", "kernels"},
     "sums": {"held", "operations", "quantizers", "kernels"},
-    "bit_operations": {"grad", "held", "kernels", "operations", "quantizers"},
+    "sign_weight": {"held", "kernels", "operations", "quantizers"},
+    "bit_operations": {"grad", "kernels", "operations", "quantizers", "sign_weight"},
+    "number_operations": {"grad", "kernels", "operations", "quantizers", "sign_weight"},
     "kept_input": {"operations", "quantizers", "recipes"},
-    "function": {"bit_operations", "held", "kept_input", "kernels", "quantizers", "operations", "recipes", "sums"},
+    "output": {"bit_operations", "kept_input", "kernels", "number_operations", "quantizers", "sign_weight", "sums"},
+    "function": {
+        *("bit_operations", "held", "kept_input", "kernels", "number_operations", "operations", "output"),
+        *("quantizers", "recipes", "sign_weight", "sums"),
+    },
     "lean": {"checks", "kept_input", "kernels", "layers", "models", "recipes"},
     "layers": {
         "kept_input",

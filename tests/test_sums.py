@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import qconv
-from qconv import Scheme, function, schemes, sums
+from qconv import Scheme, output as output_module, schemes, sums
 from qconv.quantizers import LSQ, Identity, LSQInput, Quantizer, ScaledSign, Sign, Stages, Whole
 
 SCALED = [
@@ -82,7 +82,7 @@ def test_so_does_the_exported_form(tmp_path: Path) -> None:
 @pytest.mark.parametrize("scheme", [schemes.xnor(), schemes.bireal()], ids=str)
 def test_scaled_operands_leave_a_residue(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
     # The planted error: signs of residues, as they are where numbers are scaled before they are added up.
-    monkeypatch.setattr(function, "scaled_sums", lambda *arguments: None)
+    monkeypatch.setattr(output_module, "scaled_sums", lambda *arguments: None)
     model, inputs = network(scheme, False)
     with torch.no_grad():
         expected = model(inputs)

@@ -62,11 +62,12 @@ def test_float_networks_stay_as_they_are(asked: Any, schemes_: Any) -> None:
         ((BNN, LSQ), True),
         ((BNN, LSQ, LSQ), False),
         ((schemes.two_stage(BNN),), False),
-        ((schemes.bwn(),), False),
+        ((schemes.bwn(),), True),
+        ((schemes.bwn(), schemes.dorefa(1, 4), schemes.twn()), False),
         ((schemes.adabin(),), False),
     ],
 )
-def test_auto_is_on_where_half_of_the_layers_multiply_signs(kinds: Any, on: bool) -> None:
+def test_auto_is_on_where_half_of_the_layers_have_signs_for_weights(kinds: Any, on: bool) -> None:
     model = network(*kinds)
     assert make_lean(model, "auto", on_cpu=True) == f"auto, {'on' if on else 'off'}"
     assert any(is_lean(module) for module in model.modules()) == on

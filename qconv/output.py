@@ -1,0 +1,138 @@
+"""The output of a quantized layer, from what there is of its input: the tensor, or in a lean model bits of it.
+
+There are three ways to the same sums. Signs on both sides are counted as bits (`qconv.bit_operations`); numbers are
+looked up by the signs of a weight (`qconv.number_operations`); all others are multiplied by torch. Only a lean layer in
+fast mode takes the second one, since its sums of real numbers have another order.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Literal, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .bit_operations import BitOperands, forward_of_bits
+from .kept_input import Keeping, Restored, stand_in
+from .kernels.sizes import Sizes
+from .kernels.window import Window
+from .number_operations import forward_of_numbers
+from .quantizers import Quantizer
+from .quantizers.base import Whole
+from .quantizers.form import Form
+from .quantizers.node import as_called
+from .sign_weight import Filters, filters_of, window_of
+from .sums import HALF, Quantized, output_scale, runs_in_integers, scaled_sums, whole_input
+
+
+class LayerQuantizers(NamedTuple):
+    """The quantizers of a layer, and whether ``grad_input`` uses the quantized or the float weight."""
+
+    input: Quantizer
+    weight: Quantizer
+    grad: Quantizer | None = None
+    backward_weight: Literal["quantized", "float"] = "quantized"
+
+    def as_called(self) -> "LayerQuantizers":
+        """Return the quantizers for a Function, protected from later changes of mode or stage."""
+        grad = None if self.grad is None else as_called(self.grad)
+        return LayerQuantizers(as_called(self.input), as_called(self.weight), grad, self.backward_weight)
+
+
+def output_of(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    op: Any,
+    of_input: Quantized,
+    of_weight: Quantized,
+    keeping: Keeping | None,
+    sizes: Sizes | None,
+    looked_up: Sequence[Tensor],
+    *extra: Tensor,
+) -> Tensor:
+    """Return the output, from quantizers and their tensors.
+
+    ``sizes`` is that of `number_operations.sizes_of`, and if it is not None ``looked_up`` the tensors of the filters.
+    Codes whose sums run in 8-bit integers are not looked up, which takes longer.
+    """
+    rounds = keeping is None or keeping.lean == "exact"
+    in_integers = sizes is not None and runs_in_integers(input, weight, op, of_input[0], of_weight[0], rounds)
+    if sizes is not None and not in_integers:
+        filters = Filters(weight.shape, *looked_up)
+        whole = None if input.dtype in HALF else whole_input(input, op, of_input)
+        values, scale = whole or Whole(of_input[0].quantize(input, *of_input[1]))
+        scale = output_scale(scale, filters.scale, input.dtype)
+        return forward_of_numbers(values.to(input.dtype), filters, scale, bias, sizes)
+    output = None if extra else scaled_sums(input, weight, bias, op, of_input, of_weight, rounds)
+    if output is not None:
+        return output
+    input_q, weight_q = (q.quantize(x, *tensors) for x, (q, tensors) in ((input, of_input), (weight, of_weight)))
+    return op.forward(input_q, weight_q.to(input.dtype), bias, *extra)
+
+
+def runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool:
+    """Whether the output is a sum of products of signs that is then scaled; if exact, bit for bit."""
+    dtypes = (torch.float32,) if keeping.lean == "exact" else (torch.float32, torch.bfloat16)
+    of_signs = quantizers.input.signs and quantizers.weight.is_binary
+    return of_signs and keeping.form is not None and keeping.form.dtype in dtypes and window_of(op) is not None
+
+
+def bit_operands(op: Any, keeping: Keeping, signs: Tensor, weight: Tensor, of_weight: Quantized) -> BitOperands:
+    """Return the operands of a layer that `runs_on_bits`."""
+    window = cast(Window, window_of(op))
+    return BitOperands(signs, cast(Form, keeping.form), filters_of(weight, *of_weight, window.groups), window)
+
+
+def output_of_bits(
+    op: Any,
+    keeping: Keeping,
+    signs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    of_weight: Quantized,
+    affine: tuple[Tensor, Tensor] | None = None,
+) -> Tensor:
+    """Return the output; of an exact layer in the memory format of one that is not lean."""
+    operands = bit_operands(op, keeping, signs, weight, of_weight)
+    if affine is not None:
+        factor, summand = affine
+        summand = summand if bias is None else summand + factor * bias
+        return forward_of_bits(operands, factor.float(), summand.float())
+    output = forward_of_bits(operands)
+    is_last = operands.form.channels_last or (weight.ndim == 4 and _is_like_channels_last(weight))
+    if not is_last and (keeping.lean == "exact" or output.ndim != 4):
+        # A copy, for where a side is 1 it is contiguous already, but with strides by which others choose their format.
+        output = output.contiguous() if output.ndim == 2 else output.clone(memory_format=torch.contiguous_format)
+    return output if bias is None else output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
+
+
+def output_again(
+    op: Any,
+    quantizers: LayerQuantizers,
+    keeping: Keeping,
+    sizes: Sizes | None,
+    counts: tuple[int, int, int, int],
+    affine: tuple[Tensor, Tensor] | None,
+    weight: Tensor,
+    *tensors: Tensor,
+) -> Tensor:
+    """Return the output from what was kept of the input; if ``affine``, times its first plus its second tensor.
+
+    ``counts`` says how many of the tensors are biases, kept bits, those of the filters that are looked up, and those of
+    the input's quantizer; the weight's quantizer has the others.
+    """
+    first, second, third, fourth = accumulate(counts)
+    bias, bits, looked_up = tensors[0] if first else None, tensors[first:second], tensors[second:third]
+    of_weight = quantizers.weight, tensors[fourth:]
+    if runs_on_bits(op, quantizers, keeping):
+        return output_of_bits(op, keeping, bits[0], weight, bias, of_weight, affine)
+    of_kept: Any = Restored(quantizers.input, keeping, bits), tensors[third:fourth]
+    return output_of(stand_in(keeping, bits), weight, bias, op, of_kept, of_weight, keeping, sizes, looked_up)
+
+
+def _is_like_channels_last(x: Tensor) -> bool:
+    """Whether torch's convolution takes ``x`` for channels_last: it asks the strides, those of sides of 1 as well."""
+    (_, channels, height, width), (of_batch, of_channels, of_height, of_width) = x.shape, x.stride()
+    ordered = of_channels * channels <= of_width and of_width * width <= of_height and of_height * height <= of_batch
+    return ordered and of_channels < of_batch

@@ -1,0 +1,94 @@
+"""A weight of signs: its bits, its scales, and the gradient of the input by look-up.
+
+Layers compute on them whatever their input is: signs (`qconv.bit_operations`) or numbers (`qconv.number_operations`).
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from .held import of_last_weight
+from .kernels import sign_gradients as _registered  # noqa: F401
+from .kernels.window import Window
+from .operations import Convolution, Linear
+from .quantizers import Quantizer, Whole
+from .quantizers.base import whole_of
+
+_ops = torch.ops.qconv
+
+
+def window_of(op: Any) -> Window | None:
+    """Return the positions of the kernel of ``op`` in two dimensions; None if it does not run on bits."""
+    return op.window if isinstance(op, Convolution | Linear) else None
+
+
+class Filters(NamedTuple):
+    """A weight of signs.
+
+    Attributes:
+        shape: of the weight.
+        bits: the signs, as the kernels take them.
+        sums: of the signs of each tap.
+        scale: of each filter, float32; None is 1.
+    """
+
+    shape: torch.Size
+    bits: Tensor
+    sums: Tensor
+    scale: Tensor | None = None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors, for `torch.autograd.Function.apply`: ``Filters(shape, *tensors)`` are the filters."""
+        return (self.bits, self.sums) if self.scale is None else (self.bits, self.sums, self.scale)
+
+    @property
+    def kernel_size(self) -> tuple[int, int]:
+        """Height and width of the kernel."""
+        sizes = (1, 1, *self.shape[2:])
+        return sizes[-2], sizes[-1]
+
+    @property
+    def scales(self) -> Tensor | None:
+        """The scale as ``(C_out,)``."""
+        return None if self.scale is None else self.scale.flatten().expand(self.shape[0]).contiguous()
+
+
+def filters_of(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
+    """Return the quantized weight as bits."""
+    return of_last_weight(partial(_filters, weight, quantizer, tensors, groups), weight, quantizer, groups)
+
+
+def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
+    values, scale = cast(Whole, whole_of(quantizer, weight, tensors))
+    kernel = (1, 1, *weight.shape[2:])[-2:]
+    bits, sums = _ops.pack_weight(values.view(*weight.shape[:2], *kernel), groups)
+    return Filters(weight.shape, bits, sums, scale)
+
+
+def picture_of(x: Tensor) -> Tensor:
+    """View ``(N, C, *spatial)`` as a picture, ``(N, C, H, W)``."""
+    return x.view(*x.shape[:2], *(1, 1, *x.shape[2:])[-2:])
+
+
+def input_gradient(
+    grad_output: Tensor, filters: Filters, scales: Tensor | None, window: Window, shape: Sequence[int]
+) -> Tensor:
+    """Return the gradient of an input of this shape, ``(N, C, *spatial)``, looked up by the signs of the weight.
+
+    Args:
+        grad_output: gradient of the output.
+        filters: the weight.
+        scales: of the filters, ``(C_out,)`` float32.
+        window: of the kernel.
+        shape: of the input.
+    """
+    stride, padding, dilation, _, _ = window
+    size = (1, 1, *shape[2:])[-2:]
+    grad = _ops.sign_grad_input(
+        picture_of(grad_output), filters.bits, scales, shape[1], size, stride, padding, dilation
+    )
+    return grad.view(shape)
