@@ -20,6 +20,7 @@ from .quantizers.base import is_plain_cpu
 from .sign_weight import Filters, input_gradient, picture_of, window_of
 
 _ops = torch.ops.qconv
+_PACKED = 1 << 22  # multiplications that make up for quantizing and packing the weight apart
 
 
 def sizes_of(op: Any, quantizer: Quantizer, input: Tensor, weight: Tensor) -> Sizes | None:
@@ -43,7 +44,8 @@ def sizes_of(op: Any, quantizer: Quantizer, input: Tensor, weight: Tensor) -> Si
         shape = input.shape[:-1].numel(), input.shape[-1]
     height, width, kernel_h, kernel_w = *(1, 1, *shape[2:])[-2:], *(1, 1, *weight.shape[2:])[-2:]
     sizes = Sizes(shape[0], (shape[1], weight.shape[0]), (height, width), (kernel_h, kernel_w), window)
-    return sizes if is_fast() and weight_pays(sizes) else None
+    pays = sizes.products >= _PACKED and weight_pays(sizes)
+    return sizes if pays and is_fast() else None
 
 
 def forward_of_numbers(

@@ -20,6 +20,7 @@ from qconv.inference.around import Distance
 from qconv.inference.boundaries import as_rounding, staircase
 from qconv.inference.fixed_weight import FixedWeight
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from qconv.inference.sign_conv import SignConv2d
 from qconv.models import resnet20
 from qconv.models.activations import RPReLU
 from qconv.models.vgg import vgg_small
@@ -528,7 +529,8 @@ def test_a_float_weight_that_is_a_little_off() -> None:
     model, input = sequence(conv(), nn.BatchNorm2d(24), scheme=schemes.bwn())
     frozen = freeze(model)
     with torch.no_grad():
-        next(each for each in frozen.modules() if type(each) is nn.Conv2d).weight.mul_(1.001)
+        layer: Any = frozen.find("0")
+        (layer.scale if isinstance(layer, SignConv2d) else layer.weight).mul_(1.001)
     assert not verify(model, frozen, input).equal
 
 

@@ -11,7 +11,7 @@ from test_lean import LINEAR, assert_same, error, gradients
 from torch import Tensor, nn
 
 import qconv
-from qconv import schemes
+from qconv import number_operations, schemes
 from qconv.kernels import look_up, native
 from qconv.models.activations import RPReLU
 
@@ -41,7 +41,8 @@ PAYING: dict[str, Any] = dict(in_channels=32, out_channels=48, kernel_size=3, pa
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     """Look up where it does not pay as well."""
     monkeypatch.setattr(look_up, "weight_pays", lambda sizes: True)
-    monkeypatch.setattr("qconv.number_operations.weight_pays", lambda sizes: True)
+    monkeypatch.setattr(number_operations, "weight_pays", lambda sizes: True)
+    monkeypatch.setattr(number_operations, "_PACKED", 0)
 
 
 def sizes_of(output: Tensor) -> Any:

@@ -17,6 +17,7 @@ from qconv.inference.layer_check import LayerPair
 from qconv.inference.layer_input import check_input
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.inference.rounding import SURE, Rounded, Rounding, difference
+from qconv.inference.sign_conv import SignConv2d
 from qconv.kernels.operators import pack_weight, unpack_weight
 from qconv.scheme import Scheme
 
@@ -92,12 +93,16 @@ def weights(network: Any, name: str, change: Callable[[Tensor], Any]) -> None:
         signs = unpack_weight(conv.weight, *conv.channels)
         change(signs)
         conv.weight, conv.tap_sums = pack_weight(signs, conv.window.groups)
+    elif isinstance(conv, SignConv2d):
+        signs = unpack_weight(conv.weight, *conv.channels)
+        change(signs)
+        conv.weight, _ = pack_weight(signs, conv.window.groups)
     else:
         change(conv.weight)
 
 
 def set_one_code(weight: Tensor) -> None:
-    weight[3, 5, 1, 1] = -1 if weight[3, 5, 1, 1] > 0 else 1  # of one filter
+    weight[4, 5, 1, 1] = -1 if weight[4, 5, 1, 1] > 0 else 1  # of one filter
 
 
 def swap(values: Tensor) -> None:
@@ -117,7 +122,7 @@ def window(name: str, **change: Any) -> Callable[[Any], None]:
 
     def plant(network: Any) -> None:
         conv = network.get_submodule(name)
-        if isinstance(conv, IntegerLayer):
+        if isinstance(conv, IntegerLayer | SignConv2d):
             conv.window = conv.window._replace(**change)
         elif "padding_value" in change:
             network.set_submodule(name, First(conv, lambda x: nn.functional.pad(x, (1, 1, 1, 1), value=1.0)))

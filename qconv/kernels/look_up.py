@@ -26,15 +26,15 @@ def _numbers(sizes: Sizes, instruction_set: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=4096)
 def weight_pays(sizes: Sizes) -> bool:
-    """Whether output and gradient of the input take less time looked up than by the definition, if there is a kernel.
+    """Whether output and gradient of the input take less time looked up than multiplied, if there is a kernel.
 
-    As measured with AVX-512 and AVX2, for pictures that are channels_last. A table costs as much as some look-ups: it
-    has to be used by enough taps and channels, and by more where the channels of a group do not fill its vectors.
+    As measured with AVX-512 and AVX2, for one picture and more, channels_last. A table costs as much as some look-ups:
+    it has to be used by enough taps and channels, and by more where the channels of a group do not fill its vectors.
     """
     groups = sizes.window.groups
     fan = min(sizes.channels) // groups
     uses = fan * sizes.kernel_size[0] * sizes.kernel_size[1]
-    return fan >= 16 and uses >= (128 if groups == 1 else 256) and sizes.products >= 1 << 22
+    return fan >= 16 and uses >= (128 if groups == 1 else 256)
 
 
 @lru_cache(maxsize=4096)
@@ -51,8 +51,7 @@ def input_pays(sizes: Sizes) -> bool:
 
 def is_fast() -> bool:
     """Whether there is a kernel for this machine."""
-    module = native.kernels()
-    return module is not None and module.instruction_sets > 1
+    return native.kernels() is not None and INSTRUCTION_SETS[number_of(None)] != "portable"
 
 
 def _kernel(numbers: Tensor, pays: bool, instruction_set: str | None) -> tuple[Any, int] | None:

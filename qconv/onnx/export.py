@@ -19,6 +19,7 @@ from ..inference.fixed_weight import FixedWeight
 from ..inference.freeze import build
 from ..inference.layers import IntegerConv2d, IntegerLayer
 from ..inference.parts import Part
+from ..inference.sign_conv import SignConv2d
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d, StoredCodes
 from .ranges import Ranges, ranges
@@ -151,6 +152,8 @@ def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mod
             network.set_submodule(name, new)
         elif isinstance(layer, IntegerLayer):
             network.set_submodule(name, FloatConv2d(layer))
+        elif isinstance(layer, SignConv2d):
+            network.set_submodule(name, layer.as_float())
         elif isinstance(layer, FixedWeight) and layer.codes_8 is not None:
             network.set_submodule(name, StoredCodes(layer))
     if round_outputs and isinstance(network, fx.GraphModule):

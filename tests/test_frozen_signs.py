@@ -1,0 +1,153 @@
+"""Frozen layers of binary weights and float inputs, which look their sums up."""
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qconv
+from qconv import freeze, schemes, verify
+from qconv.inference.sign_conv import SignConv2d, sign_conv
+from qconv.kernels import native
+from qconv.models import resnet20
+
+if native.instruction_sets()[-1:] in ((), ("portable",)):
+    pytest.skip("needs a C kernel", allow_module_level=True)
+SCHEMES = schemes.bwn(), schemes.dorefa(1, None), schemes.lsq(1, None), schemes.irnet(binary_input=False)
+GEOMETRIES: dict[str, dict[str, Any]] = {
+    "plain": dict(kernel_size=3),
+    "padded": dict(kernel_size=3, padding=1, bias=False),
+    "strided": dict(kernel_size=(3, 5), stride=2, padding=(1, 2)),
+    "dilated": dict(kernel_size=3, dilation=(2, 1), padding="same"),
+    "same, even": dict(kernel_size=(2, 4), padding="same"),
+    "groups": dict(kernel_size=5, groups=2, padding=2),
+    "reflected": dict(kernel_size=3, padding=1, padding_mode="reflect"),
+}
+
+
+def trained(model: nn.Module, input: Tensor) -> nn.Module:
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight)
+            nn.init.normal_(module.bias)
+    model(input)
+    return model.eval()
+
+
+def found(frozen: nn.Module) -> list[SignConv2d]:
+    return [module for module in frozen.modules() if isinstance(module, SignConv2d)]
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
+@pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_layers(scheme: qconv.Scheme, geometry: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    input = torch.randn(3, 32, 12, 11)
+    layer = qconv.QConv2d(32, 48, **geometry, scheme=scheme)
+    model = trained(nn.Sequential(layer, nn.BatchNorm2d(48), nn.ReLU()), input)
+    frozen = freeze(model)
+    looked_up = geometry.get("padding") != "same" and "padding_mode" not in geometry
+    assert len(found(frozen)) == looked_up
+    assert [told.arithmetic for told in frozen.layers] == ["float"]
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    for batch in (input, input[:1], input[:0], input.to(memory_format=torch.channels_last)):
+        torch.testing.assert_close(frozen(batch), model(batch), rtol=1e-4, atol=1e-4)
+
+
+def test_a_network() -> None:
+    torch.manual_seed(0)
+    input = torch.randn(4, 3, 32, 32)
+    model = trained(qconv.convert(resnet20(3, 10), schemes.bwn()), input)
+    frozen = freeze(model, example=input)
+    assert len(found(frozen)) == 18
+    assert verify(model, frozen, input).equal
+    assert torch.equal(copy.deepcopy(frozen)(input), frozen(input))
+    assert torch.equal(pickle.loads(pickle.dumps(frozen))(input), frozen(input))
+    weights = [module.weight.numel() * 8 for module in found(frozen)]
+    floats = [conv.weight.numel() * 4 for conv in model.modules() if isinstance(conv, qconv.QConv2d)]
+    assert sum(weights) < sum(floats) / 7  # a word holds 64 channels, which the first layers do not have
+
+
+def test_a_planted_error_is_found() -> None:
+    torch.manual_seed(0)
+    input = torch.randn(4, 32, 9, 9)
+    model = trained(nn.Sequential(qconv.QConv2d(32, 32, 3)), input)
+    for name, change in (("scale", lambda x: x * 1.001), ("weight", lambda x: x ^ 1)):
+        frozen = freeze(model)
+        (layer,) = found(frozen)
+        setattr(layer, name, change(getattr(layer, name)))
+        assert not verify(model, frozen, input).equal
+
+
+def test_single_pictures() -> None:
+    model = nn.Sequential(qconv.QConv2d(32, 32, 3)).eval()
+    frozen, input = freeze(model), torch.randn(32, 9, 9)
+    assert len(found(frozen)) == 1
+    torch.testing.assert_close(found(frozen)[0](input), model(input), rtol=1e-4, atol=1e-4)
+
+
+def test_as_float() -> None:
+    for bias in (False, True):
+        conv = nn.Conv2d(32, 48, (3, 2), stride=(2, 1), padding=(1, 2), dilation=2, groups=1, bias=bias)
+        with torch.no_grad():
+            conv.weight.copy_(torch.where(conv.weight < 0, -1.0, 1.0) * torch.rand(48, 1, 1, 1))
+            conv.weight[3] = 0
+        made = sign_conv(conv)
+        assert made is not None
+        again = made.as_float()
+        assert torch.equal(again.weight.abs(), conv.weight.abs())
+        assert torch.equal(again.weight, conv.weight + 0.0)
+        assert (again.stride, again.padding, again.dilation) == (conv.stride, conv.padding, conv.dilation)
+        input = torch.randn(2, 32, 9, 9)
+        torch.testing.assert_close(made(input), conv(input), rtol=1e-4, atol=1e-4)
+
+
+def test_where_it_multiplies() -> None:
+    def signs(conv: nn.Conv2d) -> nn.Conv2d:
+        with torch.no_grad():
+            conv.weight.copy_(torch.where(conv.weight < 0, -1.0, 1.0))
+        return conv
+
+    assert sign_conv(signs(nn.Conv2d(32, 32, 3))) is not None
+    assert sign_conv(nn.Conv2d(32, 32, 3)) is None
+    assert sign_conv(signs(nn.Conv2d(8, 32, 3))) is None
+    assert sign_conv(signs(nn.Conv2d(32, 32, 3, groups=32))) is None
+    assert sign_conv(nn.Linear(32, 32)) is None
+    assert sign_conv(None) is None
+
+
+def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, input = nn.Sequential(qconv.QConv2d(32, 32, 3)).eval(), torch.randn(2, 32, 9, 9)
+    frozen = freeze(model)
+    monkeypatch.setattr(native, "kernels", lambda: None)
+    torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
+    assert not found(freeze(model))
+
+
+def test_compiled_and_exported() -> None:
+    torch.manual_seed(0)
+    input = torch.randn(4, 32, 9, 9)
+    frozen = freeze(trained(nn.Sequential(qconv.QConv2d(32, 48, 3), nn.BatchNorm2d(48)), input))
+    assert len(found(frozen)) == 1
+    program = torch.export.export(frozen, (input,), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    for batch in (input, input[:2]):
+        assert torch.equal(program.module()(batch), frozen(batch))
+        assert torch.equal(torch.compile(frozen, backend="eager", fullgraph=True)(batch), frozen(batch))
+
+
+def test_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    input = torch.randn(4, 3, 16, 16)
+    model = nn.Sequential(nn.Conv2d(3, 32, 3), qconv.QConv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU())
+    model = trained(model, input)
+    assert len(found(freeze(model))) == 1
+    compared = qconv.export_onnx(model, tmp_path / "model.onnx", input)
+    assert compared is not None
+    assert (tmp_path / "model.onnx").stat().st_size < 16000  # signs, not floats
