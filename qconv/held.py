@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 T = TypeVar("T")
-_MOST = 4
+_MOST = 6
 """The tensors that are held at a time: the oldest one goes first, which lies furthest down in the network."""
 
 
