@@ -118,7 +118,7 @@ def _is_of_filters(scale: Tensor | None, weight: Tensor) -> bool:
 def runs_in_integers(
     input: Tensor, weight: Tensor, op: Any, of_input: Quantizer, of_weight: Quantizer, rounds: bool = True
 ) -> bool:
-    """Whether sums are computed in 8-bit integers, unless an operand has a NaN: faster, and equal unless ``rounds``."""
+    """Whether sums are computed in 8-bit integers, unless an operand has a NaN: faster, and equal if it ``rounds``."""
     ends = of_input.whole_ends, of_weight.whole_ends
     ends_x, ends_w = (ends[0], ends[1] or (_BYTE if of_weight.code_dtype == torch.int8 else None))
     if ends_x is None or ends_w is None or not isinstance(op, Convolution):

@@ -37,9 +37,10 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     and computes its input again from the codes, bit for bit. An activation keeps a bit for each element.
     Layers find each other while the model runs; what has been changed in place in between is kept as a float.
 
-    Parameters, state dict, hooks and the numbers of the forward stay as they are. By default gradients of layers of
-    signs are sums in float32 in another order, looked up by bits, and pictures between layers are channels_last:
-    a forward that calls ``x.view`` on them must call ``x.reshape``, as in any model that is channels_last.
+    Parameters, state dict and hooks stay as they are. By default gradients of layers of signs are sums in float32 in
+    another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of 8-bit codes are
+    exact, not rounded. All other numbers of the forward stay as they are. Pictures between layers are channels_last: a
+    forward that calls ``x.view`` on them must call ``x.reshape``, as in any model that is channels_last.
 
     ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
     and the batch norm behind it, which reads the layer's weight: if that was freed by then, the backward raises.

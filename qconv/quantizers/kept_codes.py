@@ -69,7 +69,9 @@ class Coded(Quantizer):
 
     @property
     def whole_ends(self) -> tuple[int, int] | None:
-        (number, low, unit, table) = self.coding
+        if type(self).parts is not Coded.parts:  # the codes are not those of `whole`
+            return None
+        number, low, unit, table = self.coding
         ends = (low, low + unit * (number - 1)) if table is None else (table[0], table[-1])
         are_whole = all(float(value).is_integer() for value in table or (low, unit))
         return (int(ends[0]), int(ends[1])) if self.has_whole and are_whole else None

@@ -38,8 +38,8 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool) -> str:
     on = asked is not False and any(_is_quantized(layer) for layer in layers)
     if asked == "auto":
         # Steps of small_cnn and resnet20 take 0.56 to 0.88 of the time where convolutions multiply signs with signs or
-        # with floats, for sums are looked up by bits. With float weights, or inputs of a few bits, they take up to 1.9
-        # times as long: more is computed again than is saved. No GPU was measured.
+        # with floats, for sums are looked up by bits. With inputs of a few bits they take 1.0 to 1.4 times as long:
+        # more is computed again than is saved. No GPU was measured.
         on = on and on_cpu and 2 * sum(map(_gains, layers)) >= len(layers)
     if on:
         lean(model, exact=asked == "exact")
