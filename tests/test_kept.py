@@ -1,5 +1,6 @@
 """What quantizers keep of an input for a lean layer: it stands for the input, bit for bit, in few bits."""
 
+import copy
 import math
 from functools import partial
 from typing import Any
@@ -7,11 +8,17 @@ from typing import Any
 import pytest
 import torch
 from methods import QUANTIZERS, Make, handed, ready, tensor_dtypes
-from torch import Tensor
+from test_lean import assert_same, gradients
+from torch import Tensor, nn
 
+import qconv
+from qconv import schemes
+from qconv.kernels import onednn
 from qconv.quantizers import (
     PACT,
+    TWN,
     AdaBinInput,
+    DoReFaWeight,
     HardClip,
     LSQInput,
     Quantizer,
@@ -22,11 +29,29 @@ from qconv.quantizers import (
     Whole,
 )
 from qconv.quantizers.form import Form
+from qconv.quantizers.kept_codes import Coding
+
+
+class OwnParts(PACT):
+    """Keeps codes of numbers that are not those of `whole`."""
+
+    @property
+    def coding(self) -> Coding:
+        return super().coding._replace(low=-128)
+
+    def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        values, scale = super().parts(x, *tensors)
+        return values - 128, scale
+
+    def joined(self, form: Form, values: Tensor, *others: Tensor) -> Whole | Tensor:
+        return super().joined(form, values + 128, *others)
+
 
 MORE: dict[str, tuple[Make, float]] = {
     "ReActNetInput(HardClip)": (partial(ReActNetInput, HardClip), 2),
     "ReActNetInput(Straight)": (partial(ReActNetInput, Straight), 2),
     "AdaBinInput(HardClip)": (partial(AdaBinInput, surrogate=HardClip), 2),
+    "OwnParts": (partial(OwnParts, 8), 256),
     "Stages(inputs)": (partial(Stages, [(0, partial(LSQInput, 4)), (0.5, PACT)]), 16),
 }
 INPUTS = {name: case for name, case in (QUANTIZERS | MORE).items() if "input" in case[0]().roles}
@@ -84,6 +109,7 @@ def check(quantizer: Quantizer, tensors: tuple[Tensor, ...], x: Tensor, groups: 
         assert (expected.scale is None) == (restored.scale is None)
         assert expected.scale is None or restored.scale is None or same(expected.scale, restored.scale)
         assert restored.values.stride() == x.stride() or x.numel() == 0
+        check_bytes(quantizer, tensors, x, form, kept)
     else:
         assert not quantizer.has_whole or quantizer.whole(x, *tensors) is None
         assert same(quantizer.quantize(x, *tensors), restored)
@@ -95,6 +121,20 @@ def check(quantizer: Quantizer, tensors: tuple[Tensor, ...], x: Tensor, groups: 
             assert (one is None) == (other is None)
             assert one is None or other is None or same(one, other)
     return kept
+
+
+def check_bytes(
+    quantizer: Quantizer, tensors: tuple[Tensor, ...], x: Tensor, form: Form, kept: tuple[Tensor, ...]
+) -> None:
+    """Raise unless bytes are the same from what is kept."""
+    low, high = quantizer.whole_ends or (0, 256)
+    if high - low > 255 or x.isnan().any():
+        return
+    of_x = quantizer.whole_bytes(x, *tensors, offset=-low)
+    restored = quantizer.restore_bytes(kept, form, *tensors, offset=-low)
+    assert of_x is not None
+    assert restored is not None
+    assert of_x.values.equal(restored.values)
 
 
 @ALL
@@ -193,3 +233,28 @@ def test_which_weights_are_binary(make: Make, levels: float) -> None:
         return
     by_filter = whole.scale is None or whole.scale.numel() == 1 or whole.scale.shape == (7, 1, 1, 1)
     assert quantizer.is_binary == (by_filter and bool(whole.values.abs().eq(1).all()))
+
+
+@pytest.mark.skipif(not hasattr(torch.ops.onednn, "qconv_pointwise"), reason="torch without oneDNN")
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        qconv.Scheme("own parts", partial(OwnParts, 8), partial(DoReFaWeight, 4)),
+        qconv.Scheme("signs and ternary weights", ReActNetInput, TWN),
+        schemes.minmax(4, 4, input_symmetric=True),
+    ],
+    ids=str,
+)
+def test_lean_layers_of_bits_that_are_not_the_whole_numbers(
+    scheme: qconv.Scheme, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batch norm, which computes the layer's output again in integers, and the gradients read them right."""
+    torch.manual_seed(0)
+    layer = qconv.QConv2d(64, 64, 3, padding=1, bias=False, scheme=scheme)
+    model = nn.Sequential(layer, nn.BatchNorm2d(64), nn.Hardtanh())
+    input = torch.randn(16, 64, 16, 16)
+    model(input)
+    monkeypatch.setattr(onednn, "has_fast_integers", lambda: False)
+    expected = gradients(copy.deepcopy(model), input)
+    monkeypatch.setattr(onednn, "has_fast_integers", lambda: True)
+    assert_same(gradients(qconv.lean(model, exact=True), input), expected)

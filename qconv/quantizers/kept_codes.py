@@ -68,13 +68,18 @@ class Coded(Quantizer):
         raise NotImplementedError(f"{type(self).__name__} defines no coding")
 
     @property
+    def _codes_whole(self) -> bool:
+        """Whether the `coding` is of the values of `whole`: no subclass has `parts` of its own."""
+        return self.has_whole and type(self).parts is Coded.parts
+
+    @property
     def whole_ends(self) -> tuple[int, int] | None:
-        if type(self).parts is not Coded.parts:  # the codes are not those of `whole`
+        if not self._codes_whole:
             return None
         number, low, unit, table = self.coding
         ends = (low, low + unit * (number - 1)) if table is None else (table[0], table[-1])
         are_whole = all(float(value).is_integer() for value in table or (low, unit))
-        return (int(ends[0]), int(ends[1])) if self.has_whole and are_whole else None
+        return (int(ends[0]), int(ends[1])) if are_whole else None
 
     def parts(self, x: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         """Return values of the `coding`, and small tensors that make ``x_q`` of them."""
@@ -92,9 +97,10 @@ class Coded(Quantizer):
         return (x_q + offset[0] if offset else x_q).to(form.dtype)
 
     def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
-        bits, rounding = self.coding.bits, self.known_rounding(x, *tensors)
+        bits = self.coding.bits
         if bits is None:
             return None
+        rounding = self.known_rounding(x, *tensors) if self._codes_whole else None
         if rounding is not None and is_plain_cpu(x) and not torch.compiler.is_compiling():
             codes = rounding.bytes(wide(x), -int(self.coding.low))
             return None if codes is None else (_ops.pack_codes(codes, bits), rounding.scale.detach())
@@ -108,13 +114,11 @@ class Coded(Quantizer):
     def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
         packed, *others = kept
         _, low, unit, table = self.coding
-        if table is not None or unit != 1:
+        if table is not None or unit != 1 or not self._codes_whole:
             return in_bytes(Coded.restore(self, kept, form, *tensors), offset)
         codes = form.codes(packed, self.coding.bits or 8, torch.uint8)
-        joined = self.joined(form, codes, *others)
-        if isinstance(joined, Tensor):
-            return None
-        return Whole(codes if low + offset == 0 else codes.add_(int(low) + offset), joined.scale)
+        scale = Whole(codes, *others).scale
+        return Whole(codes if low + offset == 0 else codes.add_(int(low) + offset), scale)
 
 
 class Passing(Coded):

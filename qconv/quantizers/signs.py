@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from .base import Whole, is_plain_cpu
+from .base import Quantizer, Whole, is_plain_cpu
 from .form import Form
 from .kept_codes import Coded, Coding
 from .surrogates import Surrogate
@@ -95,6 +95,10 @@ class Binary(Coded):
 
     def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
         return Whole(form.signs(kept[0])) if self.signs else super().restore(kept, form, *tensors)
+
+    def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
+        kind = Quantizer if self.signs else Coded
+        return kind.restore_bytes(self, kept, form, *tensors, offset=offset)
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         self.surrogate.set_progress_(progress)
