@@ -278,12 +278,7 @@ int convolve(Conv *conv, int64_t grain, ParallelFor parallel_for) {
     conv->past_caches = bytes >= LARGE_OUTPUT && conv->out_channels % (2 * BLOCK) == 0 &&
                         (uintptr_t)conv->output % sizeof(Floats16) == 0;
     conv->failed = !fill_base(conv);
-    if (!conv->failed) {
-        if (parallel_for == NULL || rows <= grain)
-            conv_rows(0, rows, conv);
-        else if (parallel_for(0, rows, grain, conv_rows, conv))
-            conv->failed = 1;
-    }
+    if (!conv->failed && share_out(parallel_for, rows, grain, conv_rows, conv)) conv->failed = 1;
     free(conv->base);
     free(conv->row_class);
     return conv->failed;

@@ -1,9 +1,8 @@
 /* The call of a binary convolution. */
 #pragma once
-#include <stdint.h>
+#include "kernel.h"
 
 enum { TO_INT32 = 0, TO_FLOAT = 1, TO_BITS = 2 };
-enum { PORTABLE = 0, AVX2 = 1, AVX512 = 2, NEON = 3 };
 enum { ADDRESSES = 7, NUMBERS = 26 };
 
 typedef struct {
@@ -26,10 +25,6 @@ typedef struct {
     int64_t column_classes;
     int32_t past_caches; /* the output is too large to be found in a cache again, and is aligned */
 } Conv;
-
-/* torch's `torch_parallel_for`, of its stable C ABI: calls `rows` for parts of begin to end on several threads. */
-typedef int32_t (*ParallelFor)(int64_t begin, int64_t end, int64_t grain, void (*rows)(int64_t, int64_t, void *),
-                               void *given);
 
 /* The call with these addresses and numbers, in the order of `Conv`. */
 static inline Conv conv_of(void *const a[ADDRESSES], const int64_t n[NUMBERS]) {

@@ -8,7 +8,6 @@
  * lanes, of 4, 2 (the upper half of a float) and 1 bytes, the bits of comparisons, and a clamp.
  */
 #include "bits.h"
-#include "binary.h"
 
 #include <string.h>
 
@@ -17,8 +16,6 @@
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
 
 enum { STRIP = 512, WORD = 64, EIGHTS = 128, VECTORS = 8 };
 
@@ -241,7 +238,5 @@ int pass_over(Pass *pass, int64_t grain, ParallelFor parallel_for) {
     pass->strips = (pass->pixels + STRIP - 1) / STRIP;
     const int64_t parts = pass->channels_last ? rows : pass->batch * pass->groups * pass->words * pass->strips;
     const int64_t least = grain / (rows * pass->groups * pass->channels / parts + 1) + 1;
-    if (parallel_for != NULL && parts > least) return parallel_for(0, parts, least, share, pass);
-    share(0, parts, pass);
-    return 0;
+    return share_out(parallel_for, parts, least, share, pass);
 }

@@ -1,5 +1,5 @@
 /* Passes over floats and their bits: one reading of memory each. */
-#include <stdint.h>
+#include "kernel.h"
 
 enum { PACK_SIGNS, PACK_PASSES, PACK_BOTH, CLAMP, UNPACK_SIGNS, WHERE_PASSES, PACK_CODES, UNPACK_CODES };
 enum { IS_FLOAT32, IS_BFLOAT16, IS_BYTE };
@@ -27,5 +27,4 @@ static inline Pass pass_of(void *const a[PASS_ADDRESSES], const int64_t n[PASS_N
 }
 
 /* `grain`: the floats below which another thread is not worth its start. Returns whether threads failed to start. */
-int pass_over(Pass *pass, int64_t grain, int32_t (*parallel_for)(int64_t, int64_t, int64_t,
-                                                                 void (*)(int64_t, int64_t, void *), void *));
+int pass_over(Pass *pass, int64_t grain, ParallelFor parallel_for);

@@ -4,11 +4,9 @@
  * low bits, of negative numbers too.
  */
 #include "levels.h"
-#include "binary.h"
 
 #include <string.h>
 
-#define INLINE static inline __attribute__((always_inline))
 #define ROUNDS 12582912.0f /* 1.5 * 2^23 */
 
 INLINE float clamped(float x, float low, float high) { /* NaN stays */
@@ -22,35 +20,10 @@ INLINE uint32_t bits_of(float x) {
     return bits;
 }
 
-#define NAME(x) portable_##x
-#define TARGET
-#include "levels_rows.h"
-
-#if defined(__x86_64__)
-#define NAME(x) avx512_##x
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
-#include "levels_rows.h"
-
-#define NAME(x) avx2_##x
-#define TARGET __attribute__((target("avx2")))
-#include "levels_rows.h"
-#endif
-
-static void pass(int64_t start, int64_t stop, void *given) {
-    const Levels *of = given;
-#if defined(__x86_64__)
-    if (of->isa == AVX512)
-        avx512_pass(of, start, stop);
-    else if (of->isa == AVX2)
-        avx2_pass(of, start, stop);
-    else
-#endif
-        portable_pass(of, start, stop);
-}
+#define ROWS "levels_rows.h"
+#include "each_isa.h"
+DISPATCH(Levels, pass)
 
 int levels(Levels *of, ParallelFor parallel_for) {
-    const int64_t count = of->rows * of->length;
-    if (parallel_for != NULL && count > of->grain) return parallel_for(0, count, of->grain, pass, of) != 0;
-    pass(0, count, of);
-    return 0;
+    return share_out(parallel_for, of->rows * of->length, of->grain, pass, of);
 }

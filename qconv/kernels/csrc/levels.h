@@ -1,5 +1,5 @@
 /* The call of a pass over numbers that are rounded to levels. */
-#include <stdint.h>
+#include "kernel.h"
 
 enum { LEVELS_ADDRESSES = 6, LEVELS_NUMBERS = 7, LEVELS_FLOATS = 3 };
 enum { ROUND_CODES, STEP_BACKWARD };
@@ -27,5 +27,4 @@ static inline Levels levels_of(void *const a[LEVELS_ADDRESSES], const int64_t n[
 /* With z = input / divisor. ROUND_CODES writes round(clamp(z, low, high) · factor) + offset, and whether one is NaN.
  * STEP_BACKWARD writes grad where low <= z <= high (if strict, low < z < high), else grad · 0; and grad · (round(clamp(z))
  * - clamp(z) where low < z < high) to terms. Levels lie between -2^21 and 2^21. Returns whether threads failed to start. */
-int levels(Levels *levels, int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *),
-                                                   void *));
+int levels(Levels *levels, ParallelFor parallel_for);

@@ -42,6 +42,3 @@ static TARGET void NAME(pass)(const Levels *of, int64_t start, int64_t stop) {
         start += count;
     }
 }
-
-#undef NAME
-#undef TARGET

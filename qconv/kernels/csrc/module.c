@@ -24,173 +24,75 @@ static ParallelFor torch_parallel_for(void) {
     return torch == NULL ? NULL : (ParallelFor)dlsym(torch, "torch_parallel_for");
 }
 
-/* The addresses and numbers of a call, all integers; 0 after an error. */
-static int read_call(const char *name, PyObject *const *arguments, Py_ssize_t count, int addresses, int numbers, void **a,
-                     int64_t *n) {
-    if (count != addresses + numbers) {
-        PyErr_Format(PyExc_TypeError, "%s() takes %d integers, not %zd", name, addresses + numbers, count);
+/* The arguments of a call: addresses, then whole numbers, then floats; 0 after an error. */
+static int read_call(const char *name, PyObject *const *arguments, Py_ssize_t count, int addresses, int numbers,
+                     int floats, void **a, int64_t *n, float *f) {
+    if (count != addresses + numbers + floats) {
+        PyErr_Format(PyExc_TypeError, "%s() takes %d numbers, not %zd", name, addresses + numbers + floats, count);
         return 0;
     }
-    for (int i = 0; i < addresses; i++) a[i] = PyLong_AsVoidPtr(arguments[i]);
-    for (int i = 0; i < numbers; i++) n[i] = PyLong_AsLongLong(arguments[addresses + i]);
+    for (int i = 0; i < addresses; i++) a[i] = PyLong_AsVoidPtr(*arguments++);
+    for (int i = 0; i < numbers; i++) n[i] = PyLong_AsLongLong(*arguments++);
+    for (int i = 0; i < floats; i++) f[i] = (float)PyFloat_AsDouble(*arguments++);
     return PyErr_Occurred() == NULL;
 }
 
-static PyObject *none_unless(int failed, const char *what) {
-    if (failed) return PyErr_Format(PyExc_MemoryError, "no memory for %s", what);
-    Py_RETURN_NONE;
-}
-
-static PyObject *binary_convolve(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    void *addresses[ADDRESSES];
-    int64_t numbers[NUMBERS + 1];
-    int failed;
-    (void)module;
-    if (!read_call("convolve", arguments, count, ADDRESSES, NUMBERS + 1, addresses, numbers)) return NULL;
-    Conv conv = conv_of(addresses, numbers);
-    Py_BEGIN_ALLOW_THREADS
-    failed = convolve(&conv, numbers[NUMBERS], parallel_for);
-    Py_END_ALLOW_THREADS
-    return none_unless(failed, "the bits of a picture");
-}
-
-static PyObject *look_up_call(const char *name, int (*look_up)(LookUp *, int64_t, ParallelFor),
-                              PyObject *const *arguments, Py_ssize_t count) {
-    void *addresses[LOOK_UP_ADDRESSES];
-    int64_t numbers[LOOK_UP_NUMBERS + 1];
-    int failed;
-    if (!read_call(name, arguments, count, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, addresses, numbers)) return NULL;
-    LookUp call = look_up_of(addresses, numbers);
-    Py_BEGIN_ALLOW_THREADS
-    failed = look_up(&call, numbers[LOOK_UP_NUMBERS], parallel_for);
-    Py_END_ALLOW_THREADS
-    return none_unless(failed, "tables");
-}
-
-static PyObject *sign_conv2d(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    (void)module;
-    return look_up_call("sign_conv2d", look_up_convolve, arguments, count);
-}
-
-static PyObject *sign_grad_input(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    (void)module;
-    return look_up_call("sign_grad_input", look_up_grad_input, arguments, count);
-}
-
-static PyObject *sign_grad_weight(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    (void)module;
-    return look_up_call("sign_grad_weight", look_up_grad_weight, arguments, count);
-}
-
-static PyObject *bits_pass_over(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    (void)module;
-    const int wanted = PASS_ADDRESSES + PASS_NUMBERS + 3;
-    if (count != wanted) return PyErr_Format(PyExc_TypeError, "pass_over() takes %d numbers, not %zd", wanted, count);
-    void *a[PASS_ADDRESSES];
-    int64_t n[PASS_NUMBERS + 1]; /* the last one is the grain */
-    for (int i = 0; i < PASS_ADDRESSES; i++) a[i] = PyLong_AsVoidPtr(arguments[i]);
-    for (int i = 0; i <= PASS_NUMBERS; i++) n[i] = PyLong_AsLongLong(arguments[PASS_ADDRESSES + i]);
-    const double low = PyFloat_AsDouble(arguments[wanted - 2]), high = PyFloat_AsDouble(arguments[wanted - 1]);
-    if (PyErr_Occurred()) return NULL;
-    Pass pass = pass_of(a, n, (float)low, (float)high);
-    int failed;
-    Py_BEGIN_ALLOW_THREADS
-    failed = pass_over(&pass, n[PASS_NUMBERS], parallel_for);
-    Py_END_ALLOW_THREADS
-    if (failed) {
-        PyErr_SetString(PyExc_RuntimeError, "torch's threads did not start");
-        return NULL;
+/* Defines a function of the module: `make` gives the call of its arguments a, n and f, `run` computes it, without the
+ * lock of the interpreter, and returns whether that failed for want of memory for `what`. */
+#define FUNCTION(name, addresses, numbers, floats, Call, make, run, what)                                             \
+    static PyObject *call_##name(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {                    \
+        void *a[addresses];                                                                                           \
+        int64_t n[numbers];                                                                                           \
+        float f[(floats) + 1];                                                                                        \
+        int failed;                                                                                                   \
+        (void)module;                                                                                                 \
+        if (!read_call(#name, arguments, count, addresses, numbers, floats, a, n, f)) return NULL;                    \
+        Call call = make;                                                                                             \
+        Py_BEGIN_ALLOW_THREADS                                                                                        \
+        failed = run;                                                                                                 \
+        Py_END_ALLOW_THREADS                                                                                          \
+        if (failed) return PyErr_Format(PyExc_MemoryError, "no memory for %s", what);                                 \
+        Py_RETURN_NONE;                                                                                               \
     }
-    Py_RETURN_NONE;
-}
 
-static PyObject *levels_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    (void)module;
-    const int integers = LEVELS_ADDRESSES + LEVELS_NUMBERS;
-    void *addresses[LEVELS_ADDRESSES];
-    int64_t numbers[LEVELS_NUMBERS];
-    float floats[LEVELS_FLOATS];
-    int failed;
-    if (!read_call("levels", arguments, count - LEVELS_FLOATS, LEVELS_ADDRESSES, LEVELS_NUMBERS, addresses, numbers))
-        return NULL;
-    for (int i = 0; i < LEVELS_FLOATS; i++) floats[i] = (float)PyFloat_AsDouble(arguments[integers + i]);
-    if (PyErr_Occurred()) return NULL;
-    Levels call = levels_of(addresses, numbers, floats);
-    Py_BEGIN_ALLOW_THREADS
-    failed = levels(&call, parallel_for);
-    Py_END_ALLOW_THREADS
-    return none_unless(failed, "threads");
-}
-
-static PyObject *norm_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    void *addresses[NORM_ADDRESSES];
-    int64_t numbers[NORM_NUMBERS];
-    int failed;
-    (void)module;
-    if (!read_call("norm_backward", arguments, count, NORM_ADDRESSES, NORM_NUMBERS, addresses, numbers)) return NULL;
-    Norm norm = norm_of(addresses, numbers);
-    Py_BEGIN_ALLOW_THREADS
-    failed = norm_backward(&norm, parallel_for);
-    Py_END_ALLOW_THREADS
-    return none_unless(failed, "sums over channels");
-}
-
-static PyObject *rprelu_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    void *addresses[RPRELU_ADDRESSES];
-    int64_t numbers[RPRELU_NUMBERS];
-    int failed;
-    (void)module;
-    if (!read_call("rprelu", arguments, count, RPRELU_ADDRESSES, RPRELU_NUMBERS, addresses, numbers)) return NULL;
-    RPReLU call = rprelu_of(addresses, numbers);
-    Py_BEGIN_ALLOW_THREADS
-    failed = rprelu(&call, parallel_for);
-    Py_END_ALLOW_THREADS
-    return none_unless(failed, "sums over channels");
-}
-
-static PyObject *slope_call(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    void *addresses[SLOPE_ADDRESSES];
-    int64_t numbers[SLOPE_NUMBERS];
-    int failed;
-    (void)module;
-    if (!read_call("approx_sign_backward", arguments, count, SLOPE_ADDRESSES, SLOPE_NUMBERS, addresses, numbers))
-        return NULL;
-    Slope slope = slope_of(addresses, numbers);
-    Py_BEGIN_ALLOW_THREADS
-    failed = approx_sign_backward(&slope, parallel_for);
-    Py_END_ALLOW_THREADS
-    return none_unless(failed, "threads");
-}
-
-static PyObject *weight_pack(PyObject *module, PyObject *const *arguments, Py_ssize_t count) {
-    void *addresses[PACK_ADDRESSES];
-    int64_t numbers[PACK_NUMBERS + 1];
-    int failed;
-    (void)module;
-    if (!read_call("pack_weight", arguments, count, PACK_ADDRESSES, PACK_NUMBERS + 1, addresses, numbers)) return NULL;
-    Packing packing = packing_of(addresses, numbers);
-    Py_BEGIN_ALLOW_THREADS
-    failed = pack_weight(&packing, numbers[PACK_NUMBERS], parallel_for);
-    Py_END_ALLOW_THREADS
-    return none_unless(failed, "threads");
-}
+FUNCTION(approx_sign_backward, SLOPE_ADDRESSES, SLOPE_NUMBERS, 0, Slope, slope_of(a, n),
+         approx_sign_backward(&call, parallel_for), "threads")
+FUNCTION(convolve, ADDRESSES, NUMBERS + 1, 0, Conv, conv_of(a, n), convolve(&call, n[NUMBERS], parallel_for),
+         "the bits of a picture")
+FUNCTION(levels, LEVELS_ADDRESSES, LEVELS_NUMBERS, LEVELS_FLOATS, Levels, levels_of(a, n, f),
+         levels(&call, parallel_for), "threads")
+FUNCTION(norm_backward, NORM_ADDRESSES, NORM_NUMBERS, 0, Norm, norm_of(a, n), norm_backward(&call, parallel_for),
+         "sums over channels")
+FUNCTION(pack_weight, PACK_ADDRESSES, PACK_NUMBERS + 1, 0, Packing, packing_of(a, n),
+         pack_weight(&call, n[PACK_NUMBERS], parallel_for), "threads")
+FUNCTION(pass_over, PASS_ADDRESSES, PASS_NUMBERS + 1, 2, Pass, pass_of(a, n, f[0], f[1]),
+         pass_over(&call, n[PASS_NUMBERS], parallel_for), "threads")
+FUNCTION(rprelu, RPRELU_ADDRESSES, RPRELU_NUMBERS, 0, RPReLU, rprelu_of(a, n), rprelu(&call, parallel_for),
+         "sums over channels")
+FUNCTION(sign_conv2d, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, look_up_of(a, n),
+         look_up_convolve(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
+FUNCTION(sign_grad_input, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, look_up_of(a, n),
+         look_up_grad_input(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
+FUNCTION(sign_grad_weight, LOOK_UP_ADDRESSES, LOOK_UP_NUMBERS + 1, 0, LookUp, look_up_of(a, n),
+         look_up_grad_weight(&call, n[LOOK_UP_NUMBERS], parallel_for), "tables")
 
 static int fill(PyObject *module) {
     parallel_for = torch_parallel_for();
     return PyModule_AddIntConstant(module, "instruction_sets", (long)instruction_sets());
 }
 
+#define METHOD(name) {#name, (PyCFunction)(void (*)(void))call_##name, METH_FASTCALL, NULL}
 static PyMethodDef methods[] = {
-    {"approx_sign_backward", (PyCFunction)(void (*)(void))slope_call, METH_FASTCALL, NULL},
-    {"convolve", (PyCFunction)(void (*)(void))binary_convolve, METH_FASTCALL, NULL},
-    {"levels", (PyCFunction)(void (*)(void))levels_call, METH_FASTCALL, NULL},
-    {"norm_backward", (PyCFunction)(void (*)(void))norm_call, METH_FASTCALL, NULL},
-    {"pass_over", (PyCFunction)(void (*)(void))bits_pass_over, METH_FASTCALL, NULL},
-    {"pack_weight", (PyCFunction)(void (*)(void))weight_pack, METH_FASTCALL, NULL},
-    {"rprelu", (PyCFunction)(void (*)(void))rprelu_call, METH_FASTCALL, NULL},
-    {"sign_conv2d", (PyCFunction)(void (*)(void))sign_conv2d, METH_FASTCALL, NULL},
-    {"sign_grad_input", (PyCFunction)(void (*)(void))sign_grad_input, METH_FASTCALL, NULL},
-    {"sign_grad_weight", (PyCFunction)(void (*)(void))sign_grad_weight, METH_FASTCALL, NULL},
+    METHOD(approx_sign_backward),
+    METHOD(convolve),
+    METHOD(levels),
+    METHOD(norm_backward),
+    METHOD(pass_over),
+    METHOD(pack_weight),
+    METHOD(rprelu),
+    METHOD(sign_conv2d),
+    METHOD(sign_grad_input),
+    METHOD(sign_grad_weight),
     {NULL, NULL, 0, NULL},
 };
 static PyModuleDef_Slot slots[] = {

@@ -5,49 +5,16 @@
  * that depend on the shape alone, and chunks in their order: the sums are the same for any number of threads.
  */
 #include "norm.h"
-#include "binary.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 enum { BLOCK = 64, AT_ONCE = 4, LEAST_ROWS = 128, MOST_CHUNKS = 64 };
 
-#define NAME(x) portable_##x
-#define TARGET
-#include "norm_rows.h"
-
-#if defined(__x86_64__)
-#define NAME(x) avx512_##x
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
-#include "norm_rows.h"
-
-#define NAME(x) avx2_##x
-#define TARGET __attribute__((target("avx2")))
-#include "norm_rows.h"
-#endif
-
-static void add_up(int64_t start, int64_t stop, void *given) {
-    const Norm *norm = given;
-#if defined(__x86_64__)
-    if (norm->isa == AVX512)
-        avx512_add_up(norm, start, stop);
-    else if (norm->isa == AVX2)
-        avx2_add_up(norm, start, stop);
-    else
-#endif
-        portable_add_up(norm, start, stop);
-}
-static void finish(int64_t start, int64_t stop, void *given) {
-    const Norm *norm = given;
-#if defined(__x86_64__)
-    if (norm->isa == AVX512)
-        avx512_finish(norm, start, stop);
-    else if (norm->isa == AVX2)
-        avx2_finish(norm, start, stop);
-    else
-#endif
-        portable_finish(norm, start, stop);
-}
+#define ROWS "norm_rows.h"
+#include "each_isa.h"
+DISPATCH(Norm, add_up)
+DISPATCH(Norm, finish)
 
 static void combine(const Norm *norm) {
     const int64_t channels = norm->channels;
@@ -79,15 +46,9 @@ int norm_backward(Norm *norm, ParallelFor parallel_for) {
     } else {
         const int64_t rows = norm->grain / norm->channels + 1, parts = rows * norm->chunks / norm->rows + 1;
         norm->factors = norm->sums + numbers;
-        if (parallel_for != NULL && norm->chunks > parts)
-            failed = parallel_for(0, norm->chunks, parts, add_up, norm) != 0;
-        else
-            add_up(0, norm->chunks, norm);
+        failed = share_out(parallel_for, norm->chunks, parts, add_up, norm);
         combine(norm);
-        if (parallel_for != NULL && norm->rows > rows)
-            failed |= parallel_for(0, norm->rows, rows, finish, norm) != 0;
-        else
-            finish(0, norm->rows, norm);
+        failed |= share_out(parallel_for, norm->rows, rows, finish, norm);
     }
     free(norm->sums);
     free(norm->totals);

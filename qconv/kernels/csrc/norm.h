@@ -1,5 +1,5 @@
 /* The call of the backward of batch normalization in training. */
-#include <stdint.h>
+#include "kernel.h"
 
 enum { NORM_ADDRESSES = 8, NORM_NUMBERS = 4 };
 
@@ -23,5 +23,4 @@ static inline Norm norm_of(void *const a[NORM_ADDRESSES], const int64_t n[NORM_N
 }
 
 /* Returns 0, or 1 where there was not enough memory or threads did not start. */
-int norm_backward(Norm *norm, int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *),
-                                                      void *));
+int norm_backward(Norm *norm, ParallelFor parallel_for);

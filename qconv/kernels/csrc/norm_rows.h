@@ -51,6 +51,3 @@ static TARGET void NAME(finish)(const Norm *norm, int64_t start, int64_t stop) {
         for (int64_t c = 0; c < channels; c++) out[c] = (g[c] - shift[c] - (x[c] - mean[c]) * slope[c]) * scale[c];
     }
 }
-
-#undef NAME
-#undef TARGET

@@ -41,38 +41,10 @@ INLINE void columns(const uint64_t *bits, int64_t channels, int64_t taps, uint64
     }
 }
 
-#define NAME(x) portable_##x
-#define TARGET
-#include "pack_weight_rows.h"
-#if defined(__x86_64__)
-#define NAME(x) avx512_##x
-#define TARGET __attribute__((target("avx512f,popcnt")))
-#include "pack_weight_rows.h"
-#define NAME(x) avx2_##x
-#define TARGET __attribute__((target("avx2,popcnt")))
-#include "pack_weight_rows.h"
-#elif defined(__aarch64__)
-#define NAME(x) neon_##x
-#define TARGET
-#include "pack_weight_rows.h"
-#endif
-
-static void share(int64_t start, int64_t stop, void *given) {
-    const Packing *packing = given;
-    switch (packing->isa) {
-#if defined(__x86_64__)
-    case AVX512: avx512_blocks(packing, start, stop); break;
-    case AVX2: avx2_blocks(packing, start, stop); break;
-#elif defined(__aarch64__)
-    case NEON: neon_blocks(packing, start, stop); break;
-#endif
-    default: portable_blocks(packing, start, stop);
-    }
-}
+#define ROWS "pack_weight_rows.h"
+#include "each_isa.h"
+DISPATCH(Packing, blocks)
 
 int pack_weight(Packing *packing, int64_t grain, ParallelFor parallel_for) {
-    const int64_t count = packing->groups * packing->blocks;
-    if (parallel_for != NULL && count > grain) return parallel_for(0, count, grain, share, packing);
-    share(0, count, packing);
-    return 0;
+    return share_out(parallel_for, packing->groups * packing->blocks, grain, blocks, packing);
 }

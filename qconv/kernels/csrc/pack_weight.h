@@ -1,6 +1,6 @@
 /* The signs of a weight as bits, in the layout that the other kernels read. */
 #pragma once
-#include "binary.h"
+#include "kernel.h"
 
 enum { PACK_ADDRESSES = 3, PACK_NUMBERS = 7, MOST_TAPS = 256 };
 

@@ -48,6 +48,3 @@ static TARGET void NAME(blocks)(const Packing *p, int64_t start, int64_t stop) {
         }
     }
 }
-
-#undef NAME
-#undef TARGET

@@ -4,12 +4,9 @@
  * any number of threads.
  */
 #include "rprelu.h"
-#include "binary.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 /* `a` if v > 0, else `b`: of a choice between floats gcc would make a jump, which goes wrong half the time. */
 INLINE float positive(float v, float a, float b) {
@@ -24,42 +21,10 @@ INLINE float positive(float v, float a, float b) {
 
 enum { BLOCK = 64, AT_ONCE = 4, LEAST_ROWS = 128, MOST_CHUNKS = 64 };
 
-#define NAME(x) portable_##x
-#define TARGET
-#include "rprelu_rows.h"
-
-#if defined(__x86_64__)
-#define NAME(x) avx512_##x
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
-#include "rprelu_rows.h"
-
-#define NAME(x) avx2_##x
-#define TARGET __attribute__((target("avx2")))
-#include "rprelu_rows.h"
-#endif
-
-static void forward(int64_t start, int64_t stop, void *given) {
-    const RPReLU *r = given;
-#if defined(__x86_64__)
-    if (r->isa == AVX512)
-        avx512_forward(r, start, stop);
-    else if (r->isa == AVX2)
-        avx2_forward(r, start, stop);
-    else
-#endif
-        portable_forward(r, start, stop);
-}
-static void backward(int64_t start, int64_t stop, void *given) {
-    const RPReLU *r = given;
-#if defined(__x86_64__)
-    if (r->isa == AVX512)
-        avx512_backward(r, start, stop);
-    else if (r->isa == AVX2)
-        avx2_backward(r, start, stop);
-    else
-#endif
-        portable_backward(r, start, stop);
-}
+#define ROWS "rprelu_rows.h"
+#include "each_isa.h"
+DISPATCH(RPReLU, forward)
+DISPATCH(RPReLU, backward)
 
 static void combine(const RPReLU *r) {
     float *const grads[] = {r->grad_before, r->grad_slope, r->grad_after};
@@ -72,11 +37,7 @@ static void combine(const RPReLU *r) {
 
 int rprelu(RPReLU *r, ParallelFor parallel_for) {
     const int64_t rows = r->grain / r->channels + 1;
-    if (r->grad == NULL) {
-        if (parallel_for != NULL && r->rows > rows) return parallel_for(0, r->rows, rows, forward, r) != 0;
-        forward(0, r->rows, r);
-        return 0;
-    }
+    if (r->grad == NULL) return share_out(parallel_for, r->rows, rows, forward, r);
     const int64_t chunks = r->rows / LEAST_ROWS < MOST_CHUNKS ? r->rows / LEAST_ROWS : MOST_CHUNKS;
     r->chunks = chunks < 1 ? 1 : chunks;
     const int64_t parts = rows * r->chunks / r->rows + 1;
@@ -87,10 +48,7 @@ int rprelu(RPReLU *r, ParallelFor parallel_for) {
     if (r->totals == NULL || r->sums == NULL) {
         failed = 1;
     } else {
-        if (parallel_for != NULL && r->chunks > parts)
-            failed = parallel_for(0, r->chunks, parts, backward, r) != 0;
-        else
-            backward(0, r->chunks, r);
+        failed = share_out(parallel_for, r->chunks, parts, backward, r);
         combine(r);
     }
     free(r->sums);

@@ -1,5 +1,5 @@
 /* The calls of RPReLU and of its backward. */
-#include <stdint.h>
+#include "kernel.h"
 
 enum { RPRELU_ADDRESSES = 9, RPRELU_NUMBERS = 4 };
 
@@ -23,4 +23,4 @@ static inline RPReLU rprelu_of(void *const a[RPRELU_ADDRESSES], const int64_t n[
 }
 
 /* The backward where there is a grad. Returns 0, or 1 where there was not enough memory or threads did not start. */
-int rprelu(RPReLU *rprelu, int32_t (*parallel_for)(int64_t, int64_t, int64_t, void (*)(int64_t, int64_t, void *), void *));
+int rprelu(RPReLU *rprelu, ParallelFor parallel_for);

@@ -57,6 +57,3 @@ static TARGET void NAME(backward)(const RPReLU *r, int64_t start, int64_t stop) 
         }
     }
 }
-
-#undef NAME
-#undef TARGET

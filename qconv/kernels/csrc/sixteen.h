@@ -1,12 +1,10 @@
 /* The signs of 16 floats as bits, by each instruction set. */
 #pragma once
-#include <stdint.h>
+#include "kernel.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 #endif
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE uint64_t portable_sixteen(const float *x) {
     uint64_t bits = 0;

@@ -26,35 +26,10 @@ INLINE uint32_t rounded(float x) {
     return (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : nearest; /* adding could make an infinity of a NaN */
 }
 
-#define NAME(x) portable_##x
-#define TARGET
-#include "slopes_rows.h"
-
-#if defined(__x86_64__)
-#define NAME(x) avx512_##x
-#define TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
-#include "slopes_rows.h"
-
-#define NAME(x) avx2_##x
-#define TARGET __attribute__((target("avx2")))
-#include "slopes_rows.h"
-#endif
-
-static void pass(int64_t start, int64_t stop, void *given) {
-    const Slope *slope = given;
-#if defined(__x86_64__)
-    if (slope->isa == AVX512)
-        avx512_pass(slope, start, stop);
-    else if (slope->isa == AVX2)
-        avx2_pass(slope, start, stop);
-    else
-#endif
-        portable_pass(slope, start, stop);
-}
+#define ROWS "slopes_rows.h"
+#include "each_isa.h"
+DISPATCH(Slope, pass)
 
 int approx_sign_backward(Slope *slope, ParallelFor parallel_for) {
-    if (parallel_for != NULL && slope->count > slope->grain)
-        return parallel_for(0, slope->count, slope->grain, pass, slope) != 0;
-    pass(0, slope->count, slope);
-    return 0;
+    return share_out(parallel_for, slope->count, slope->grain, pass, slope);
 }

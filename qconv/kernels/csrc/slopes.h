@@ -1,5 +1,5 @@
 /* The call of a gradient through a surrogate of the sign. */
-#include <stdint.h>
+#include "kernel.h"
 
 enum { SLOPE_ADDRESSES = 3, SLOPE_NUMBERS = 4 };
 enum { SLOPE_FLOAT32, SLOPE_BFLOAT16 };
@@ -18,5 +18,4 @@ static inline Slope slope_of(void *const a[SLOPE_ADDRESSES], const int64_t n[SLO
 }
 
 /* Writes grad · max(2 - 2|input|, 0). Returns whether threads failed to start. */
-int approx_sign_backward(Slope *slope, int32_t (*parallel_for)(int64_t, int64_t, int64_t,
-                                                               void (*)(int64_t, int64_t, void *), void *));
+int approx_sign_backward(Slope *slope, ParallelFor parallel_for);

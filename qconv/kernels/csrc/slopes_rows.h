@@ -22,6 +22,3 @@ static TARGET void NAME(pass)(const Slope *slope, int64_t start, int64_t stop) {
         NAME(halves)((const uint16_t *)slope->grad + start, (const uint16_t *)slope->input + start,
                      (uint16_t *)slope->output + start, stop - start);
 }
-
-#undef NAME
-#undef TARGET
