@@ -27,6 +27,7 @@ from qconv.quantizers import (
     Stages,
     Straight,
     Whole,
+    kept_codes,
 )
 from qconv.quantizers.form import Form
 from qconv.quantizers.kept_codes import Coding
@@ -258,3 +259,20 @@ def test_lean_layers_of_bits_that_are_not_the_whole_numbers(
     expected = gradients(copy.deepcopy(model), input)
     monkeypatch.setattr(onednn, "has_fast_integers", lambda: True)
     assert_same(gradients(qconv.lean(model, exact=True), input), expected)
+
+
+@pytest.mark.parametrize("quantizer", [LSQInput(4), LSQInput(3, signed=True), PACT(2)], ids=str)
+def test_no_value_is_read_where_reading_waits(quantizer: Quantizer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU: NaN is not looked for, and the codes of numbers are the same."""
+    x = torch.randn(2, 6, 4, 3)
+    form, tensors = Form.of(x), tuple(tensor.detach() for tensor in quantizer.tensors())
+    wanted, with_nan = quantizer.keep(x, form, *tensors), x.clone()
+    with_nan[0, 0, 0, 0] = torch.nan
+    assert wanted is not None
+    assert quantizer.keep(with_nan, form, *tensors) is None
+    monkeypatch.setattr(kept_codes, "is_plain_cpu", lambda x: False)
+    found, other = quantizer.keep(x, form, *tensors), quantizer.keep(with_nan, form, *tensors)
+    assert found is not None
+    assert other is not None
+    assert torch.equal(found[0], wanted[0])
+    assert torch.equal(other[0].flatten()[1:], wanted[0].flatten()[1:])

@@ -67,6 +67,7 @@ def test_no_operator_waits_for_a_gpu(has_triton: bool, device: str, monkeypatch:
     ops = torch.ops.qconv
     x, weight = torch.randn(2, 70, 6, 6, device=device), torch.randn(8, 70, 3, 3, device=device)
     geometry = (1, 1), (1, 1, 1, 1), (1, 1)
+    step, of_channels = torch.ones((), device=device), torch.ones(3, 70, device=device)
 
     def call_all() -> tuple[torch.Tensor, ...]:
         signs, passes, _ = ops.pack_signs_and_passes(x, -1.0, 1.0)
@@ -86,6 +87,10 @@ def test_no_operator_waits_for_a_gpu(has_triton: bool, device: str, monkeypatch:
             *others,
             codes,
             *ops.clamp_and_pack(x, 0.0, None),
+            *ops.round_codes(x, step, 0.0, 15.0, 1.0, 0),
+            *ops.step_backward(x, x, step, 0, 15, False),
+            ops.rprelu(x, *of_channels),
+            *ops.rprelu_backward(x, x, *of_channels[:2]),
             ops.unpack_signs(signs, 70, 1, x.dtype, False),
         )
 

@@ -14,12 +14,21 @@ import pytest
 import test_bits
 import test_inference_operators
 import test_norm
+import test_rounding
+import test_rprelu
 import test_slopes
 import torch
 from torch import Tensor
 
-from qconv.kernels import bits, gpu, norm, operators
-from qconv.kernels.gpu import bits as gpu_bits, codes as gpu_codes, convolution, passes
+from qconv.kernels import bits, gpu, levels, norm, operators, rprelu
+from qconv.kernels.gpu import (
+    bits as gpu_bits,
+    codes as gpu_codes,
+    convolution,
+    levels as gpu_levels,
+    passes,
+    rprelu as gpu_rprelu,
+)
 from qconv.kernels.window import Window
 
 binary_conv2d: Any = convolution.binary_conv2d
@@ -65,6 +74,17 @@ def check_no_kernel(device: str) -> None:
     assert gpu_codes.unpack_codes(bits.pack_codes(x.abs(), 4), 90, 4) is None
     assert passes.approx_sign_backward_(x, x.to(memory_format=torch.channels_last)) is None
     assert passes.norm_backward_(x.double(), x.double(), None, x[0, :, 0, 0], x[0, :, 0, 0]) is None
+    one, channels = torch.ones((), device=device), torch.ones(6, device=device)
+    for given, divisor in ((x.double(), one), (x[:0], one), (strided, one), (x, one.double()), (x, x.abs())):
+        assert gpu_levels.round_codes(given, divisor, 0.0, 3.0, 1.0, 0) is None
+        assert gpu_levels.step_backward(given, given, divisor, 0, 3, False) is None
+    assert gpu_levels.step_backward(x[:1], x, one, 0, 3, False) is None
+    assert gpu_levels.step_backward(x.double(), x, one, 0, 3, False) is None
+    assert gpu_levels.step_backward(x, x, one, 0, 2**21, False) is None
+    for given in (x.double(), x[:0], x[:, :5], strided):
+        assert gpu_rprelu.rprelu(given, channels, channels, channels) is None
+        assert gpu_rprelu.rprelu_backward(given, given, channels, channels) is None
+    assert gpu_rprelu.rprelu_backward(x.half(), x, channels, channels) is None
     assert convolution.pack_weight(x[:0]) is None
     assert convolution.pack_weight(x.double()) is None
     for found, wanted in (
@@ -160,6 +180,94 @@ def check_slopes(seed: int, device: str) -> None:
                 assert test_slopes.same(grad, wanted)
 
 
+def check_levels(seed: int, device: str) -> None:
+    """Bit for bit, with every divisor that there is a kernel for, and NaN anywhere."""
+    rng, same = random.Random(seed), test_slopes.same
+    shape = rng.choice([*test_rounding.SHAPES[:-1], (1, 1), (3, 1, 4, 2), (1, 1030), (4, 7, 1, 1)])
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        for last in (False, len(shape) > 2):
+            input = test_rounding.numbers(shape, last).to(dtype)
+            grad, whole = torch.randn_like(input), torch.randn(shape)  # whole is contiguous, and float32
+            with_nan, somewhere = input.clone(), tuple(rng.randrange(size) for size in shape)
+            with_nan[somewhere], grad[somewhere] = torch.nan, rng.choice([torch.nan, torch.inf, -0.0])
+            divisors = test_rounding.divisors(input)
+            if input.ndim > 1:
+                divisors.append(torch.rand(1, shape[1], *[1] * (input.ndim - 2)) + 0.1)
+            input, with_nan, grad, whole = (x.to(device) for x in (input, with_nan, grad, whole))
+            for divisor in (x.to(device) for x in divisors):
+                for given in (input, with_nan):
+                    ends = rng.choice(test_rounding.ENDS)
+                    wanted = levels.round_codes(given, divisor, *ends)
+                    found = gpu_levels.round_codes(given, divisor, *ends)
+                    assert found is not None
+                    assert all(map(torch.equal, found, wanted)), (dtype, ends)
+                    assert found[0].stride() == given.stride()
+                    strict, (low, high) = rng.random() < 0.5, rng.choice([(-3, 4), (0, 15), (0, 0), (-128, 127)])
+                    for g in (grad, whole):
+                        wanted = levels.step_backward(g, given, divisor, low, high, strict)
+                        found = gpu_levels.step_backward(g, given, divisor, low, high, strict)
+                        assert found is not None
+                        if g.stride() != given.stride():
+                            found = (*(x.contiguous() for x in found),)
+                            wanted = (*(x.contiguous() for x in wanted),)
+                        assert all(map(same, found, wanted)), (dtype, low, high, strict)
+
+
+def check_halves(device: str) -> None:
+    """They go to even numbers, and 0 / 0 is NaN."""
+    halves, one = torch.arange(-20.5, 21, device=device), torch.ones((), device=device)
+    codes, is_nan = gpu_levels.round_codes(halves, one, -100.0, 100.0, 1.0, 0) or (halves, one)
+    assert codes.view(torch.int8).tolist() == [2 * round(each / 2) for each in halves.tolist()]
+    assert is_nan.item() is False
+    found = gpu_levels.round_codes(torch.zeros(3, device=device), 0 * one, 0.0, 3.0, 1.0, 0)
+    assert found is not None
+    assert found[1].item() is True
+
+
+def rprelu_of(module: Any, grad: Tensor, input: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    """The output and the four gradients."""
+    return module.rprelu(input, *others), *module.rprelu_backward(grad, input, *others[:2])
+
+
+def check_rprelu(seed: int, device: str) -> None:
+    """Elements as those of torch's operators; the sums' error against float64 is not above theirs."""
+    shape = random.Random(seed).choice([*test_rprelu.SHAPES, (3, 70, 20, 18)])
+    given = [x.to(device) for x in test_rprelu.operands(shape)]
+    for changed in (given, [given[0].contiguous(), *given[1:]], [x.contiguous() for x in given]):
+        exact = rprelu_of(rprelu, *(x.double() for x in changed))
+        found, wanted = (rprelu_of(module, *changed) for module in (gpu_rprelu, rprelu))
+        assert test_slopes.same(found[0], wanted[0])
+        assert torch.equal(found[1], wanted[1])
+        assert found[1].stride() == changed[1].stride()
+        for one, other in zip(
+            test_norm.error(found[2:], exact[2:]), test_norm.error(wanted[2:], exact[2:]), strict=True
+        ):
+            assert one <= max(2 * other, 4 * torch.finfo(torch.float32).eps)
+    for dtype in (torch.bfloat16, torch.float16):
+        half = [x.to(dtype) for x in given]
+        exact = rprelu_of(rprelu, *(x.double() for x in half))
+        found, wanted = (rprelu_of(module, *half) for module in (gpu_rprelu, rprelu))
+        assert all(x.dtype == dtype for x in found)
+        if dtype == torch.bfloat16 and device == "cpu":  # to which the interpreter does not round
+            assert max(test_norm.error(found[:2], exact[:2])) < 2**-5
+        else:
+            assert all(map(torch.equal, found[:2], wanted[:2]))
+        for one, other in zip(
+            test_norm.error(found[2:], exact[2:]), test_norm.error(wanted[2:], exact[2:]), strict=True
+        ):
+            assert one <= max(2 * other, 2 * torch.finfo(dtype).eps)
+
+
+def check_nan_stays_in_its_channel(device: str) -> None:
+    grad, input, *others = (x.to(device) for x in test_rprelu.operands((2, 6, 4, 5)))
+    input[0, 3, 1, 1] = torch.nan
+    output, grads = gpu_rprelu.rprelu(input, *others), gpu_rprelu.rprelu_backward(grad, input, *others[:2])
+    assert output is not None
+    assert output.isnan().sum() == 1
+    assert grads is not None
+    assert grads[2].isnan().tolist() == [False, False, False, True, False, False]
+
+
 def check_norm(seed: int, device: str) -> None:
     """The error against float64 is not above torch's, or it is that of a few roundings."""
     shape = random.Random(seed).choice(test_norm.SHAPES)
@@ -235,10 +343,15 @@ def check_it_compiles(capability: int) -> None:
 
     with patch.object(JITFunction, "run", compiled):
         _compile_all(torch.float32 if capability < 90 else torch.bfloat16)
-    assert len(made) == 10, made.keys()
+    assert len(made) == 14, made.keys()
     multiplied = "mma.sync" if capability < 90 else "wgmma.mma_async"
     assert multiplied in made["qconv.kernels.gpu.convolution._convolve"]
     assert "cvt.rn.bf16" in made["qconv.kernels.gpu.passes._slope"]
+    for name in ("_round", "_step"):
+        ptx = made[f"qconv.kernels.gpu.levels.{name}"]
+        assert "div.rn.f32" in ptx
+        assert "div.full" not in ptx
+        assert "0f4B400000" in ptx.upper().replace("0F", "0f")  # 1.5 · 2^23, which nothing has folded
 
 
 def _compile_all(dtype: torch.dtype) -> None:
@@ -252,6 +365,10 @@ def _compile_all(dtype: torch.dtype) -> None:
     gpu_codes.unpack_codes(torch.zeros(2, 9, 9, 64, dtype=torch.uint8), 128, 4, dtype, True)
     passes.norm_backward_(x, x.clone(), None, torch.zeros(128), torch.ones(128))
     passes.approx_sign_backward_(x.bfloat16(), x.bfloat16())
+    gpu_levels.round_codes(x, torch.ones(2, 1, 1, 1), 0.0, 15.0, 1.0, 0)
+    gpu_levels.step_backward(x, x, torch.ones(()), 0, 15, False)
+    gpu_rprelu.rprelu(x, *torch.zeros(3, 128))
+    gpu_rprelu.rprelu_backward(x, x, *torch.zeros(2, 128))
     convolution.pack_weight(torch.zeros(64, 128, 3, 3))
     weight, sums = operators.pack_weight(torch.zeros(64, 128, 3, 3))
     binary_conv2d(*(words, weight, sums, (128, 64), Window(padding=(1, 1, 1, 1)), torch.ones(64), torch.zeros(64)))
@@ -262,6 +379,11 @@ SEEDED: dict[str, tuple[Callable[[int, str], None], int]] = {
     "convolution": (check_convolution, 8),
     "weight": (check_weight, 3),
     "slopes": (check_slopes, 3),
+    "levels": (check_levels, 6),
+    "rprelu": (check_rprelu, 4),
     "norm": (check_norm, 4),
 }
-ALONE = (check_no_kernel, check_operands, check_a_wrong_bit_is_seen, check_dispatch)
+ALONE = (
+    *(check_no_kernel, check_operands, check_a_wrong_bit_is_seen, check_dispatch),
+    *(check_halves, check_nan_stays_in_its_channel),
+)

@@ -1,15 +1,18 @@
-"""Rounding to levels and the gradients through it, as `torch.library` operators with definitions and a kernel in C.
+"""Rounding to levels and the gradients through it, as `torch.library` operators with definitions and kernels.
 
 Torch's operators read and write memory four times to round, and ten times for the gradients of numbers and of a learned
-step; the kernel does it once. It takes float32 on the CPU without gaps. Its results are the definitions' bit for bit,
-but for the bits of a NaN, for any number of threads and any instruction set.
+step; a kernel does it once. That in C takes float32 on the CPU without gaps. Its results are the definitions' bit for
+bit, but for the bits of a NaN, for any number of threads and any instruction set. That in Triton (`gpu.levels`) takes
+bfloat16 and float16, too.
 """
 
 import torch
 from torch import Tensor
 
+from .gpu import by_triton
 from .library import LIBRARY
 from .native import kernels, number_of
+from .native_bits import without_gaps
 
 _ROUND_CODES, _STEP_BACKWARD = range(2)
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -31,7 +34,7 @@ def round_codes(
 
     Args:
         input: numbers of any shape.
-        divisor: broadcasts against ``input``. The kernel takes one number, and one for each ``input[i]``.
+        divisor: broadcasts against ``input``. The kernels take one number, and one for each ``input[i]``.
         low: the smallest of the clamped numbers.
         high: the largest one.
         factor: what they are multiplied with.
@@ -145,15 +148,13 @@ def _call(
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Whether it is float32 in memory without gaps, with ``x[i]`` in one piece."""
-    if x.dtype != torch.float32 or not x.is_cpu:
-        return False
-    return x.is_contiguous() or (x.ndim > 2 and x.movedim(1, -1).is_contiguous())
+    return x.dtype == torch.float32 and x.is_cpu and without_gaps(x)
 
 
 def _round_codes(
     input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
 ) -> tuple[Tensor, Tensor]:
+    input = input.to(torch.promote_types(input.dtype, torch.float32))
     found = rounded(input, divisor, low, high, factor, offset)
     return round_codes(input, divisor, low, high, factor, offset) if found is None else found
 
@@ -168,4 +169,5 @@ def _step_backward(
 for _definition, _kernel in ((round_codes, _round_codes), (step_backward, _step_backward)):
     LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
     LIBRARY.impl(_definition.__name__, _kernel, "CPU")
+    LIBRARY.impl(_definition.__name__, by_triton(f"levels.{_definition.__name__}", _definition), "CUDA")
     torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)

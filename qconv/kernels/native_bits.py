@@ -140,6 +140,11 @@ def channels_last(x: Tensor) -> bool | None:
     return False if x.is_contiguous() else last or None
 
 
+def without_gaps(x: Tensor) -> bool:
+    """Whether it fills its memory, with ``x[i]`` in one piece: contiguous, or with the channels adjacent."""
+    return x.is_contiguous() or (x.ndim > 2 and x.movedim(1, -1).is_contiguous())
+
+
 def _words_shape(x: Tensor, groups: int) -> tuple[int, ...] | None:
     """The shape of the bits of a tensor that the kernels take."""
     if kernels() is None or x.dtype not in _FLOATS or not _is_full(x) or groups < 1 or x.shape[1] % groups:

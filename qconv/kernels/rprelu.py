@@ -1,10 +1,10 @@
-"""RPReLU and its backward, as `torch.library` operators with a definition and a kernel in C.
+"""RPReLU and its backward, as `torch.library` operators with a definition and kernels.
 
-``y = PReLU_c(x + before_c) + after_c`` with ``PReLU_c(v) = v if v > 0 else slope_c · v``. The kernel reads memory once,
-where torch's operators do it three times forward and six backward. It takes float32 on the CPU whose channels are
-adjacent in memory. Its elements are those of torch's operators bit for bit, but for the bits of a NaN; its sums over
-batch and places are made in float32 within 64 rows and in float64 over them, the same for any number of threads and any
-instruction set.
+``y = PReLU_c(x + before_c) + after_c`` with ``PReLU_c(v) = v if v > 0 else slope_c · v``. A kernel reads memory once,
+where torch's operators do it three times forward and six backward. That in C takes float32 on the CPU whose channels
+are adjacent in memory. Its elements are those of torch's operators bit for bit, but for the bits of a NaN; its sums
+over batch and places are made in float32 within 64 rows and in float64 over them, the same for any number of threads
+and any instruction set. That in Triton is in `gpu.rprelu`.
 """
 
 import math
@@ -12,6 +12,7 @@ import math
 import torch
 from torch import Tensor
 
+from .gpu import by_triton, has_kernels
 from .library import LIBRARY
 from .native import kernels, number_of
 from .native_bits import channels_last
@@ -41,6 +42,13 @@ def rprelu_backward(
 
 def _per_channel(values: Tensor, input: Tensor) -> Tensor:
     return values.to(input.dtype).view(-1, *[1] * (input.ndim - 2))
+
+
+def has_kernel(input: Tensor) -> bool:
+    """Whether there is a kernel for tensors of this dtype on this device."""
+    if input.is_cuda:
+        return input.dtype in (torch.float32, torch.bfloat16, torch.float16) and has_kernels(input.device.index or 0)
+    return input.is_cpu and input.dtype == torch.float32
 
 
 def forward_by_kernel(
@@ -98,4 +106,5 @@ def _rprelu_backward(grad: Tensor, input: Tensor, before: Tensor, slope: Tensor)
 for _definition, _kernel in ((rprelu, _rprelu), (rprelu_backward, _rprelu_backward)):
     LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
     LIBRARY.impl(_definition.__name__, _kernel, "CPU")
+    LIBRARY.impl(_definition.__name__, by_triton(f"rprelu.{_definition.__name__}", _definition), "CUDA")
     torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)

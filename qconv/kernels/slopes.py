@@ -12,6 +12,7 @@ from torch import Tensor
 from .gpu import by_triton
 from .library import LIBRARY
 from .native import kernels, number_of
+from .native_bits import without_gaps
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _GRAIN = 1 << 15  # numbers below which a second thread costs more than it gains
@@ -47,7 +48,7 @@ def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str 
     ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
     """
     module = kernels()
-    if module is None or not input.numel() or input.dtype not in _TYPES or not _without_gaps(input):
+    if module is None or not input.numel() or input.dtype not in _TYPES or not without_gaps(input):
         return False
     if any(
         (x.shape, x.stride(), x.dtype, x.device) != (input.shape, input.stride(), input.dtype, input.device)
@@ -58,10 +59,6 @@ def by_kernel(grad: Tensor, input: Tensor, output: Tensor, instruction_set: str 
     addresses = (x.data_ptr() for x in (grad, input, output))
     module.approx_sign_backward(*addresses, input.numel(), _TYPES[input.dtype], used, _GRAIN)
     return True
-
-
-def _without_gaps(x: Tensor) -> bool:
-    return x.is_contiguous() or (x.ndim > 2 and x.movedim(1, -1).is_contiguous())
 
 
 def _approx_sign_backward_(grad: Tensor, input: Tensor) -> None:

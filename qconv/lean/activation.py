@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..kept_input import Lean
-from ..kernels import rprelu as _registered  # noqa: F401
+from ..kernels.rprelu import has_kernel
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
 from ..recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
@@ -164,7 +164,7 @@ class LeanRPReLU(Rebuilt, RPReLU):
 
 
 def _fused_rprelu(input: Tensor, before: Tensor, slope: Tensor, after: Tensor) -> Tensor:
-    if input.dtype != torch.float32 or not input.is_cpu:  # there is no kernel, and autograd is faster than a definition
+    if not has_kernel(input):  # autograd is faster than a definition
         return rprelu(input, before, slope, after)
     per_channel(before, input)  # refuses an input of another number of channels
     return _FusedRPReLU.apply(input, before, slope, after)

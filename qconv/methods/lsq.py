@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Whole, is_plain_cpu
+from ..quantizers.base import Whole, is_plain
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
@@ -29,7 +29,7 @@ def round_levels(z: Tensor, low: int, high: int) -> Tensor:
 
 def step_backward(grad: Tensor, x: Tensor, step: Tensor, low: int, high: int, strict: bool) -> tuple[Tensor, Tensor]:
     """Return the gradient of ``x`` through the levels, and each element's part of the step's."""
-    if is_plain_cpu(x) and (low, high) != (-1, 1) and not torch.compiler.is_compiling():
+    if is_plain(x) and (low, high) != (-1, 1) and not torch.compiler.is_compiling():
         return torch.ops.qconv.step_backward(grad, x, step, low, high, strict)
     z = wide(x) / step
     clamped = z.clamp(low, high)

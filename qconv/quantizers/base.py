@@ -11,7 +11,6 @@ from .flags import flag_of, is_flag, is_readable, is_set
 from .form import Form
 from .levels import Levels
 from .node import Quantize, as_called
-from .numbers import wide
 from .observers import Observer, Samples
 from .part import Part, as_it_is_now
 from .rounding import Rounding, bytes_of
@@ -223,7 +222,7 @@ class Quantizer(Part):
                 return Whole(values.to(torch.int8).add_(offset).view(torch.uint8), scale)
             codes = None if ends is None else bytes_of(values, offset, *ends)
         else:
-            scale, codes = rounding.scale, rounding.bytes(wide(x), offset)
+            scale, codes = rounding.scale, rounding.bytes(x, offset)
         return None if codes is None else Whole(codes, scale)
 
     def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
@@ -472,4 +471,9 @@ def is_plain_cpu(x: Tensor) -> bool:
 
     `torch.jit.trace` would freeze the decisions that depend on these values, and go wrong on others.
     """
-    return x.device.type == "cpu" and type(x) in (Tensor, nn.Parameter) and not torch.jit.is_tracing()  # pyright: ignore
+    return x.device.type == "cpu" and is_plain(x)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Whether our operator may stand for several of torch's: nothing is being traced, and no subclass sees it."""
+    return type(x) in (Tensor, nn.Parameter) and not torch.jit.is_tracing()  # pyright: ignore

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Quantizer, Whole, in_bytes, is_plain_cpu, place
+from .base import Quantizer, Whole, in_bytes, is_plain, is_plain_cpu, place
 from .form import Form
 from .numbers import count_below, wide
 
@@ -101,9 +101,11 @@ class Coded(Quantizer):
         if bits is None:
             return None
         rounding = self.known_rounding(x, *tensors) if self._codes_whole else None
-        if rounding is not None and is_plain_cpu(x) and not torch.compiler.is_compiling():
-            codes = rounding.bytes(wide(x), -int(self.coding.low))
-            return None if codes is None else (_ops.pack_codes(codes, bits), rounding.scale.detach())
+        if rounding is not None and is_plain(x) and not torch.compiler.is_compiling():
+            codes, is_nan = rounding.codes(x, -int(self.coding.low))
+            if is_plain_cpu(x) and is_nan.item():  # from a GPU it is not read: that would wait
+                return None
+            return _ops.pack_codes(codes, bits), rounding.scale.detach()
         values, *others = self.parts(x, *tensors)
         return self.coding.pack(values, bits), *(other.detach() for other in others)
 

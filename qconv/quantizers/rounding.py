@@ -32,15 +32,24 @@ class Rounding(NamedTuple):
         clamped = (x if self.divisor is None else x / self.divisor).clamp(self.low, self.high)
         return (clamped if self.factor == 1 else clamped.mul_(self.factor)).round_()
 
+    def codes(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor]:
+        """Return `values` plus ``offset`` as uint8, modulo 256, and whether one is NaN; its code is arbitrary."""
+        return _codes(x, offset, self.low, self.high, self.factor, self.divisor)
+
     def bytes(self, x: Tensor, offset: int) -> Tensor | None:
-        """Return `values` plus ``offset`` as uint8, modulo 256; None if one is NaN."""
-        return bytes_of(x, offset, self.low, self.high, self.factor, self.divisor)
+        """Return the `codes`; None if one is of NaN, which is read from the device."""
+        codes, is_nan = self.codes(x, offset)
+        return None if is_nan.item() else codes
 
 
-def bytes_of(
-    x: Tensor, offset: int, low: float, high: float, factor: float = 1, divisor: Tensor | None = None
-) -> Tensor | None:
-    """`Rounding.bytes`; without ``factor`` and ``divisor`` of whole numbers from ``low`` to ``high``."""
-    one = torch.ones((), device=x.device) if divisor is None else divisor
-    codes, is_nan = _ops.round_codes(x, one, low, high, factor, offset)
+def bytes_of(values: Tensor, offset: int, low: float, high: float) -> Tensor | None:
+    """`Rounding.bytes` of whole numbers from ``low`` to ``high``."""
+    codes, is_nan = _codes(values, offset, low, high, 1, None)
     return None if is_nan.item() else codes
+
+
+def _codes(
+    x: Tensor, offset: int, low: float, high: float, factor: float, divisor: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    one = torch.ones((), device=x.device) if divisor is None else divisor
+    return _ops.round_codes(x, one, low, high, factor, offset)

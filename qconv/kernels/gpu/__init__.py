@@ -37,7 +37,7 @@ def by_triton(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(first: Tensor, *others: Any) -> Any:
         index = first.device.index or 0
-        if not _has_triton() or not _is_supported(index):
+        if not has_kernels(index):
             return definition(first, *others)
         kernel = getattr(import_module(f"{__name__}.{module}"), function)
         with torch.cuda.device(index):  # Triton launches on the current one
@@ -45,6 +45,11 @@ def by_triton(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
         return definition(first, *others) if found is None else found
 
     return run
+
+
+def has_kernels(index: int) -> bool:
+    """Whether operators run by Triton's kernels on the GPU of this number."""
+    return _has_triton() and _is_supported(index)
 
 
 @cache

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..native_bits import without_gaps
 from .places import FLOATS, ROWS, Places, jit, launch, offsets
 
 _BLOCK = 1024
@@ -20,7 +21,7 @@ _LANES = 64
 def approx_sign_backward_(grad: Tensor, input: Tensor) -> bool | None:
     """`slopes.approx_sign_backward_`; None where it is left to the definition, which checks the operands."""
     of_grad, of_input = ((x.shape, x.stride(), x.dtype, x.device) for x in (grad, input))
-    if of_grad != of_input or input.dtype not in FLOATS or not input.numel() or not _without_gaps(input):
+    if of_grad != of_input or input.dtype not in FLOATS or not input.numel() or not without_gaps(input):
         return None
     launch(_slope, triton.cdiv(input.numel(), _BLOCK), grad, input, input.numel(), BLOCK=_BLOCK)
     return True
@@ -59,10 +60,6 @@ def norm_backward_(
         LANES=_LANES,
     )
     return product * invstd, of_bias
-
-
-def _without_gaps(x: Tensor) -> bool:
-    return x.is_contiguous() or (x.ndim > 2 and x.movedim(1, -1).is_contiguous())
 
 
 @jit
