@@ -76,6 +76,10 @@ def main() -> None:
         arguments, _ = PIECES[options.piece]
         FUNCTIONS[options.piece.partition(",")[0]](options, *arguments)
         return
+    import torch
+
+    if options.device != "cpu" and not torch.cuda.is_available():
+        sys.exit(f"torch {torch.__version__} sees no GPU here; --device cpu tries the program out without one")
     options.out.mkdir(parents=True, exist_ok=True)
     end, now = time.monotonic() + 60 * options.minutes, commit()
     asked = {name: str(getattr(options, name)) for name in ("device", "size", "batch", "rounds", "memory_gib")}
