@@ -2,8 +2,8 @@
 
 `_binary` is an extension module of Python's stable ABI: it takes addresses and integers, and one build serves every
 version of Python and torch. It shares rows out by torch's own threads, through `torch_parallel_for` of torch's C ABI.
-An operator in C++ over torch's stable ABI takes half the time of a call (13 µs, not 29: issue 17), but would have every build
-fetch torch for its headers: 3 minutes and 5 GB more for `pip install`.
+An operator in C++ over torch's stable ABI takes half the time of a call (13 µs, not 29, in issue 17), but would have
+every build fetch torch for its headers: 3 minutes and 5 GB more for `pip install`.
 
 For one picture of 16@32 on one thread with AVX-512, `binary_conv2d` takes 27 µs, of which its C function takes 12;
 `pack_signs` 10 and 1, `where_passes` 11 and 1, `clamp_and_pack` 16 and 2, `sign_grad_input` 67 and 41. Torch's way to
