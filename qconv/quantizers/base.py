@@ -1,66 +1,31 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self, cast
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from .behind import KEY, difference
-from .flags import flag_of, is_flag, is_readable, is_set
-from .form import Form
+from .codes import Codes as Codes, Whole as Whole
+from .data_flag import NeedsData
+from .in_bits import InBits
 from .levels import Levels
 from .node import Quantize, as_called
 from .observers import Observer, Samples
-from .part import Part, as_it_is_now
-from .rounding import Rounding, bytes_of
+from .part import as_it_is_now
 
 
-class Codes(NamedTuple):
-    """A quantized tensor as integers; `dequantize` returns ``quantize(x)`` from it exactly.
-
-    Attributes:
-        values: whole numbers in the shape of ``x``; an integer dtype, or a floating one where NaN must be kept.
-        scale: float tensor that broadcasts against ``values``.
-        zero: the code of 0, an integer.
-        offset: float tensor added at the end, for methods whose levels are not centred on 0 (AdaBin, LSQ+).
-        negative_scale: the scale of negative values where it differs (TTQ).
-    """
-
-    values: Tensor
-    scale: Tensor
-    zero: int = 0
-    offset: Tensor | None = None
-    negative_scale: Tensor | None = None
-
-    def dequantize(self) -> Tensor:
-        """``(values − zero) · scale + offset``, in the dtype of ``scale``."""
-        centred = self.values - self.zero
-        scale = self.scale
-        if self.negative_scale is not None:
-            scale = torch.where(centred < 0, self.negative_scale, scale)
-        return centred * scale if self.offset is None else centred * scale + self.offset
-
-
-class Whole(NamedTuple):
-    """The two factors of a quantized tensor: ``x_q = values · scale``.
-
-    Attributes:
-        values: whole numbers, or whole multiples of one power of two, in a floating dtype of at least that of ``x``.
-        scale: float tensor that broadcasts against ``values``; None stands for 1.
-    """
-
-    values: Tensor
-    scale: Tensor | None = None
-
-
-class Quantizer(Part):
+class Quantizer(InBits, NeedsData):
     r"""Base of all quantizers.
 
     A subclass writes two pure functions: `backward`, and either `quantize` or, if its values are whole numbers times a
     scale, `whole`. They receive the tensors that `tensors` returns, never the parameters of ``self``, so that the
     Functions of `qconv.function` can differentiate with respect to them. A quantizer can also be used alone as an
     ordinary module: ``quantizer(x)`` returns the quantized tensor and backpropagates the pseudo-gradient.
+
+    What it states besides of its values, so that layers may compute on integers and keep codes, is `InBits`. A
+    quantizer that needs data sets ``self.calibrated = False`` in its constructor (`NeedsData`).
 
     Hyper-parameters are constructor arguments. Whatever changes during training is a buffer: it is saved, resumed and
     broadcast, and changing it does not trigger a recompile. `tensors` returns it too, and `backward` returns None for
@@ -74,8 +39,6 @@ class Quantizer(Part):
 
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
-        signs: every value is +1 or -1, so a convolution may run on the codes alone.
-        is_binary: the values of `whole` are +1 and -1, and there is one scale, or one for each filter.
         replaces_weight: the learned tensors replace the weight, which receives no gradient (DeepShift-PS).
         roles: where a `Scheme` may use it. A quantizer that learns tensors or takes them from data has only one role,
             which decides how it starts. One that rounds gradients at random does so in evaluation too, and is for
@@ -83,7 +46,6 @@ class Quantizer(Part):
         final_from: the progress from which it quantizes as it will at the end: above 0 if stages or portions come
             first.
         has_whole: whether `whole` describes `quantize`: no subclass has overridden `quantize` alone.
-        has_rounding: whether `rounding_of` describes `whole`: no subclass has overridden `whole` or `quantize` alone.
         changes_values: whether it overrides the `whole` or `quantize` of a parent, but not what that states of the
             values: `keep`, `whole_ends` and `is_binary` then say nothing.
         code_dtype: the dtype of the integers that `codes` makes from `whole`.
@@ -91,71 +53,17 @@ class Quantizer(Part):
         before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
             with another note is refused. It is not a buffer, because it describes how the model was built, as a class
             does.
-
-    A quantizer that needs data sets ``self.calibrated = False`` in its constructor. This creates a float buffer of that
-    name: 0 while it waits, above 0 once it is set. Averages of models, broadcasts and state dicts carry it like any
-    other tensor. Read as an attribute it is a bool, and once True it is never read from the device again.
     """
 
     bits: float = 32
-    signs: bool = False
-    is_binary: bool = False
     replaces_weight: bool = False
     roles: tuple[str, ...] = ("input", "weight", "grad")
     final_from: float = 0.0
     has_whole: bool = True
-    has_rounding: bool = True
     changes_values: bool = False
     code_dtype: torch.dtype = torch.int16
     kept: tuple[str, ...] = ()
     before_sign: Tensor | None = None
-    _was_calibrated: bool = True  # the last known value of the buffer
-    _share_told: bool = False  # whether `share_of_data` has read the buffer since it was loaded
-
-    @property
-    def needs_data(self) -> bool:
-        """Whether its learned tensors start from data, no matter whether it has seen any yet (`calibrated`)."""
-        return "calibrated" in self._buffers
-
-    @property
-    def calibrated(self) -> bool:
-        """False while the learned tensors wait for data (`initialize`); in a compiled graph, the last known value."""
-        return self._was_calibrated if torch.compiler.is_compiling() else self.had_data()
-
-    @calibrated.setter
-    def calibrated(self, value: bool) -> None:
-        flag = self._buffers.get("calibrated")
-        if flag is None:
-            self._buffers["calibrated"] = flag_of(value)
-        else:
-            flag.fill_(float(value))
-        self._was_calibrated = value
-
-    def had_data(self) -> bool:
-        """`calibrated`, read from the buffer unless known to be set. This breaks a graph that is being compiled."""
-        if not self._was_calibrated:
-            self._was_calibrated = is_set(cast(Tensor, self._buffers["calibrated"]))
-        return self._was_calibrated
-
-    def share_of_data(self) -> float | None:
-        """The flag of its data if set, below 1 in an average that began before its data. Returned once, then None."""
-        flag = self._buffers.get("calibrated")
-        if flag is None or self._share_told or not self._was_calibrated or not is_readable(flag):
-            return None
-        share = flag.item()
-        self._share_told = share > 0
-        return share
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name == "calibrated" and isinstance(value, bool):  # torch.nn.Module would refuse a bool in a buffer's place
-            type(self).calibrated.__set__(self, value)
-        else:
-            super().__setattr__(name, value)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if (value := self.__dict__.pop("calibrated", None)) is not None:  # a whole model pickled by an earlier version
-            self.calibrated = value
 
     @property
     def splits_at_zero(self) -> bool:
@@ -186,51 +94,6 @@ class Quantizer(Part):
         values, scale = whole
         return (values if scale is None else values * scale).to(x.dtype)
 
-    def whole(self, x: Tensor, *tensors: Tensor) -> Whole | None:
-        """Return whole numbers and a scale whose product is ``x_q``; None if ``x_q`` is not of that form.
-
-        Layers add up products of whole numbers, which is exact, and multiply the sum by the scales. Quantizers that
-        keep real numbers, or have an offset or two scales, return None; their `quantize` is called instead.
-        """
-        return None
-
-    @property
-    def whole_ends(self) -> tuple[int, int] | None:
-        """The smallest and the largest number of `whole`; None if they depend on data, or parts of 1 are among them."""
-        return (-1, 1) if self.signs else None
-
-    def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
-        """Return how `whole` rounds, if it is to evenly spaced levels from one of `whole_ends` to the other.
-
-        Others ask `known_rounding`: a subclass may round otherwise than it inherits.
-        """
-        return None
-
-    def known_rounding(self, x: Tensor, *tensors: Tensor) -> Rounding | None:
-        """`rounding_of`; None if a subclass overrides `whole` or `quantize` alone."""
-        return self.rounding_of(x, *tensors) if self.has_rounding else None
-
-    def whole_bytes(self, x: Tensor, *tensors: Tensor, offset: int) -> Whole | None:
-        """Return `whole`, its values plus ``offset`` as uint8 modulo 256, in the memory format of ``x``; None for NaN.
-
-        Only if there are `whole_ends`. Reads a value from the device.
-        """
-        rounding, ends = self.known_rounding(x, *tensors), self.whole_ends
-        if rounding is None:
-            values, scale = cast(Whole, self.whole(x, *tensors))
-            if self.signs:  # which are never NaN, and of any dtype
-                return Whole(values.to(torch.int8).add_(offset).view(torch.uint8), scale)
-            codes = None if ends is None else bytes_of(values, offset, *ends)
-        else:
-            scale, codes = rounding.scale, rounding.bytes(x, offset)
-        return None if codes is None else Whole(codes, scale)
-
-    def restore_bytes(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor, offset: int) -> Whole | None:
-        """Return what `whole_bytes` gives for the ``x`` of ``kept = keep(x, form, *tensors)``, if it has no NaN."""
-        if self.signs:
-            return Whole(form.signs(kept[0], torch.int8).add_(offset).view(torch.uint8))
-        return in_bytes(self.restore(kept, form, *tensors), offset)
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # A class that overrides one of the two does not compute what it inherits for the other.
@@ -243,7 +106,7 @@ class Quantizer(Part):
         if place(cls, "backward") < place(cls, "backward_kept"):
             cls.backward_kept, cls.needs_input = Quantizer.backward_kept, Quantizer.needs_input  # pyright: ignore
         own, stated = min(of_whole, of_quantize), place(cls, "keep", "coding", "parts", "whole_ends")
-        parents = (parent.__dict__ for parent in cls.__mro__[own + 1 :] if parent is not Quantizer)
+        parents = (parent.__dict__ for parent in cls.__mro__[own + 1 : cls.__mro__.index(Quantizer)])
         cls.changes_values = own < stated and any("whole" in parent or "quantize" in parent for parent in parents)
         if cls.changes_values:
             cls.keep, cls.whole_ends, cls.is_binary = Quantizer.keep, Quantizer.whole_ends, False  # pyright: ignore
@@ -254,40 +117,6 @@ class Quantizer(Part):
         ``grad`` may be overwritten, and returned.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no backward()")
-
-    @property
-    def is_continuous(self) -> bool:
-        """Whether `backward` is a continuous function of ``x``: rounding errors of ``x`` hardly change it."""
-        return False
-
-    @property
-    def needs_input(self) -> bool:
-        """Whether the gradient needs ``x`` besides what `keep` returns: `backward` is called, not `backward_kept`."""
-        return True
-
-    def keep(self, x: Tensor, form: Form, *tensors: Tensor) -> tuple[Tensor, ...] | None:
-        """Return bits of ``x`` that a lean layer keeps for its backward in place of ``x``; None if there are none.
-
-        `restore` and `backward_kept` give from them, bit for bit, what `whole` (or `quantize`) and `backward` give from
-        ``x``. A subclass that overrides one of these, but not what it inherits here, keeps no bits or needs ``x``.
-        """
-        return None
-
-    def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
-        """Return what `whole` gives for the ``x`` of ``kept = keep(x, form, *tensors)``; ``x_q`` if it gives nothing.
-
-        Values may have a wider dtype. What a NaN of ``x`` becomes is left open.
-        """
-        raise NotImplementedError(f"{type(self).__name__} defines keep() and no restore()")
-
-    def backward_kept(
-        self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
-    ) -> tuple[Tensor | None, ...]:
-        """Return what `backward` returns for ``x``, from what was kept. It is not called if it `needs_input`.
-
-        ``grad`` may be overwritten, and returned.
-        """
-        raise NotImplementedError(f"{type(self).__name__} needs no input and defines no backward_kept()")
 
     def snapshot(self) -> Self:
         """Return a copy that keeps computing as this one does now, even if its mode, stage or attributes change later.
@@ -383,17 +212,6 @@ class Quantizer(Part):
         """Quantize as a stand-alone autograd node."""
         return Quantize.apply(x, as_called(self), *self.tensors())
 
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        key = f"{prefix}calibrated"
-        if not self.needs_data:
-            super().check_state(state_dict, prefix)
-            return
-        others = {name: value for name, value in state_dict.items() if name != key and name.startswith(prefix)}
-        super().check_state(others, prefix)  # an earlier version saved a bool
-        value = state_dict.get(key, False)
-        if not is_flag(value):
-            raise ValueError(f"{key} (={value}) in the checkpoint must be True or False")
-
     def _load_from_state_dict(
         self,
         state_dict: dict[str, Any],
@@ -409,61 +227,25 @@ class Quantizer(Part):
             where = prefix.removesuffix(".").removesuffix("input_quantizer").removesuffix(".")
             if wrong := difference(self.before_sign, behind, where or type(self).__name__):
                 error_msgs.append(wrong)
-        # If a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight.
-        flag = self._buffers.pop("calibrated", None)  # loaded last, since it depends on the other tensors
-        before = len(missing_keys) + len(error_msgs)
-        try:
-            super()._load_from_state_dict(
-                state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-            )
-        finally:
-            if flag is not None:
-                self._buffers["calibrated"] = flag
-        key = f"{prefix}calibrated"
-        if flag is None or not any(other.startswith(prefix) for other in state_dict):
-            return
-        if key not in state_dict:
-            missing_keys.append(key)
-            return
-        if key in unexpected_keys:
-            unexpected_keys.remove(key)
-        # If a step was missing or had another shape, it was not loaded; the present one still waits for data.
-        if len(missing_keys) + len(error_msgs) == before:
-            self._load_flag(state_dict[key], local_metadata.get("assign_to_params_buffers", False))
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.before_sign is not None:
             destination[f"{prefix}{KEY}"] = self.before_sign.clone()
 
-    def _load_flag(self, value: bool | Tensor, assign: bool) -> None:
-        if isinstance(value, Tensor) and value.is_meta:
-            return
-        own = cast(Tensor, self._buffers["calibrated"])
-        flag = torch.as_tensor(value, dtype=own.dtype).reshape(())
-        if assign:
-            self._buffers["calibrated"] = flag
-        else:
-            own.copy_(flag)
-        self._was_calibrated = is_set(flag)
-        self._share_told = False
-
 
 def place(cls: type, *names: str) -> int:
-    """The place in the order of resolution of the first class that defines one of the names."""
-    return next(i for i, parent in enumerate(cls.__mro__) if any(name in parent.__dict__ for name in names))
+    """The place in the order of resolution of the first class that defines one of the names, `Quantizer` at last."""
+    parents = enumerate(cls.__mro__)
+    return next(i for i, parent in parents if parent is Quantizer or any(name in parent.__dict__ for name in names))
 
 
 def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whole | None:
     """Return the factors of ``quantizer.quantize``, whole numbers and a scale; None if it has another form."""
     return quantizer.whole(x, *tensors) if quantizer.has_whole else None
-
-
-def in_bytes(whole: Whole | Tensor, offset: int) -> Whole | None:
-    """Return `whole` numbers plus ``offset`` as uint8 modulo 256, and their scale; None for a tensor of other ones."""
-    if isinstance(whole, Tensor):
-        return None
-    return Whole((whole.values.to(torch.int16) + offset).to(torch.uint8), whole.scale)
 
 
 def is_plain_cpu(x: Tensor) -> bool:

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .base import Quantizer, Whole, in_bytes, is_plain, is_plain_cpu, place
+from .base import Quantizer, Whole, is_plain, is_plain_cpu, place
+from .codes import in_bytes
 from .form import Form
 from .numbers import count_below, wide
 
