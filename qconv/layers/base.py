@@ -12,12 +12,13 @@ from .. import schemes
 from ..function import LayerQuantizers, quantized_op
 from ..kept_input import Lean
 from ..operations import ExtendedOperation, Operation
-from ..processes import is_distributed, is_sharded, leaving, mean_over_processes, meet, sum_over_processes
+from ..processes import is_distributed, leaving
 from ..quantizers import Codes, Quantizer
 from ..quantizers.behind import KEY, difference
 from ..quantizers.observers import Observer
 from ..quantizers.part import Part
 from ..scheme import Factory, Scheme
+from .calibration import calibrate, calibrate_from
 from .computed import check_computed, computed_by, with_base
 from .naming import name_of
 from .origin import follow, leave, mark
@@ -286,21 +287,7 @@ class QuantizedLayer(nn.Module):
             ValueError: NaN or inf in the input of any process; learned tensors held by ``fully_shard``.
             RuntimeError: another process is at another layer, or does not come (`meet`); a replica of DataParallel.
         """
-        if input.is_meta:
-            return
-        if self.__dict__.get("_is_replica"):
-            raise RuntimeError(
-                f"{name_of(self)} is a replica of DataParallel, which is thrown away after the forward: call "
-                "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
-            )
-        if is_distributed():
-            meet(self._place(), name_of(self))
-        seen = Observer()
-        seen.observe(input)
-        (wrong,) = sum_over_processes([not seen.is_finite], self.weight.device)
-        if wrong:
-            raise ValueError(f"the input of {name_of(self)} has NaN or inf: nothing can be calibrated with it")
-        self._calibrate(None if seen.is_blank else partial(self.input_quantizer.initialize, input.detach()))
+        calibrate(self, input)
 
     @torch.no_grad()
     def calibrate_from_(self, observer: Observer) -> bool:
@@ -309,39 +296,7 @@ class QuantizedLayer(nn.Module):
         Returns:
             Whether the quantizer was set, in all processes.
         """
-        initialize = partial(self.input_quantizer.initialize_from, observer)
-        return self._calibrate(None if observer.is_blank else initialize)
-
-    def _place(self) -> str:
-        """A name that distinguishes this layer from the others of its model, the same in all processes."""
-        name, weight = self.__dict__.get("name_in_model"), self.weight.detach().flatten()
-        if name is None:  # weights are equal in all processes, but rarely in two layers
-            some = [weight[index].item() for index in (0, weight.numel() // 2, -1)] if weight.numel() else []
-            name = str(some)
-        return f"{type(self).__name__} {tuple(self.weight.shape)} {name}"
-
-    def _calibrate(self, initialize: Callable[[], None] | None) -> bool:
-        """Initialize the quantizer, if this process has data for it, and take the mean over those that have."""
-        quantizer = self.input_quantizer
-        if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
-            raise ValueError(
-                f"{name_of(self)} can't take its range from a batch once fully_shard holds "
-                "it: call qconv.calibrate(model, batches) before fully_shard"
-            )
-        parts = [cast(Quantizer, part) for part in quantizer.modules() if "calibrated" in part._buffers]
-        before = [part.calibrated for part in parts]
-        if initialize is not None:
-            for part in parts:
-                part.calibrated = False
-            initialize()
-            quantizer.to(self.weight.device, self.weight.dtype)
-        own = [initialize is not None and part.calibrated for part in parts]
-        counts = sum_over_processes([int(flag) for flag in own], self.weight.device)
-        for part, was, mine, count in zip(parts, before, own, counts, strict=True):
-            part.calibrated = was or count > 0
-            if count:
-                mean_over_processes(part.tensors(), mine, count)
-        return any(counts)
+        return calibrate_from(self, observer)
 
     def as_node(self, *arguments: Any) -> Any:
         """Record this call as one node of a graph of `torch.fx`, as for torch's own layers.

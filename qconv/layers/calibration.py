@@ -1,0 +1,73 @@
+"""The learned tensors of a layer's input quantizer from data, the same in all processes."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, cast
+
+from torch import Tensor
+
+from ..processes import is_distributed, is_sharded, mean_over_processes, meet, sum_over_processes
+from ..quantizers import Quantizer
+from ..quantizers.observers import Observer
+from .naming import name_of
+
+if TYPE_CHECKING:
+    from .base import QuantizedLayer
+
+
+def calibrate(layer: "QuantizedLayer", input: Tensor) -> None:
+    """`QuantizedLayer.calibrate_`."""
+    if input.is_meta:
+        return
+    if layer.__dict__.get("_is_replica"):
+        raise RuntimeError(
+            f"{name_of(layer)} is a replica of DataParallel, which is thrown away after the forward: call "
+            "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
+        )
+    if is_distributed():
+        meet(_place(layer), name_of(layer))
+    seen = Observer()
+    seen.observe(input)
+    (wrong,) = sum_over_processes([not seen.is_finite], layer.weight.device)
+    if wrong:
+        raise ValueError(f"the input of {name_of(layer)} has NaN or inf: nothing can be calibrated with it")
+    _set(layer, None if seen.is_blank else partial(layer.input_quantizer.initialize, input.detach()))
+
+
+def calibrate_from(layer: "QuantizedLayer", observer: Observer) -> bool:
+    """`QuantizedLayer.calibrate_from_`."""
+    initialize = partial(layer.input_quantizer.initialize_from, observer)
+    return _set(layer, None if observer.is_blank else initialize)
+
+
+def _place(layer: "QuantizedLayer") -> str:
+    """A name that distinguishes a layer from the others of its model, the same in all processes."""
+    name, weight = layer.__dict__.get("name_in_model"), layer.weight.detach().flatten()
+    if name is None:  # weights are equal in all processes, but rarely in two layers
+        some = [weight[index].item() for index in (0, weight.numel() // 2, -1)] if weight.numel() else []
+        name = str(some)
+    return f"{type(layer).__name__} {tuple(layer.weight.shape)} {name}"
+
+
+def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None) -> bool:
+    """Initialize the quantizer, if this process has data for it, and take the mean over those that have."""
+    quantizer = layer.input_quantizer
+    if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
+        raise ValueError(
+            f"{name_of(layer)} can't take its range from a batch once fully_shard holds "
+            "it: call qconv.calibrate(model, batches) before fully_shard"
+        )
+    parts = [cast(Quantizer, part) for part in quantizer.modules() if "calibrated" in part._buffers]
+    before = [part.calibrated for part in parts]
+    if initialize is not None:
+        for part in parts:
+            part.calibrated = False
+        initialize()
+        quantizer.to(layer.weight.device, layer.weight.dtype)
+    own = [initialize is not None and part.calibrated for part in parts]
+    counts = sum_over_processes([int(flag) for flag in own], layer.weight.device)
+    for part, was, mine, count in zip(parts, before, own, counts, strict=True):
+        part.calibrated = was or count > 0
+        if count:
+            mean_over_processes(part.tensors(), mine, count)
+    return any(counts)
