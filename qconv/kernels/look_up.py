@@ -12,7 +12,7 @@ from .sizes import Sizes
 
 
 @lru_cache(maxsize=4096)
-def _numbers(sizes: Sizes, instruction_set: int) -> tuple[int, ...]:
+def _numbers(sizes: Sizes, instruction_set: int, dtype: torch.dtype) -> tuple[int, ...]:
     """The numbers of a call of the kernels."""
     groups = sizes.window.groups
     left, _, top, _ = sizes.window.padding
@@ -20,7 +20,7 @@ def _numbers(sizes: Sizes, instruction_set: int) -> tuple[int, ...]:
         *(sizes.batch, *sizes.input_size, groups, sizes.words, sizes.channels[0] // groups),
         *(sizes.packed[1], sizes.channels[1] // groups, *sizes.kernel_size),
         *(*sizes.window.stride, *sizes.window.dilation, top, left, *sizes.output[2:]),
-        *(sizes.window.padding_value, instruction_set),
+        *(sizes.window.padding_value, instruction_set, int(dtype == torch.bfloat16)),
     )
 
 
@@ -65,11 +65,6 @@ def _kernel(numbers: Tensor, pays: bool, instruction_set: str | None) -> tuple[A
     return None if INSTRUCTION_SETS[used] == "portable" else (module, used)
 
 
-def _channels_last(numbers: Tensor) -> Tensor:
-    last = torch.channels_last
-    return numbers.to(torch.float32, memory_format=last).contiguous(memory_format=last)
-
-
 def _address(operand: Tensor | None) -> int:
     return 0 if operand is None else operand.data_ptr()
 
@@ -90,15 +85,14 @@ def look_up_conv2d(
     if found is None:
         return None
     module, used = found
-    output = torch.empty(sizes.output, memory_format=torch.channels_last)
+    output = torch.empty(sizes.output, dtype=input.dtype, memory_format=torch.channels_last)
     if output.numel():
         padded, sizes = sizes.padded_but_zeros(input)
         scale, bias = (None if each is None else each.contiguous() for each in (scale, bias))
-        operands = _channels_last(padded), weight.contiguous(), scale, bias
-        module.sign_conv2d(
-            *map(_address, operands), 0, output.data_ptr(), *_numbers(sizes, used), torch.get_num_threads()
-        )
-    return output.to(input.dtype)
+        padded = padded.contiguous(memory_format=torch.channels_last)
+        operands = padded, weight.contiguous(), scale, bias, None, output
+        module.sign_conv2d(*map(_address, operands), *_numbers(sizes, used, input.dtype), torch.get_num_threads())
+    return output
 
 
 def look_up_grad_input(
@@ -114,12 +108,14 @@ def look_up_grad_input(
     if found is None:
         return None
     module, used = found
-    output = torch.empty(sizes.input, memory_format=torch.channels_last)
+    output = torch.empty(sizes.input, dtype=grad_output.dtype, memory_format=torch.channels_last)
     if output.numel():
         scale, passes = (None if each is None else each.contiguous() for each in (scale, passes))
-        operands = _channels_last(grad_output), weight.contiguous(), scale, None, passes, output
-        module.sign_grad_input(*map(_address, operands), *_numbers(sizes, used), torch.get_num_threads())
-    return output.to(grad_output.dtype)
+        grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+        operands = grad_output, weight.contiguous(), scale, None, passes, output
+        numbers = _numbers(sizes, used, grad_output.dtype)
+        module.sign_grad_input(*map(_address, operands), *numbers, torch.get_num_threads())
+    return output
 
 
 def look_up_grad_weight(
@@ -132,7 +128,9 @@ def look_up_grad_weight(
     module, used = found
     if not sizes.batch:
         return grad_output.new_zeros(sizes.weight)
-    output = torch.empty(sizes.weight)
-    operands = _channels_last(grad_output), input.contiguous(), None, None, None, output
-    module.sign_grad_weight(*map(_address, operands), *_numbers(sizes, used), torch.get_num_threads())
-    return output.to(grad_output.dtype)
+    output = grad_output.new_empty(sizes.weight)
+    grad_output = grad_output.contiguous(memory_format=torch.channels_last)
+    operands = grad_output, input.contiguous(), None, None, None, output
+    numbers = _numbers(sizes, used, grad_output.dtype)
+    module.sign_grad_weight(*map(_address, operands), *numbers, torch.get_num_threads())
+    return output

@@ -1,4 +1,4 @@
-/* Convolutions of numbers with signs by table look-up, in float32.
+/* Convolutions of numbers with signs by table look-up, in float32, of numbers that are float32 or bfloat16.
  *
  * Of each product one factor is +-1, so FOLD factors g of the other side have 2^FOLD sums +-g0 +-g1 +- ..., half of which
  * are the negated other half. A table holds the ENTRIES = 2^(FOLD - 1) sums in which the last sign is +; one permute looks
@@ -12,6 +12,7 @@
  * All are written once, in look_up_rows.h, over the few operations in which instruction sets differ.
  */
 #include "look_up.h"
+#include "bfloat16.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,7 @@
 #define INLINE static inline __attribute__((always_inline))
 #define CEIL(a, b) (((a) + (b) - 1) / (b))
 
-enum { BLOCK = 8, FIRST_CACHE = 24 << 10 };
+enum { BLOCK = 8, FIRST_CACHE = 24 << 10, SECOND_CACHE = 256 << 10 };
 
 /* Steps that follow each other in memory: of each, a block of codes and some tables. */
 typedef struct {
@@ -380,6 +381,20 @@ int look_up_grad_input(LookUp *call, int64_t threads, ParallelFor parallel_for) 
     return look_up_pixels(call, threads, parallel_for);
 }
 
+/* Into how many parts to cut the input channels. Fewer leave threads without work; each needs the tables of its block, and
+ * those of a position take about as long as what 9 taps of one block of input channels look up in them. */
+static int64_t parts_of(int64_t blocks, int64_t wides, int64_t taps, int64_t threads) {
+    int64_t best = 1, least = INT64_MAX;
+    for (int64_t parts = 1; parts <= wides && parts <= 64; parts++) {
+        const int64_t time = CEIL(blocks * parts, threads) * (9 + taps * CEIL(wides, parts));
+        if (time < least) {
+            least = time;
+            best = parts;
+        }
+    }
+    return best;
+}
+
 int look_up_grad_weight(LookUp *call, int64_t threads, ParallelFor parallel_for) {
     Kernels kernels;
     if (!kernels_of(call->isa, &kernels)) return 1;
@@ -393,8 +408,7 @@ int look_up_grad_weight(LookUp *call, int64_t threads, ParallelFor parallel_for)
                               : call->height;
     call->grid_w = framed ? (call->out_w - 1) * call->stride_w + (call->kernel_w - 1) * call->dilation_w + 1
                               : call->width;
-    call->parts = CEIL(4 * threads, blocks) < wides ? CEIL(4 * threads, blocks) : wides;
-    if (threads < 2) call->parts = 1;
+    call->parts = parts_of(blocks, wides, call->kernel_h * call->kernel_w, threads < 1 ? 1 : threads);
     call->codes = malloc((size_t)(call->groups * wides * folds * call->grid_h * call->grid_w * kernels.wide));
     if (call->codes == NULL) return 1;
     share(kernels.input_codes, call, folds * call->grid_h, threads, parallel_for);

@@ -36,14 +36,17 @@ static TARGET void NAME(weight_codes)(LookUp *g, int64_t start, int64_t stop) { 
 /* The tables of a row of numbers of `images` pictures in turn. The factors are sorted first, (FOLD, from_w, tables), strip
  * after strip, so that all lanes of a vector are used. */
 static TARGET void NAME(table_row)(const LookUp *g, int64_t image, int64_t images, int64_t row, Strips strips,
-                                   const float *times, int64_t times_step, float *sorted, float *to) {
+                                   const float *times, int64_t times_step, float *sorted, float *room,
+                                   float *to) {
     const int64_t tables = CEIL(g->from_channels, FOLD), channels = g->groups * g->from_channels;
     const int64_t stream_step = g->from_w * tables + LANES, across = strips.strips * strips.columns * images;
-    for (int64_t n = 0; n < images; n++)
+    for (int64_t n = 0; n < images; n++) {
+        const int64_t place = ((image + n) * g->from_h + row) * g->from_w * channels;
+        if (g->is_bfloat16) NAME(widen)((const uint16_t *)g->numbers + place, g->from_w * channels, room);
+        const float *numbers = g->is_bfloat16 ? room : (const float *)g->numbers + place;
         for (int64_t group = 0; group < g->groups; group++) {
             const float *scale = times + group * times_step;
-            const float *from = g->numbers + ((image + n) * g->from_h + row) * g->from_w * channels;
-            from += group * g->from_channels;
+            const float *from = numbers + group * g->from_channels;
             for (int64_t s = 0; s < strips.strips && s < g->from_w; s++) {
                 if (strips.strips <= 62 && !(strips.used >> s & 1)) continue;
                 const int64_t count = CEIL(g->from_w - s, strips.strips);
@@ -64,6 +67,7 @@ static TARGET void NAME(table_row)(const LookUp *g, int64_t image, int64_t image
                 NAME(tables)(stream, count * tables, (Places){at, across * ENTRIES, tables, images * ENTRIES, 0});
             }
         }
+    }
 }
 
 /* What becomes of the sums of some pixels, (blocks of channels, rows, WIDE). */
@@ -75,7 +79,6 @@ static TARGET void NAME(finish)(const LookUp *g, const float *sums, int rows, in
     int64_t n = first % images, x = phase + first / images * g->across.every;
     for (int r = 0; r < rows; r++) {
         const int64_t place = (((image + n) * g->to_h + y) * g->to_w + x) * g->groups + group;
-        float *out = g->out + place * g->to_channels;
         const uint64_t *passes = g->passes == NULL ? NULL : g->passes + place * g->words;
         for (int64_t c = 0; c < g->to_channels; c += LANES) {
             const int64_t rest = g->to_channels - c;
@@ -83,13 +86,17 @@ static TARGET void NAME(finish)(const LookUp *g, const float *sums, int rows, in
             if (scales) value *= NAME(some)(scale + c, rest);
             if (bias != NULL) value += NAME(some)(bias + c, rest);
             if (passes != NULL) value = NAME(keep)(value, (unsigned)(passes[c / 64] >> c % 64));
-            if (rest >= LANES) {
-                NAME(store)(out + c, value);
-            } else {
-                float tail[LANES];
-                NAME(store)(tail, value);
-                memcpy(out + c, tail, (size_t)rest * sizeof(float));
+            const int64_t at = place * g->to_channels + c, count = rest < LANES ? rest : LANES;
+            if (!g->is_bfloat16 && rest >= LANES) {
+                NAME(store)((float *)g->out + at, value);
+                continue;
             }
+            float lanes[LANES];
+            NAME(store)(lanes, value);
+            if (g->is_bfloat16)
+                NAME(narrow)(lanes, count, (uint16_t *)g->out + at);
+            else
+                memcpy((float *)g->out + at, lanes, (size_t)count * sizeof(float));
         }
         if (++n == images) {
             n = 0;
@@ -108,8 +115,9 @@ static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
     const Strips strips = strips_of(g);
     const int64_t slot = g->groups * tables * strips.strips * strips.columns * g->images * ENTRIES;
     const int64_t scratch = wides * ROWS * WIDE, sorting = FOLD * (g->from_w * tables + LANES);
+    const int64_t room = g->is_bfloat16 ? g->from_w * g->groups * g->from_channels : 0;
     if (start >= stop) return;
-    float *ring = allocate((slots * slot + scratch + sorting + g->from_channels) * (int64_t)sizeof(float));
+    float *ring = allocate((slots * slot + scratch + sorting + room + g->from_channels) * (int64_t)sizeof(float));
     Run *runs = malloc((size_t)taps * sizeof *runs);
     int64_t *held = malloc((size_t)(slots + 2 * (g->kernel_h + g->kernel_w)) * sizeof *held);
     if (ring == NULL || runs == NULL || held == NULL) {
@@ -117,7 +125,7 @@ static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
         goto done;
     }
     int64_t *khs = held + slots, *rows = khs + g->kernel_h, *kws = rows + g->kernel_h, *columns = kws + g->kernel_w;
-    float *sums = ring + slots * slot, *sorted = sums + scratch, *ones = sorted + sorting;
+    float *sums = ring + slots * slot, *sorted = sums + scratch, *widened = sorted + sorting, *ones = widened + room;
     for (int64_t c = 0; c < g->from_channels; c++) ones[c] = 1;
     const int scales = !g->forward && g->scale != NULL;
     int64_t images = 0;
@@ -139,7 +147,7 @@ static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
             if (held[row % slots] == image * g->from_h + row) continue;
             held[row % slots] = image * g->from_h + row;
             NAME(table_row)(g, image, images, row, strips, scales ? g->scale : ones, scales ? g->from_channels : 0, sorted,
-                            ring + row % slots * slot);
+                            widened, ring + row % slots * slot);
         }
         for (int64_t phase = 0; phase < over.every && phase < g->to_w; phase++) {
             int64_t count_w = 0;

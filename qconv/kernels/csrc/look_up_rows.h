@@ -47,6 +47,16 @@ static TARGET void NAME(sums)(const Run *run, int64_t runs, int64_t code_step, i
 #undef CASE
 }
 
+INLINE TARGET void NAME(widen)(const uint16_t *from, int64_t count, float *to) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; i++) to[i] = widened(from[i]);
+}
+
+INLINE TARGET void NAME(narrow)(const float *from, int64_t count, uint16_t *to) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < count; i++) to[i] = (uint16_t)rounded(from[i]);
+}
+
 #include "look_up_pixels.h"
 
 #include "look_up_taps.h"

@@ -28,79 +28,124 @@ static TARGET void NAME(input_codes)(LookUp *g, int64_t start, int64_t stop) { /
     }
 }
 
-/* Blocks of up to ROWS output channels of a group, and parts of its input channels. Chunks of positions whose tables stay
- * in the first cache are added up one after another, so that no sum depends on how blocks are shared out. */
-static TARGET void NAME(weight_blocks)(LookUp *g, int64_t start, int64_t stop) {
-    const int64_t taps = g->kernel_h * g->kernel_w, lines = CEIL(g->batch, FOLD) * g->out_h;
+/* Some positions: of `high` lines, which are rows of the output of FOLD pictures, the columns from `left` to `right`. */
+typedef struct {
+    int64_t line, high, left, right;
+    int64_t *tops, *grids; /* of each line: its first row of the input, and where its fold's codes begin */
+} NAME(Chunk);
+
+/* The tables of the output channels from `o` on, (lines, columns, rows, ENTRIES). */
+static TARGET void NAME(position_tables)(const LookUp *g, const NAME(Chunk) *chunk, int64_t o, int rows, float *to) {
     const int64_t channels = g->groups * g->out_channels, picture = g->out_h * g->out_w * channels;
+    const int64_t size = g->is_bfloat16 ? sizeof(uint16_t) : sizeof(float);
+    static const float none[ROWS];
+    for (int64_t l = 0; l < chunk->high; l++) {
+        const int64_t fold = (chunk->line + l) / g->out_h, y = (chunk->line + l) % g->out_h;
+        const int64_t first = (fold * FOLD * g->out_h + y) * g->out_w * channels + o;
+        const int64_t there = g->batch - fold * FOLD < FOLD ? g->batch - fold * FOLD : FOLD;
+        const char *from = (const char *)g->numbers + (first + chunk->left * channels) * size;
+        for (int64_t c = chunk->left; c < chunk->right; c++, from += channels * size, to += rows * ENTRIES) {
+            const float *stream[FOLD];
+            float room[FOLD][ROWS];
+            for (int64_t j = 0; j < FOLD; j++) {
+                const char *at = from + j * picture * size;
+                stream[j] = j < there ? (const float *)at : none;
+                __builtin_prefetch(stream[j]); /* all at once, for each is in another picture */
+                __builtin_prefetch((const char *)stream[j] + (rows - 1) * size);
+            }
+            if (g->is_bfloat16)
+                for (int64_t j = 0; j < there; j++) {
+                    NAME(widen)((const uint16_t *)stream[j], rows, room[j]);
+                    stream[j] = room[j];
+                }
+            NAME(tables)(stream, rows, (Places){to, ENTRIES, 0, 0, 0});
+        }
+    }
+}
+
+/* Adds the sums over some positions, (blocks of input channels from `begin` to `end`, taps, rows, WIDE). */
+static TARGET void NAME(position_sums)(const LookUp *g, const NAME(Chunk) *chunk, int64_t begin, int64_t end, int rows,
+                                       const float *tables, Run *runs, float *sums, int more) {
+    const int64_t taps = g->kernel_h * g->kernel_w, width = chunk->right - chunk->left, folds = CEIL(g->batch, FOLD);
+    for (int64_t wide = begin; wide < end; wide++)
+        for (int64_t tap = 0; tap < taps; tap++, sums += rows * WIDE) {
+            const int64_t down = tap / g->kernel_w * g->dilation_h - g->top + g->grid_top;
+            const int64_t over = tap % g->kernel_w * g->dilation_w - g->left + g->grid_left;
+            int64_t from = over < 0 ? CEIL(-over, g->stride_w) : 0, to = CEIL(g->grid_w - over, g->stride_w);
+            int64_t found = 0;
+            if (from < chunk->left) from = chunk->left;
+            if (to > chunk->right) to = chunk->right;
+            const uint8_t *codes = g->codes + (from * g->stride_w + over) * WIDE;
+            for (int64_t l = 0; l < chunk->high && from < to; l++) {
+                const int64_t y = chunk->tops[l] + down, row = chunk->grids[l] + wide * folds * g->grid_h + y;
+                if (y < 0 || y >= g->grid_h) continue;
+                runs[found++] = (Run){codes + row * g->grid_w * WIDE,
+                                      tables + (l * width + from - chunk->left) * rows * ENTRIES, to - from};
+            }
+            NAME(sums)(runs, found, g->stride_w * WIDE, rows * ENTRIES, sums, more, rows,
+                       g->in_channels - wide * WIDE > LANES ? VECTORS : 1);
+        }
+}
+
+/* Blocks of up to ROWS output channels of a group, for each part of its input channels. Chunks of positions whose tables
+ * stay in the first cache are added up one after another, so that no sum depends on how blocks are shared out. Some blocks
+ * take a chunk in turn, so that it is read from memory once. */
+static TARGET void NAME(weight_blocks)(LookUp *g, int64_t start, int64_t stop) {
+    const int64_t taps = g->kernel_h * g->kernel_w, folds = CEIL(g->batch, FOLD), lines = folds * g->out_h;
     const int64_t wides = CEIL(g->in_channels, WIDE), blocks = CEIL(g->out_channels, ROWS);
     const int64_t most = FIRST_CACHE / (int64_t)sizeof(float) / ENTRIES / ROWS; /* positions of a chunk */
     const int64_t width = g->out_w < most ? g->out_w : CEIL(g->out_w, CEIL(g->out_w, most)), height = most / width;
-    const int64_t scratch = CEIL(wides, g->parts) * taps * ROWS * WIDE;
-    static const float none[ROWS];
+    const int64_t scratch = CEIL(wides, g->parts) * taps * ROWS * WIDE, size = height * width * ROWS * ENTRIES;
+    int64_t most_blocks = SECOND_CACHE / (int64_t)sizeof(float) / scratch;
+    if (most_blocks < 1) most_blocks = 1;
+    if (most_blocks > blocks) most_blocks = blocks;
     if (start >= stop) return;
-    float *tables = allocate((height * width * ROWS * ENTRIES + scratch) * (int64_t)sizeof(float));
+    float *tables = allocate((size + most_blocks * scratch + taps * WIDE) * (int64_t)sizeof(float));
     Run *runs = malloc((size_t)height * sizeof *runs);
     int64_t *tops = malloc((size_t)(2 * height) * sizeof *tops);
     if (tables == NULL || runs == NULL || tops == NULL) {
         g->failed = 1;
         goto done;
     }
-    int64_t *grids = tops + height;
-    float *sums = tables + height * width * ROWS * ENTRIES;
-    for (int64_t at = start; at < stop; at++) {
-        const int64_t group = at / g->parts / blocks, block = at / g->parts % blocks, part = at % g->parts;
-        const int64_t o = g->out_channels * block / blocks, begin = wides * part / g->parts;
-        const int64_t end = wides * (part + 1) / g->parts;
-        const int rows = (int)(g->out_channels * (block + 1) / blocks - o);
+    float *sums = tables + size, *line = sums + most_blocks * scratch;
+    NAME(Chunk) chunk = {.tops = tops, .grids = tops + height};
+#define FIRST(block) (g->out_channels * (block) / blocks) /* output channel */
+    for (int64_t at = start, count; at < stop; at += count) {
+        const int64_t group = at / blocks / g->parts, part = at / blocks % g->parts, block = at % blocks;
+        const int64_t begin = wides * part / g->parts, end = wides * (part + 1) / g->parts;
+        count = blocks - block < most_blocks ? blocks - block : most_blocks;
+        if (count > stop - at) count = stop - at;
         for (int64_t line = 0; line < lines; line += height)
             for (int64_t left = 0; left < g->out_w; left += width) {
-                const int64_t high = line + height < lines ? height : lines - line;
-                const int64_t right = left + width < g->out_w ? left + width : g->out_w;
-                for (int64_t l = 0; l < high; l++) {
-                    const int64_t fold = (line + l) / g->out_h, y = (line + l) % g->out_h;
-                    tops[l] = y * g->stride_h;
-                    grids[l] = (group * wides * CEIL(g->batch, FOLD) + fold) * g->grid_h;
-                    const float *from = g->numbers + group * g->out_channels + o +
-                                        (fold * FOLD * g->out_h + y) * g->out_w * channels;
-                    for (int64_t c = left; c < right; c++) {
-                        const float *stream[FOLD];
-                        for (int j = 0; j < FOLD; j++) {
-                            stream[j] = fold * FOLD + j < g->batch ? from + j * picture + c * channels : none;
-                            __builtin_prefetch(stream[j]); /* all at once, for each is in another picture */
-                            __builtin_prefetch(stream[j] + rows - 1);
-                        }
-                        NAME(tables)(stream, rows, (Places){tables + (l * width + c - left) * rows * ENTRIES, ENTRIES, 0, 0, 0});
-                    }
+                chunk.line = line, chunk.left = left;
+                chunk.high = line + height < lines ? height : lines - line;
+                chunk.right = left + width < g->out_w ? left + width : g->out_w;
+                for (int64_t l = 0; l < chunk.high; l++) {
+                    tops[l] = (line + l) % g->out_h * g->stride_h;
+                    chunk.grids[l] = (group * wides * folds + (line + l) / g->out_h) * g->grid_h;
                 }
-                for (int64_t wide = begin; wide < end; wide++)
-                    for (int64_t tap = 0; tap < taps; tap++) {
-                        const int64_t down = tap / g->kernel_w * g->dilation_h - g->top + g->grid_top;
-                        const int64_t over = tap % g->kernel_w * g->dilation_w - g->left + g->grid_left;
-                        int64_t from = over < 0 ? CEIL(-over, g->stride_w) : 0, to = CEIL(g->grid_w - over, g->stride_w);
-                        int64_t found = 0;
-                        if (from < left) from = left;
-                        if (to > right) to = right;
-                        const uint8_t *codes = g->codes + (from * g->stride_w + over) * WIDE;
-                        for (int64_t l = 0; l < high && from < to; l++) {
-                            const int64_t y = tops[l] + down;
-                            if (y < 0 || y >= g->grid_h) continue;
-                            const int64_t row = grids[l] + wide * CEIL(g->batch, FOLD) * g->grid_h + y;
-                            runs[found++] = (Run){codes + row * g->grid_w * WIDE,
-                                                  tables + (l * width + from - left) * rows * ENTRIES, to - from};
-                        }
-                        NAME(sums)(runs, found, g->stride_w * WIDE, rows * ENTRIES,
-                                   sums + ((wide - begin) * taps + tap) * rows * WIDE, line > 0 || left > 0, rows,
-                                   g->in_channels - wide * WIDE > LANES ? VECTORS : 1);
-                    }
+                for (int64_t b = 0; b < count; b++) {
+                    const int64_t o = FIRST(block + b), rows = FIRST(block + b + 1) - o;
+                    NAME(position_tables)(g, &chunk, group * g->out_channels + o, (int)rows, tables);
+                    NAME(position_sums)(g, &chunk, begin, end, (int)rows, tables, runs, sums + b * scratch,
+                                        line > 0 || left > 0);
+                }
             }
-        for (int r = 0; r < rows; r++) {
-            float *out = g->out + (group * g->out_channels + o + r) * g->in_channels * taps;
-            for (int64_t c = begin * WIDE; c < g->in_channels && c < end * WIDE; c++)
-                for (int64_t tap = 0; tap < taps; tap++)
-                    out[c * taps + tap] = sums[(((c / WIDE - begin) * taps + tap) * rows + r) * WIDE + c % WIDE];
+        for (int64_t b = 0; b < count; b++) {
+            const int64_t o = FIRST(block + b), rows = FIRST(block + b + 1) - o;
+            for (int64_t r = 0; r < rows; r++)
+                for (int64_t wide = begin; wide < end; wide++) {
+                    const float *done = sums + b * scratch + (wide - begin) * taps * rows * WIDE;
+                    const int64_t first = ((group * g->out_channels + o + r) * g->in_channels + wide * WIDE) * taps;
+                    const int64_t here = g->in_channels - wide * WIDE < WIDE ? g->in_channels - wide * WIDE : WIDE;
+                    float *to = g->is_bfloat16 ? line : (float *)g->out + first;
+                    for (int64_t c = 0; c < here; c++)
+                        for (int64_t tap = 0; tap < taps; tap++) to[c * taps + tap] = done[(tap * rows + r) * WIDE + c];
+                    if (g->is_bfloat16) NAME(narrow)(line, here * taps, (uint16_t *)g->out + first);
+                }
         }
     }
+#undef FIRST
 done:
     free(tables);
     free(runs);
