@@ -19,7 +19,7 @@ from .kernels.window import Window
 from .number_operations import forward_of_numbers
 from .quantizers import Quantizer
 from .quantizers.base import Whole
-from .quantizers.form import Form
+from .quantizers.form import Form, is_like_channels_last
 from .quantizers.node import as_called
 from .sign_weight import Filters, filters_of, window_of
 from .sums import HALF, Quantized, output_scale, runs_in_integers, scaled_sums, whole_input
@@ -100,7 +100,9 @@ def output_of_bits(
         summand = summand if bias is None else summand + factor * bias
         return forward_of_bits(operands, factor.float(), summand.float())
     output = forward_of_bits(operands)
-    is_last = operands.form.channels_last or (weight.ndim == 4 and _is_like_channels_last(weight))
+    is_last = operands.form.picture_is_last or (
+        weight.ndim == 4 and is_like_channels_last(weight.shape, weight.stride())
+    )
     if not is_last and (keeping.lean == "exact" or output.ndim != 4):
         # A copy, for where a side is 1 it is contiguous already, but with strides by which others choose their format.
         output = output.contiguous() if output.ndim == 2 else output.clone(memory_format=torch.contiguous_format)
@@ -129,10 +131,3 @@ def output_again(
         return output_of_bits(op, keeping, bits[0], weight, bias, of_weight, affine)
     of_kept: Any = Restored(quantizers.input, keeping, bits), tensors[third:fourth]
     return output_of(stand_in(keeping, bits), weight, bias, op, of_kept, of_weight, keeping, sizes, looked_up)
-
-
-def _is_like_channels_last(x: Tensor) -> bool:
-    """Whether torch's convolution takes ``x`` for channels_last: it asks the strides, those of sides of 1 as well."""
-    (_, channels, height, width), (of_batch, of_channels, of_height, of_width) = x.shape, x.stride()
-    ordered = of_channels * channels <= of_width and of_width * width <= of_height and of_height * height <= of_batch
-    return ordered and of_channels < of_batch

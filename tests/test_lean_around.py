@@ -316,6 +316,45 @@ def test_strides_where_a_side_is_one(shape: tuple[int, ...], outputs: int, kerne
             assert lean(x.clone().requires_grad_()).stride() == layer(x).stride(), (weights, inputs)
 
 
+def laid_out(*shape: int) -> dict[str, Tensor]:
+    """Pictures whose memory is not that of a fresh tensor: parts of larger ones, and rows or channels exchanged."""
+    n, c, h, w = shape
+    last = torch.channels_last
+    return {
+        "part of channels": torch.randn(n, 2 * c, h, w).contiguous(memory_format=last).chunk(2, 1)[1],
+        "part of pixels": torch.randn(n, c, h + 1, w + 1).contiguous(memory_format=last)[..., 1:, 1:],
+        "tokens": torch.randn(n, h * w + 1, c)[:, 1:].transpose(1, 2).unflatten(2, (h, w)),
+        "rows exchanged": torch.randn(n, c, w, h).transpose(2, 3),
+        "channels behind": torch.randn(n, w, h, c).permute(0, 3, 2, 1),
+    }
+
+
+@pytest.mark.parametrize("shape", [(2, 16, 4, 5), (8, 16, 1, 1), (3, 4, 1, 4)], ids=str)
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(), schemes.pact()], ids=str)
+def test_inputs_of_any_layout(scheme: qconv.Scheme, shape: tuple[int, ...]) -> None:
+    """By the layout of an operand a convolution chooses how it adds up, and the next operator its own."""
+    torch.manual_seed(0)
+    count = shape[1]
+    layers: list[nn.Module] = [
+        *(qconv.QConv2d(count, count, 3, padding=1, groups=groups, scheme=scheme) for groups in (1, count)),
+        *(nn.ReLU(), nn.Hardtanh(), nn.MaxPool2d(1)),
+        nn.Sequential(qconv.QConv2d(count, count, 1, scheme=scheme), nn.BatchNorm2d(count)),
+    ]
+    for layer in layers:
+        layer(torch.randn(shape))
+        lean = qconv.lean(copy.deepcopy(layer), exact=True)
+        for name, x in laid_out(*shape).items():
+            outputs, grads = [], []
+            for net in (layer, lean):
+                given = x.detach().requires_grad_()
+                outputs.append(net(given))
+                weights = torch.linspace(-1, 2, x.numel()).view(shape)
+                grads.append(torch.autograd.grad(outputs[-1], (given, *net.parameters()), weights))
+            for one, other in zip((outputs[0], *grads[0]), (outputs[1], *grads[1]), strict=True):
+                assert torch.equal(one, other), (layer, name)
+                assert one.stride() == other.stride(), (layer, name)
+
+
 def test_gradients_of_functions() -> None:
     """`torch.func` changes what a call means: a lean model is then as one that is not."""
     torch.manual_seed(0)

@@ -41,7 +41,7 @@ ROOMS = {
         *("bit_operations", "held", "kept_input", "kernels", "number_operations", "operations", "output"),
         *("quantizers", "recipes", "sign_weight", "sums"),
     },
-    "lean": {"checks", "kept_input", "kernels", "layers", "models", "recipes"},
+    "lean": {"checks", "kept_input", "kernels", "layers", "models", "quantizers", "recipes"},
     "layers": {
         "kept_input",
         "checks",

@@ -12,6 +12,7 @@ from ..kept_input import Lean
 from ..kernels.rprelu import has_kernel
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
+from ..quantizers.form import has_own_strides
 from ..recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
 from .node import as_node
 
@@ -77,9 +78,14 @@ class _Clamp(torch.autograd.Function):
             passes, stops = _ops.pack_passes(input, low, high)
             ctx.mark_dirty(input)
             output = input.clamp_(low, high)
+        elif has_own_strides(input):
+            output, (passes, stops) = _twin(input, low, high), _ops.pack_passes(input, low, high)
         else:
             output, passes, stops = _ops.clamp_and_pack(input, low, high)
-        ctx.stops, ctx.strides, ctx.is_relu = not (stops.is_cpu and not stops.item()), output.stride(), high is None
+        ctx.stops, ctx.is_relu = not (stops.is_cpu and not stops.item()), high is None
+        # Those of what the twin saves: its output, or its input, which may be part of a larger tensor.
+        is_output = ctx.is_relu or 1 not in input.shape or 0 in input.stride()
+        ctx.strides = (output if is_output else input).stride()
         ctx.save_for_backward(*([passes] if ctx.stops else []))
         return output
 
@@ -88,7 +94,7 @@ class _Clamp(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         (grad,) = grad_outputs
-        if grad.stride() != ctx.strides and grad.numel():
+        if (grad.stride() != ctx.strides or has_own_strides(grad)) and grad.numel():
             return _by_twin(grad, ctx.strides, ctx.saved_tensors, ctx.is_relu), None, None, None
         return _ops.where_passes(grad, *ctx.saved_tensors) if ctx.stops else grad, None, None, None
 
@@ -107,7 +113,11 @@ def _by_twin(grad: Tensor, strides: tuple[int, ...], passes: Sequence[Tensor], i
 
 
 def _clamped(compute: Callable[..., Tensor], low: float, high: float | None, *tensors: Tensor) -> Tensor:
-    return compute(*tensors).clamp(low, high)
+    return _twin(compute(*tensors), low, high)
+
+
+def _twin(input: Tensor, low: float, high: float | None) -> Tensor:
+    return torch.relu(input) if high is None else F.hardtanh(input, low, high)
 
 
 class Rebuilt(nn.Module):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.utils import _pair
 
+from ..quantizers.form import is_like_channels_last
 from ..recipes import Recipe, forget, hang, is_recorded, recipe_of, runs_as_written
 from .node import as_node
 
@@ -79,8 +80,7 @@ def _indices(taps: Tensor, geometry: Any, width: int) -> Tensor:
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
-    is_last = x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
-    return torch.channels_last if is_last else torch.contiguous_format
+    return torch.channels_last if is_like_channels_last(x.shape, x.stride()) else torch.contiguous_format
 
 
 def _again(compute: Callable[..., Tensor], geometry: Any, *tensors: Tensor) -> Tensor:

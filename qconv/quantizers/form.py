@@ -1,5 +1,6 @@
 """The form of a tensor of which only bits are kept."""
 
+from collections.abc import Sequence
 from typing import NamedTuple, Self
 
 import torch
@@ -18,18 +19,26 @@ class Form(NamedTuple):
         dtype: of the input.
         channels_last: whether its channels are adjacent in memory.
         groups: of channels; the bits of each begin with a word of their own (`qconv.kernels.bits`).
+        strides: that an operator of elements gives its result, without the gaps of a part of a larger tensor.
     """
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     channels_last: bool
     groups: int = 1
+    strides: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, x: Tensor, groups: int = 1) -> Self:
         """Return the form of ``x``."""
-        channels_last = not x.is_contiguous() and x.movedim(1, -1).is_contiguous()
-        return cls(tuple(x.shape), x.dtype, channels_last, groups)
+        dense = x if x.is_contiguous() else torch.empty_like(x, device="meta")
+        channels_last = not dense.is_contiguous() and dense.movedim(1, -1).is_contiguous()
+        return cls(tuple(x.shape), x.dtype, channels_last, groups, dense.stride())
+
+    @property
+    def picture_is_last(self) -> bool:
+        """Whether torch's convolution takes the quantized input for channels_last."""
+        return is_like_channels_last(self.shape, self.strides) if len(self.shape) == 4 else self.channels_last
 
     @property
     def channels(self) -> int:
@@ -39,12 +48,49 @@ class Form(NamedTuple):
     def signs(self, bits: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """Return +1 and −1 from the bits of signs, in ``dtype`` or that of the input."""
         dtype = dtype or self.dtype
-        return self._strided(_ops.unpack_signs(bits, self.channels, self.groups, dtype, self.channels_last))
+        signs = _ops.unpack_signs(bits, self.channels, self.groups, dtype, self.channels_last)
+        return signs if signs.stride() == self.strides else self._empty(dtype, bits.device).copy_(signs)
 
     def codes(self, packed: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
         """Return whole numbers of ``dtype`` from codes of so many bits each."""
-        return self._strided(_ops.unpack_codes(packed, self.channels, bits, dtype, self.channels_last))
+        codes = _ops.unpack_codes(packed, self.channels, bits, dtype, self.channels_last)
+        if self.channels_last:
+            return codes
+        dense = self._empty(dtype, packed.device)
+        # Sides of 1, whose strides say nothing, have those of a fresh tensor: torch chooses operators by them.
+        if not dense.is_contiguous():
+            return dense.copy_(codes)
+        return codes.clone(memory_format=torch.contiguous_format) if 1 in self.shape else codes
 
-    def _strided(self, x: Tensor) -> Tensor:
-        """Give sides of 1, whose strides say nothing, those of a fresh tensor: torch chooses operators by them."""
-        return x.clone(memory_format=torch.contiguous_format) if 1 in self.shape and not self.channels_last else x
+    def _empty(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty_strided(self.shape, self.strides, dtype=dtype, device=device)
+
+
+def is_like_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether torch takes a picture for channels_last: it asks the strides, with gaps and those of sides of 1 as well.
+
+    Example:
+        >>> is_like_channels_last((2, 8, 1, 1), (8, 1, 8, 8)), is_like_channels_last((2, 8, 1, 1), (8, 1, 1, 1))
+        (True, False)
+    """
+    (_, channels, height, width), (of_batch, of_channels, of_height, of_width) = shape, strides
+    ordered = of_channels * channels <= of_width and of_width * width <= of_height and of_height * height <= of_batch
+    return ordered and 0 < of_channels < of_batch
+
+
+def has_own_strides(x: Tensor) -> bool:
+    """Whether sides of 1 have other strides than in a fresh tensor: some operators keep them, others don't."""
+    if 1 not in x.shape:
+        return False
+    fresh = torch.empty(x.shape, device="meta")
+    if x.is_contiguous():
+        return x.stride() != fresh.stride()
+    is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return is_last and x.stride() != fresh.contiguous(memory_format=torch.channels_last).stride()
+
+
+def with_fresh_strides(x: Tensor) -> Tensor:
+    """Give sides of 1 the strides of a fresh tensor, as products of tensors have them."""
+    if not has_own_strides(x):
+        return x
+    return x.clone(memory_format=torch.contiguous_format if x.is_contiguous() else torch.channels_last)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .base import Quantizer, Whole, is_plain, is_plain_cpu, place
 from .codes import in_bytes
-from .form import Form
+from .form import Form, with_fresh_strides
 from .numbers import count_below, wide
 
 _ops = torch.ops.qconv
@@ -185,5 +185,5 @@ class Passing(Coded):
     ) -> tuple[Tensor | None, ...]:
         passes = kept[-1]
         if passes.numel():
-            grad = _ops.where_passes(grad, passes, form.groups)
+            grad = with_fresh_strides(_ops.where_passes(grad, passes, form.groups))
         return grad, *(None for _ in tensors)
