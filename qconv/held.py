@@ -5,9 +5,9 @@ layers would be computed once for each of its members.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,10 @@ from torch import Tensor
 T = TypeVar("T")
 _MOST = 6
 """The tensors that are held at a time: the oldest one goes first, which lies furthest down in the network."""
+
+
+_BYTES_OF_FORMS = 4 << 20
+"""The size of all forms of weights that are remembered, if there are several: the oldest ones go first."""
 
 
 class Held:
@@ -70,19 +74,24 @@ class Held:
             held.remove(self)
 
 
-def of_last_weight(make: Callable[[], T], weight: Tensor, quantizer: object, *others: Any) -> T:
-    """Return ``make()``, a form of the quantized weight that depends on the other arguments alone.
+def form_of_weight(make: Callable[[], T], weight: Tensor, quantizer: object, *others: Any) -> T:
+    """Return ``make()``, a tuple that is a form of the quantized weight and depends on the other arguments alone.
 
-    Within a backward, that of the last weight is remembered: its batch norm and the layer itself ask for it in turn.
+    Within a backward those of the last weights are remembered: batch norm, the layer itself, and the recipes of layers
+    behind it ask for one in turn.
     """
     task = _task()
     if task is None:
         return make()
-    memory, key = _of_task(task), (weight.data_ptr(), weight._version, weight.shape, id(quantizer), *others)
-    if memory.get("key") != key:
-        memory["form"], memory["key"] = make(), key
-        memory["alive"] = weight, quantizer  # or others might get their addresses
-    return memory["form"]
+    forms: dict[Any, tuple[T, tuple[Any, ...], int]] = _of_task(task).setdefault("forms", {})
+    key = weight.data_ptr(), weight._version, weight.shape, id(quantizer), *others
+    if key not in forms:
+        form = make()
+        count = 0 if form is None else sum(x.nbytes for x in cast(Iterable[Any], form) if isinstance(x, Tensor))
+        while forms and count + sum(bytes for *_, bytes in forms.values()) > _BYTES_OF_FORMS:
+            del forms[next(iter(forms))]
+        forms[key] = form, (weight, quantizer), count  # these live on, or others might get their addresses
+    return forms[key][0]
 
 
 _memory = threading.local()

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from .held import of_last_weight
+from .held import form_of_weight
 from .kernels import sign_gradients as _registered  # noqa: F401
 from .kernels.window import Window
 from .operations import Convolution, Linear
@@ -59,7 +59,7 @@ class Filters(NamedTuple):
 
 def filters_of(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:
     """Return the quantized weight as bits."""
-    return of_last_weight(partial(_filters, weight, quantizer, tensors, groups), weight, quantizer, groups)
+    return form_of_weight(partial(_filters, weight, quantizer, tensors, groups), weight, quantizer, groups)
 
 
 def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], groups: int) -> Filters:

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .held import of_last_weight
+from .held import form_of_weight
 from .kernels.onednn import conv2d_codes, integers_pay
 from .kernels.window import Window
 from .operations import Convolution, Linear, TransposedConvolution
@@ -163,7 +163,7 @@ def _signed(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor]) -> 
         whole = quantizer.whole_bytes(weight, *tensors, offset=0)
         return None if whole is None else Whole(whole.values.view(torch.int8), whole.scale)
 
-    return of_last_weight(make, weight, quantizer, torch.int8)
+    return form_of_weight(make, weight, quantizer, torch.int8)
 
 
 def quantized_weight(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], in_integers: bool) -> Tensor:

@@ -1,6 +1,7 @@
 """What a backward computes again is held for the next Function that needs it, and no longer."""
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from test_lean import assert_same
 from torch import Tensor, nn
 
 import qconv
-from qconv import function, held, schemes
+from qconv import function, held, schemes, sign_weight
 from qconv.held import Held
 
 DEPTH = 4
@@ -138,3 +139,34 @@ def test_who_may_write_to_it_gets_it_alone() -> None:
     assert values[3] is not values[2]
     assert values[3].tolist() == [1, 1, 1]
     assert not made.is_held
+
+
+class Signs(Stream):
+    """A residual stream that is walked backwards, and computed again from its start for each layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.head(x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("most", [held._BYTES_OF_FORMS, 0])
+def test_a_weight_is_packed_once_in_a_backward(monkeypatch: pytest.MonkeyPatch, most: int) -> None:
+    torch.manual_seed(0)
+    plain, x = qconv.convert(Signs(), schemes.bireal(), skip=("first", "last")), torch.randn(4, 3, 16, 16)
+    wanted = gradients(plain, x)
+    model, computed, filters = qconv.lean(plain, exact=True), [], sign_weight._filters
+    loss = model(x).square().mean()
+
+    def counted(weight: Tensor, *others: Any) -> Any:
+        computed.append(weight)
+        return filters(weight, *others)
+
+    monkeypatch.setattr(held, "_BYTES_OF_FORMS", most)
+    monkeypatch.setattr(sign_weight, "_filters", counted)
+    model.zero_grad()
+    loss.backward()
+    assert_same([p.grad for p in model.parameters() if p.grad is not None], wanted)
+    assert len(computed) >= DEPTH
+    assert (len(computed) == DEPTH) == bool(most)
