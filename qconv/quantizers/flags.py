@@ -46,14 +46,14 @@ def flags_up_to(last: int, count: int) -> Tensor:
     return (torch.arange(count) <= last).float()
 
 
-def is_plain(tensor: Tensor) -> bool:
+def has_values(tensor: Tensor) -> bool:
     """Whether its values can be read: it is neither a fake tensor nor on the meta device."""
     return type(tensor) in (Tensor, nn.Buffer) and not tensor.is_meta and not tensor.is_inference()
 
 
 def is_readable(tensor: Tensor) -> bool:
-    """Whether its number can be read now: it is plain, and nothing is being traced, vmapped or captured."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not is_plain(tensor):
+    """Whether its number can be read now: it has values, and nothing is being traced, vmapped or captured."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not has_values(tensor):
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # pyright: ignore[reportAttributeAccessIssue]
         return False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer, Whole, whole_of
-from .flags import SHARE, flags_up_to, is_plain
+from .flags import SHARE, flags_up_to, has_values
 from .form import Form
 from .levels import Levels
 from .observers import Observer, Several
@@ -84,7 +84,7 @@ class Stages(Quantizer):
         """The last stage that has begun, counted from 0; in a compiled graph, the last known value."""
         # A new stage writes to the buffer, so it need not be read from the device in every forward. Only
         # `set_progress_` and loading leave the last stage, and both reset `_seen` themselves.
-        if self._is_snapshot or torch.compiler.is_compiling() or not is_plain(self.begun):
+        if self._is_snapshot or torch.compiler.is_compiling() or not has_values(self.begun):
             return self._stage
         now = id(self.begun), self.begun._version
         if now != self._seen and not (self._seen is not None and self._stage == len(self.starts) - 1):
