@@ -158,7 +158,7 @@ def test_pieces_that_fail_or_take_too_long_cost_no_other(
     )
     assert on_gpu.in_time("epoch, lean", 0.01, tmp_path / "log.txt") == "stopped after 0 s"
     assert "=== epoch, lean" in (tmp_path / "log.txt").read_text()
-    sys.argv[1:] = [f"--out={tmp_path}", "--minutes=0"]
+    sys.argv[1:] = [f"--out={tmp_path}", "--device=cpu", "--minutes=0"]
     on_gpu.main()
     assert set(capsys.readouterr().out.splitlines()) == {f"{piece}: no time left" for piece in on_gpu.PIECES}
 
