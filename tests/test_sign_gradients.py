@@ -214,34 +214,42 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def test_neon(emulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels get the operands of a call through a pipe; those of the forward, too."""
-    for case in cases(40, seed=5):
-        sizes: list[int] = []
+    sizes: list[int] = []
 
-        def run(which: int, *call: int, sizes: list[int] = sizes) -> None:
-            stream = struct.pack("27q", which, *sizes, *call[6:-1])
-            stream += b"".join(ctypes.string_at(*each) for each in zip(call[:5], sizes, strict=False) if each[0])
-            done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
-            ctypes.memmove(call[5], done.stdout, sizes[5])
+    def run(which: int, *call: int) -> None:
+        stream = struct.pack("28q", which, *sizes, *call[6:-1])
+        stream += b"".join(ctypes.string_at(*each) for each in zip(call[:5], sizes, strict=False) if each[0])
+        done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
+        ctypes.memmove(call[5], done.stdout, sizes[5])
 
-        module = SimpleNamespace(
-            instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"),
-            sign_grad_input=lambda *call, run=run: run(0, *call),
-            sign_grad_weight=lambda *call, run=run: run(1, *call),
-            sign_conv2d=lambda *call, run=run: run(2, *call),
-        )
-        monkeypatch.setattr(native, "kernels", lambda module=module: module)
+    def of(case: Case) -> list[torch.Tensor]:
         grad, _, weight, scale, passes = case.of_input()
-        sizes[:] = nbytes(grad, weight, scale, None, passes, case.signs)
+        dtype, (padded, _) = grad.dtype, case.sizes.padded_but_zeros(case.numbers)
+        sizes[:] = nbytes(grad, weight, scale, None, passes, case.signs.to(dtype))
         of_input = look_up.look_up_grad_input(*case.of_input(), instruction_set="neon")
-        sizes[:] = nbytes(grad, case.of_weight()[2], None, None, None, case.filters)
+        sizes[:] = nbytes(grad, case.of_weight()[2], None, None, None, case.filters.to(dtype))
         of_weight = look_up.look_up_grad_weight(*case.of_weight(), instruction_set="neon")
-        padded, _ = case.sizes.padded_but_zeros(case.numbers)
         sizes[:] = nbytes(padded, weight, scale, case.bias, None, grad)
-        output = look_up.look_up_conv2d(*case.of_forward(), instruction_set="neon")
-        assert of_input is not None
-        assert of_weight is not None
-        assert output is not None
+        results = of_input, of_weight, look_up.look_up_conv2d(*case.of_forward(), instruction_set="neon")
+        return [result for result in results if result is not None]
+
+    module = SimpleNamespace(
+        instruction_sets=1 << native.INSTRUCTION_SETS.index("neon"),
+        sign_grad_input=lambda *call: run(0, *call),
+        sign_grad_weight=lambda *call: run(1, *call),
+        sign_conv2d=lambda *call: run(2, *call),
+    )
+    monkeypatch.setattr(native, "kernels", lambda: module)
+    for number, case in enumerate(cases(40, seed=5)):
+        halves = None
+        if number % 4 == 0:
+            case.grad_output, case.numbers = case.grad_output.bfloat16(), case.numbers.bfloat16()
+            halves = of(case)
+            case.grad_output, case.numbers = case.grad_output.float(), case.numbers.float()
+        of_input, of_weight, output = results = of(case)
         assert max(*case.errors(of_input, of_weight), case.error(output)) <= 1, case.sizes
+        if halves is not None:
+            assert all(torch.equal(a, b.bfloat16()) for a, b in zip(halves, results, strict=True)), case.sizes
 
 
 def nbytes(*operands: torch.Tensor | None) -> list[int]:
