@@ -15,6 +15,7 @@ from qconv.inference.sign_conv import SignConv2d, sign_conv
 from qconv.kernels import native
 from qconv.models import resnet20
 
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 if native.instruction_sets()[-1:] in ((), ("portable",)):
     pytest.skip("needs a C kernel", allow_module_level=True)
 SCHEMES = schemes.bwn(), schemes.dorefa(1, None), schemes.lsq(1, None), schemes.irnet(binary_input=False)
@@ -26,6 +27,7 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
     "same, even": dict(kernel_size=(2, 4), padding="same"),
     "groups": dict(kernel_size=5, groups=2, padding=2),
     "reflected": dict(kernel_size=3, padding=1, padding_mode="reflect"),
+    "reflected, even": dict(kernel_size=(2, 4), padding="same", padding_mode="reflect", bias=False),
 }
 
 
@@ -42,7 +44,6 @@ def found(frozen: nn.Module) -> list[SignConv2d]:
     return [module for module in frozen.modules() if isinstance(module, SignConv2d)]
 
 
-@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 @pytest.mark.parametrize("geometry", GEOMETRIES.values(), ids=GEOMETRIES.keys())
 @pytest.mark.parametrize("scheme", SCHEMES, ids=str)
 def test_layers(scheme: qconv.Scheme, geometry: dict[str, Any]) -> None:
@@ -51,8 +52,7 @@ def test_layers(scheme: qconv.Scheme, geometry: dict[str, Any]) -> None:
     layer = qconv.QConv2d(32, 48, **geometry, scheme=scheme)
     model = trained(nn.Sequential(layer, nn.BatchNorm2d(48), nn.ReLU()), input)
     frozen = freeze(model)
-    looked_up = geometry.get("padding") != "same" and "padding_mode" not in geometry
-    assert len(found(frozen)) == looked_up
+    assert len(found(frozen)) == 1
     assert [told.arithmetic for told in frozen.layers] == ["float"]
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
@@ -85,6 +85,18 @@ def test_a_planted_error_is_found() -> None:
         assert not verify(model, frozen, input).equal
 
 
+def test_a_wrong_side_is_found() -> None:
+    torch.manual_seed(0)
+    input = torch.randn(4, 32, 9, 9)
+    model = trained(nn.Sequential(qconv.QConv2d(32, 32, 2, padding="same")), input)
+    frozen = freeze(model)
+    assert verify(model, frozen, input).equal
+    (layer,) = found(frozen)
+    left, right, top, bottom = layer.window.padding
+    layer.window = layer.window._replace(padding=(right, left, bottom, top))
+    assert not verify(model, frozen, input).equal
+
+
 def test_single_pictures() -> None:
     model = nn.Sequential(qconv.QConv2d(32, 32, 3)).eval()
     frozen, input = freeze(model), torch.randn(32, 9, 9)
@@ -99,8 +111,9 @@ def test_as_float() -> None:
             conv.weight.copy_(torch.where(conv.weight < 0, -1.0, 1.0) * torch.rand(48, 1, 1, 1))
             conv.weight[3] = 0
         made = sign_conv(conv)
-        assert made is not None
+        assert isinstance(made, SignConv2d)
         again = made.as_float()
+        assert isinstance(again, nn.Conv2d)
         assert torch.equal(again.weight.abs(), conv.weight.abs())
         assert torch.equal(again.weight, conv.weight + 0.0)
         assert (again.stride, again.padding, again.dilation) == (conv.stride, conv.padding, conv.dilation)
@@ -108,12 +121,21 @@ def test_as_float() -> None:
         torch.testing.assert_close(made(input), conv(input), rtol=1e-4, atol=1e-4)
 
 
-def test_where_it_multiplies() -> None:
-    def signs(conv: nn.Conv2d) -> nn.Conv2d:
-        with torch.no_grad():
-            conv.weight.copy_(torch.where(conv.weight < 0, -1.0, 1.0))
-        return conv
+def signs(conv: nn.Conv2d) -> nn.Conv2d:
+    with torch.no_grad():
+        conv.weight.copy_(torch.where(conv.weight < 0, -1.0, 1.0))
+    return conv
 
+
+def test_as_float_of_unequal_sides() -> None:
+    conv = signs(nn.Conv2d(32, 48, (4, 3), padding="same"))
+    made, input = sign_conv(conv), torch.randn(2, 32, 9, 9)
+    assert isinstance(made, SignConv2d)
+    assert made.window.padding == (1, 1, 1, 2)
+    torch.testing.assert_close(made.as_float()(input), conv(input), rtol=1e-4, atol=1e-4)
+
+
+def test_where_it_multiplies() -> None:
     assert sign_conv(signs(nn.Conv2d(32, 32, 3))) is not None
     assert sign_conv(nn.Conv2d(32, 32, 3)) is None
     assert sign_conv(signs(nn.Conv2d(8, 32, 3))) is None
@@ -141,13 +163,24 @@ def test_compiled_and_exported() -> None:
         assert torch.equal(torch.compile(frozen, backend="eager", fullgraph=True)(batch), frozen(batch))
 
 
-def test_onnx(tmp_path: Path) -> None:
+@pytest.mark.parametrize("geometry", [{}, GEOMETRIES["same, even"], GEOMETRIES["reflected, even"]], ids=str)
+def test_onnx(tmp_path: Path, geometry: dict[str, Any]) -> None:
     pytest.importorskip("onnxruntime")
     torch.manual_seed(0)
     input = torch.randn(4, 3, 16, 16)
-    model = nn.Sequential(nn.Conv2d(3, 32, 3), qconv.QConv2d(32, 32, 3), nn.BatchNorm2d(32), nn.ReLU())
-    model = trained(model, input)
+    layer = qconv.QConv2d(32, 32, **{"kernel_size": 3, **geometry})
+    model = trained(nn.Sequential(nn.Conv2d(3, 32, 3), layer, nn.BatchNorm2d(32), nn.ReLU()), input)
     assert len(found(freeze(model))) == 1
     compared = qconv.export_onnx(model, tmp_path / "model.onnx", input)
     assert compared is not None
+    assert compared.close == len(input), compared
     assert (tmp_path / "model.onnx").stat().st_size < 16000  # signs, not floats
+
+
+@pytest.mark.parametrize("geometry", [GEOMETRIES["same, even"], GEOMETRIES["reflected"]], ids=str)
+def test_the_state_of_a_frozen_model_goes_into_another(geometry: dict[str, Any]) -> None:
+    first, second = (freeze(nn.Sequential(qconv.QConv2d(32, 48, **geometry)).eval()) for _ in range(2))
+    input = torch.randn(2, 32, 9, 9)
+    assert not torch.equal(first(input), second(input))
+    second.load_state_dict(first.state_dict())
+    assert torch.equal(first(input), second(input))

@@ -7,6 +7,8 @@ from ..kernels.look_up import is_fast, weight_pays
 from ..kernels.operators import pack_weight, unpack_weight
 from ..kernels.sizes import Sizes
 from ..kernels.window import Window
+from ..layers.conv import sides_of
+from .around import Padded
 
 
 class SignConv2d(nn.Module):
@@ -40,17 +42,18 @@ class SignConv2d(nn.Module):
         operands = input, self.weight, self.scale, self.bias, self.channels[1]
         return torch.ops.qconv.sign_conv2d(*operands, stride, padding, dilation, value)
 
-    def as_float(self) -> nn.Conv2d:
+    def as_float(self) -> nn.Module:
         """Return the same convolution as torch's, with the same numbers for a weight."""
-        stride, padding, dilation, groups, _ = self.window
-        left, _, top, _ = padding
+        stride, sides, dilation, groups, _ = self.window
+        padding = (sides[2], sides[0]) if self.window.is_symmetric else (0, 0)
         kernel = tuple(self.weight.shape[2:4])
-        conv = nn.Conv2d(*self.channels, kernel, stride, (top, left), dilation, groups, self.bias is not None)  # pyright: ignore
+        conv = nn.Conv2d(*self.channels, kernel, stride, padding, dilation, groups, self.bias is not None)  # pyright: ignore
         with torch.no_grad():
             conv.weight.copy_(unpack_weight(self.weight, *self.channels) * self.scale.view(-1, 1, 1, 1))
             if conv.bias is not None and self.bias is not None:
                 conv.bias.copy_(self.bias)
-        return conv.requires_grad_(False)
+        conv.requires_grad_(False)
+        return conv if self.window.is_symmetric else Padded(sides, "constant", conv)
 
     def extra_repr(self) -> str:
         inputs, outputs = self.channels
@@ -58,19 +61,20 @@ class SignConv2d(nn.Module):
         return ", ".join(part for part in (f"{inputs}", f"{outputs}", f"{kernel_size=}", str(self.window)) if part)
 
 
-def sign_conv(conv: nn.Module | None) -> SignConv2d | None:
+def sign_conv(conv: nn.Module | None) -> SignConv2d | Padded | None:
     """Return a convolution of signs that computes the same as a float one, up to rounding; None if there is none.
 
     There is none either where it would be slower, as with few channels in a group, or without a kernel for the machine.
     """
-    if type(conv) is not nn.Conv2d or conv.padding_mode != "zeros" or isinstance(conv.padding, str) or not is_fast():
+    if type(conv) is not nn.Conv2d or not is_fast():
         return None
-    top, left = conv.padding
-    window = Window.of(conv.stride, (left, left, top, top), conv.dilation, conv.groups)
+    sides, pads_zeros = sides_of(conv), conv.padding_mode == "zeros"
+    window = Window.of(conv.stride, sides if pads_zeros else (0, 0, 0, 0), conv.dilation, conv.groups)
     weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach().clone()
     kernel = conv.kernel_size[0], conv.kernel_size[1]
     sizes = Sizes(1, (conv.in_channels, conv.out_channels), kernel, kernel, window)
     scale = weight.abs().flatten(1).amax(1)
     if not weight_pays(sizes) or bool((weight.abs() != scale.view(-1, 1, 1, 1)).any()):
         return None
-    return SignConv2d(weight, window, scale, bias)
+    signs = SignConv2d(weight, window, scale, bias)
+    return signs if pads_zeros else Padded(tuple(sides), conv.padding_mode, signs)

@@ -62,11 +62,7 @@ class _QConv(QuantizedLayer):
     @property
     def padding_sides(self) -> list[int]:
         """The padding in the order of `torch.nn.functional.pad`; follows changes of ``padding`` and ``dilation``."""
-        if isinstance(self.padding, str):
-            spans = zip(self.dilation, self.kernel_size, strict=True)
-            totals = [d * (k - 1) if self.padding == "same" else 0 for d, k in spans]
-            return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
-        return [side for padding in reversed(self.padding) for side in (padding, padding)]
+        return sides_of(self)
 
     @property
     def op(self) -> Convolution:
@@ -263,6 +259,15 @@ class QConvTranspose3d(_QConvTranspose, nn.ConvTranspose3d):
     """
 
     float_type = nn.ConvTranspose3d
+
+
+def sides_of(conv: Any) -> list[int]:
+    """Return the padding of one of torch's convolutions, or of these, in the order of `torch.nn.functional.pad`."""
+    if isinstance(conv.padding, str):
+        spans = zip(conv.dilation, conv.kernel_size, strict=True)
+        totals = [d * (k - 1) if conv.padding == "same" else 0 for d, k in spans]
+        return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+    return [side for padding in reversed(conv.padding) for side in (padding, padding)]
 
 
 def _check_groups(in_channels: int, out_channels: int, groups: int) -> None:
