@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import freeze, schemes, verify
-from qconv.inference.sign_conv import SignConv2d, sign_conv
+from qconv.inference.sign_conv import SignConv2d, SignLinear, sign_layer
 from qconv.kernels import native
 from qconv.models import resnet20
 
@@ -110,7 +110,7 @@ def test_as_float() -> None:
         with torch.no_grad():
             conv.weight.copy_(torch.where(conv.weight < 0, -1.0, 1.0) * torch.rand(48, 1, 1, 1))
             conv.weight[3] = 0
-        made = sign_conv(conv)
+        made = sign_layer(conv)
         assert isinstance(made, SignConv2d)
         again = made.as_float()
         assert isinstance(again, nn.Conv2d)
@@ -121,27 +121,30 @@ def test_as_float() -> None:
         torch.testing.assert_close(made(input), conv(input), rtol=1e-4, atol=1e-4)
 
 
-def signs(conv: nn.Conv2d) -> nn.Conv2d:
+def signs(layer: nn.Conv2d | nn.Linear) -> nn.Conv2d | nn.Linear:
     with torch.no_grad():
-        conv.weight.copy_(torch.where(conv.weight < 0, -1.0, 1.0))
-    return conv
+        layer.weight.copy_(torch.where(layer.weight < 0, -1.0, 1.0))
+    return layer
 
 
 def test_as_float_of_unequal_sides() -> None:
     conv = signs(nn.Conv2d(32, 48, (4, 3), padding="same"))
-    made, input = sign_conv(conv), torch.randn(2, 32, 9, 9)
+    made, input = sign_layer(conv), torch.randn(2, 32, 9, 9)
     assert isinstance(made, SignConv2d)
     assert made.window.padding == (1, 1, 1, 2)
     torch.testing.assert_close(made.as_float()(input), conv(input), rtol=1e-4, atol=1e-4)
 
 
 def test_where_it_multiplies() -> None:
-    assert sign_conv(signs(nn.Conv2d(32, 32, 3))) is not None
-    assert sign_conv(nn.Conv2d(32, 32, 3)) is None
-    assert sign_conv(signs(nn.Conv2d(8, 32, 3))) is None
-    assert sign_conv(signs(nn.Conv2d(32, 32, 3, groups=32))) is None
-    assert sign_conv(nn.Linear(32, 32)) is None
-    assert sign_conv(None) is None
+    assert sign_layer(signs(nn.Conv2d(32, 32, 3))) is not None
+    assert sign_layer(nn.Conv2d(32, 32, 3)) is None
+    assert sign_layer(signs(nn.Conv2d(8, 32, 3))) is None
+    assert sign_layer(signs(nn.Conv2d(32, 32, 3, groups=32))) is None
+    assert sign_layer(signs(nn.Linear(2048, 2048))) is not None
+    assert sign_layer(nn.Linear(2048, 2048)) is None
+    assert sign_layer(signs(nn.Linear(2048, 2047))) is None
+    assert sign_layer(signs(nn.Linear(1 << 19, 8))) is None
+    assert sign_layer(None) is None
 
 
 def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,3 +187,42 @@ def test_the_state_of_a_frozen_model_goes_into_another(geometry: dict[str, Any])
     assert not torch.equal(first(input), second(input))
     second.load_state_dict(first.state_dict())
     assert torch.equal(first(input), second(input))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scheme", SCHEMES, ids=str)
+def test_linear_layers(scheme: qconv.Scheme, bias: bool) -> None:
+    torch.manual_seed(0)
+    input = torch.randn(5, 1056)
+    model = trained(nn.Sequential(qconv.QLinear(1056, 4000, bias, scheme=scheme), nn.ReLU()), input)
+    frozen = freeze(model)
+    (layer,) = found(frozen)
+    assert isinstance(layer, SignLinear)
+    assert [told.arithmetic for told in frozen.layers] == ["float"]
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    stored = sum(each.numel() * each.element_size() for each in layer.state_dict().values())
+    assert stored < 1056 * 4000 / 7.5 + 2 * 4 * 4000  # bits, and a scale and a bias for each output
+    for batch in (input, input[:1], input[:0], input[0], input.view(5, 1, 1056).expand(5, 2, -1)):
+        torch.testing.assert_close(frozen(batch), model(batch), rtol=1e-4, atol=1e-4)
+    again = freeze(nn.Sequential(qconv.QLinear(1056, 4000, bias, scheme=scheme), nn.ReLU()).eval())
+    again.load_state_dict(frozen.state_dict())
+    assert torch.equal(again(input), frozen(input))
+    for name, change in (("scale", lambda x: x * 1.001), ("weight", lambda x: x ^ 1)):
+        setattr(layer, name, change(getattr(layer, name)))
+        assert not verify(model, frozen, input).equal
+        frozen.load_state_dict(again.state_dict())
+        assert verify(model, frozen, input).equal
+
+
+def test_linear_layers_in_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    input = torch.randn(4, 2048)
+    for bias in (False, True):
+        model = nn.Sequential(nn.Linear(2048, 2048, bias), nn.ReLU(), qconv.QLinear(2048, 2048, bias)).eval()
+        assert len(found(freeze(model))) == 1
+        compared = qconv.export_onnx(model, tmp_path / "model.onnx", input)
+        assert compared is not None
+        assert compared.close == len(input), compared
+        assert (tmp_path / "model.onnx").stat().st_size < 2048 * 2048 * 5  # floats of the first, signs of the second

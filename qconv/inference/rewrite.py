@@ -18,7 +18,7 @@ from .boundaries import as_rounding, staircase
 from .fixed_weight import fix_weight_
 from .functional import Clamp, as_modules
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
-from .sign_conv import sign_conv
+from .sign_conv import sign_layer
 
 _POOLS = (nn.MaxPool2d,)
 UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -152,7 +152,7 @@ class Rewriter:
                 layer.bake_()
                 self._put(node, layer)
                 folded = self._fold_float(node)
-                if (signs := sign_conv(self.of(node))) is not None:
+                if (signs := sign_layer(self.of(node))) is not None:
                     self.module.set_submodule(target, signs)
                 self.frozen.append(Frozen(name, "float", folded=folded, reason=arithmetic.reason))
             else:

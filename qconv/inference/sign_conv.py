@@ -1,4 +1,4 @@
-"""Float convolutions of frozen models whose filters have one magnitude each: of binary weights on float inputs."""
+"""Float layers of frozen models whose filters have one magnitude each: of binary weights on float inputs."""
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +9,12 @@ from ..kernels.sizes import Sizes
 from ..kernels.window import Window
 from ..layers.conv import sides_of
 from .around import Padded
+
+# The least weights of a linear layer that looks up; how many rows it will get is not known when it is frozen. Measured
+# on one thread with 2^22 and 2^24 weights, which floats have to read from memory: for one row 0.75 to 1.1 of the float
+# time with AVX-512, 1.1 to 1.5 with AVX2; from two rows on 0.35 to 0.65 and 0.5 to 0.9. With 2^18 to 2^21 weights one
+# row takes 1.3 to 3 times the float time, and less is only taken from 2 rows (2^21) to 16 (2^18) on.
+_LARGE = 1 << 22
 
 
 class SignConv2d(nn.Module):
@@ -42,6 +48,10 @@ class SignConv2d(nn.Module):
         operands = input, self.weight, self.scale, self.bias, self.channels[1]
         return torch.ops.qconv.sign_conv2d(*operands, stride, padding, dilation, value)
 
+    def float_weight(self) -> Tensor:
+        """Return the weight, (C_out, C / groups, kh, kw)."""
+        return unpack_weight(self.weight, *self.channels) * self.scale.view(-1, 1, 1, 1)
+
     def as_float(self) -> nn.Module:
         """Return the same convolution as torch's, with the same numbers for a weight."""
         stride, sides, dilation, groups, _ = self.window
@@ -49,7 +59,7 @@ class SignConv2d(nn.Module):
         kernel = tuple(self.weight.shape[2:4])
         conv = nn.Conv2d(*self.channels, kernel, stride, padding, dilation, groups, self.bias is not None)  # pyright: ignore
         with torch.no_grad():
-            conv.weight.copy_(unpack_weight(self.weight, *self.channels) * self.scale.view(-1, 1, 1, 1))
+            conv.weight.copy_(self.float_weight())
             if conv.bias is not None and self.bias is not None:
                 conv.bias.copy_(self.bias)
         conv.requires_grad_(False)
@@ -61,20 +71,71 @@ class SignConv2d(nn.Module):
         return ", ".join(part for part in (f"{inputs}", f"{outputs}", f"{kernel_size=}", str(self.window)) if part)
 
 
-def sign_conv(conv: nn.Module | None) -> SignConv2d | Padded | None:
-    """Return a convolution of signs that computes the same as a float one, up to rounding; None if there is none.
+class SignLinear(SignConv2d):
+    """Linear layer of floats with a weight of signs times a scale for each output, as a convolution of single pixels.
 
-    There is none either where it would be slower, as with few channels in a group, or without a kernel for the machine.
+    Args:
+        signs: of the weight, (out_features, in_features): the negative numbers are −1.
+        scale: of the outputs, (out_features,).
+        bias: (out_features,); None is 0.
     """
-    if type(conv) is not nn.Conv2d or not is_fast():
+
+    def __init__(self, signs: Tensor, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__(signs[..., None, None], Window(), scale, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(*, in_features) to (*, out_features)."""
+        output = super().forward(input.reshape(-1, input.shape[-1], 1, 1))
+        return output.reshape(*input.shape[:-1], self.channels[1])
+
+    def as_float(self) -> nn.Linear:
+        linear = nn.Linear(*self.channels, self.bias is not None)
+        with torch.no_grad():
+            linear.weight.copy_(self.float_weight().flatten(1))
+            if self.bias is not None:
+                linear.bias.copy_(self.bias)
+        return linear.requires_grad_(False)
+
+
+def sign_layer(layer: nn.Module | None) -> SignConv2d | Padded | None:
+    """Return a layer of signs that computes the same as a float one, up to rounding; None if there is none.
+
+    There is none either where it would be slower, as with few channels in a group, in a linear layer whose weight is
+    small, or without a kernel for the machine.
+    """
+    if not is_fast():
         return None
+    if type(layer) is nn.Linear:
+        return _sign_linear(layer)
+    return _sign_conv(layer) if type(layer) is nn.Conv2d else None
+
+
+def _sign_linear(linear: nn.Linear) -> SignLinear | None:
+    sizes = Sizes(1, (linear.in_features, linear.out_features), (1, 1), (1, 1), Window())
+    scale = _scale(linear.weight)
+    if linear.weight.numel() < _LARGE or not weight_pays(sizes) or scale is None:
+        return None
+    return SignLinear(linear.weight.detach(), scale, _copy(linear.bias))
+
+
+def _sign_conv(conv: nn.Conv2d) -> SignConv2d | Padded | None:
     sides, pads_zeros = sides_of(conv), conv.padding_mode == "zeros"
     window = Window.of(conv.stride, sides if pads_zeros else (0, 0, 0, 0), conv.dilation, conv.groups)
-    weight, bias = conv.weight.detach(), None if conv.bias is None else conv.bias.detach().clone()
     kernel = conv.kernel_size[0], conv.kernel_size[1]
     sizes = Sizes(1, (conv.in_channels, conv.out_channels), kernel, kernel, window)
-    scale = weight.abs().flatten(1).amax(1)
-    if not weight_pays(sizes) or bool((weight.abs() != scale.view(-1, 1, 1, 1)).any()):
+    scale = _scale(conv.weight)
+    if not weight_pays(sizes) or scale is None:
         return None
-    signs = SignConv2d(weight, window, scale, bias)
+    signs = SignConv2d(conv.weight.detach(), window, scale, _copy(conv.bias))
     return signs if pads_zeros else Padded(tuple(sides), conv.padding_mode, signs)
+
+
+def _scale(weight: Tensor) -> Tensor | None:
+    """The magnitude of each filter; None if the numbers of one have several."""
+    magnitudes = weight.detach().abs().flatten(1)
+    scale = magnitudes.amax(1)
+    return None if bool((magnitudes != scale.view(-1, 1)).any()) else scale
+
+
+def _copy(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else bias.detach().clone()
