@@ -49,7 +49,7 @@ def standardize(x: Tensor, correction: int = 1, eps: float = 0.0) -> Standardize
     centered = x - mean
     variance = centered.square().sum_to_size(shape) / max(count - correction, 1)
     constant = variance <= (16 * torch.finfo(x.dtype).eps * mean).square()  # also where squares underflow to 0
-    centered = centered.masked_fill(constant, 0.0)
+    centered = torch.where(constant, 0.0, centered)  # which keeps the memory format, as masked_fill does not
     std = (variance.masked_fill(constant, 0.0) + eps).sqrt()
     inverse = (1 / std).masked_fill(std == 0, 0.0)
     return Standardized(centered * inverse, mean, std, inverse)
