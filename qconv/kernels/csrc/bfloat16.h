@@ -1,16 +1,17 @@
 /* Numbers of 16 bits, the upper half of a float32. */
 #pragma once
-#include <stdint.h>
+#include "kernel.h"
+
 #include <string.h>
 
 /* The float with these upper bits, and the upper bits of the nearest bfloat16. */
-static inline __attribute__((always_inline)) float widened(uint32_t upper) {
+INLINE float widened(uint32_t upper) {
     const uint32_t bits = upper << 16;
     float x;
     memcpy(&x, &bits, sizeof x);
     return x;
 }
-static inline __attribute__((always_inline)) uint32_t rounded(float x) {
+INLINE uint32_t rounded(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);
     const uint32_t nearest = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;

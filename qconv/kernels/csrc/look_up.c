@@ -23,7 +23,6 @@
 #include <arm_neon.h>
 #endif
 
-#define INLINE static inline __attribute__((always_inline))
 #define CEIL(a, b) (((a) + (b) - 1) / (b))
 
 enum { BLOCK = 8, FIRST_CACHE = 24 << 10, SECOND_CACHE = 256 << 10 };

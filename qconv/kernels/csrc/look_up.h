@@ -1,7 +1,7 @@
 /* Convolutions of numbers with signs by table look-up: the forward with a weight of signs, and the two gradients of a
  * binary convolution. */
 #pragma once
-#include "binary.h"
+#include "kernel.h"
 
 enum { LOOK_UP_ADDRESSES = 6, LOOK_UP_NUMBERS = 21 };
 

@@ -125,7 +125,7 @@ static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
         goto done;
     }
     int64_t *khs = held + slots, *rows = khs + g->kernel_h, *kws = rows + g->kernel_h, *columns = kws + g->kernel_w;
-    float *sums = ring + slots * slot, *sorted = sums + scratch, *widened = sorted + sorting, *ones = widened + room;
+    float *sums = ring + slots * slot, *sorted = sums + scratch, *wide_row = sorted + sorting, *ones = wide_row + room;
     for (int64_t c = 0; c < g->from_channels; c++) ones[c] = 1;
     const int scales = !g->forward && g->scale != NULL;
     int64_t images = 0;
@@ -147,7 +147,7 @@ static TARGET void NAME(pixel_rows)(LookUp *g, int64_t start, int64_t stop) {
             if (held[row % slots] == image * g->from_h + row) continue;
             held[row % slots] = image * g->from_h + row;
             NAME(table_row)(g, image, images, row, strips, scales ? g->scale : ones, scales ? g->from_channels : 0, sorted,
-                            widened, ring + row % slots * slot);
+                            wide_row, ring + row % slots * slot);
         }
         for (int64_t phase = 0; phase < over.every && phase < g->to_w; phase++) {
             int64_t count_w = 0;

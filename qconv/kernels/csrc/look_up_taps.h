@@ -45,19 +45,19 @@ static TARGET void NAME(position_tables)(const LookUp *g, const NAME(Chunk) *chu
         const int64_t there = g->batch - fold * FOLD < FOLD ? g->batch - fold * FOLD : FOLD;
         const char *from = (const char *)g->numbers + (first + chunk->left * channels) * size;
         for (int64_t c = chunk->left; c < chunk->right; c++, from += channels * size, to += rows * ENTRIES) {
+            const char *at[FOLD];
             const float *stream[FOLD];
             float room[FOLD][ROWS];
             for (int64_t j = 0; j < FOLD; j++) {
-                const char *at = from + j * picture * size;
-                stream[j] = j < there ? (const float *)at : none;
-                __builtin_prefetch(stream[j]); /* all at once, for each is in another picture */
-                __builtin_prefetch((const char *)stream[j] + (rows - 1) * size);
+                at[j] = j < there ? from + j * picture * size : (const char *)none;
+                __builtin_prefetch(at[j]); /* all at once, for each is in another picture */
+                __builtin_prefetch(at[j] + (rows - 1) * size);
             }
-            if (g->is_bfloat16)
-                for (int64_t j = 0; j < there; j++) {
-                    NAME(widen)((const uint16_t *)stream[j], rows, room[j]);
-                    stream[j] = room[j];
-                }
+            for (int64_t j = 0; j < FOLD; j++) {
+                const int is_narrow = g->is_bfloat16 && j < there;
+                if (is_narrow) NAME(widen)((const uint16_t *)at[j], rows, room[j]);
+                stream[j] = is_narrow ? room[j] : (const float *)at[j];
+            }
             NAME(tables)(stream, rows, (Places){to, ENTRIES, 0, 0, 0});
         }
     }
@@ -107,7 +107,7 @@ static TARGET void NAME(weight_blocks)(LookUp *g, int64_t start, int64_t stop) {
         g->failed = 1;
         goto done;
     }
-    float *sums = tables + size, *line = sums + most_blocks * scratch;
+    float *sums = tables + size, *filter = sums + most_blocks * scratch;
     NAME(Chunk) chunk = {.tops = tops, .grids = tops + height};
 #define FIRST(block) (g->out_channels * (block) / blocks) /* output channel */
     for (int64_t at = start, count; at < stop; at += count) {
@@ -138,10 +138,10 @@ static TARGET void NAME(weight_blocks)(LookUp *g, int64_t start, int64_t stop) {
                     const float *done = sums + b * scratch + (wide - begin) * taps * rows * WIDE;
                     const int64_t first = ((group * g->out_channels + o + r) * g->in_channels + wide * WIDE) * taps;
                     const int64_t here = g->in_channels - wide * WIDE < WIDE ? g->in_channels - wide * WIDE : WIDE;
-                    float *to = g->is_bfloat16 ? line : (float *)g->out + first;
+                    float *to = g->is_bfloat16 ? filter : (float *)g->out + first;
                     for (int64_t c = 0; c < here; c++)
                         for (int64_t tap = 0; tap < taps; tap++) to[c * taps + tap] = done[(tap * rows + r) * WIDE + c];
-                    if (g->is_bfloat16) NAME(narrow)(line, here * taps, (uint16_t *)g->out + first);
+                    if (g->is_bfloat16) NAME(narrow)(filter, here * taps, (uint16_t *)g->out + first);
                 }
         }
     }

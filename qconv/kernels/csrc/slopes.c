@@ -4,11 +4,8 @@
  */
 #include "slopes.h"
 #include "bfloat16.h"
-#include "binary.h"
 
 #include <math.h>
-
-#define INLINE static inline __attribute__((always_inline))
 
 INLINE float above_zero(float x) { return x < 0 ? 0 : x; } /* NaN stays */
 
