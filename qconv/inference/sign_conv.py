@@ -12,8 +12,8 @@ from .around import Padded
 
 # The least weights of a linear layer that looks up; how many rows it will get is not known when it is frozen. Measured
 # on one thread with 2^22 and 2^24 weights, which floats have to read from memory: for one row 0.75 to 1.1 of the float
-# time with AVX-512, 1.1 to 1.5 with AVX2; from two rows on 0.35 to 0.65 and 0.5 to 0.9. With 2^18 to 2^21 weights one
-# row takes 1.3 to 3 times the float time, and less is only taken from 2 rows (2^21) to 16 (2^18) on.
+# time with AVX-512, 1.1 to 1.5 with AVX2; from two rows on 0.35 to 0.65 and 0.5 to 0.9. With 2^18 to 2^21 weights that
+# the cache holds, one row takes 1.1 to 3 times the float time, and less only from 2 rows (2^21) to 16 (2^18) on.
 _LARGE = 1 << 22
 
 
