@@ -8,7 +8,7 @@ from torch import Tensor
 
 from .operations import ExtendedOperation, Linear, Operation
 from .quantizers import Quantizer, Whole
-from .quantizers.form import Form
+from .quantizers.form import Form, has_usual_strides
 from .recipes import saved, shared
 
 Lean = Literal["exact", "fast"]
@@ -44,7 +44,9 @@ def keep(
     ``name`` gives the layer's, for messages.
     """
     form, bits = None, None
-    if input.ndim == 2 if isinstance(op, Linear) else input.ndim > 2:  # (N, C, *spatial)
+    is_batch = input.ndim == 2 if isinstance(op, Linear) else input.ndim > 2  # (N, C, *spatial)
+    # By the strides of sides of 1, which bits do not keep, operators choose how they add up.
+    if is_batch and (lean == "fast" or has_usual_strides(input)):
         form = Form.of(input, getattr(op, "groups", 1))
         with torch.no_grad():
             bits = quantizer.keep(input.detach(), form, *tensors)

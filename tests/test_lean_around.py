@@ -329,8 +329,10 @@ def laid_out(*shape: int) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.parametrize("shape", [(2, 16, 4, 5), (8, 16, 1, 1), (3, 4, 1, 4)], ids=str)
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(), schemes.pact()], ids=str)
+@pytest.mark.parametrize("shape", [(2, 16, 4, 5), (8, 16, 1, 1), (3, 4, 1, 4), (4, 1, 5, 4)], ids=str)
+@pytest.mark.parametrize(
+    "scheme", [schemes.bnn(), schemes.adabin(), schemes.lsq(), schemes.minmax(), schemes.dorefa(2, 2)], ids=str
+)
 def test_inputs_of_any_layout(scheme: qconv.Scheme, shape: tuple[int, ...]) -> None:
     """By the layout of an operand a convolution chooses how it adds up, and the next operator its own."""
     torch.manual_seed(0)

@@ -16,8 +16,8 @@ from .swap import is_lean, is_subclass
 def why_float(module: nn.Module, input: Any, output: Any) -> str:
     """Return why the call ``output = module(input)`` in a lean model kept a float of the size of ``input``.
 
-    - "no bits of its input": there are none for the input's quantizer, or for a linear layer's input that is not
-      (N, C);
+    - "no bits of its input": there are none for the input's quantizer, for a linear layer's input that is not (N, C),
+      or, where gradients are exact, for one with sides of 1 whose strides are not those of a new tensor;
     - "input from cat": it needs its input, which nobody can compute again, for this operator of autograd made it;
     - "input has no gradient": as before, for autograd has not recorded how it was made;
     - "a subclass" of a class that `qconv.lean` replaces, whose forward may be another;

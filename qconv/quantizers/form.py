@@ -89,6 +89,17 @@ def has_own_strides(x: Tensor) -> bool:
     return is_last and x.stride() != fresh.contiguous(memory_format=torch.channels_last).stride()
 
 
+def has_usual_strides(x: Tensor) -> bool:
+    """Whether a tensor with sides of 1 has the strides of a fresh one, contiguous or, if it is not, channels_last."""
+    if 1 not in x.shape:
+        return True
+    batch, channels, *spatial = x.shape
+    fresh = torch.empty(x.shape, device="meta")
+    if not x.is_contiguous():
+        fresh = torch.empty((batch, *spatial, channels), device="meta").movedim(-1, 1)
+    return x.stride() == fresh.stride()
+
+
 def with_fresh_strides(x: Tensor) -> Tensor:
     """Give sides of 1 the strides of a fresh tensor, as products of tensors have them."""
     if not has_own_strides(x):
