@@ -78,26 +78,21 @@ def is_like_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
     return ordered and 0 < of_channels < of_batch
 
 
-def has_own_strides(x: Tensor) -> bool:
-    """Whether sides of 1 have other strides than in a fresh tensor: some operators keep them, others don't."""
-    if 1 not in x.shape:
-        return False
-    fresh = torch.empty(x.shape, device="meta")
-    if x.is_contiguous():
-        return x.stride() != fresh.stride()
-    is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
-    return is_last and x.stride() != fresh.contiguous(memory_format=torch.channels_last).stride()
-
-
 def has_usual_strides(x: Tensor) -> bool:
     """Whether a tensor with sides of 1 has the strides of a fresh one, contiguous or, if it is not, channels_last."""
     if 1 not in x.shape:
         return True
-    batch, channels, *spatial = x.shape
     fresh = torch.empty(x.shape, device="meta")
     if not x.is_contiguous():
-        fresh = torch.empty((batch, *spatial, channels), device="meta").movedim(-1, 1)
+        batch, channels, *spatial = x.shape
+        fresh = fresh.new_empty((batch, *spatial, channels)).movedim(-1, 1)
     return x.stride() == fresh.stride()
+
+
+def has_own_strides(x: Tensor) -> bool:
+    """Whether sides of 1 alone have other strides than in a fresh tensor: some operators keep them, others don't."""
+    is_last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last)
+    return (is_last or x.is_contiguous()) and not has_usual_strides(x)
 
 
 def with_fresh_strides(x: Tensor) -> Tensor:
