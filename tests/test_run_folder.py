@@ -36,23 +36,33 @@ def test_a_named_folder_is_the_only_place_where_last_is_sought(run: Path, monkey
     assert find_last(config(*ONE, f"run_dir={run}", "ckpt_path=last")) == str(run / "checkpoints/last.ckpt")
 
 
+BY_TIME = "outputs/2026-01-31/12-00-00"
+
+
 @pytest.mark.parametrize(
-    ("words", "named"),
+    ("words", "folder", "named"),
     [
-        ([], False),
-        (["run_dir=runs/a"], True),
-        (["hydra.run.dir=outputs/a/b"], True),
-        (["hydra.sweep.dir=outputs/a"], True),
+        ([], BY_TIME, False),
+        (["run_dir=runs/a"], BY_TIME, True),
+        (["hydra.run.dir=a/b"], "a/b", True),
+        (["++hydra.run.dir=a/b"], "a/b", True),
+        (["hydra.run={dir:a/b}"], "a/b", True),
+        ([], "a/b", True),  # by a config of the user's own
+        ([f"hydra.run.dir={BY_TIME}"], BY_TIME, True),  # that of an earlier run
+        ([f"++hydra.run.dir={BY_TIME}"], BY_TIME, True),
+        (["hydra.sweep.dir=a"], "a/0", True),
+        ([], "multirun/2026-01-31/12-00-00/1", False),
         # as Lightning starts the other processes of a run
-        (["hydra.run.dir=outputs/a/b", "hydra.job.name=train_ddp_process_1", "hydra.output_subdir=null"], False),
-        (["hydra.run.dir=outputs/a/b", "hydra.run.dir=outputs/a/b", "hydra.job.name=train_ddp_process_1"], True),
+        ([f"hydra.run.dir={BY_TIME}", "hydra.job.name=train_ddp_process_1"], BY_TIME, False),
+        ([*[f"hydra.run.dir={BY_TIME}"] * 2, "hydra.job.name=train_ddp_process_1"], BY_TIME, True),
+        (["hydra.run.dir=a/b", "hydra.job.name=train_ddp_process_1"], "a/b", True),
     ],
 )
-def test_which_folders_are_named(words: list[str], named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_folders_are_named(words: list[str], folder: str, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         cfg = compose("config", words, return_hydra_config=True)
     with open_dict(cfg):
-        cfg.hydra.runtime.output_dir = "outputs/a/b"
+        cfg.hydra.runtime.output_dir = folder
     monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
     assert is_named(cfg) == named
 

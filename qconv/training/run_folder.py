@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,8 @@ NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides
 RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
 CONFIG = "config.yaml"
 BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")  # all of them in the folder of a run
+BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
+NAMING = ("hydra.run.dir=", "hydra.run=", "hydra.sweep.dir=", "hydra.sweep.subdir=", "hydra.sweep=")
 RESULT, EVALUATION, LOCK = "result.json", "evaluation.json", ".lock"
 KEPT = (LAST, BEST, RESULT, FILE, EVALUATION)  # files that another run must not overwrite
 
@@ -59,17 +62,17 @@ def find_last(cfg: DictConfig) -> str | None:
 
 
 def is_named(cfg: DictConfig) -> bool:
-    """Whether the user has named the run's folder; otherwise Hydra names it by date and time."""
+    """Whether the user has named the run's folder, on the command line or in a config; else Hydra does, by the time."""
     if not HydraConfig.initialized():
         return True
     hydra = HydraConfig.get()
-    if Path(cfg.run_dir).resolve() != Path(hydra.runtime.output_dir).resolve():
+    folder = Path(hydra.runtime.output_dir)
+    if Path(cfg.run_dir).resolve() != folder.resolve() or not BY_TIME.search(folder.as_posix()):
         return True
-    words = list(hydra.overrides.hydra)
+    words = [word.lstrip("+") for word in hydra.overrides.hydra]
     # Lightning tells the processes that it starts the folder of the first one.
     told = any(word.startswith("hydra.job.name=train_ddp_process_") for word in words)
-    own = sum(word.startswith(("hydra.run.dir=", "hydra.sweep.dir=", "hydra.sweep.subdir=")) for word in words)
-    return own > told
+    return sum(word.startswith(NAMING) for word in words) > told
 
 
 def same_run(path: Path, asked: Any) -> bool:
