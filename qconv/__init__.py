@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         predict as predict,
         training as training,
     )
+    from .bench.model import compare_models as compare_models
     from .inference import freeze as freeze, verify as verify
     from .layers import (
         DeformConv2dPack as DeformConv2dPack,
@@ -80,6 +81,7 @@ _LATER = {
     **dict.fromkeys(("PackedFileError", "load_packed", "save_packed"), "packed"),
     **dict.fromkeys(("freeze", "verify"), "inference"),
     "export_onnx": "onnx",
+    "compare_models": "bench.model",
 }
 
 

@@ -1,18 +1,22 @@
 """The benchmark: it checks before it times, and writes what it prints."""
 
+import copy
 import csv
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import qconv
 from qconv import schemes
-from qconv.bench import binary_conv, data, peak, train_step
+from qconv.bench import binary_conv, data, model, peak, train_step
 from qconv.cli import main
 from qconv.kernels import operators
+from qconv.models import small_cnn
 
 QUICK = ["bench", "train-step", "--rounds", "2", "--warmup", "0", "--batch-size", "2"]
 
@@ -146,3 +150,93 @@ def test_binary_convolutions_that_differ_are_not_timed(monkeypatch: pytest.Monke
         binary_conv.measure("8", 1, 1)
     with pytest.raises(ValueError, match=r"batch_size \(=0\) and rounds \(=1\) must be at least 1"):
         binary_conv.measure("8@5", 0, 1)
+
+
+def pair() -> tuple[torch.nn.Module, torch.nn.Module, torch.Tensor, torch.Tensor]:
+    """A network, its quantized form, pictures, and labels of which the quantized form gets 3 of 4 right."""
+    torch.manual_seed(0)
+    network = small_cnn(1, 4, width=8)
+    images = torch.randn(8, 1, 8, 8)
+    quantized = qconv.convert(copy.deepcopy(network), schemes.lsq(4, 4))
+    qconv.calibrate(quantized, [images])
+    labels = quantized.eval()(images).argmax(1)
+    labels[:2] = (labels[:2] + 1) % 4
+    return network, quantized, images, labels
+
+
+def test_forms_of_a_network(tmp_path: Path) -> None:
+    network, quantized, images, labels = pair()
+    before = {name: tensor.clone() for name, tensor in quantized.state_dict().items()}
+    result = qconv.compare_models(network, quantized.train(), images, labels, batch_sizes=(1, 16), seconds=0)
+    forms = {form.name: form for form in result.forms}
+    assert list(forms) == ["float", "trained", "frozen", "ONNX"]
+    assert all(quantized.state_dict()[name].equal(tensor) for name, tensor in before.items())
+    assert quantized.training
+    found = network.eval()(images).argmax(1)
+    assert forms["float"].agreement == (found == quantized.eval()(images).argmax(1)).float().mean()
+    assert forms["float"].accuracy == (found == labels).float().mean()
+    assert [forms[name].accuracy for name in ("trained", "frozen", "ONNX")] == [0.75] * 3
+    assert [forms[name].agreement for name in ("trained", "frozen", "ONNX")] == [1] * 3
+    qconv.save_packed(quantized, tmp_path / "model")
+    assert forms["frozen"].bytes == (tmp_path / "model").stat().st_size < (forms["float"].bytes or 0)
+    rows = list(csv.DictReader(result.to_csv(tmp_path / "forms.csv").splitlines()))
+    assert (tmp_path / "forms.csv").read_text() == result.to_csv()
+    assert all(float(row["low_batch_16"]) <= float(row["ms_batch_16"]) <= float(row["high_batch_16"]) for row in rows)
+    assert rows[0]["speed_batch_1"] == "1.0"
+    assert "75.00 %" in str(result).splitlines()[2]
+
+
+def test_forms_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    network, quantized, images, _ = pair()
+    quantized.get_submodule("fc").register_forward_hook(lambda *_: None)
+    result = qconv.compare_models(network, quantized, images, batch_sizes=(1,), seconds=0)
+    assert result["ONNX"].note == 'ONNX Runtime is missing: pip install "qconv[onnx]"'
+    assert "hook" in result["frozen"].note
+    assert result["frozen"].bytes is result["frozen"].agreement is result["trained"].accuracy is None
+    assert str(result).splitlines()[3].split() == ["frozen", *"––––"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.uint8)}, r"images \(torch.uint8\) must be a float tensor"),
+        ({"images": torch.zeros(0, 1, 8, 8)}, "images must hold at least one picture"),
+        ({"labels": torch.zeros(3)}, r"labels \(of shape \(3,\)\) must be one for each of the 8 images"),
+        ({"batch_sizes": (0,)}, r"batch_sizes \(=\(0,\)\) must be whole numbers from 1 on"),
+        ({"quantized": None}, r"quantized \(=None\) must be a torch.nn.Module"),
+    ],
+)
+def test_forms_of_nothing(change: dict[str, Any], message: str) -> None:
+    network, quantized, images, labels = pair()
+    arguments: dict[str, Any] = {"float_model": network, "quantized": quantized, "images": images, "labels": labels}
+    with pytest.raises((TypeError, ValueError), match=message):
+        qconv.compare_models(**{**arguments, **change})
+
+
+def test_a_model_of_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    command = ["bench", "model", "test_bench:pair", "--seconds", "0", "--batch-size", "2"]
+    assert main([*command, "--csv", str(tmp_path / "forms.csv")]) == 0
+    rows = list(csv.DictReader((tmp_path / "forms.csv").read_text().splitlines()))
+    assert [(row["form"], row["accuracy"]) for row in rows][1:] == [
+        ("trained", "0.75"),
+        ("frozen", "0.75"),
+        ("ONNX", ""),
+    ]
+    for name, more, error in (
+        ("test_bench:none", (), "module test_bench has no 'none'"),
+        ("test_bench:_few", (), "must return (float model, quantized model, images)"),
+        ("no_such_module:pair", (), "No module named 'no_such_module'"),
+        ("test_bench:pair", ("cat.jpg",), "PICTURE is for a packed model"),
+        ("test_bench:pair", ("--count", "0"), "--count (=0) must be at least 1"),
+    ):
+        assert main([*command[:2], name, *more]) == 1
+        assert error in capsys.readouterr().err
+
+
+def _few() -> tuple[int]:
+    return (1,)

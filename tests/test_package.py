@@ -63,12 +63,18 @@ ROOMS = {
     "onnx": {"inference", "kernels", "files", "layers", "quantizers"},
     "data": {"files", "images"},
     "predict": {"packed", "images", "inference"},
-    "bench": {"convert", "lean", "scheme", "models", "environment", "data", "kernels", "table"},
+    "bench": {
+        *("convert", "data", "environment", "files", "inference", "kernels", "lean", "models", "onnx", "packed"),
+        *("scheme", "table"),
+    },
     "training": {
         *("checks", "convert", "distillation", "environment", "files", "layers", "lean", "lifecycle"),
         *("optim", "packed", "quantizers", "scheme", "summary", "table"),
     },
-    "cli": {"bench", "images", "schemes", "packed", "predict", "summary", "inference", "onnx", "training"},
+    "cli": {
+        *("bench", "convert", "images", "inference", "layers", "onnx", "packed", "predict", "schemes", "summary"),
+        *("table", "training"),
+    },
 }
 
 

@@ -16,8 +16,33 @@ def add(commands: Any) -> None:
     """The command, its benchmarks, and their arguments."""
     parser = commands.add_parser("bench", help="measure against torch.nn in the same run")
     kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
-    for add_kind in (_add_train_step, _add_data, _add_binary_conv):
+    for add_kind in (_add_model, _add_train_step, _add_data, _add_binary_conv):
         add_kind(kinds)
+
+
+def _add_model(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "model",
+        help="a network: float, as trained, frozen, and in ONNX Runtime",
+        description="Compare a network in the forms in which it can be run: float, as trained, frozen (qconv.freeze), "
+        "and in ONNX Runtime: bytes, latency on this CPU, agreement with the trained network, and accuracy. The float "
+        "form of a run has the latent weights of its network.",
+        epilog="example: qconv bench model outputs/2026-01-31/12-00-00 --csv results.csv",
+    )
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="folder of a run, which must be trusted; a packed model; or MODULE:FUNCTION, a function of yours that "
+        "returns the arguments of qconv.compare_models: float model, quantized model, images, and labels if you like",
+    )
+    parser.add_argument(
+        "pictures", metavar="PICTURE", nargs="*", help="picture files, for a packed model: to count agreement"
+    )
+    parser.add_argument("--count", type=int, default=1000, help="test pictures of the run at most (default: 1000)")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="pictures (default: 1 64)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="to time each batch size (default: 2)")
+    parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
+    parser.set_defaults(run=_model)
 
 
 def _add_train_step(kinds: Any) -> None:
@@ -106,6 +131,24 @@ def _report(kind: "type[Row]", csv: str | None, results: "Iterable[Row]") -> int
         print(result.line(), flush=True)
         if csv:
             result.append_to(csv)
+    return 0
+
+
+def _model(options: argparse.Namespace) -> int:
+    from ..bench.model import compare_models
+    from ..table import append_csv
+    from .compared import comparison_of
+
+    if options.csv:  # before measuring, so that a file that can't be written costs no time
+        with Path(options.csv).open("a"):
+            pass
+    compared = comparison_of(options.model, options.pictures, options.count)
+    result = compare_models(*compared.arguments, batch_sizes=options.batch_size, seconds=options.seconds)
+    result = compared.judged(result)
+    print(result)
+    if options.csv:
+        for record in result.records():
+            append_csv({"model": options.model, **record}, Path(options.csv))
     return 0
 
 

@@ -23,6 +23,8 @@ from .initial_weights import read_weights
 from .run_folder import BEST, CONFIG
 from .shipping import description
 
+Split = Literal["train", "val", "test"]
+
 
 class FinishedRun:
     """The folder of a run: the network with the weights of its best epoch, and its data.
@@ -82,15 +84,33 @@ class FinishedRun:
         model.load_state_dict(weights)
         return model.eval()
 
-    def examples(self, count: int, split: Literal["train", "val"]) -> Tensor:
+    def untrained(self) -> nn.Module:
+        """Return the quantized network as a run begins with it: of one that has no checkpoint yet."""
+        with self._config_named():
+            return quantized_model(self.cfg, self.data)[0]
+
+    def examples(self, count: int, split: Split) -> Tensor:
         """Return `count` pictures of a split as network inputs; all if there are fewer."""
-        data: Any = self.data
-        taken: list[Tensor] = []
-        for batch in data.train_dataloader() if split == "train" else data.val_dataloader():
-            taken.append(data.on_after_batch_transfer(batch, 0)[0])
-            if sum(map(len, taken)) >= count:
+        return self.labelled(count, split)[0]
+
+    def labelled(self, count: int, split: Split) -> tuple[Tensor, Tensor]:
+        """Return `count` pictures of a split as network inputs, and their classes; all if there are fewer."""
+        images: list[Tensor] = []
+        labels: list[Tensor] = []
+        for batch in self.batches(split):
+            images.append(batch[0])
+            labels.append(batch[1])
+            if sum(map(len, labels)) >= count:
                 break
-        return torch.cat(taken)[:count]
+        return torch.cat(images)[:count], torch.cat(labels)[:count]
+
+    def batches(self, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of a split, through the hooks that Lightning would call."""
+        data: Any = self.data
+        if split == "test":
+            data.setup("test")
+        for batch in getattr(data, f"{split}_dataloader")():
+            yield data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0)
 
     def pack(self, path: Path) -> None:
         """Write the packed file of the best checkpoint."""
