@@ -9,7 +9,9 @@ import torch
 from methods import METHODS as METHODS, SCHEMES as SCHEMES
 
 import qconv
-import train  # noqa: F401  # gives Hydra the configs of the schemes
+from qconv.cli.configs import store_schemes
+
+store_schemes()  # for tests that compose configs
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import open_dict
 from test_train import CONFIGS, QUICK, config
 
-import train as program
+from qconv.cli import train as program
 from qconv.training.run_folder import LOCK, RunFolderError, claimed, find_last, is_named
 
 ONE = (*QUICK[:2], "trainer.max_epochs=1")
@@ -105,10 +105,10 @@ def test_hydra_leaves_a_run_that_is_there_as_it_is(
         monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
         monkeypatch.setattr(sys, "argv", ["train.py", *words, *more])
         with pytest.raises(SystemExit, match=r"error: run_dir .* holds a run already|error: .*seed"):
-            program.run_main()
+            program.run_main("train.py", sys.argv[1:])
         assert content(folder) == before
     monkeypatch.setattr(sys, "argv", ["train.py", words[0], *ONE, "ckpt_path=last"])
-    program.run_main()  # which goes on, and says so
+    program.run_main("train.py", sys.argv[1:])  # which goes on, and says so
     assert "ckpt_path=last" in (folder / ".hydra" / "overrides.yaml").read_text()
 
 

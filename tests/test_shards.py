@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from PIL import Image
 from torch import Tensor
 
-import train as program
+from qconv.cli import train as program
 from qconv.data import BrokenPictureError, ShardError, WebDatasetDataModule
 from qconv.data.large import Crop
 from qconv.data.loader import EpochOrder

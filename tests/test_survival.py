@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -16,7 +17,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from test_train import QUICK, command, config, place, run_until
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
-import train as program
+from qconv.cli import train as program
 from qconv.training import load_checkpoint
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
@@ -28,7 +29,8 @@ ON_CPU = ("trainer.accelerator=cpu", "trainer.devices=2")
 
 def train_two(folder: Path, *more: str) -> str:
     """Trains in two processes, with one thread each; returns what they printed."""
-    arguments = command(*TWO, *ON_CPU, f"run_dir={folder}", *more)
+    program = str(Path(sys.executable).with_name("qconv"))  # the command as installed, which Lightning calls again
+    arguments = [program, "train", *TWO, *ON_CPU, f"run_dir={folder}", *more]
     run = subprocess.run(arguments, cwd=folder.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
     return run.stdout
 

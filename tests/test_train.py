@@ -21,8 +21,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch._dynamo.utils import counters
 
 import qconv
-import train as program
-from qconv.cli import main as cli
+from qconv.cli import main as cli, train as program
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
 from qconv.models import small_cnn
@@ -87,7 +86,7 @@ def line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
         monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         monkeypatch.chdir(tmp_path)
-        program.run_main()
+        program.run_main("train.py", sys.argv[1:])
 
     return run
 
@@ -565,7 +564,7 @@ def test_the_whole_traceback_on_request(fails: Callable[..., str], monkeypatch: 
     monkeypatch.setattr(sys, "argv", ["train.py", "scheme=nonsense"])
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(Exception, match="Could not find 'scheme/nonsense'"):
-        program.run_main()
+        program.run_main("train.py", sys.argv[1:])
 
 
 @pytest.mark.parametrize("key", ["hydra.run.dir", "run_dir"])

@@ -11,8 +11,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 import qconv
-import train as program
 from qconv import schemes
+from qconv.cli import train as program
 from qconv.lean.swap import is_lean
 from qconv.training import load_checkpoint
 from qconv.training.leanness import check_lean, make_lean

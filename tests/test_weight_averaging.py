@@ -10,7 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from test_train import QUICK, config, place, run_until
 from torch import Tensor
 
-import train as program
+from qconv.cli import train as program
 from qconv.training import MovingAverage, load_checkpoint
 
 ITS = ("callbacks=ema", "callbacks.ema.decay=0.9")

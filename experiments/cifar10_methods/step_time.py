@@ -6,7 +6,6 @@ Both sides run in turn, in one process: first as they are, then compiled.
 """
 
 import argparse
-import runpy
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +15,13 @@ from hydra.utils import instantiate
 from run import HERE, METHODS, ROOT
 
 from qconv.bench.train_step import Case, Result, Settings, measure
+from qconv.cli.configs import store_schemes
 
 
 def main(methods: list[str], settings: Settings, file: Path) -> None:
     """Measure, and write a row for each method and side."""
     print(Result.header())
-    runpy.run_path(str(ROOT / "train.py"))  # gives Hydra the configs of the schemes
+    store_schemes()
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         for method in methods:
             cfg = compose("config", ["experiment=cifar10_methods", "data.root=-", "run_dir=-", *METHODS[method][1]])

@@ -12,17 +12,21 @@ from . import bench, export, predict, summary, verify
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``qconv`` with the given arguments (by default the command line's); return the exit status."""
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["train"]:  # Hydra reads the others
+        return train_as("qconv train", words[1:])
+    find_own_modules()
     parser = argparse.ArgumentParser(
         prog="qconv",
-        description="Quantized convolutional networks: use what was trained, and measure.",
-        epilog="Training is a program of its own: train.py in the repository.",
+        description="Quantized convolutional networks: train them, use what was trained, and measure.",
     )
     parser.add_argument("--version", action="version", version=f"qconv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands.add_parser("train", help="train a network, or evaluate one: qconv train --help")
     for command in (predict, summary, verify, export, bench):
         command.add(commands)
     # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE PICTURE
-    options, more = parser.parse_known_args(arguments)
+    options, more = parser.parse_known_args(words)
     if more and (not hasattr(options, "pictures") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:
@@ -40,3 +44,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1
+
+
+def find_own_modules() -> None:
+    """Let configs name functions of modules in the current folder, wherever the program itself is installed."""
+    if "" not in sys.path:
+        sys.path.append("")
+
+
+def train_as(program: str, words: Sequence[str]) -> int:
+    """Run ``qconv train``, which calls itself `program`, with the words behind it; return the exit status."""
+    find_own_modules()
+    try:
+        from .train import run_main
+    except ModuleNotFoundError as error:
+        print(f'qconv: error: {program} needs {error.name}: pip install "qconv[train]"', file=sys.stderr)
+        return 1
+    run_main(program, words)
+    return 0

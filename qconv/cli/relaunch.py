@@ -1,0 +1,51 @@
+"""The other processes of a run: the command line by which Lightning starts them, and what is left of them."""
+
+import argparse
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+
+def command_line(called: Sequence[str], arguments: Sequence[str], cfg: DictConfig) -> list[str]:
+    """Return how the program was called; for a run of a sweep, how it would have been called for this run alone.
+
+    Args:
+        called: the program's own `sys.argv`, which ends with the arguments.
+        arguments: those that Hydra has read.
+        cfg: the config of the run.
+    """
+    hydra = HydraConfig.get()
+    if hydra.mode != RunMode.MULTIRUN:
+        return list(called)
+    program = called[: len(called) - len(arguments)]
+    folder = str(cfg.run_dir).replace("\\", "\\\\").replace('"', '\\"')
+    return [*program, *_sources(arguments), *hydra.overrides.task, f'run_dir="{folder}"']
+
+
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """Forget the other processes when the run ends: the next run of a sweep has its own, and does not find these."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        from torch import distributed
+
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()
+        for name in ("LOCAL_RANK", "NODE_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+            if name not in before:
+                os.environ.pop(name, None)
+
+
+def _sources(arguments: Sequence[str]) -> list[str]:
+    """Hydra's options that say where the configs are."""
+    parser = argparse.ArgumentParser(add_help=False)
+    for names in (("--config-dir", "-cd"), ("--config-path", "-cp"), ("--config-name", "-cn")):
+        parser.add_argument(*names)
+    options = vars(parser.parse_known_args(arguments)[0])
+    return [word for name, value in options.items() if value for word in (f"--{name.replace('_', '-')}", value)]

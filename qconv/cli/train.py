@@ -1,0 +1,114 @@
+"""``qconv train``: train a network, or evaluate one, as a config says that Hydra composes from the command line."""
+
+import logging
+import os
+import signal
+import sys
+import warnings
+from collections.abc import Sequence
+from functools import wraps
+from typing import TYPE_CHECKING
+
+import hydra
+from hydra.errors import HydraException, InstantiationException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from .configs import folder, store_schemes
+from .relaunch import command_line, forgotten
+
+# torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
+if TYPE_CHECKING:
+    from ..training.report.result import Evaluation, Result
+
+USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
+
+store_schemes()
+
+
+def train(cfg: DictConfig) -> "Result":
+    """Train as `cfg` says, write the run's folder, and return the figures."""
+    from ..training.run import train
+
+    return train(cfg)
+
+
+def evaluate(cfg: DictConfig) -> "Evaluation":
+    """Validate and test the checkpoint `cfg.evaluate`."""
+    from ..training.run import evaluate
+
+    return evaluate(cfg)
+
+
+def main(cfg: DictConfig) -> float | tuple[float, ...]:
+    """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
+    # Importing Lightning sets the levels that are set here.
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+    from pytorch_lightning.utilities.exceptions import SIGTERMException
+
+    from ..training.report.result import objective
+
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    if cfg.evaluate is not None and cfg.ckpt_path is not None:
+        raise ValueError(
+            f"evaluate (={cfg.evaluate}) and ckpt_path (={cfg.ckpt_path}) exclude each other: test or resume"
+        )
+    try:
+        if cfg.evaluate is not None:
+            return evaluate(cfg).val_accuracy
+        return objective(train(cfg), cfg.objective)
+    except MisconfigurationException as error:  # such as a GPU that is not there
+        raise ValueError(str(error)) from error
+    except SIGTERMException as error:  # a SystemExit of code 0: the scheduler would think that the run is over
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(128 + signal.SIGTERM) from None
+
+
+def run_hydra(program: str, arguments: Sequence[str]) -> None:
+    """Compose the config that the arguments ask for and run `main` with it, or do what they ask of Hydra instead."""
+    called, process = sys.argv, os.getpid()
+
+    @wraps(main)
+    def as_called(cfg: DictConfig) -> float | tuple[float, ...]:
+        if os.getpid() == process:  # and not a job of a cluster, which was started otherwise
+            sys.argv = command_line(called, arguments, cfg)
+        with forgotten():
+            return main(cfg)
+
+    named = [f"hydra.help.app_name='{program}'"] if {"-h", "--help"} & {*arguments} else []
+    sys.argv = [program, *arguments, *named]  # where Hydra looks for its arguments
+    try:
+        hydra.main(config_path=str(folder()), config_name="config", version_base="1.3")(as_called)()
+    finally:
+        sys.argv = called
+
+
+def run_main(program: str, arguments: Sequence[str]) -> None:
+    """Run the program without chatter, and end a user's error with one line instead of a traceback."""
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+    in_full = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then leaves the exception to us
+    # Read when torch loads OpenMP (GNU's): for how long a thread that waits spins before it sleeps. At the default, 30
+    # times as long, a run on cores that something else uses, too, took up to 10 times as long.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    try:
+        run_hydra(program, arguments)
+    except USER_ERRORS as error:
+        if in_full:
+            raise
+        raise SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)") from None
+    except KeyboardInterrupt as error:
+        if in_full:
+            raise
+        sys.stderr.write(f"\n{str(error) or 'stopped by Ctrl-C'}\n")
+        raise SystemExit(128 + signal.SIGINT) from None
+
+
+def message(error: BaseException) -> str:
+    """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return str(error.__cause__)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
