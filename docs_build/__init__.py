@@ -1,0 +1,1 @@
+"""The documentation: what draws its figures, renders its formulas and builds its pages."""

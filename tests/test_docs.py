@@ -1,0 +1,155 @@
+"""The documentation: its Python runs and prints what it says, its commands are valid, its figures are the code's."""
+
+import contextlib
+import doctest
+import io
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import markdown
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+
+from docs_build.__main__ import loads_from_elsewhere
+from docs_build.figures import FOLDER, METHODS, as_svg, draw, figures
+
+ROOT = Path(__file__).parent.parent
+PAGES = {str(path.relative_to(ROOT / "docs")): path for path in sorted((ROOT / "docs").rglob("*.md"))}
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHARE = re.compile(r"\b\d+ ?%")
+FLAGS = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+
+
+def blocks(path: Path) -> Iterator[tuple[int, str, str]]:
+    """Line, language and text of every block of code."""
+    text = path.read_text()
+    for block in BLOCK.finditer(text):
+        yield text.count("\n", 0, block.start()) + 1, block[1], block[2]
+
+
+def agree(said: str, printed: str) -> bool:
+    """Whether a page says what was printed; accuracies may differ by 8 of 100, as between machines."""
+    shares = [[int(share.rstrip(" %")) for share in SHARE.findall(text)] for text in (said, printed)]
+    alike = len(shares[0]) == len(shares[1]) and all(abs(a - b) <= 8 for a, b in zip(*shares, strict=True))
+    return alike and doctest.OutputChecker().check_output(SHARE.sub("%", said), SHARE.sub("%", printed), FLAGS)
+
+
+def run(page: Path, names: dict[str, object]) -> None:
+    """Run a page's ``python`` blocks one after another; a ``text`` block says what the one before it prints."""
+    printed = ""
+    for line, language, text in blocks(page):
+        if language == "python":
+            screen = io.StringIO()
+            code = compile("\n" * line + text, str(page), "exec")  # so that a traceback names the line of the page
+            with contextlib.redirect_stdout(screen):
+                exec(code, names)
+            printed = screen.getvalue()
+        elif language == "text" and not agree(text, printed):
+            pytest.fail(f"{page}:{line} says\n{text}\nbut the code prints\n{printed}", pytrace=False)
+
+
+@pytest.mark.parametrize("page", [name for name, path in PAGES.items() if "```python" in path.read_text()])
+def test_python_runs_and_prints_what_the_page_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(PAGES[page], {"__name__": "__main__"})
+
+
+@pytest.mark.parametrize("said", ["2", "80 % of 3", "90 % of 4"])
+def test_a_page_that_says_something_else_is_found(said: str, tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"```python\nprint('90 % of 3')\n```\n\n```text\n{said}\n```\n")
+    with pytest.raises(pytest.fail.Exception, match=r"page.md:5 says"):
+        run(page, {})
+
+
+def commands() -> Iterator[tuple[str, list[str]]]:
+    """Every command of the documentation: where it stands, and its words."""
+    for name, path in PAGES.items():
+        for line, language, text in blocks(path):
+            if language == "bash":
+                for each in text.replace("\\\n", " ").splitlines():
+                    words = shlex.split(each, comments=True)
+                    if words:
+                        yield f"{name}:{line}", words
+
+
+def test_train_commands_compose() -> None:
+    """With the first value of each in a sweep."""
+    seen = 0
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        for place, words in commands():
+            if "train.py" not in words:
+                continue
+            options = words[words.index("train.py") + 1 :]
+            overrides = [word for word in options if not word.startswith("-")]
+            if "-m" in options:
+                overrides = [word if "{" in word else word.split(",")[0] for word in overrides]
+            try:
+                compose("config", ["run_dir=x", *(word for word in overrides if not word.startswith("hydra/"))])
+            except Exception as error:
+                raise AssertionError(f"{place}: {shlex.join(words)}") from error
+            seen += 1
+    assert seen > 0
+
+
+# Figures
+
+
+CURVE = re.compile(r'<g id="((?:weight|input)-[^"]*)">\s*<path d="([^"]*)"')
+
+
+def drawn(svg: str) -> dict[str, Tensor]:
+    """The corners of every curve, in points of the page."""
+    number = re.compile(r"[-\d.]+")
+    return {
+        name: torch.tensor([float(each) for each in number.findall(path)]).view(-1, 2)
+        for name, path in CURVE.findall(svg)
+    }
+
+
+def far_apart(one: Tensor, other: Tensor) -> float:
+    """How far the corners of one curve lie from the nearest of the other, at most."""
+    distances = torch.cdist(one, other)
+    return max(distances.amin(0).max().item(), distances.amin(1).max().item())
+
+
+def test_the_figures_are_what_the_methods_do() -> None:
+    made = dict(figures())
+    assert made.keys() == {path.stem for path in FOLDER.glob("*.svg")}
+    for name, svg in made.items():
+        now, committed = drawn(svg), drawn((FOLDER / f"{name}.svg").read_text())
+        assert now.keys() == committed.keys(), name
+        for curve, corners in now.items():
+            assert far_apart(corners, committed[curve]) < 2, (
+                f"{name}.svg, {curve}: run python -m docs_build.figures, and look at it"
+            )
+
+
+def test_a_figure_of_something_else_is_found() -> None:
+    made = {name: drawn(as_svg(draw(METHODS[name]))) for name in ("bnn", "bireal")}
+    one, other = (curves["input-gradient-0"] for curves in made.values())
+    assert far_apart(one, other) > 20
+
+
+# Formulas and pages
+
+
+def test_formulas() -> None:
+    page = markdown.markdown("Of $w_q$ and `$x$` and 5$, 6$.\n\n$$a \\vert b$$", extensions=["docs_build.formulas"])
+    assert page.count("<math") == 2
+    assert "<msub><mi>w</mi><mi>q</mi></msub>" in page
+    assert "<code>$x$</code> and 5$, 6$." in page
+    assert 'display="block"' in page
+
+
+def test_what_comes_from_other_hosts_is_found(tmp_path: Path) -> None:
+    (tmp_path / "page.html").write_text("<a href='https://a.b'>x</a><script src='https://a.b/c.js'></script>")
+    (tmp_path / "style.css").write_text("@import url('//a.b/c.css'); a { background: url(d.png) }")
+    assert loads_from_elsewhere(tmp_path) == [
+        "page.html: <script src='https://a.b/c.js",
+        "style.css: url('//a.b/c.css",
+    ]
