@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         cli as cli,
         data as data,
         environment as environment,
+        hub as hub,
         images as images,
         inference as inference,
         models as models,
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
         packed as packed,
         predict as predict,
         training as training,
+        zoo as zoo,
     )
     from .bench.model import compare_models as compare_models
     from .inference import freeze as freeze, verify as verify
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     )
     from .onnx import export_onnx as export_onnx
     from .packed import PackedFileError as PackedFileError, load_packed as load_packed, save_packed as save_packed
+    from .zoo import load as load
 
 grad_composed, grad_deform = grad.composed, grad.deform
 __version__ = "0.1.0"
@@ -76,12 +79,13 @@ __version__ = "0.1.0"
 _LATER = {
     # names that are imported on first use, and their modules; the first of these are modules themselves
     **{name: name for name in ("bench", "cli", "data", "environment", "images", "inference")},
-    **{name: name for name in ("models", "onnx", "packed", "predict", "training")},
+    **{name: name for name in ("hub", "models", "onnx", "packed", "predict", "training", "zoo")},
     **dict.fromkeys(("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"), "layers"),
     **dict.fromkeys(("PackedFileError", "load_packed", "save_packed"), "packed"),
     **dict.fromkeys(("freeze", "verify"), "inference"),
     "export_onnx": "onnx",
     "compare_models": "bench.model",
+    "load": "zoo",
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import freeze, schemes, verify
-from qconv.inference.sign_conv import SignConv2d, SignLinear, sign_layer
+from qconv.inference.sign_conv import SignConv1d, SignConv2d, SignLinear, sign_layer
 from qconv.kernels import native
 from qconv.models import resnet20
 
@@ -58,6 +58,37 @@ def test_layers(scheme: qconv.Scheme, geometry: dict[str, Any]) -> None:
     assert checked.equal, f"\n{checked}"
     for batch in (input, input[:1], input[:0], input.to(memory_format=torch.channels_last)):
         torch.testing.assert_close(frozen(batch), model(batch), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "geometry",
+    [
+        dict(kernel_size=3),
+        dict(kernel_size=5, padding=2, stride=2, bias=False),
+        dict(kernel_size=9, dilation=2, padding="same", groups=2),
+        dict(kernel_size=4, padding="same"),
+        dict(kernel_size=4, padding="same", padding_mode="reflect"),
+        dict(kernel_size=2),
+    ],
+    ids=str,
+)
+def test_signals(geometry: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    input = torch.randn(3, 64, 23)
+    layer = qconv.QConv1d(64, 96, **geometry, scheme=schemes.bwn())
+    model = trained(nn.Sequential(layer, nn.BatchNorm1d(96), nn.ReLU()), input)
+    frozen = freeze(model)
+    (made,) = found(frozen)
+    assert isinstance(made, SignConv1d)
+    checked = verify(model, frozen, input)
+    assert checked.equal, f"\n{checked}"
+    for batch in (input, input[:1], input[:0], input[0]):
+        expected = model(batch) if batch.ndim == 3 else model(batch[None])[0]
+        torch.testing.assert_close(frozen(batch), expected, rtol=1e-4, atol=1e-4)
+    if geometry.get("padding_mode") is None:
+        torch.testing.assert_close(made.as_float()(input), made(input), rtol=1e-4, atol=1e-4)
+    made.weight = made.weight ^ 1  # a planted error
+    assert not verify(model, frozen, input).equal
 
 
 def test_a_network() -> None:

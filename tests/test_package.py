@@ -58,6 +58,8 @@ ROOMS = {
     "optim": {"layers", "quantizers"},
     "models": {"checks"},
     "packed": {"convert", "files", "layers", "lean", "quantizers", "scheme", "models"},
+    "zoo": {"packed"},
+    "hub": {"packed", "zoo"},
     "summary": {"files", "layers", "lean", "quantizers", "packed", "table"},
     "inference": {"convert", "kernels", "layers", "lean", "quantizers", "packed", "table"},
     "onnx": {"inference", "kernels", "files", "layers", "quantizers"},
@@ -73,7 +75,7 @@ ROOMS = {
     },
     "cli": {
         *("bench", "convert", "images", "inference", "layers", "onnx", "packed", "predict", "schemes", "summary"),
-        *("table", "training"),
+        *("table", "training", "zoo"),
     },
 }
 

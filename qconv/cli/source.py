@@ -1,4 +1,4 @@
-"""The model of a command: the folder of a run, or a packed file."""
+"""The model of a command: the folder of a run, a packed file, or a network of the zoo."""
 
 import argparse
 from functools import cached_property
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor, nn
 
-from ..packed import FILE
+from ..zoo import located
 
 if TYPE_CHECKING:
     from ..predict import Predictor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
     """The argument MODEL."""
-    what = f"folder of a run of train.py, which must be trusted, or a packed model{more}"
+    what = f"folder of a run of train.py, which must be trusted, a packed model{more}, or a name that qconv zoo lists"
     parser.add_argument("model", metavar="MODEL", type=Source, help=what)
 
 
@@ -30,12 +30,8 @@ class Source:
 
     @property
     def packed_file(self) -> Path:
-        """The packed file that it is, or that it contains."""
-        if not self.is_run:
-            return self.path
-        if not (self.path / FILE).is_file():
-            raise ValueError(f"{self.path} has no {FILE}: qconv export {self.path} --to packed writes the one of a run")
-        return self.path / FILE
+        """The packed file that it is, that it contains, or that it names in the zoo."""
+        return located(self.path)
 
     @cached_property
     def predictor(self) -> "Predictor":

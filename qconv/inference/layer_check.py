@@ -232,7 +232,7 @@ class LayerPair:
         return self.layer.input_quantizer.codes(padded, *self.layer.input_quantizer.tensors())
 
     def _padded(self, input: Tensor) -> Tensor:
-        if isinstance(self.layer, QConv2d) and self.layer.padding_mode != "zeros":
+        if isinstance(self.layer, QConv1d | QConv2d | QConv3d) and self.layer.padding_mode != "zeros":
             return F.pad(input, self.layer.padding_sides, mode=self.layer.padding_mode)
         return input
 

@@ -71,6 +71,37 @@ class SignConv2d(nn.Module):
         return ", ".join(part for part in (f"{inputs}", f"{outputs}", f"{kernel_size=}", str(self.window)) if part)
 
 
+class SignConv1d(SignConv2d):
+    """The same in one dimension: a convolution of pictures of one row.
+
+    Args:
+        signs: of the weight, (C_out, C / groups, k): the negative numbers are −1.
+        window: of the kernel (1, k).
+        scale: of the filters, (C_out,).
+        bias: (C_out,); None is 0.
+    """
+
+    def __init__(self, signs: Tensor, window: Window, scale: Tensor, bias: Tensor | None) -> None:
+        super().__init__(signs.unsqueeze(-2), window, scale, bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(N, C_in, L), or (C_in, L), to the same with C_out."""
+        if input.ndim == 2:
+            return self.forward(input.unsqueeze(0)).squeeze(0)
+        return super().forward(input.unsqueeze(-2)).squeeze(-2)
+
+    def as_float(self) -> nn.Module:
+        (_, stride), (left, right, _, _), (_, dilation), groups, _ = self.window
+        kernel, padding = self.weight.shape[3], left if left == right else 0
+        conv = nn.Conv1d(*self.channels, kernel, stride, padding, dilation, groups, self.bias is not None)
+        with torch.no_grad():
+            conv.weight.copy_(self.float_weight().squeeze(-2))
+            if conv.bias is not None and self.bias is not None:
+                conv.bias.copy_(self.bias)
+        conv.requires_grad_(False)
+        return conv if left == right else Padded((left, right), "constant", conv)
+
+
 class SignLinear(SignConv2d):
     """Linear layer of floats with a weight of signs times a scale for each output, as a convolution of single pixels.
 
@@ -107,7 +138,7 @@ def sign_layer(layer: nn.Module | None) -> SignConv2d | Padded | None:
         return None
     if type(layer) is nn.Linear:
         return _sign_linear(layer)
-    return _sign_conv(layer) if type(layer) is nn.Conv2d else None
+    return _sign_conv(layer) if type(layer) in (nn.Conv1d, nn.Conv2d) else None  # pyright: ignore[reportArgumentType]
 
 
 def _sign_linear(linear: nn.Linear) -> SignLinear | None:
@@ -118,15 +149,17 @@ def _sign_linear(linear: nn.Linear) -> SignLinear | None:
     return SignLinear(linear.weight.detach(), scale, _copy(linear.bias))
 
 
-def _sign_conv(conv: nn.Conv2d) -> SignConv2d | Padded | None:
-    sides, pads_zeros = sides_of(conv), conv.padding_mode == "zeros"
-    window = Window.of(conv.stride, sides if pads_zeros else (0, 0, 0, 0), conv.dilation, conv.groups)
-    kernel = conv.kernel_size[0], conv.kernel_size[1]
-    sizes = Sizes(1, (conv.in_channels, conv.out_channels), kernel, kernel, window)
+def _sign_conv(conv: nn.Conv1d | nn.Conv2d) -> SignConv2d | Padded | None:
+    row = (1,) * (2 - len(conv.kernel_size))  # a signal is a picture of one row
+    kernel, sides = (*row, *conv.kernel_size), sides_of(conv)
+    pads_zeros = conv.padding_mode == "zeros"
+    padding = (*sides, *(0 for _ in (*row, *row))) if pads_zeros else (0, 0, 0, 0)
+    window = Window.of((*row, *conv.stride), padding, (*row, *conv.dilation), conv.groups)
+    sizes = Sizes(1, (conv.in_channels, conv.out_channels), kernel, kernel, window)  # pyright: ignore
     scale = _scale(conv.weight)
     if not weight_pays(sizes) or scale is None:
         return None
-    signs = SignConv2d(conv.weight.detach(), window, scale, _copy(conv.bias))
+    signs = (SignConv1d if row else SignConv2d)(conv.weight.detach(), window, scale, _copy(conv.bias))
     return signs if pads_zeros else Padded(tuple(sides), conv.padding_mode, signs)
 
 

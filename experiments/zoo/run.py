@@ -1,0 +1,160 @@
+"""Trains the networks of `qconv.zoo`, one after another, and writes their packed files and cards into the package.
+
+    uv run experiments/zoo/run.py /data/cifar10-jpeg [NAME…]
+
+A run that was interrupted goes on from its last checkpoint; one that is done is not run again.
+"""
+
+import argparse
+import hashlib
+import json
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from qconv import zoo
+from qconv.files import atomic_file
+from qconv.images import DecodingError
+from qconv.packed import FILE
+from qconv.predict import Predictor
+from qconv.zoo import NETWORKS, Card
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+RUNS = ROOT / "outputs/zoo"
+DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,078 train, 359 validate, 360 test"
+CIFAR = "CIFAR-10's 60,000 pictures re-encoded as JPEG (quality 75): 45,000 train, 5,000 validate, 10,000 test"
+JPEG = "JPEG costs accuracy: compare the figures with each other, not with those of the papers."
+SGD = "SGD, momentum 0.9 (Nesterov), learning rate 0.1 with a warmup and a cosine, weight decay 1e-4"
+
+
+class Recipe(NamedTuple):
+    """How a network is trained.
+
+    Attributes:
+        title: the network, its method and its bits.
+        bits: of weights and inputs.
+        words: the command line behind ``qconv train``, without the folders of pictures and run.
+        data: the pictures, and how they are split.
+        optimizer: in words.
+    """
+
+    title: str
+    bits: str
+    words: list[str]
+    data: str = CIFAR
+    optimizer: str = SGD
+
+
+BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtanh"]
+APOT_RULES = (
+    "optimizer.rules={input_quantizers:{lr:0.1,weight_decay:1e-4},weight_quantizers:{lr:0.02,weight_decay:1e-4}}"
+)
+
+
+def bits(scheme: str, count: int) -> list[str]:
+    """The overrides of a scheme with as many bits for weights as for inputs."""
+    return [f"scheme={scheme}", f"scheme.weight_bits={count}", f"scheme.input_bits={count}"]
+
+
+def cifar(title: str, bits: str, *words: str) -> Recipe:
+    """A ResNet-20 with the budget of `experiments/cifar10_methods`."""
+    return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
+
+
+RECIPES = {
+    "smallcnn-bnn-digits": Recipe(
+        "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine"
+    ),
+    "resnet20-float-cifar10": cifar("float", "32/32"),
+    "resnet20-lsq4-cifar10": cifar("LSQ", "4/4", *bits("lsq", 4)),
+    "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
+    "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
+    "resnet20-shift-cifar10": cifar("DeepShift-Q", "5/32", "scheme=shift_q"),
+    "resnet20-recu-cifar10": cifar("ReCU, a shortcut around each convolution", "1/1", *BINARY, "scheme=recu",
+                                   "compile=false", "lean=true"),
+}  # fmt: skip
+
+
+def train(name: str, data: str) -> None:
+    """Train a network, from its last checkpoint if it has one."""
+    recipe = RECIPES[name]
+    place = [f"data.root='{data}'"] if recipe.data == CIFAR else []
+    words = [*recipe.words, *place, f"run_dir='{RUNS / name}'", "ckpt_path=last"]
+    with subprocess.Popen([sys.executable, str(ROOT / "train.py"), *words], cwd=ROOT) as process:
+        try:
+            status = process.wait()
+        except SystemExit:
+            process.terminate()
+            raise
+    if status != 0:
+        raise SystemExit(status)
+
+
+def store(name: str, run: Path) -> Card:
+    """Copy the packed file of a finished run into the package, and write its card beside it."""
+    recipe, result = RECIPES[name], json.loads((run / "result.json").read_text())
+    file = NETWORKS / f"{name}.safetensors"
+    shutil.copyfile(run / FILE, file)
+    place = ["data.root=/data/cifar10-jpeg"] if recipe.data == CIFAR else []
+    same = ("model", "scheme", "epochs", "seed", "seconds", "test_accuracy", "val_accuracy_best", "val_accuracy_final")
+    card = Card(
+        name=name,
+        title=recipe.title,
+        bits=recipe.bits,
+        data=recipe.data,
+        budget=f"{result['epochs']} epochs; {recipe.optimizer}",
+        command=shlex.join(["qconv", "train", *recipe.words, *place]),
+        float_bytes=result["float_bytes"],
+        packed_bytes=file.stat().st_size,
+        sha256=hashlib.sha256(file.read_bytes()).hexdigest(),
+        commit=result["commit"],
+        versions=result["versions"],
+        machine=result["machine"],
+        notes=JPEG if recipe.data == CIFAR else "",
+        **{key: result[key] for key in same},
+    )
+    with atomic_file(file.with_suffix(".json")) as written:
+        written.write((card.model_dump_json(indent=2) + "\n").encode())
+    return card
+
+
+def check(name: str, data: Path) -> None:
+    """Classify the test pictures by the stored file, and print the accuracy beside that of the card.
+
+    Raises:
+        SystemExit: they differ by more than a picture, which rounding may cost.
+    """
+    predictor, right, count = Predictor(zoo.file(name)), 0, 0
+    for path, guesses in predictor.many(sorted((data / "test").glob("*/*.jpg")), top=1, batch_size=250):
+        right += not isinstance(guesses, DecodingError) and guesses[0].label == Path(path).parent.name
+        count += 1
+    stated = zoo.card(name).test_accuracy
+    print(f"{name}: {right} of {count} test pictures are right, {100 * stated:.2f} % on the card", flush=True)
+    if abs(right - stated * count) > 1.5:
+        raise SystemExit(f"{name}: the stored file is not the network of its card")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train the networks of the zoo one after another.")
+    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(RECIPES)}; all by default")
+    parser.add_argument("--runs", type=Path, default=RUNS, help="where the folders of the runs are")
+    parser.add_argument("--check", action="store_true", help="classify the test pictures by the stored files instead")
+    options = parser.parse_args()
+    RUNS = options.runs.resolve()
+    unknown = [name for name in options.names if name not in RECIPES]
+    if unknown:
+        parser.error(f"NAME (={unknown[0]!r}) must be one of {', '.join(RECIPES)}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and `train` passes it on
+    if options.check:
+        for name in options.names or [name for name in zoo.names() if RECIPES[name].data == CIFAR]:
+            check(name, Path(options.data))
+        sys.exit()
+    for name in options.names or RECIPES:
+        if not (RUNS / name / "result.json").is_file():
+            train(name, options.data)
+        print(store(name, RUNS / name).markdown())

@@ -1,0 +1,32 @@
+"""``qconv zoo``: the trained networks that come with the package."""
+
+import argparse
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """The command and its arguments."""
+    parser = commands.add_parser(
+        "zoo",
+        help="list the trained networks that come with qconv",
+        description="List the trained networks that come with qconv, or show the card of one: what it was trained on, "
+        "how, and what it reached. The other commands take its name in place of a run.",
+        epilog="example: qconv zoo smallcnn-bnn-digits",
+    )
+    parser.add_argument("name", metavar="NAME", nargs="?", help="show the card of this network")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table, or the card."""
+    from .. import zoo
+    from ..table import Column, lines
+
+    if options.name is not None:
+        print(zoo.card(options.name).markdown(), end="")
+        return 0
+    columns = [Column("name"), Column("bits w/in"), Column("test", True), Column("bytes", True), Column("title")]
+    cards = [zoo.card(name) for name in zoo.names()]
+    rows = [(c.name, c.bits, f"{100 * c.test_accuracy:.2f} %", f"{c.packed_bytes:,}", c.title) for c in cards]
+    print("\n".join(lines(rows, columns)))
+    return 0
