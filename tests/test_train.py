@@ -329,8 +329,8 @@ def test_ctrl_c_says_where_to_go_on(
     with pytest.raises(SystemExit) as exit:
         line(*QUICK, "trainer.max_epochs=2", send(signal.SIGINT, 1, 3), f"run_dir={tmp_path / 'run'}")
     assert exit.value.code == 130
-    last = tmp_path / "run/checkpoints/last.ckpt"
-    assert capsys.readouterr().err == f"\nstopped by Ctrl-C; ckpt_path={last} goes on from the last checkpoint\n"
+    said = capsys.readouterr().err
+    assert said == f"\nstopped by Ctrl-C; resume={tmp_path / 'run'} goes on from the last checkpoint\n"
     assert signal.getsignal(signal.SIGINT) == before
     signal.signal(signal.SIGINT, inherited)
 
@@ -374,7 +374,7 @@ LATE = "+callbacks.late={_target_:test_train.Late,number:15,epoch:-1,batch:0}"
 def test_sigterm_saves_and_ends_with_a_code_that_is_requeued(whole: tuple[Path, Any], tmp_path: Path) -> None:
     told = run_until(signal.SIGTERM, 2, 7, tmp_path / "run")
     last = tmp_path / "run/checkpoints/last.ckpt"
-    assert f"stopped by SIGTERM; ckpt_path={last} goes on" in told
+    assert f"stopped by SIGTERM; resume={tmp_path / 'run'} goes on" in told
     assert place(last) == (2, 8)
     program.train(config(*QUICK, f"run_dir={tmp_path / 'run'}", "ckpt_path=last"))
     assert same_files(whole[0], tmp_path / "run")

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, export, predict, summary, verify, zoo
+from . import bench, evaluate, export, predict, summary, verify, zoo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,14 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"qconv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("train", help="train a network, or evaluate one: qconv train --help")
-    for command in (predict, summary, verify, export, bench, zoo):
+    for command in (evaluate, predict, summary, verify, export, bench, zoo):
         command.add(commands)
     # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE PICTURE
     options, more = parser.parse_known_args(words)
-    if more and (not hasattr(options, "pictures") or any(word.startswith("-") for word in more)):
+    if more and (not hasattr(options, "more") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")
     if more:
-        options.pictures += more
+        getattr(options, options.more).extend(more)
     try:
         status = options.run(options)
         sys.stdout.flush()

@@ -32,7 +32,7 @@ def add(commands: Any) -> None:
         help="ONNX: round to 8 bits between layers, over the range that some hundred pictures show; much faster with "
         "many channels, and decisions can change",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, more="pictures")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
     parser.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files")
     parser.add_argument("--top", type=int, default=3, help="how many classes of each picture (default: 3)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each picture")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, more="pictures")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -16,6 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from .configs import folder, store_schemes
 from .relaunch import command_line, forgotten
+from .resume import config_of, is_resumed
 
 # torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
 if TYPE_CHECKING:
@@ -93,15 +94,21 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
     # times as long, a run on cores that something else uses, too, took up to 10 times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
-        run_hydra(program, arguments)
+        if is_resumed(arguments):
+            if (cfg := config_of(arguments)) is not None:
+                main(cfg)
+        else:
+            run_hydra(program, arguments)
     except USER_ERRORS as error:
         if in_full:
             raise
         raise SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)") from None
     except KeyboardInterrupt as error:
-        if in_full:
-            raise
-        sys.stderr.write(f"\n{str(error) or 'stopped by Ctrl-C'}\n")
+        # The other processes that Lightning has started have nothing to add.
+        if os.environ.get("LOCAL_RANK", "0") == "0":
+            if in_full:
+                raise
+            sys.stderr.write(f"\n{str(error) or 'stopped by Ctrl-C'}\n")
         raise SystemExit(128 + signal.SIGINT) from None
 
 

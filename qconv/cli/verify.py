@@ -30,7 +30,7 @@ def add(commands: Any) -> None:
         metavar="FILE",
         help="compare what ONNX Runtime makes of this file with the trained model instead; status 1 if a class differs",
     )
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, more="pictures")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -47,6 +47,10 @@ class WeightedMean(Metric):
         return self.sums[0] / self.sums[1]
 
 
+LENGTHS = ("total_steps", "_schedule_phases", "T_max", "total_iters")
+"""What torch's schedules store of their length."""
+
+
 class Classifier(LightningModule):
     """Trains `model` to classify pictures.
 
@@ -173,8 +177,12 @@ class Classifier(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the sums of each process; if the number of processes has changed, the first one gets all.
 
-        The optimizer's state of a learned number gets the dimension that such numbers have now.
+        The optimizer's state of a learned number gets the dimension that such numbers have now. A schedule that is
+        stored with its length gets that of the present run, which may have more epochs.
         """
+        for schedule in checkpoint.get("lr_schedulers", ()):
+            for length in LENGTHS:
+                schedule.pop(length, None)
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
         sums = checkpoint["sums"]
         mine = sums[rank] if len(sums) == world_size else sums.sum(0) * (rank == 0)

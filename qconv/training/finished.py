@@ -2,26 +2,21 @@
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from hydra.errors import HydraException, InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
-from yaml import YAMLError
 
-from ..files import DamagedFileError
 from ..packed import FILE, load_packed, save_packed
 from .assemble import float_model, quantized_model
 from .initial_weights import read_weights
 from .run_folder import BEST, CONFIG
 from .shipping import description
+from .stored_config import config_errors, read_config
 
 Split = Literal["train", "val", "test"]
 
@@ -38,21 +33,12 @@ class FinishedRun:
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
-        config = self.folder / CONFIG
-        if not config.is_file():
-            raise DamagedFileError(f"{self.folder} is no folder of a run: there is no {config.name}")
-        try:
-            loaded = OmegaConf.load(config)
-        except (YAMLError, UnicodeDecodeError) as error:
-            raise DamagedFileError(f"{config} is damaged: {str(error).splitlines()[0]}") from error
-        if not isinstance(loaded, DictConfig) or not {"data", "model", "scheme", "reestimate_bn"} <= set(loaded):
-            raise DamagedFileError(f"{config} is no configuration of a run")
-        self.cfg = loaded
+        self.cfg = read_config(self.folder)
 
     @cached_property
     def data(self) -> LightningDataModule:
         """The pictures of the run."""
-        with self._config_named():
+        with config_errors(self.folder / CONFIG):
             data: LightningDataModule = instantiate(self.cfg.data)
             data.prepare_data()
             data.setup("fit")
@@ -62,7 +48,7 @@ class FinishedRun:
         """The network as shipped, or that of the best checkpoint if there is no packed file."""
         if not (self.folder / FILE).is_file():
             return self.trained()
-        with self._config_named():
+        with config_errors(self.folder / CONFIG):
             network = float_model(self.cfg, self.data)
         return load_packed(self.folder / FILE, network)
 
@@ -73,20 +59,20 @@ class FinishedRun:
             CheckpointError: the checkpoint is missing or damaged.
             ValueError: the test used other batch norms than the checkpoint.
         """
-        if self.cfg.reestimate_bn:
+        if self.cfg.get("reestimate_bn", False):
             raise ValueError(
                 f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true), only the "
                 f"packed model has them: give {self.folder / FILE}"
             )
         weights, _ = read_weights(str(self.folder / BEST))
-        with self._config_named():
+        with config_errors(self.folder / CONFIG):
             model, _ = quantized_model(self.cfg, self.data)
         model.load_state_dict(weights)
         return model.eval()
 
     def untrained(self) -> nn.Module:
         """Return the quantized network as a run begins with it: of one that has no checkpoint yet."""
-        with self._config_named():
+        with config_errors(self.folder / CONFIG):
             return quantized_model(self.cfg, self.data)[0]
 
     def examples(self, count: int, split: Split) -> Tensor:
@@ -115,12 +101,3 @@ class FinishedRun:
     def pack(self, path: Path) -> None:
         """Write the packed file of the best checkpoint."""
         save_packed(self.trained(), path, **description(self.cfg.model, self.data))
-
-    @contextmanager
-    def _config_named(self) -> Iterator[None]:
-        """Name the file in which Hydra found an error."""
-        try:
-            yield
-        except (HydraException, OmegaConfBaseException, OSError) as error:
-            reason = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
-            raise ValueError(f"{self.folder / CONFIG}: {reason}") from error

@@ -16,6 +16,22 @@ from .checkpoint_io import CheckpointError, load_checkpoint
 from .classifier import Classifier
 
 ABSENT = "(nothing)"
+# The keys that config.yaml has got since the first version, with the values that mean what was done without them.
+# `before_sign` is another: what it was is seen in the network.
+FORMER: dict[str, Any] = {
+    "grad_quantizer": {},
+    "loss": {"_target_": "qconv.training.losses.CrossEntropy", "label_smoothing": 0.0},
+    "first_last": "float",
+    "shift_decay": 0.0,
+    "init_from": None,
+    "channels_last": None,
+    "compile": False,
+    "lean": False,
+    "reestimate_bn": False,
+    "objective": "val_accuracy_best",
+}
+# Where the pictures lie and who reads them; a run goes on with other values.
+PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
 
 
@@ -49,20 +65,28 @@ def average_of(config: dict[str, Any]) -> Any:
 def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
     """Raise unless the config of the checkpoint's run agrees with `config` in `groups`.
 
+    If `config` says to resume, the pictures may lie elsewhere: that is then the user's word.
+
     Raises:
         CheckpointError: it states both configs, and the words to add.
     """
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
-    stored = with_former_defaults(stored, config)
+    goes_on = config.get("resume") is not None
+    stored = with_former_defaults({**FORMER, **stored}, config)
     for group in groups:
         value, asked = stored.get(group), config.get(group)
-        if value != asked:
+        if value != asked and not (goes_on and same_pictures(group, value, asked)):
             raise CheckpointError(
                 f"checkpoint {path} was trained with {group} {call(value)}, this run asks for {call(asked)}: "
                 f"add {shlex.join(remedy(group, value, asked, stored.get('choices', {}).get(group)))}"
             )
+
+
+def same_pictures(group: str, stored: Any, asked: Any) -> bool:
+    """Whether two configs are those of the same data in different places."""
+    return group == "data" and all(stored.get(k) == asked.get(k) for k in {*stored, *asked} - {*PLACES})
 
 
 def with_former_defaults(stored: Any, asked: Any) -> Any:

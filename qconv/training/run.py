@@ -21,6 +21,7 @@ from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.history import History
 from .checkpoint_io import load_checkpoint
 from .classifier import Classifier
+from .go_on import KEY, changes
 from .leanness import check_lean, make_lean, mode_of
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
@@ -44,14 +45,28 @@ def train(cfg: DictConfig) -> Result:
     if cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
     check_lean(cfg.lean)
+    if cfg.get(KEY) is not None and cfg.ckpt_path is None:
+        raise ValueError(f"{KEY} (={cfg[KEY]}) must be given on the command line, of a run that is no sweep")
     if is_first_process():
         check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
     data, classifier, about = build(cfg)
     check_objective(cfg.objective, about)
     if cfg.ckpt_path is not None:
-        check_average(cfg.ckpt_path, read_checkpoint(cfg.ckpt_path, classifier, RUN), classifier.config or {})
+        check_resumed(cfg, classifier)
     with claimed(cfg, go_on=go_on):
         return fit_and_test(cfg, data, classifier, about)
+
+
+def check_resumed(cfg: DictConfig, classifier: Classifier) -> None:
+    """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
+    goes_on = cfg.get(KEY) is not None
+    groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
+    checkpoint = read_checkpoint(cfg.ckpt_path, classifier, groups)
+    check_average(cfg.ckpt_path, checkpoint, classifier.config or {})
+    if goes_on and is_first_process():
+        show_note(f"{KEY}={cfg[KEY]}: going on from epoch {checkpoint['epoch']}")
+        for line in changes(checkpoint, classifier):
+            show_note(line)
 
 
 def fit_and_test(cfg: DictConfig, data: LightningDataModule, classifier: Classifier, about: dict[str, Any]) -> Result:

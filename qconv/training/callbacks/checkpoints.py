@@ -7,7 +7,6 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
-from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ...checks import check_whole
 from ...files import atomic_file
@@ -18,8 +17,8 @@ from .termination import Termination
 class Checkpoints(Checkpoint):
     """After each epoch: `last.ckpt`, and `best.ckpt` if `monitor` has risen; of equal epochs the earlier stays.
 
-    SIGTERM, with which schedulers announce that they will stop a run, ends it after the optimizer step, with a
-    `last.ckpt` from which the epoch continues; during a validation, after the epoch; during the test, at once.
+    Ctrl-C, and SIGTERM, with which schedulers announce that they will stop a run, end it after the optimizer step, with
+    a `last.ckpt` from which the epoch continues; during a validation, after the epoch; during the test, at once.
 
     Epochs in which all quantizers are final count more than any before: with float weights, a network of two stages is
     better than the one that will ship.
@@ -73,10 +72,10 @@ class Checkpoints(Checkpoint):
             trainer.save_checkpoint(self.best)
         self._save_last(trainer)
         if self.termination.asked(trainer):
-            raise SIGTERMException
+            self.termination.end(trainer)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make SIGTERM wait for a checkpoint from now on."""
+        """Make SIGTERM and Ctrl-C wait for a checkpoint from now on."""
         del pl_module
         self.termination.notice(trainer)
 
@@ -94,27 +93,27 @@ class Checkpoints(Checkpoint):
         if (stop or due) and all(parameter.isfinite().all() for parameter in pl_module.parameters()):
             self._save_last(trainer)
         if stop:
-            raise SIGTERMException
+            self.termination.end(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """End the run here if SIGTERM came after the last epoch's checkpoint."""
+        """End the run here if a signal came after the last epoch's checkpoint."""
         del pl_module
         stop = self.termination.asked(trainer)
-        self.termination.give_back()
         if stop:
-            raise SIGTERMException
+            self.termination.end(trainer)
+        self.termination.give_back()
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Make SIGTERM end the process at once from now on: nothing is left to save."""
+        """Make signals end the process at once from now on: nothing is left to save."""
         del trainer, pl_module
         self.termination.end_at_once()
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Restore the handler of SIGTERM."""
+        """Restore the handlers of signals."""
         self.termination.give_back()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Restore the handler of SIGTERM."""
+        """Restore the handlers of signals."""
         self.termination.give_back()
 
     def _save_last(self, trainer: Trainer) -> None:
@@ -136,5 +135,8 @@ def where_to_go_on(trainer: Trainer) -> str:
     callbacks: Iterable[Any] = trainer.checkpoint_callbacks
     for callback in callbacks:
         if isinstance(callback, Checkpoints) and callback.is_own and callback.last.is_file():
-            return f"ckpt_path={callback.last} goes on from the last checkpoint"
+            folder = callback.folder.parent
+            is_run = (folder / "config.yaml").is_file() and callback.folder.name == "checkpoints"
+            word = f"resume={folder}" if is_run else f"ckpt_path={callback.last}"
+            return f"{word} goes on from the last checkpoint"
     return "there is no checkpoint yet"

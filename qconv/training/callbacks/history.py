@@ -1,6 +1,7 @@
 """The callbacks that write `metrics.csv`, one row per epoch, and `curves.png`."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,12 @@ class History(Callback):
         if trainer.is_global_zero and self.rows:
             write_csv(self.rows, self.folder / "metrics.csv")
             draw_curves(self.rows, self.folder / "curves.png")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Draw the epochs so far; what ended the run matters more than that they can't be drawn."""
+        if trainer.is_global_zero and self.rows:
+            with suppress(OSError):
+                draw_curves(self.rows, self.folder / "curves.png")
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows and the time so far."""

@@ -1,55 +1,77 @@
-"""SIGTERM, with which schedulers announce that they will stop a run: noted, and answered at the next checkpoint."""
+"""The signals that end a run: SIGTERM of schedulers and Ctrl-C are noted, and answered at the next checkpoint."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 Handler = Callable[[int, FrameType | None], Any] | int | None
+HEARD = "\nCtrl-C: the run ends after this step, or after the validation, with a last.ckpt; once more ends it at once\n"
 
 
 class Termination:
-    """Replaces the process's handler of SIGTERM for a while, only in the main thread, as Python requires.
+    """Replaces the process's handlers of SIGTERM and SIGINT for a while, only in the main thread, as Python requires.
 
-    Lightning's own handler ends a run in the middle of a validation, or only one process.
+    Lightning's own handlers end a run in the middle of a validation, or only one process. A second Ctrl-C ends it at
+    once. A SIGINT that the process was started to ignore, as a shell's background job, stays ignored.
     """
 
     def __init__(self) -> None:
-        self.noticed = False
-        self._taken = False
-        self._before: Handler = None
+        self.noticed: int | None = None
+        self._is_first = True
+        self._before: dict[int, Handler] = {}
 
     def notice(self, trainer: Trainer) -> None:
-        """Make SIGTERM wait for `asked` from now on."""
-        self.noticed = trainer.received_sigterm
-        self._take(self._note)
+        """Make both signals wait for `end_if_asked` from now on."""
+        self.noticed = signal.SIGTERM if trainer.received_sigterm else None
+        self._is_first = trainer.is_global_zero
+        self._take(self._note, self._note_ctrl_c)
 
     def end_at_once(self) -> None:
-        """Make SIGTERM raise a SIGTERMException at once from now on."""
-        self._take(self._raise)
+        """Make both signals raise their exceptions at once from now on."""
+        self._take(self._raise, signal.default_int_handler)
 
     def give_back(self) -> None:
-        """Restore the former handler; calling it again does nothing."""
-        if self._taken:
-            signal.signal(signal.SIGTERM, self._before)
-            self._taken = False
+        """Restore the former handlers; calling it again does nothing."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def asked(self, trainer: Trainer) -> bool:
         """Whether any process was told to stop: all of them stop together, or the others would wait for it."""
-        return trainer.strategy.reduce_boolean_decision(self.noticed, all=False)
+        return trainer.strategy.reduce_boolean_decision(self.noticed is not None, all=False)
 
-    def _take(self, handler: Handler) -> None:
+    def end(self, trainer: Trainer) -> NoReturn:
+        """Raise the exception of the signal, the same in all processes; all of them have been `asked`.
+
+        Raises:
+            KeyboardInterrupt: one of them had a SIGINT.
+            SIGTERMException: none had.
+        """
+        if trainer.strategy.reduce_boolean_decision(self.noticed == signal.SIGINT, all=False):
+            raise KeyboardInterrupt
+        raise SIGTERMException
+
+    def _take(self, of_term: Handler, of_int: Handler) -> None:
         if threading.current_thread() is threading.main_thread():
             self.give_back()
-            self._before = signal.signal(signal.SIGTERM, handler)
-            self._taken = True
+            self._before[signal.SIGTERM] = signal.signal(signal.SIGTERM, of_term)
+            if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
+                self._before[signal.SIGINT] = signal.signal(signal.SIGINT, of_int)
 
     def _note(self, *_: object) -> None:
-        self.noticed = True
+        self.noticed = signal.SIGTERM
+
+    def _note_ctrl_c(self, *_: object) -> None:
+        self.noticed = signal.SIGINT
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if self._is_first:
+            os.write(2, HEARD.encode())  # a handler may interrupt a write to sys.stderr
 
     def _raise(self, *_: object) -> None:
         raise SIGTERMException

@@ -1,0 +1,47 @@
+"""``qconv evaluate``: the figures of a run's checkpoint, from the run's folder alone."""
+
+import argparse
+import logging
+import warnings
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """The command and its arguments."""
+    parser = commands.add_parser(
+        "evaluate",
+        help="validate and test the best checkpoint of a run",
+        description="Validate and test the best checkpoint of a run, as its config.yaml says, and write "
+        "evaluation.json into its folder.",
+        epilog="example: qconv evaluate outputs/2026-01-31/12-00-00 data.root=/elsewhere trainer=gpu",
+    )
+    parser.add_argument("run_folder", metavar="RUN", help="folder of a run, which must be trusted")
+    parser.add_argument(
+        "words",
+        metavar="KEY=VALUE",
+        nargs="*",
+        help="other values than those in config.yaml, as for training; run_dir=DIR writes evaluation.json there",
+    )
+    parser.add_argument("--last", action="store_true", help="the checkpoint of the last epoch, not of the best one")
+    parser.set_defaults(run=run, more="words")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the figures."""
+    warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
+    from ..training.run import evaluate
+    from ..training.run_folder import BEST, CONFIG, EVALUATION, LAST
+    from ..training.stored_config import config_errors, stored_config
+    from .configs import folder, store_schemes
+
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    store_schemes()
+    path = Path(options.run_folder)
+    cfg = stored_config(path, options.words, folder())
+    cfg.evaluate = str(path / (LAST if options.last else BEST))
+    with config_errors(path / CONFIG):
+        evaluate(cfg)
+    print(Path(cfg.run_dir) / EVALUATION)
+    return 0

@@ -1,0 +1,35 @@
+"""``qconv train resume=RUN``: a run goes on from its folder, in place of a config that Hydra composes."""
+
+from collections.abc import Sequence
+
+from omegaconf import DictConfig
+
+from .configs import folder
+
+WORD = "resume="
+
+
+def is_resumed(arguments: Sequence[str]) -> bool:
+    """Whether a run is to go on."""
+    return any(word.lstrip("+").startswith(WORD) for word in arguments)
+
+
+def config_of(arguments: Sequence[str]) -> DictConfig | None:
+    """Return the config of the run that is to go on; None, after saying so, if it has finished.
+
+    Raises:
+        ValueError: the words do not fit, or there is no run.
+    """
+    from ..training.go_on import config_to_go_on, finished
+
+    if flags := [word for word in arguments if word.startswith("-")]:
+        raise ValueError(f"{flags[0]} can't be given with {WORD}RUN, which goes on with the run as it is")
+    named = [word.lstrip("+").removeprefix(WORD) for word in arguments if word.lstrip("+").startswith(WORD)]
+    words = [word for word in arguments if not word.lstrip("+").startswith(WORD)]
+    if len(named) > 1 or not named[0]:
+        raise ValueError(f"{WORD}{','.join(named)} must name the folder of one run")
+    cfg = config_to_go_on(named[0].strip("\"'"), words, folder())
+    if said := finished(cfg):
+        print(said)
+        return None
+    return cfg

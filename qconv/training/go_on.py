@@ -1,0 +1,111 @@
+"""``resume=RUN``: what a run goes on with, from its folder alone."""
+
+import copy
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch import nn
+from torch.optim.lr_scheduler import LambdaLR
+
+from ..lifecycle.steps import set_progress
+from .classifier import Classifier
+from .run_folder import LAST, RESULT, RunFolderError
+from .stored_config import stored_config
+
+KEY = "resume"
+LEARNING_RATE = "learning rate"
+
+
+def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictConfig:
+    """Return the config of the run in `folder` that goes on from its `last.ckpt`, with the words on top.
+
+    Raises:
+        RunFolderError: the folder has no `last.ckpt`.
+        ValueError: as `stored_config`.
+    """
+    cfg = stored_config(folder, words, configs)
+    last = Path(folder) / LAST
+    if not last.is_file():
+        raise RunFolderError(
+            f"{KEY} (={folder}): it has no {LAST}, the run was stopped before the first: start it anew"
+        )
+    cfg.resume, cfg.ckpt_path = folder, str(last)
+    return cfg
+
+
+def finished(cfg: DictConfig) -> str | None:
+    """Return what to say of a run that has no epoch left; None if there is one.
+
+    Raises:
+        ValueError: `trainer.max_epochs` is less than the epochs that the run has had.
+    """
+    path = Path(cfg.resume) / RESULT
+    if not path.is_file():
+        return None
+    done, asked = json.loads(path.read_text())["epochs"], cfg.trainer.max_epochs
+    if asked < done:
+        raise ValueError(f"trainer.max_epochs (={asked}) must be at least {done}, the epochs that {cfg.resume} has had")
+    if asked > done:
+        return None
+    return (
+        f"{cfg.resume} has finished, its {done} epochs are done ({path}); trainer.max_epochs= above {done} extends it"
+    )
+
+
+def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]:
+    """Yield what differs from the run so far, a line each, and whether it would have been the same from the start."""
+    stored, asked = checkpoint["config"]["trainer"], (classifier.config or {})["trainer"]
+    epochs = stored["max_epochs"], asked["max_epochs"]
+    if epochs[0] != epochs[1]:
+        yield f"trainer.max_epochs: {epochs[0]} → {epochs[1]}. {_of_schedules(checkpoint['epoch'], epochs, classifier)}"
+    for key in sorted({*stored, *asked} - {"max_epochs"}):
+        if stored.get(key) != asked.get(key):
+            yield f"trainer.{key}: {stored.get(key)} → {asked.get(key)}. Sums may be rounded otherwise from here on."
+
+
+def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) -> str:
+    """Say whether the epochs so far, of which `last` is the last one's number, depend on the number of all."""
+    depends = []
+    if _lr_depends(last, epochs, classifier):
+        depends.append(LEARNING_RATE)
+    if _quantizers_depend(last, epochs, classifier.model):
+        depends.append("quantizers' schedules")
+    if not depends:
+        return f"No schedule depends on it: this is what {epochs[1]} epochs from the start would be."
+    names = " and the ".join(depends)
+    follow = "follows" if names == LEARNING_RATE else "follow"
+    return (
+        f"From here on the {names} {follow} {epochs[1]} epochs, so far {epochs[0]}: "
+        f"another run than {epochs[1]} epochs from the start."
+    )
+
+
+def _lr_depends(last: int, epochs: tuple[int, int], classifier: Classifier) -> bool:
+    """Whether the learning rates of the epochs so far differ; of schedules that state no formula it is taken so."""
+    make, steps = classifier.make_scheduler, 100  # an epoch
+    if make is None:
+        return False
+    made: list[Any] = []
+    for count in epochs:
+        optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        made.append(make(optimizer, total_steps=count * steps))
+    if not all(isinstance(scheduler, LambdaLR) for scheduler in made):
+        return True
+    one, other = (scheduler.lr_lambdas[0] for scheduler in made)
+    return any(one(step) != other(step) for step in range((last + 1) * steps))
+
+
+def _quantizers_depend(last: int, epochs: tuple[int, int], model: nn.Module) -> bool:
+    """Whether what `set_progress` sets in the epochs so far differs."""
+    one, other = copy.deepcopy(model), copy.deepcopy(model)
+    for epoch in range(last + 1):
+        set_progress(one, epoch / epochs[0])
+        set_progress(other, epoch / epochs[1])
+        pairs = zip(one.state_dict().values(), other.state_dict().values(), strict=True)
+        if any(not torch.equal(a, b) for a, b in pairs):
+            return True
+    return False

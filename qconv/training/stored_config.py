@@ -1,0 +1,110 @@
+"""The config that a run has left in its folder, as the base of another command about it."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException, InstantiationException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ..files import DamagedFileError
+from .resume import FORMER
+from .run_folder import CONFIG
+
+CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
+
+
+def read_config(folder: str | os.PathLike[str]) -> DictConfig:
+    """Return the config in the folder of a run.
+
+    Raises:
+        DamagedFileError: the folder has none, or the file is damaged.
+    """
+    path = Path(folder) / CONFIG
+    if not path.is_file():
+        raise DamagedFileError(f"{folder} is no folder of a run: there is no {CONFIG}")
+    try:
+        loaded = OmegaConf.load(path)
+    except (YAMLError, UnicodeDecodeError) as error:
+        raise DamagedFileError(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+    if not isinstance(loaded, DictConfig) or not {"data", "model", "scheme", "trainer"} <= set(loaded):
+        raise DamagedFileError(f"{path} is no configuration of a run")
+    return loaded
+
+
+def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs: Path) -> DictConfig:
+    """Return the config of the run in `folder`, changed by words of a command line, as if it had always been there.
+
+    What an earlier version did not write gets the value that meant the same.
+
+    Args:
+        folder: the folder, which may have been moved.
+        words: ``key=value``, ``+key=value``, ``~key`` or ``group=option``.
+        configs: the folder of configs that has the options.
+
+    Raises:
+        DamagedFileError: as `read_config`.
+        ValueError: a word is not one of these, or does not fit the config.
+    """
+    stored = read_config(folder)
+    cfg = OmegaConf.create({**FORMER, "before_sign": "keep", **_container(stored), **CHOICES})
+    former, cfg.run_dir = str(stored.get("run_dir", folder)), str(folder)
+    for group in ("callbacks", "logger"):
+        cfg[group] = _moved(_container(cfg.get(group, {})), former)
+    OmegaConf.set_struct(cfg, True)
+    with config_errors(Path(folder) / CONFIG):
+        for override in OverridesParser.create().parse_overrides(list(words)):
+            _check(override, cfg, configs)
+            if (configs / override.key_or_group).is_dir() and isinstance(override.value(), str):
+                cfg[override.key_or_group] = _option(override, configs)
+            else:
+                ConfigLoaderImpl._apply_overrides_to_config([override], cfg)
+    return cfg
+
+
+@contextmanager
+def config_errors(path: Path) -> Iterator[None]:
+    """Turn Hydra's errors into ones that name the file of the config."""
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, OSError) as error:
+        reason = error.__cause__ if isinstance(error, InstantiationException) and error.__cause__ else error
+        raise ValueError(f"{path}: {reason}") from error
+
+
+def _container(node: Any) -> Any:
+    return OmegaConf.to_container(node) if OmegaConf.is_config(node) else node
+
+
+def _moved(node: Any, former: str) -> Any:
+    """Return the node with paths below `former` below the run's folder."""
+    if isinstance(node, dict):
+        return {key: _moved(value, former) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_moved(value, former) for value in node]
+    is_below = isinstance(node, str) and (node == former or node.startswith(f"{former}/"))
+    return "${run_dir}" + node.removeprefix(former) if is_below else node
+
+
+def _check(override: Override, cfg: DictConfig, configs: Path) -> None:
+    """Raise a ValueError for a word that means nothing to a run that is there already."""
+    key, word = override.key_or_group, override.input_line
+    if override.is_sweep_override():
+        raise ValueError(f"{word} is a sweep; a run that is there already takes single values")
+    if key.startswith("hydra") or ((configs / key).is_dir() and key not in cfg):
+        raise ValueError(f"{word} composes a new run; one that is there already takes keys of its {CONFIG}")
+    if key in CHOICES:
+        raise ValueError(f"{word} can't be given together with the folder of a run ({cfg.run_dir})")
+
+
+def _option(override: Override, configs: Path) -> Any:
+    with initialize_config_dir(str(configs), version_base="1.3"):
+        return OmegaConf.to_container(compose("config", [override.input_line or ""])[override.key_or_group])

@@ -1,0 +1,216 @@
+"""A run from its folder alone: `resume=RUN`, `qconv evaluate RUN`, and Ctrl-C, after which it is needed."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from test_train import ROOT, Send, config, place, send
+
+from qconv import Scheme, convert, schemes
+from qconv.cli import main as cli, train as program, train_as
+from qconv.cli.configs import folder as configs
+from qconv.models import small_cnn
+from qconv.training import Classifier, load_checkpoint, schedules
+from qconv.training.go_on import changes
+from qconv.training.resume import FORMER
+from qconv.training.stored_config import stored_config
+
+TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant")
+LATER = (*FORMER, "before_sign")  # keys that the first version's config.yaml did not have
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of two epochs."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    program.train(config(*TWO, f"run_dir={folder}"))
+    return folder
+
+
+@pytest.fixture
+def one(whole: Path, tmp_path: Path) -> Path:
+    """A copy of it, which has moved."""
+    return Path(shutil.copytree(whole, tmp_path / "moved"))
+
+
+@pytest.fixture
+def told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> Iterator[Callable[..., str]]:
+    """Runs the command line in this process, and returns what it said, or the error that it ended with."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*words: str) -> str:
+        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+        try:
+            train_as("train.py", words)
+        except SystemExit as error:
+            return f"{error.code}\n{capsys.readouterr().err}"
+        return " ".join(capsys.readouterr().out.split())
+
+    yield run
+    assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+    signal.signal(signal.SIGINT, before)
+
+
+def same(one: Path, other: Path) -> bool:
+    a, b = (load_checkpoint(path / "checkpoints/last.ckpt")["state_dict"] for path in (one, other))
+    files = ("metrics.csv", "diagnostics.csv")
+    return all(torch.equal(a[name], b[name]) for name in {*a, *b}) and all(
+        (one / name).read_text() == (other / name).read_text() for name in files
+    )
+
+
+class InTest(Send):
+    """Sends the signal in the test."""
+
+    def on_test_batch_start(self, *_: Any, **__: Any) -> None:
+        signal.raise_signal(self.number)
+
+
+@pytest.mark.parametrize(
+    ("where", "saved"),
+    [((0, 3), (0, 4)), ((0, -1), (0, 19)), ("test", (1, 19))],
+    ids=["first epoch", "validation", "test"],
+)
+def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(
+    where: tuple[int, int] | str, saved: tuple[int, int], whole: Path, told: Callable[..., str], tmp_path: Path
+) -> None:
+    sent = "+callbacks.send={_target_:test_go_on.InTest,number:2,epoch:-1,batch:0}"
+    words = sent if isinstance(where, str) else send(signal.SIGINT, *where)
+    said = told(*TWO, words, "run_dir=runs/cut")
+    assert said.startswith("130\n")
+    assert said.endswith("\nstopped by Ctrl-C; resume=runs/cut goes on from the last checkpoint\n")
+    assert place(tmp_path / "runs/cut/checkpoints/last.ckpt") == saved
+    has_epoch = where != (0, 3)
+    assert (tmp_path / "runs/cut/curves.png").is_file() == has_epoch
+    shutil.move("runs/cut", "moved")  # the folder is enough, wherever it is
+    assert "resume=moved: going on from" in told("resume=moved", "~callbacks.send")
+    assert same(whole, tmp_path / "moved")
+    assert not (tmp_path / "runs/cut").exists()
+
+
+def test_a_finished_run_says_so_and_can_have_more_epochs(
+    one: Path, whole: Path, told: Callable[..., str], tmp_path: Path
+) -> None:
+    before = (one / "metrics.csv").read_text()
+    assert "has finished, its 2 epochs are done" in told(f"resume={one}")
+    assert "trainer.max_epochs (=1) must be at least 2" in told(f"resume={one}", "trainer.max_epochs=1")
+    assert (one / "metrics.csv").read_text() == before
+    said = told(f"resume={one}", "trainer.max_epochs=3")
+    assert (
+        "trainer.max_epochs: 2 → 3. No schedule depends on it: this is what 3 epochs from the start would be." in said
+    )
+    program.train(config(*TWO, "trainer.max_epochs=3", f"run_dir={tmp_path / 'three'}"))
+    assert same(one, tmp_path / "three")
+    assert json.loads((one / "result.json").read_text())["epochs"] == 3
+
+
+def test_more_epochs_of_a_schedule_that_stores_its_length(told: Callable[..., str], tmp_path: Path) -> None:
+    one_cycle = (
+        *("scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "~scheduler.warmup", "~scheduler.final"),
+        "+scheduler.max_lr=0.01",
+    )
+    program.train(config(*TWO[:2], *one_cycle, "trainer.max_epochs=1", f"run_dir={tmp_path / 'run'}"))
+    said = told("resume=run", "trainer.max_epochs=2")
+    assert "1 → 2. From here on the learning rate follows 2 epochs, so far 1: another run than 2 epochs from" in said
+
+
+@pytest.mark.parametrize(
+    ("scheme", "schedule", "last", "says"),
+    [
+        (schemes.bnn(), schedules.constant, 5, "No schedule depends on it"),
+        (schemes.bnn(), schedules.cosine, 0, "the learning rate follows 9 epochs, so far 6"),
+        (schemes.irnet(), schedules.constant, 5, "the quantizers' schedules follow 9 epochs"),
+        (schemes.irnet(), schedules.constant, 0, "No schedule depends on it"),  # all start at 0
+        (schemes.irnet(), schedules.linear, 5, "the learning rate and the quantizers' schedules follow 9"),
+    ],
+)
+def test_what_depends_on_the_number_of_epochs(scheme: Scheme, schedule: Any, last: int, says: str) -> None:
+    config = {"trainer": {"max_epochs": 9, "devices": 1}}
+    model = convert(small_cnn(1, 10, width=4), scheme)
+    classifier = Classifier(model, torch.optim.SGD, schedule, config)
+    stored = {"config": {"trainer": {"max_epochs": 6, "devices": 2}}, "epoch": last}
+    epochs, devices = changes(stored, classifier)
+    assert epochs.startswith("trainer.max_epochs: 6 → 9. ")
+    assert says in epochs
+    assert devices.startswith("trainer.devices: 2 → 1. ")
+
+
+def test_a_config_without_newer_keys(whole: Path, one: Path, told: Callable[..., str]) -> None:
+    path = one / "config.yaml"
+    cfg: Any = OmegaConf.load(path)
+    for key in LATER:
+        del cfg[key]
+    OmegaConf.save(cfg, path)
+    assert set(stored_config(one, [], configs())) >= {*OmegaConf.load(whole / "config.yaml")}
+    assert cli(["evaluate", str(one), "before_sign=identity"]) == 0
+
+
+def test_words_on_top(one: Path) -> None:
+    cfg = stored_config(one, ["trainer=ddp", "data.batch_size=32", "+data.new=1", "callbacks=ema"], configs())
+    assert (cfg.trainer.strategy, cfg.trainer.max_epochs) == ("ddp", 20)
+    assert (cfg.data.batch_size, cfg.data.new, cfg.model.width) == (32, 1, 4)
+    assert cfg.callbacks.checkpoints.folder == f"{one}/checkpoints"
+    cfg = stored_config(one, ["run_dir=elsewhere"], configs())
+    assert (cfg.run_dir, cfg.callbacks.history.folder) == ("elsewhere", "elsewhere")
+
+
+def test_words_that_mean_nothing(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
+    resume = f"resume={one}"
+    for words, error in (
+        ((resume, "experiment=search_bits"), "composes a new run"),
+        ((resume, "seed=1,2"), "is a sweep"),
+        ((resume, "modle.width=3"), "modle"),
+        ((resume, "ckpt_path=last"), "can't be given together"),
+        ((resume, "optimizer.lr=1", "trainer.max_epochs=3"), "add optimizer.lr=0.01"),
+        ((resume, "model.width=8", "trainer.max_epochs=3"), "add model.width=4"),
+        ((resume, "-m"), "-m can't be given with resume=RUN"),
+        ((resume, "resume=b"), "must name the folder of one run"),
+        (("resume=nowhere",), "nowhere is no folder of a run: there is no config.yaml"),
+    ):
+        assert error in told(*words), words
+    with pytest.raises(ValueError, match=r"resume .* must be given on the command line"):
+        program.train(config(*TWO, "resume=x", f"run_dir={tmp_path / 'new'}"))
+    (one / "checkpoints/last.ckpt").unlink()
+    (one / "result.json").unlink()
+    assert "has no checkpoints/last.ckpt" in told(resume)
+
+
+def test_evaluate(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = json.loads((one / "result.json").read_text())
+    assert cli(["evaluate", str(one)]) == 0
+    assert capsys.readouterr().out.endswith(f"{one}/evaluation.json\n")
+    best = json.loads((one / "evaluation.json").read_text())
+    assert best["test_loss"] == result["test_loss"]
+    assert cli(["evaluate", str(one), "--last", "data.batch_size=50", f"run_dir={one}/other"]) == 0
+    last = json.loads((one / "other/evaluation.json").read_text())
+    assert (last["epoch"], last["checkpoint"]) == (1, f"{one}/checkpoints/last.ckpt")
+    assert "batch_size=50" in last["data"]
+    assert json.loads((one / "evaluation.json").read_text()) == best
+    assert cli(["evaluate", str(one), "data.shift=oh"]) == 1
+    assert cli(["evaluate", str(one / "nothing")]) == 1
+    assert "is no folder of a run" in capsys.readouterr().err
+
+
+def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:
+    """As a terminal does: to both."""
+    words = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", send(signal.SIGINT, 1, 3), "run_dir=run")
+    command = [sys.executable, str(ROOT / "train.py"), *TWO, *words]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert run.returncode == 130, run.stderr
+    assert run.stderr.count("stopped by Ctrl-C; resume=run goes on") == 1
+    assert place(tmp_path / "run/checkpoints/last.ckpt") == (1, 4)
