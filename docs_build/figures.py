@@ -1,11 +1,13 @@
-"""``python -m docs_build.figures``: draw the figures of the documentation into ``docs/figures``.
+"""``python -m docs_build.figures [NAME …]``: draw the figures of the documentation into ``docs/figures``.
 
 They are committed, so that the pages can be read in the repository, too; a test draws them again and compares.
 """
 
 import io
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import qconv
 from qconv import schemes
 
 from .curves import Curve, Role, curve, roles
+from .house import draw_house, draw_layer
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 INK = "#8a8a8a"
@@ -120,19 +123,27 @@ def rounded(match: re.Match[str]) -> str:
     return f"{float(match.group()):.2f}".rstrip("0").rstrip(".")
 
 
-def figures() -> Iterator[tuple[str, str]]:
-    """Every figure: its name and its SVG."""
+DRAWN: dict[str, Callable[[], Figure]] = {
+    **{name: partial(draw, scheme) for name, scheme in METHODS.items()},
+    "house": draw_house,
+    "layer": draw_layer,
+}
+"""What draws each figure."""
+
+
+def figures(names: Iterable[str] = DRAWN) -> Iterator[tuple[str, str]]:
+    """Every figure, or those of ``names``: its name and its SVG."""
     with mpl.rc_context(STYLE):
-        for name, scheme in METHODS.items():
-            yield name, as_svg(draw(scheme))
+        for name in names:
+            yield name, as_svg(DRAWN[name]())
 
 
-def main() -> None:
-    """Draw all of them."""
+def main(names: Sequence[str]) -> None:
+    """Draw the figures of these names, or all of them."""
     FOLDER.mkdir(exist_ok=True)
-    for name, svg in figures():
+    for name, svg in figures(names or DRAWN):
         (FOLDER / f"{name}.svg").write_text(svg)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

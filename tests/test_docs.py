@@ -5,17 +5,25 @@ import doctest
 import io
 import re
 import shlex
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import markdown
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from methods import FUNCTIONS, parameters
+from omegaconf import DictConfig
+from test_package import ROOMS
 from torch import Tensor
 
+import qconv
 from docs_build.__main__ import loads_from_elsewhere
 from docs_build.figures import FOLDER, METHODS, as_svg, draw, figures
+from docs_build.house import LATE, rooms, without_what_follows
+from qconv.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT / "docs")): path for path in sorted((ROOT / "docs").rglob("*.md"))}
@@ -77,29 +85,95 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                         yield f"{name}:{line}", words
 
 
-def test_train_commands_compose() -> None:
-    """With the first value of each in a sweep."""
+def is_training(words: list[str]) -> bool:
+    return words[:2] == ["qconv", "train"] or "train.py" in words
+
+
+def composed(options: list[str], searched: Path) -> DictConfig:
+    """What the command would run, the first value of each in a sweep; ``--config-dir`` is ``searched``."""
+    overrides = [word for word in options if "=" in word and not word.startswith("hydra")]
+    if "-m" in options:
+        overrides = [word if "{" in word else word.split(",")[0] for word in overrides]
+    if "--config-dir" in options:
+        overrides.append(f"hydra.searchpath=[file://{searched}]")
+    return compose("config", ["run_dir=x", *overrides])
+
+
+def test_train_commands_compose(tmp_path: Path) -> None:
+    (tmp_path / "scheme").mkdir()
+    (tmp_path / "scheme" / "mine.yaml").write_text("_target_: my_methods.ternary\n")
     seen = 0
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         for place, words in commands():
-            if "train.py" not in words:
-                continue
-            options = words[words.index("train.py") + 1 :]
-            overrides = [word for word in options if not word.startswith("-")]
-            if "-m" in options:
-                overrides = [word if "{" in word else word.split(",")[0] for word in overrides]
-            try:
-                compose("config", ["run_dir=x", *(word for word in overrides if not word.startswith("hydra/"))])
-            except Exception as error:
-                raise AssertionError(f"{place}: {shlex.join(words)}") from error
+            if is_training(words):
+                try:
+                    composed(words, tmp_path)
+                except Exception as error:
+                    raise AssertionError(f"{place}: {shlex.join(words)}") from error
+                seen += 1
+    assert seen > 10
+
+
+class Parsed(Exception):  # noqa: N818  # no error: a command's arguments were understood
+    pass
+
+
+def test_other_commands_are_understood(monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = ArgumentParser.parse_known_args
+
+    def parse_and_stop(self: ArgumentParser, args: Any = None, namespace: Any = None) -> Any:
+        options, more = parse(self, args, namespace)
+        if namespace is None:  # the program itself, not the parser of a subcommand
+            raise Parsed(more)
+        return options, more
+
+    monkeypatch.setattr(ArgumentParser, "parse_known_args", parse_and_stop)
+    seen = 0
+    for place, words in commands():
+        if words[0] == "qconv" and not is_training(words):
+            with pytest.raises(Parsed) as stopped:
+                main(words[1:])
+            assert stopped.value.args == ([],), place
             seen += 1
-    assert seen > 0
+    assert seen > 5
+
+
+# Methods
+
+
+SECTIONS = {
+    call[1]: section
+    for page in (ROOT / "docs" / "methods").glob("*.md")
+    for section in re.split(r"^## ", page.read_text(), flags=re.MULTILINE)[1:]
+    if (call := re.search(r"\A.*\n\n`(\w+)\(.*?\)` · ", section))
+}
+"""The section of each scheme."""
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "identity"])
+def test_every_method_has_a_section(name: str) -> None:
+    section = SECTIONS[name]
+    assert f"(../figures/{name}.svg)" in section
+    assert name == "staged" or "$$" in section
+    told = re.findall(r"^- `(\w+)(?:=(.*?))?`: .+\.$", section, re.MULTILINE)
+    defaults = {key: "" if each.default is each.empty else repr(each.default) for key, each in parameters(name).items()}
+    assert {key: value.replace('"', "'") for key, value in told} == defaults
+    assert [key for key, _ in told] == list(defaults)
+
+
+def test_every_layer_and_model_has_a_row() -> None:
+    layers, models = ((ROOT / "docs" / f"{page}.md").read_text() for page in ("layers", "models"))
+    for layer in [name for name in dir(qconv) if isinstance(getattr(qconv, name), type)]:
+        if issubclass(getattr(qconv, layer), qconv.QuantizedLayer) and layer != "QuantizedLayer":
+            assert f"`{layer}`" in layers
+    for model in (path.stem for path in (ROOT / "configs" / "model").glob("*.yaml")):
+        assert f"`{model}`" in models
 
 
 # Figures
 
 
-CURVE = re.compile(r'<g id="((?:weight|input)-[^"]*)">\s*<path d="([^"]*)"')
+CURVE = re.compile(r'<g id="((?:weight|input|import)-[^"]*)">\s*<path d="([^"]*)"')
 
 
 def drawn(svg: str) -> dict[str, Tensor]:
@@ -127,6 +201,12 @@ def test_the_figures_are_what_the_methods_do() -> None:
             assert far_apart(corners, committed[curve]) < 2, (
                 f"{name}.svg, {curve}: run python -m docs_build.figures, and look at it"
             )
+
+
+def test_the_house_is_that_of_the_imports() -> None:
+    assert rooms() == {room: others - LATE.get(room, set()) for room, others in ROOMS.items()}
+    left_out = without_what_follows({"a": {"b", "c"}, "b": {"c"}, "c": set()})
+    assert left_out == {"a": {"b"}, "b": {"c"}, "c": set()}
 
 
 def test_a_figure_of_something_else_is_found() -> None:

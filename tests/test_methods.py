@@ -38,7 +38,7 @@ from qconv import methods, schemes
 from qconv.quantizers import EDE, INQ, FixedPoint, HardClip, Identity, Quantizer, ReActNetInput, Sign, Stages, Surrogate
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = "\n".join(page.read_text() for page in (ROOT / "docs" / "methods").glob("*.md"))
 EACH_FUNCTION = pytest.mark.parametrize("name", FUNCTIONS)
 PUBLISHED = [name for name in FUNCTIONS if name not in MADE_OF_SCHEMES and name != "identity"]
 
@@ -227,8 +227,8 @@ def test_defaults_of_a_scheme_are_those_of_its_quantizers(name: str) -> None:
 def test_every_scheme_has_its_documents(name: str) -> None:
     function = inspect.unwrap(FUNCTIONS[name])
     assert golden.SCHEMES.keys() | {*MADE_OF_SCHEMES} == FUNCTIONS.keys()
-    row = re.search(rf"^\| `{name}\(.*", README, re.MULTILINE)
-    assert row, "README.md has no row of it"
+    row = re.search(rf"^\| `{name}\(.*", PAGES, re.MULTILINE)
+    assert row, "docs/methods has no row of it"
     if name != "identity":
         assert Path(inspect.getsourcefile(function) or "").parent == ROOT / "qconv" / "methods"
         assert getattr(methods, name) is FUNCTIONS[name]

@@ -13,13 +13,13 @@ class CIFARDataModule(PicturesDataModule):
 
     Args:
         root: the folder with torchvision's files, `cifar-10-batches-py` or `cifar-100-python`.
-        classes: 10 or 100.
+        num_classes: 10 or 100.
         download: whether to fetch missing files.
         val_size: number of training pictures used for validation.
         options: those of `PicturesDataModule`.
 
     Raises:
-        ValueError: `classes` is neither 10 nor 100.
+        ValueError: `num_classes` is neither 10 nor 100.
         FileNotFoundError: `root` has no complete data set and `download` is false.
     """
 
