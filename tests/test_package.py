@@ -70,8 +70,8 @@ ROOMS = {
         *("scheme", "table"),
     },
     "training": {
-        *("checks", "convert", "distillation", "environment", "files", "layers", "lean", "lifecycle"),
-        *("optim", "packed", "quantizers", "scheme", "summary", "table"),
+        *("bench", "checks", "convert", "distillation", "environment", "files", "inference", "layers", "lean"),
+        *("lifecycle", "optim", "packed", "processes", "quantizers", "scheme", "summary", "table"),
     },
     "cli": {
         *("bench", "convert", "images", "inference", "layers", "onnx", "packed", "predict", "schemes", "summary"),

@@ -15,7 +15,7 @@ from test_train import CONFIGS, QUICK, config
 from qconv.cli import train as program
 from qconv.training.run_folder import LOCK, RunFolderError, claimed, find_last, is_named
 
-ONE = (*QUICK[:2], "trainer.max_epochs=1")
+ONE = (*QUICK[:2], "trainer.max_epochs=1", "report=false")
 
 
 @pytest.fixture(scope="module")

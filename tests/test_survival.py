@@ -18,7 +18,10 @@ from test_train import QUICK, command, config, place, run_until
 from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from qconv.cli import train as program
+from qconv.data.digits import split_digits
 from qconv.training import load_checkpoint
+from qconv.training.report.leave import PAGE, PREDICTIONS
+from qconv.training.report.predictions import Predictions
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
 
@@ -52,6 +55,10 @@ def test_two_processes(two: tuple[Path, str], tmp_path: Path) -> None:
     # 180 pictures on each process and 360 on one: every one is counted once.
     assert alone.test_accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
     assert alone.val_accuracy == pytest.approx(result["val_accuracy_best"], abs=1e-6)
+    decisions = Predictions.load(folder / PREDICTIONS)
+    assert decisions.labels.bincount().equal(split_digits(0)["test"][1].bincount())
+    assert decisions.accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
+    assert (folder / PAGE).is_file()
 
 
 def test_two_processes_stop_together_and_resume_bit_for_bit(two: tuple[Path, str], tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from qconv.training.shipping import ship
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
 SCHEMES = sorted(name for name in qconv.schemes.__all__ if name != "Scheme")
-QUICK = ("model.width=4", "trainer=cpu", "trainer.max_epochs=4")
+QUICK = ("model.width=4", "trainer=cpu", "trainer.max_epochs=4", "report=false")
 
 
 class StopAfter(Callback):
@@ -120,6 +120,7 @@ def test_the_default_run(tmp_path: Path) -> None:
         assert shown in run.stdout
     for chatter in ("Warning", "Tip", "GPU available", "max_epochs"):
         assert chatter not in run.stdout
+    assert f"report: {folder / 'report.html'}" in run.stdout
     result = json.loads((folder / "result.json").read_text())
     assert result["test_accuracy"] >= 0.97
     assert result["seconds"] <= 60

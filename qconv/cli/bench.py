@@ -42,7 +42,7 @@ def _add_model(kinds: Any) -> None:
     parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="pictures (default: 1 64)")
     parser.add_argument("--seconds", type=float, default=2.0, help="to time each batch size (default: 2)")
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
-    parser.set_defaults(run=_model)
+    parser.set_defaults(run=_model, more="pictures")
 
 
 def _add_train_step(kinds: Any) -> None:

@@ -127,7 +127,7 @@ class Classifier(LightningModule):
         layers = (module for module in self.model.modules() if isinstance(module, QuantizedLayer))
         waits = not all(layer.input_quantizer.calibrated for layer in layers)
         with torch.compiler.set_stance("force_eager") if waits else nullcontext():
-            loss, accuracy = self._step(batch, self.loss)
+            loss, accuracy, _ = self._step(batch, self.loss)
         lr = self.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]  # pyright: ignore
         figures = {"lr": lr, "train_loss": loss.detach(), "train_accuracy": accuracy}
         for name, value in figures.items():
@@ -140,10 +140,10 @@ class Classifier(LightningModule):
         del batch_idx
         self._evaluate("val", batch)
 
-    def test_step(self, batch: Batch, batch_idx: int) -> None:
-        """Log loss and accuracy."""
+    def test_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Log loss and accuracy, and return the logits for callbacks."""
         del batch_idx
-        self._evaluate("test", batch)
+        return self._evaluate("test", batch)
 
     def configure_optimizers(self) -> Any:
         """Return the optimizer, which clamps latent weights after its steps, and the schedule over all steps."""
@@ -192,17 +192,18 @@ class Classifier(LightningModule):
             for state in checkpoint.get("optimizer_states", ()):
                 give_dimension_(state["state"].values())
 
-    def _step(self, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor]:
+    def _step(self, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
         images, labels = batch
         images = self._as_weights(images)
         logits = self(images)
-        return loss(logits, labels, images), (logits.detach().argmax(1) == labels).float().mean()
+        return loss(logits, labels, images), (logits.detach().argmax(1) == labels).float().mean(), logits
 
-    def _evaluate(self, split: str, batch: Batch) -> None:
-        loss, accuracy = self._step(batch, CROSS_ENTROPY)
+    def _evaluate(self, split: str, batch: Batch) -> Tensor:
+        loss, accuracy, logits = self._step(batch, CROSS_ENTROPY)
         options = {"on_step": False, "on_epoch": True, "batch_size": len(batch[1]), "sync_dist": True}
         self.log(f"{split}_loss", loss, **options)
         self.log(f"{split}_accuracy", accuracy, prog_bar=True, **options)
+        return logits
 
 
 def give_dimension_(states: Collection[dict[str, Any]]) -> None:

@@ -19,10 +19,12 @@ from ..lifecycle.steps import is_final
 from .assemble import build, find, start_run
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.history import History
+from .callbacks.test_predictions import TestPredictions
 from .checkpoint_io import load_checkpoint
 from .classifier import Classifier
 from .go_on import KEY, changes
 from .leanness import check_lean, make_lean, mode_of
+from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
 from .resume import check_average, read_checkpoint
@@ -86,6 +88,9 @@ def fit_and_test(cfg: DictConfig, data: LightningDataModule, classifier: Classif
         )
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
+    decisions = TestPredictions()
+    if cfg.get("report", True):  # absent in configs from before there were reports
+        trainer.callbacks.append(decisions)  # pyright: ignore[reportAttributeAccessIssue]
     with interruptions_named(trainer):
         if cfg.reestimate_bn:
             reestimate_batch_norm(classifier, data, trainer)
@@ -104,6 +109,9 @@ def fit_and_test(cfg: DictConfig, data: LightningDataModule, classifier: Classif
         about=about,
     )
     end_run(cfg, trainer, result, RESULT)
+    if trainer.is_global_zero:
+        history.draw(best["epoch"], dict(test))
+        leave_report(cfg, classifier.model, data, decisions)
     return result
 
 

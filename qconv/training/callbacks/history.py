@@ -55,13 +55,17 @@ class History(Callback):
         """Write both files; a run resumed after its last epoch has rows, too."""
         if trainer.is_global_zero and self.rows:
             write_csv(self.rows, self.folder / "metrics.csv")
-            draw_curves(self.rows, self.folder / "curves.png")
+            self.draw()
+
+    def draw(self, best_epoch: int | None = None, test: dict[str, float] | None = None) -> None:
+        """Draw the curves; after the test with its figures, those of the checkpoint of `best_epoch`."""
+        draw_curves(self.rows, self.folder / "curves.png", best_epoch=best_epoch, test=test)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         """Draw the epochs so far; what ended the run matters more than that they can't be drawn."""
         if trainer.is_global_zero and self.rows:
             with suppress(OSError):
-                draw_curves(self.rows, self.folder / "curves.png")
+                self.draw()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the rows and the time so far."""

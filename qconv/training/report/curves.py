@@ -5,64 +5,87 @@ from typing import Any
 
 from ...files import atomic_file
 
-TRAIN, VAL, GREY = "#4c72b0", "#dd5f32", "#6b6b6b"
+TRAIN, VAL, TEST, GREY, LINE = "#4c72b0", "#dd5f32", "#1b7f5c", "#6b6b6b", "#e6e6e6"
 
 
-def draw_curves(rows: list[dict[str, float]], path: Path, title: str = "") -> None:
+def draw_curves(
+    rows: list[dict[str, float]],
+    path: Path,
+    title: str = "",
+    *,
+    best_epoch: int | None = None,
+    test: dict[str, float] | None = None,
+) -> None:
     """Draw train and validation loss and accuracy of `rows`, one per epoch, into the PNG file `path`.
 
-    The best validation accuracy is marked. Rows without validation figures leave gaps; if all lack them, no curve.
+    A ring marks the best epoch and a diamond the test of its checkpoint; their numbers stand below, away from the
+    lines. Rows without validation figures leave gaps; if all lack them, no curve.
+
+    Args:
+        rows: epoch, train_loss, train_accuracy, val_loss, val_accuracy.
+        path: the file, which is replaced.
+        title: above the figure.
+        best_epoch: the epoch whose checkpoint counts; None means the first of the best validation accuracy.
+        test: test_loss and test_accuracy of that checkpoint.
     """
     # The figure has its own Agg canvas: pyplot would choose a backend for the whole process and keep the figure.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 3.8), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9.6, 4.1), dpi=150, layout="constrained")
     canvas = FigureCanvasAgg(figure)
-    loss, accuracy = figure.subplots(1, 2)
-    for axes, name, scale in ((loss, "loss", 1.0), (accuracy, "accuracy", 100.0)):
-        _plot(axes, rows, f"train_{name}", "train", TRAIN, scale)
-        _plot(axes, rows, f"val_{name}", "validation", VAL, scale)
-        _dress(axes)
-    loss.set_title("Cross-entropy", loc="left", fontsize=11)
-    accuracy.set_title("Accuracy, %", loc="left", fontsize=11)
+    panels = figure.subplots(1, 2)
+    best = best_row(rows, best_epoch)
+    for axes, name, scale, unit in ((panels[0], "loss", 1.0, ""), (panels[1], "accuracy", 100.0, " %")):
+        plot(axes, rows, f"train_{name}", TRAIN, scale, "train")
+        plot(axes, rows, f"val_{name}", VAL, scale, "validation")
+        dress(axes)
+        digits = ".1f" if unit else ".3f"
+        if best is not None and f"val_{name}" in best:
+            value = scale * best[f"val_{name}"]
+            label = f"best epoch ({best['epoch']:.0f}): {value:{digits}}{unit}"
+            axes.plot([best["epoch"]], [value], "o", ms=8, mfc="white", mec=VAL, mew=1.8, label=label, zorder=3)
+        if best is not None and test is not None and f"test_{name}" in test:
+            value = scale * test[f"test_{name}"]
+            label = f"its test: {value:{digits}}{unit}"
+            axes.plot([best["epoch"]], [value], "D", ms=6.5, color=TEST, mec="white", label=label, zorder=4)
+        if axes.lines:
+            axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
+    panels[0].set_title("Cross-entropy", loc="left", fontsize=11)
+    panels[1].set_title("Accuracy, %", loc="left", fontsize=11)
     if all(row.get("train_loss", 1) > 0 for row in rows) and all(row.get("val_loss", 1) > 0 for row in rows):
-        loss.set_yscale("log")
-    _mark_best(accuracy, rows)
+        panels[0].set_yscale("log")
     if title:
         figure.suptitle(title, fontsize=11)
     with atomic_file(path) as file:
         canvas.print_png(file)
 
 
-def _plot(axes: Any, rows: list[dict[str, float]], column: str, label: str, color: str, scale: float) -> None:
+def best_row(rows: list[dict[str, float]], epoch: int | None = None) -> dict[str, float] | None:
+    """Return the row of that epoch; without one, of the best validation accuracy, if there is one."""
+    if epoch is not None:
+        return next((row for row in rows if row["epoch"] == epoch), None)
+    validated = [row for row in rows if "val_accuracy" in row]
+    # max keeps the first of equals, as Checkpoints does
+    return max(validated, key=lambda row: row["val_accuracy"], default=None)
+
+
+def plot(axes: Any, rows: list[dict[str, float]], column: str, color: str, scale: float, label: str = "") -> None:
+    """Draw a column over the epochs, if there is one."""
     points = [(row["epoch"], scale * row[column]) for row in rows if column in row]
     if points:
         marker = "o" if len(points) == 1 else None
         axes.plot(*zip(*points, strict=True), color=color, label=label, linewidth=1.8, marker=marker)
 
 
-def _dress(axes: Any) -> None:
+def dress(axes: Any) -> None:
+    """Give the axes whole epochs, a light grid, and no frame."""
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch", color=GREY)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(color="#e6e6e6", linewidth=0.8)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(color=LINE, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#b0b0b0")
-    axes.tick_params(colors=GREY, labelsize=9)
-    if axes.lines:
-        axes.legend(frameon=False)
-
-
-def _mark_best(axes: Any, rows: list[dict[str, float]]) -> None:
-    validated = [row for row in rows if "val_accuracy" in row]
-    if not validated:
-        return
-    best = max(validated, key=lambda row: row["val_accuracy"])  # max keeps the first of equals, as Checkpoints does
-    x, y = best["epoch"], 100 * best["val_accuracy"]
-    axes.plot([x], [y], "o", color=VAL, markersize=6, markeredgecolor="white", zorder=3)
-    axes.annotate(
-        f"best {y:.1f} %", (x, y), xytext=(0, -16), textcoords="offset points", ha="center", fontsize=9, color=VAL
-    )
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.tick_params(colors=GREY, labelsize=9, which="both")

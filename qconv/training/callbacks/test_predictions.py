@@ -1,0 +1,61 @@
+"""The callback that keeps the decisions of the test for the report."""
+
+from typing import Any
+
+import torch.distributed as dist
+from pytorch_lightning import Callback, LightningModule, Trainer
+
+from ...processes import is_distributed
+from ..report.predictions import Predictions
+
+PARTS = 32  # batches whose mistakes are kept until they are joined
+
+
+class TestPredictions(Callback):
+    """Collects what the network decides in the test, so that the report needs no second pass over the pictures.
+
+    Of several processes each sees a share of the pictures; at the end each has all.
+    """
+
+    __test__ = False  # it is no test of pytest's
+
+    def __init__(self) -> None:
+        self.parts: list[Predictions] = []
+        self.problem = ""
+
+    def predictions(self) -> Predictions:
+        """Return those of all pictures.
+
+        Raises:
+            ValueError: they could not be kept.
+        """
+        if self.problem or not self.parts:
+            raise ValueError(self.problem or "there was no test")
+        return Predictions.joined(self.parts)
+
+    def on_test_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        """Keep the decisions of the batch; `outputs` are the logits."""
+        data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        try:
+            images, labels = batch
+            self.parts.append(Predictions.of_batch(outputs, images, labels, getattr(data, "normalize", None)))
+            if len(self.parts) == PARTS:
+                self.parts = [Predictions.joined(self.parts)]
+        except Exception as error:  # noqa: BLE001  # whatever the data are: the test goes on without a report
+            self.problem = f"the decisions of the test were not kept: {error}"
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Get the shares of the other processes."""
+        if is_distributed() and trainer.world_size > 1:
+            shares: list[Any] = [None] * trainer.world_size
+            dist.all_gather_object(shares, (self.parts, self.problem))
+            self.parts = [part for parts, _ in shares for part in parts]
+            self.problem = next((problem for _, problem in shares if problem), "")

@@ -1,0 +1,84 @@
+"""How the classes fare: the confusion matrix, a row for each class, the worst pairs."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ClassRow:
+    """A class in the test.
+
+    Attributes:
+        name: that of the class.
+        pictures: its number of test pictures.
+        right: how many of them get this class.
+        named: how many pictures of any class get it.
+        taken_for: the class that its other pictures get most often; empty if there are none.
+        taken: how many get that one.
+    """
+
+    name: str
+    pictures: int
+    right: int
+    named: int
+    taken_for: str
+    taken: int
+
+    @property
+    def accuracy(self) -> float:
+        """The share of its pictures that get it; 0 if it has none."""
+        return self.right / max(1, self.pictures)
+
+    @property
+    def precision(self) -> float:
+        """The share of pictures that get it and are of it; 0 if none get it."""
+        return self.right / max(1, self.named)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Pictures of one class that get another one."""
+
+    label: str
+    predicted: str
+    count: int
+    share: float
+
+
+def confusion(labels: Tensor, predicted: Tensor, count: int) -> Tensor:
+    """Return how many pictures of each class (rows) get each class (columns)."""
+    return torch.bincount(labels.long() * count + predicted.long(), minlength=count**2).view(count, count)
+
+
+def class_rows(matrix: Tensor, names: list[str]) -> list[ClassRow]:
+    """Return a row for each class, the least accurate first; classes without a picture are left out."""
+    off = matrix.clone().fill_diagonal_(0)
+    counts, places = off.max(1)
+    columns = torch.stack([matrix.sum(1), matrix.diagonal(), matrix.sum(0), counts, places], 1)
+    rows = [
+        ClassRow(name, pictures, right, named, names[place] if taken else "", taken)
+        for name, (pictures, right, named, taken, place) in zip(names, columns.tolist(), strict=True)
+        if pictures
+    ]
+    return sorted(rows, key=lambda row: row.accuracy)
+
+
+def worst_pairs(matrix: Tensor, names: list[str], count: int) -> list[Pair]:
+    """Return the most frequent mistakes, the most frequent first."""
+    off = matrix.clone().fill_diagonal_(0).flatten()
+    order = off.argsort(descending=True, stable=True)[:count]
+    pictures, numbers = matrix.sum(1).tolist(), off.tolist()
+    places = [divmod(place, len(names)) for place in order.tolist() if numbers[place]]
+    pairs = [(i, j, numbers[i * len(names) + j]) for i, j in places]
+    return [Pair(names[i], names[j], number, number / pictures[i]) for i, j, number in pairs]
+
+
+def interval(share: float, count: int) -> tuple[float, float]:
+    """Return the ends of Wilson's interval: 95 % of such tests find a share within it."""
+    z = 1.96
+    middle = (share + z * z / (2 * count)) / (1 + z * z / count)
+    half = z / (1 + z * z / count) * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return max(0.0, middle - half), min(1.0, middle + half)

@@ -1,0 +1,199 @@
+"""Everything that the page of a run shows, gathered from the run's folder."""
+
+import copy
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from ...bench.model import Run, Timing, batch_of, in_turn, ready
+from ...convert import to_float
+from ...inference import freeze
+from ...layers import QuantizedLayer
+from ...packed import FILE, PackedFileError, load_for_pictures, read_header
+from ...summary import Summary, summarize
+from ...table import read_csv
+from ..finished import FinishedRun
+from ..run_folder import BEST, LAST, RESULT
+from .leave import PREDICTIONS
+from .predictions import Predictions
+
+BATCHES = 1, 64
+PATIENCE = 2.0  # seconds that one batch may take before its size is left out
+FLOAT, QUANTIZED, FROZEN = "float", "quantized, as trained", "frozen (qconv.freeze)"
+
+
+@dataclass(frozen=True)
+class Network:
+    """The network of a run, and what goes in and comes out.
+
+    Attributes:
+        model: the quantized network.
+        input_size: (C, H, W) of a picture.
+        classes: names of the classes.
+    """
+
+    model: nn.Module
+    input_size: tuple[int, ...]
+    classes: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the page shows.
+
+    Attributes:
+        folder: that of the run.
+        config: the run's composed config.
+        result: the figures in `result.json`; None for a run that has not finished.
+        history: the rows of `metrics.csv`, one for each epoch.
+        diagnostics: the rows of `diagnostics.csv`, one for each epoch and layer.
+        summary: the layers.
+        classes: names of the classes.
+        predictions: the decisions of the test; None if there was none.
+        timings: by batch size and form of the network, in ms on this CPU.
+        not_frozen: why there is no frozen form; else empty.
+        is_packed: whether there is a packed file that names its network and pictures.
+        has_checkpoint: whether there is a last checkpoint.
+    """
+
+    folder: str
+    config: dict[str, Any]
+    result: dict[str, Any] | None
+    history: list[dict[str, float]]
+    diagnostics: list[dict[str, Any]]
+    summary: Summary
+    classes: list[str]
+    predictions: Predictions | None
+    timings: dict[int, dict[str, Timing]]
+    not_frozen: str
+    is_packed: bool
+    has_checkpoint: bool
+
+
+def gather(folder: str | os.PathLike[str], network: Network | None = None, *, seconds: float) -> Report:
+    """Return what there is to show of a run.
+
+    Args:
+        folder: that of the run, finished or not.
+        network: the network of the run; None reads it from the folder.
+        seconds: how long to time each batch size.
+
+    Raises:
+        DamagedFileError: the folder is not that of a run.
+        ValueError: neither the packed file nor data and checkpoint can be read.
+    """
+    run = FinishedRun(folder)
+    network = network or network_of(run)
+    result = _result(run.folder)
+    timings, not_frozen = time_forms(network, seconds)
+    return Report(
+        folder=str(run.folder),
+        config=_plain(run.cfg),
+        result=result,
+        history=[_numbers(row) for row in read_csv(run.folder / "metrics.csv")],
+        diagnostics=[{**_numbers(row), "layer": row["layer"]} for row in read_csv(run.folder / "diagnostics.csv")],
+        summary=summarize(ready(network.model), network.input_size),
+        classes=list(network.classes),
+        predictions=_predictions(run, network) if result is not None else None,
+        timings=timings,
+        not_frozen=not_frozen,
+        is_packed=_names_network(run.folder),
+        has_checkpoint=(run.folder / LAST).is_file(),
+    )
+
+
+def network_of(run: FinishedRun) -> Network:
+    """Return the network of the packed file, which needs no data; else of the best checkpoint, or an untrained one.
+
+    Raises:
+        ValueError: the data of the run can't be read.
+    """
+    if _names_network(run.folder):
+        model, header, pictures = load_for_pictures(run.folder / FILE)
+        return Network(model, tuple(pictures.size), header.classes or ())
+    data: Any = run.data
+    if (run.folder / FILE).is_file():
+        model = run.model()
+    elif (run.folder / BEST).is_file():
+        model = run.trained()
+    else:
+        model = run.untrained()
+    return network_for(model, data)
+
+
+def network_for(model: nn.Module, data: Any) -> Network:
+    """Return the network for the pictures of a data module."""
+    return Network(model, (data.in_channels, *data.image_size), tuple(getattr(data, "classes", ())))
+
+
+def time_forms(network: Network, seconds: float) -> tuple[dict[int, dict[str, Timing]], str]:
+    """Return the times of the network as float, quantized and frozen, by batch size, and why it can't be frozen."""
+    model, reason = ready(network.model), ""
+    runs: dict[str, Run] = {QUANTIZED: model}
+    if any(isinstance(module, QuantizedLayer) for module in model.modules()):
+        runs = {FLOAT: to_float(copy.deepcopy(model)), **runs}
+    try:
+        runs[FROZEN] = freeze(model)
+    except (ValueError, TypeError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+    images = torch.randn(1, *network.input_size, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        timings = {size: in_turn(runs, batch_of(images, size), seconds, rounds=3, most=PATIENCE) for size in BATCHES}
+    return {size: timed for size, timed in timings.items() if timed}, reason
+
+
+@torch.inference_mode()
+def predict(run: FinishedRun, network: Network) -> Predictions:
+    """Return what the network makes of the test pictures of a run."""
+    model = ready(network.model)
+    normalize = getattr(run.data, "normalize", None)
+
+    def parts():
+        for images, labels in run.batches("test"):
+            yield Predictions.of_batch(_logits(model, images), images, labels, normalize)
+
+    return Predictions.joined(parts())
+
+
+def _logits(model: nn.Module, images: Tensor) -> Tensor:
+    return model(images.float())
+
+
+def _predictions(run: FinishedRun, network: Network) -> Predictions:
+    path = run.folder / PREDICTIONS
+    if path.is_file():
+        return Predictions.load(path)
+    found = predict(run, network)  # of a run from before they were kept
+    found.save(path)
+    return found
+
+
+def _names_network(folder: Path) -> bool:
+    try:
+        header = read_header(folder / FILE)
+    except PackedFileError:
+        return False
+    return header.network is not None and header.pictures is not None
+
+
+def _result(folder: Path) -> dict[str, Any] | None:
+    path = folder / RESULT
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text())
+
+
+def _numbers(row: dict[str, Any]) -> dict[str, float]:
+    return {name: float(value) for name, value in row.items() if name != "layer" and value not in ("", None)}
+
+
+def _plain(cfg: Any) -> dict[str, Any]:
+    plain: Any = OmegaConf.to_container(cfg)
+    return plain

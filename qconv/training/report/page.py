@@ -1,0 +1,307 @@
+"""The page of a run: one HTML file that needs nothing else."""
+
+import base64
+import io
+import shlex
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+from PIL import Image
+from torch import Tensor
+
+from ...environment import machine, versions
+from ...files import atomic_file
+from ...packed import FILE
+from ...summary.table import Summary, format_bits, format_int
+from ..resume import call
+from .classes import class_rows, confusion, interval, worst_pairs
+from .figures import panels, trend
+from .gather import FLOAT, Report
+from .screen import percent, short
+
+MATRIX = 25  # classes at most of a matrix that is shown whole
+ROWS = 20  # classes, or pairs of classes, that are shown at once of more
+SMALL = 64  # pixels a side of a picture whose pixels are shown as squares
+DIAGNOSTICS = {
+    "flip_rate": ("changed", "weights that changed their level in the last epoch"),
+    "weights_never_flipped": ("never changed", "weights that have never changed their level"),
+    "weights_saturated": ("weights stuck", "weights without gradient"),
+    "inputs_saturated": ("inputs cut off", "inputs without gradient"),
+    "inputs_dead": ("dead channels", "input channels of one value"),
+    "weight_error": ("weight error", "quantization error of the weight at the best scale, of its energy"),
+    "input_error": ("input error", "quantization error of the input at the best scale, of its energy"),
+}
+CONSPICUOUS = {
+    "weights_saturated": (0.5, "of its weights get no gradient"),
+    "inputs_saturated": (0.9, "of its inputs pass no gradient on"),
+    "inputs_dead": (0.25, "of its input channels have one value throughout"),
+}
+"""Shares above which a figure of a layer is worth a look, and how to say it."""
+
+
+def write_page(report: Report, path: Path) -> None:
+    """Write the page of a run into a file, which is replaced as a whole or not at all."""
+    text = render(report)
+    with atomic_file(path) as file:
+        file.write(text.encode())
+
+
+def render(report: Report) -> str:
+    """Return the page as HTML."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "short": short, "number": format_int, "share": whole_percent}
+    style = Markup((Path(__file__).parent / "page.css").read_text(encoding="utf-8"))  # our own
+    return environment.get_template("page.html.j2").render(style=style, **content(report))
+
+
+def content(report: Report) -> dict[str, Any]:
+    """Return what the template shows."""
+    return {
+        "report": report,
+        "result": report.result,
+        "title": title(report.config),
+        "facts": facts(report),
+        "layers": layers(report.summary),
+        "panels": panels(report.history, _best_epoch(report), report.result),
+        "tested": tested(report),
+        "diagnostics": diagnostics(report.diagnostics),
+        "latency": latency(report),
+        "code": code(report),
+        "machine": machine(),
+        "version": versions().get("qconv", ""),
+        "epochs": int(report.config.get("trainer", {}).get("max_epochs", 0)),
+    }
+
+
+def title(config: dict[str, Any]) -> dict[str, str]:
+    """Name network, scheme and data in a word each."""
+    names = {key: _last(config[key]) for key in ("model", "scheme", "data")}
+    return {**names, "data": names["data"].removesuffix("DataModule")}
+
+
+def _last(node: Any) -> str:
+    return str(node.get("_target_", "")).rpartition(".")[2] if isinstance(node, dict) else str(node)
+
+
+def facts(report: Report) -> list[tuple[str, str]]:
+    """Return the settings of the run, each with its name."""
+    config, result = report.config, report.result or {}
+    known = [(word, call(settings(config[key]))) for word, key in _SETTINGS if isinstance(config.get(key), dict)]
+    plain = [
+        ("first and last layer", str(config.get("first_last", ""))),
+        ("layers left float", ", ".join(map(str, config.get("skip", ())))),
+        ("epochs", f"{len(report.history)} of {config.get('trainer', {}).get('max_epochs', '?')}"),
+        ("lean gradients", str(result.get("lean", ""))),
+        ("seed", str(config.get("seed", ""))),
+        ("machine", _machine(result.get("machine"))),
+        ("versions", ", ".join(f"{name} {version}" for name, version in (result.get("versions") or {}).items())),
+        ("commit", str(result.get("commit") or "")),
+        ("folder", report.folder),
+    ]
+    return [(word, value) for word, value in [*known, *plain] if value]
+
+
+def settings(node: Any) -> Any:
+    """Return a config node without what is Hydra's own."""
+    if not isinstance(node, dict):
+        return node
+    if node.get("_target_") == "hydra.utils.get_class":
+        return {"_target_": node["path"]}
+    return {key: settings(value) for key, value in node.items() if key not in ("_convert_", "_partial_", "_recursive_")}
+
+
+_SETTINGS = (
+    ("network", "model"),
+    ("scheme", "scheme"),
+    ("data", "data"),
+    ("loss", "loss"),
+    ("optimizer", "optimizer"),
+    ("schedule", "scheduler"),
+)
+
+
+def _machine(machine: dict[str, Any] | None) -> str:
+    if not machine:
+        return ""
+    words = (
+        machine.get("gpu"),
+        machine.get("cpu"),
+        f"{machine.get('threads')} threads of {machine.get('cores')} cores",
+    )
+    return ", ".join(word for word in words if word)
+
+
+def layers(summary: Summary) -> list[dict[str, str]]:
+    """Return a row for each layer that multiplies, and one for the others together."""
+    rows = [
+        {
+            "name": row.name,
+            "type": row.type,
+            "scheme": row.scheme,
+            "bits": format_bits(row),
+            "output": "×".join(map(str, row.output_shape)),
+            "parameters": format_int(row.parameters),
+            "macs": short(row.macs),
+            "float_bytes": format_int(row.float_bytes),
+            "packed_bytes": format_int(row.packed_bytes),
+        }
+        for row in summary.rows
+        if row.macs
+    ]
+    others = [row for row in summary.rows if not row.macs]
+    if others:
+        parameters, floats, packed = (
+            format_int(sum(getattr(row, name) for row in others))
+            for name in ("parameters", "float_bytes", "packed_bytes")
+        )
+        kinds = ", ".join(dict.fromkeys(row.type for row in others if row.parameters or row.float_bytes))
+        rest = {"name": f"{len(others)} others", "type": kinds, "scheme": "", "bits": "", "output": "", "macs": ""}
+        rows.append({**rest, "parameters": parameters, "float_bytes": floats, "packed_bytes": packed})
+    return rows
+
+
+def _best_epoch(report: Report) -> int | None:
+    if report.result is not None:
+        return report.result["best_epoch"]
+    validated = [row for row in report.history if "val_accuracy" in row]
+    best = max(validated, key=lambda row: row["val_accuracy"], default=None)
+    return None if best is None else int(best["epoch"])
+
+
+def tested(report: Report) -> dict[str, Any] | None:
+    """Return the test by classes; None without a test."""
+    found = report.predictions
+    if found is None or not len(found.labels):
+        return None
+    count = max(len(report.classes), 1 + int(found.labels.max()), 1 + int(found.predicted.max()))
+    names = [*report.classes, *(str(index) for index in range(len(report.classes), count))]
+    matrix = confusion(found.labels, found.predicted, count)
+    rows = class_rows(matrix, names)
+    right = int(matrix.diagonal().sum())
+    low, high = interval(right / len(found.labels), len(found.labels))
+    return {
+        "pictures": len(found.labels),
+        "right": right,
+        "low": low,
+        "high": high,
+        "names": names,
+        "matrix": cells(matrix) if count <= MATRIX else None,
+        "pairs": worst_pairs(matrix, names, ROWS),
+        "classes": rows,
+        "shown": rows if count <= MATRIX else rows[:ROWS],
+        "mistakes": mistakes(report, names),
+    }
+
+
+def cells(matrix: Tensor) -> list[list[dict[str, Any]]]:
+    """Return the matrix with the strength of each cell's colour, 0 to 1: right ones by share, wrong ones by count."""
+    sums = matrix.sum(1).clamp(min=1).tolist()
+    most = max(1, int(matrix.clone().fill_diagonal_(0).max()))
+    return [
+        [
+            {"count": number, "is_right": i == j, "strength": number / (sums[i] if i == j else most)}
+            for j, number in enumerate(row)
+        ]
+        for i, row in enumerate(matrix.tolist())
+    ]
+
+
+def mistakes(report: Report, names: list[str]) -> list[dict[str, Any]]:
+    """Return the most confident mistakes, each with its picture as a data address."""
+    found = report.predictions
+    if found is None or found.pixels.shape[1] not in (1, 3):
+        return []
+    triples = zip(found.pixels, found.mistakes.tolist(), found.certain.tolist(), strict=True)
+    return [
+        {
+            "label": names[label],
+            "predicted": names[predicted],
+            "certain": certain,
+            "address": picture_address(pixels),
+            "is_small": max(pixels.shape[1:]) <= SMALL,
+            "height": pixels.shape[1],
+            "width": pixels.shape[2],
+        }
+        for pixels, (label, predicted), certain in triples
+    ]
+
+
+def picture_address(pixels: Tensor) -> str:
+    """Return a uint8 picture (C, H, W) as a `data:` address: exact if it is small."""
+    array = pixels.permute(1, 2, 0).squeeze(2).numpy()
+    picture, file = Image.fromarray(array), io.BytesIO()
+    kind = "PNG" if max(pixels.shape[1:]) <= SMALL else "JPEG"
+    picture.save(file, kind, **({"optimize": True} if kind == "PNG" else {"quality": 88}))
+    return f"data:image/{kind.lower()};base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+def diagnostics(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the last figures of each layer with their trend, and those that are worth a look."""
+    if not rows:
+        return None
+    shown = {key: words for key, words in DIAGNOSTICS.items() if any(key in row for row in rows)}
+    by_layer: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        by_layer.setdefault(row["layer"], []).append(row)
+    table, notes = [], []
+    for name, history in by_layer.items():
+        line: list[dict[str, Any] | None] = []
+        for key in shown:
+            values = [row[key] for row in history if key in row]
+            limit, words = CONSPICUOUS.get(key, (1.0, ""))
+            is_high = bool(values) and values[-1] > limit
+            line.append({"value": values[-1], "trend": trend(values), "is_high": is_high} if values else None)
+            if is_high and words:
+                notes.append((name, f"{whole_percent(values[-1])} {words}"))
+        table.append((name, line))
+    return {"columns": list(shown.values()), "rows": table, "notes": notes}
+
+
+def latency(report: Report) -> dict[str, Any]:
+    """Return the times by form and batch size, and the forms."""
+    sizes = list(report.timings)
+    forms = list(report.timings[sizes[0]]) if sizes else []
+    rows = [(form, [report.timings[size][form] for size in sizes]) for form in forms]
+    return {"sizes": sizes, "rows": rows, "has_float": bool(forms) and forms[0] == FLOAT}
+
+
+def code(report: Report) -> list[tuple[str, str]]:
+    """Return what to paste to use the network: on the command line, in Python."""
+    path = Path(report.folder) / FILE
+    if not path.is_file():
+        return []
+    quoted = repr(str(path))
+    if report.is_packed:
+        build = f"model = qconv.load_packed({quoted})"
+    else:
+        build = f"model = qconv.load_packed({quoted}, model=build_your_float_network())"
+    python = (
+        f"import qconv\n\n{build}  # a torch.nn.Module, on the CPU\n"
+        "frozen = qconv.freeze(model)  # its fast form for the CPU\n"
+    )
+    blocks = [("Load the network in Python", python)]
+    if report.is_packed:
+        predictor = (
+            f"from qconv.predict import Predictor\n\npredict = Predictor({quoted})\n"
+            'print(predict("picture.png"))  # the most probable classes\n'
+        )
+        folder = shlex.quote(report.folder)
+        shell = (
+            f"qconv predict {folder} picture.png\nqconv verify {folder}\nqconv export {folder} --to onnx\n"
+            f"qconv bench model {folder}\n"
+        )
+        blocks = [("Name the classes of pictures", predictor), *blocks, ("On the command line", shell)]
+    return blocks
+
+
+def whole_percent(share: float) -> str:
+    """Format 0.1234 as 12 %, and what is not 0 but less than half a percent as <1 %."""
+    return "<1 %" if 0 < share < 0.005 else f"{max(0.0, 100 * share):.0f} %"  # an error may be rounded to below 0
