@@ -101,6 +101,25 @@ class Scheme:
             raise TypeError(f"grad_quantizer (={grad}) must make a quantizer, not {type(made).__name__}")
         return replace(self, name=f"{plain} + grad {made}", grad=grad)
 
+    def with_signed_input(self, signed: bool) -> "Scheme":
+        """Return this scheme with the levels of its input on both sides of 0, or from 0 on.
+
+        Raises:
+            ValueError: the input's quantizer takes no argument ``signed``: it has these levels in any case, or none.
+            TypeError: ``signed`` is not a bool.
+
+        Example:
+            >>> qconv.schemes.lsq(2, 2).with_signed_input(True).name
+            'lsq(weight_bits=2, input_bits=2) + signed inputs'
+        """
+        check_flags(signed_inputs=signed)
+        made = self.input()
+        if "signed" not in inspect.signature(type(made)).parameters:
+            raise ValueError(f"signed_inputs (={signed}) must be None with {self}: {made} leaves no choice")
+        plain, grad, rest = self.name.partition(" + grad ")
+        name = f"{plain} + {'signed' if signed else 'unsigned'} inputs{grad}{rest}"
+        return replace(self, name=name, input=partial(type(made), **{**made.arguments, "signed": signed}))
+
     def __str__(self) -> str:
         return self.name
 

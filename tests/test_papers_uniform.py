@@ -126,7 +126,7 @@ def test_first_steps() -> None:
     mu, sigma = w.mean((1, 2)), w.std((1, 2), correction=0)
     found = ready(partial(LSQPlus, 2, per_channel=True), w)[1][0]
     near(found, torch.maximum((mu - 3 * sigma).abs(), (mu + 3 * sigma).abs()) / 2)
-    unsigned, signed = LSQInput(4), LSQInput(4, signed=True)
+    unsigned, signed = LSQInput(4, signed=False), LSQInput(4, signed=True)
     assert (unsigned.step.item(), unsigned.calibrated) == (1.0, False)
     for quantizer, high in ((unsigned, 15), (signed, 7)):
         step = quantizer.step
@@ -138,7 +138,7 @@ def test_first_steps() -> None:
 def test_lsq_input_keeps_the_step_where_the_first_batch_is_zero() -> None:
     x = torch.randn(2, 3, 5)
     x[:, 1] = 0
-    quantizer = LSQInput(2, per_channel=True)
+    quantizer = LSQInput(2, signed=False, per_channel=True)
     quantizer.build(3, 1)
     quantizer.initialize(x)
     expected = 2 * x.abs().mean((0, 2)) / math.sqrt(3)

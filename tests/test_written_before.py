@@ -66,6 +66,10 @@ CHANGED = {
     "qconv.schemes.check_padding_value",  # it is in qconv.checks
     "qconv.convert",  # it takes lean
     "qconv.training.draw_curves",  # it takes the best epoch and the test
+    "qconv.convert",  # it takes lean and signed_inputs
+    "qconv.plan",  # signed_inputs
+    "qconv.schemes.lsq",  # the data choose whether its inputs are signed
+    "qconv.quantizers.LSQInput",
 }
 """What CHANGELOG tells of."""
 

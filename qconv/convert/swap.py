@@ -115,6 +115,7 @@ def plan(
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
     before_sign: BeforeSign = "identity",
+    signed_inputs: bool | None = None,
     example: Any = None,
     subclasses: Kinds | None = None,
 ) -> Plan:
@@ -142,6 +143,10 @@ def plan(
             change together: if no such sign follows one of them, they become ``"leaky"`` in place of the first three,
             and the plan says so. `to_float` undoes it. The layers record what precedes their signs, so a state dict of
             a model with another choice is refused; one without a record, from an earlier version, is loaded.
+        signed_inputs: whether the levels of ``scheme``'s inputs lie on both sides of 0 (True) or from 0 on (False),
+            where the method has both (`schemes.lsq`); ``overrides`` and ``first_last`` keep their own. None leaves it
+            to the scheme, and so by default to the inputs that each layer sees in `calibrate` or in the first training
+            batch. These say what was chosen, and warn where a method without levels below 0 cuts negative inputs off.
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. `READERS` in `qconv.layers.parents` are known without an example.
@@ -156,12 +161,21 @@ def plan(
     Raises:
         ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, an unknown word as
             ``first_last``, or one other than "float" if ``skip`` names neither, a scheme in ``overrides`` for a layer
-            that the model never calls, or a ``before_sign`` that is none of the five.
+            that the model never calls, a ``before_sign`` that is none of the five, or ``signed_inputs`` for a scheme
+            without that choice.
         TypeError: ``scheme`` is not a scheme, or ``grad_quantizer`` makes no quantizer.
     """
     with while_not_lean(model):
         result = _make_plan(
-            model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
+            model,
+            _signed(scheme, signed_inputs),
+            skip,
+            overrides or {},
+            first_last,
+            grad_quantizer,
+            before_sign,
+            example,
+            subclasses,
         )
     print(result)  # noqa: T201  # the one function that is there to be read on the screen
     return result
@@ -176,20 +190,22 @@ def convert(
     first_last: FirstLast = "float",
     grad_quantizer: Factory | None = None,
     before_sign: BeforeSign = "identity",
+    signed_inputs: bool | None = None,
     example: Any = None,
     subclasses: Kinds | None = None,
     lean: bool = False,
 ) -> Model:
     """Turn the layers of a model into quantized ones, in place, and return the model. The weights are kept.
 
-    Arguments and errors are those of `plan`. Layer objects stay the same, so shared layers stay shared, and hooks and
-    an optimizer's parameters stay valid; learned tensors of a scheme are new parameters, frozen if the layer's weight
-    is (``requires_grad=False``). Linear and (transposed, deformable) convolution layers are converted. Their subclasses
-    stay as they are, except those in ``subclasses`` (with a warning if they are most of the layers). So do layers that
-    are quantized already, and those with a computed weight, such as parametrized and pruned ones. If a layer fails, the
-    model is left unchanged. A plain convolution that makes the offsets of a deformable one is treated like any other:
-    name it in ``skip``. Activations before signs change with the layers, see ``before_sign``; a warning names the
-    layers whose signs stay constant because an activation can't be replaced.
+    Arguments and errors are those of `plan`. Layer objects stay the same, so shared
+    layers stay shared, and hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new
+    parameters, frozen if the layer's weight is (``requires_grad=False``). Linear and (transposed, deformable)
+    convolution layers are converted. Their subclasses stay as they are, except those in ``subclasses`` (with a warning
+    if they are most of the layers). So do layers that are quantized already, and those with a computed weight, such as
+    parametrized and pruned ones. If a layer fails, the model is left unchanged. A plain convolution that makes the
+    offsets of a deformable one is treated like any other: name it in ``skip``. Activations before signs change with the
+    layers, see ``before_sign``; a warning names the layers whose signs stay constant because an activation can't be
+    replaced.
 
     The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
     model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
@@ -209,7 +225,15 @@ def convert(
     check_flags(lean=lean)
     with while_not_lean(model):
         made = _make_plan(
-            model, scheme, skip, overrides or {}, first_last, grad_quantizer, before_sign, example, subclasses
+            model,
+            _signed(scheme, signed_inputs),
+            skip,
+            overrides or {},
+            first_last,
+            grad_quantizer,
+            before_sign,
+            example,
+            subclasses,
         )
         _warn_of_subclasses(made.steps)
         _adopt(made.steps)
@@ -221,6 +245,12 @@ def convert(
         call_children_(model)
         watch_first_forwards(model)
     return make_lean(model) if lean else model
+
+
+def _signed(scheme: Scheme, signed_inputs: bool | None) -> Scheme:
+    if signed_inputs is None or not isinstance(scheme, Scheme):  # which is refused later
+        return scheme
+    return scheme.with_signed_input(signed_inputs)
 
 
 def _warn_of_subclasses(steps: Sequence[Step]) -> None:

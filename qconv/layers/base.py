@@ -397,6 +397,7 @@ class QuantizedLayer(nn.Module):
             "bypassed_in",
             "float_type",
             "lean",
+            "negative_inputs",
             *LIFE,
         ):
             self.__dict__.pop(name, None)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from . import QuantizedLayer
+from .negative import tell_of
 from .trial import trial
 
 LISTED = 8
@@ -93,7 +94,8 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
 class FirstForwards:
     """Watches a model's first forward in training and its first one in evaluation, then removes itself.
 
-    A warning names layers that are bypassed there, and they are marked, so that nothing is shipped with them. Forwards
+    A warning names layers that are bypassed there, and they are marked, so that nothing is shipped with them. In
+    training, one message tells of negative inputs (`negative.tell_of`). Forwards
     that are traced, compiled or have compiled parts are not watched.
     """
 
@@ -131,6 +133,8 @@ class FirstForwards:
             forget(model)
         if watch.bypassed:
             mark(model, watch.bypassed)
+        if model.training:
+            tell_of(model)
 
 
 def is_compiled(module: nn.Module) -> bool:

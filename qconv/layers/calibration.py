@@ -65,9 +65,12 @@ def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None) -> bool
         initialize()
         quantizer.to(layer.weight.device, layer.weight.dtype)
     own = [initialize is not None and part.calibrated for part in parts]
-    counts = sum_over_processes([int(flag) for flag in own], layer.weight.device)
-    for part, was, mine, count in zip(parts, before, own, counts, strict=True):
+    votes = [part.vote() if mine else 0 for part, mine in zip(parts, own, strict=True)]
+    sums = sum_over_processes([*map(int, own), *votes], layer.weight.device)
+    counts = sums[: len(parts)]
+    for part, was, mine, count, vote in zip(parts, before, own, counts, sums[len(parts) :], strict=True):
         part.calibrated = was or count > 0
         if count:
+            part.decide(vote)
             mean_over_processes(part.tensors(), mine, count)
     return any(counts)

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..quantizers import Quantizer
 from .naming import name_of
+from .negative import note
 
 BATCHES = 3
 """The number of training batches to examine; all of them must be affected before the warning."""
@@ -21,9 +22,16 @@ SAMPLES = 16
 def watch(layer: Any, input: Tensor) -> None:
     """Warn if nearly all values in the layer's first training batches lie in one level of its quantizer.
 
+    Their negative inputs are counted, too (`negative.note`).
+
     Later batches cost nothing. A batch with a single value, such as zeros, does not count.
     """
-    if layer.batches_watched >= BATCHES or not _can_be_read(input):
+    noted = layer.__dict__.get("negative_inputs") == "told"
+    if (noted and layer.batches_watched >= BATCHES) or not _can_be_read(input):
+        return
+    if not noted and "_former_parameters" not in layer.__dict__:
+        note(layer, input)
+    if layer.batches_watched >= BATCHES:
         return
     quantizer = layer.input_quantizer
     if quantizer.bits >= 32 or "_former_parameters" in layer.__dict__:  # a replica of DataParallel is temporary

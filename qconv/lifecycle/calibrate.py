@@ -5,21 +5,21 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..checks import check_whole
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
+from ..layers.negative import judged, mark_told, tell
 from ..layers.trial import trial
 from ..processes import meet, sum_over_processes
+from ..progress import shown
 from ..quantizers import Identity
-from ..quantizers.observers import Observer
+from ..quantizers.observers import Observer, Several, Signs
 from .norms import batch_statistics
 
 
@@ -30,6 +30,10 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     calibrated behind one that is not yet. Each quantizer observes its layer's inputs batch by batch and keeps a few
     statistics (`Quantizer.observer`), so memory does not grow with the samples. Your own quantizers with only
     `initialize` get the first samples, at most 2^22 values.
+
+    Where the method allows it, the inputs decide whether a layer's levels are signed (`qconv.quantizers.LSQInput`); a
+    line on stderr names the layers where they are. A warning names layers whose method has no levels below 0 (PACT,
+    DoReFa, APoT, N2UQ), with the share of their inputs that is cut off there.
 
     The model runs in evaluation mode. But a batch norm that is in training mode, or whose running statistics are still
     the initial ones, normalizes with the batch itself, as in training: the ranges are those of training, even before
@@ -64,17 +68,20 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         raise TypeError(f"batches ({kind}) must be batches one after another, such as [images] or a DataLoader")
     if check_whole("max_samples", max_samples) < 1:
         raise ValueError(f"max_samples (={max_samples}) must be at least 1")
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, QuantizedLayer) and module.input_quantizer.needs_data
+    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    layers = {name: layer for name, layer in quantized.items() if layer.input_quantizer.needs_data}
+    counts = {
+        name: Signs()
+        for name, layer in quantized.items()
+        if name in layers or (layer.input_quantizer.is_unsigned and layer.__dict__.get("negative_inputs") != "told")
     }
-    if not layers:
+    if not counts:
         return []
     meet(", ".join(layers), "qconv.calibrate")
     observers = {name: layer.input_quantizer.observer() for name, layer in layers.items()}
-    count, empty = _watch(model, layers, observers, _shown(batches, max_samples), max_samples)
-    device = next(iter(layers.values())).weight.device
+    watched = {name: Several([signs, *filter(None, [observers.get(name)])]) for name, signs in counts.items()}
+    count, empty = _watch(model, quantized, watched, shown(batches, "calibrating", max_samples, _size), max_samples)
+    device = next(iter(quantized.values())).weight.device
     reached = [not observer.is_empty for observer in observers.values()]
     count, empty, *reached = sum_over_processes([count, empty, *reached], device)
     if not count:
@@ -97,7 +104,20 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
             "values only, and could not be calibrated: give calibrate other or more batches",
             stacklevel=2,
         )
+    _tell({name: quantized[name] for name in counts}, counts.values(), device)
     return done
+
+
+def _tell(layers: Mapping[str, QuantizedLayer], counts: Iterable[Signs], device: torch.device) -> None:
+    """Tell once of the negative inputs that all processes have seen."""
+    sums = sum_over_processes([number for signs in counts for number in (signs.negative, signs.total)], device)
+    found = {}
+    for (name, layer), negative, total in zip(layers.items(), sums[::2], sums[1::2], strict=True):
+        if total and (what := judged(layer.input_quantizer, negative / total)) is not None:
+            found[name] = layer, what
+        if total and layer.input_quantizer.had_data():
+            mark_told(layer)
+    tell(found)
 
 
 def _watch(
@@ -183,19 +203,3 @@ def _as_in_training(model: nn.Module) -> Iterator[None]:
         stack.enter_context(batch_statistics(model))
         stack.enter_context(trial(model, keep_random=False, warns=True))  # the batches may be drawn at random
         yield
-
-
-def _shown(batches: Iterable[Any], max_samples: int) -> Iterator[Any]:
-    """Yield the batches, with a progress bar on a terminal."""
-    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    if not (first and sys.stderr.isatty() and find_spec("rich")):
-        yield from batches
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("calibrating", total=max_samples)
-        for batch in batches:
-            yield batch
-            bar.advance(task, _size(batch))

@@ -214,6 +214,10 @@ class APoTInput(_APoT, Coded):
         start = 8.0 if variant == "cifar" else 6.0
         self.alpha = learned(min(start, start * (2**self.bits - 1) / 15))
 
+    @property
+    def is_unsigned(self) -> bool:
+        return True
+
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         multiples, step = self._multiples(wide(x), *tensors)
         return Whole(project(multiples.clamp(min=0), self.grid), step)

@@ -106,6 +106,10 @@ class DoReFaInput(Passing):
         super().__init__()
         self.bits = check_bits("bits", bits)
 
+    @property
+    def is_unsigned(self) -> bool:
+        return True
+
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 1 / n."""
         rounding = self.rounding_of(x)

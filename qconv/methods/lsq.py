@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Whole, is_plain
+from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
@@ -20,6 +21,13 @@ from ..quantizers.signs import sign
 from ..scheme import Scheme, named, of_input
 
 GradScale = Literal["paper", "numel"]
+
+
+def ends_of(bits: int, signed: bool) -> tuple[int, int]:
+    """The smallest and the largest whole number of ``bits``; −1 and 1, a sign, for a signed one of one bit."""
+    if not signed:
+        return 0, 2**bits - 1
+    return (-1, 1) if bits == 1 else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def round_levels(z: Tensor, low: int, high: int) -> Tensor:
@@ -101,8 +109,22 @@ class LSQ(Coded):
         self.per_channel = per_channel
         self.grad_scale: GradScale = grad_scale
         self.strict = strict
-        self.low, self.high = (-1, 1) if self.bits == 1 else (-(2 ** (self.bits - 1)), 2 ** (self.bits - 1) - 1)
         self.register_parameter("step", None)
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """−Q_n and Q_p."""
+        return ends_of(int(self.bits), signed=True)
+
+    @property
+    def low(self) -> int:
+        """−Q_n."""
+        return self.ends[0]
+
+    @property
+    def high(self) -> int:
+        """Q_p."""
+        return self.ends[1]
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.step,) if self.per_channel else scalars(self.step)
@@ -175,13 +197,16 @@ class LSQ(Coded):
         return f"{shown}, strict={self.strict}"
 
 
-class LSQInput(FromData[Magnitudes], LSQ):
+class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
     r"""Activations with a learned step s: LSQ.
 
     ``x_q``, ``dx`` and ``ds`` are those of `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
-    bit the levels are 0 and s. In ``c = 1 / √(N · Q_p)`` N is the number of features of one sample that share the step,
-    as in the paper; lsq-net and hustzxd count those of the whole batch (``grad_scale="numel"``), so that c depends on
-    the batch size.
+    bit the levels are 0 and s. By default the data from which s starts decide: signed if that halves the range but has
+    the smaller squared error. That is so for normal inputs, and not behind a ReLU or for the small negative values of
+    SiLU and Hardswish (`qconv.quantizers.chosen_sign`).
+
+    In ``c = 1 / √(N · Q_p)`` N is the number of features of one sample that share the step, as in the paper; lsq-net
+    and hustzxd count those of the whole batch (``grad_scale="numel"``), so that c depends on the batch size.
 
     s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`); until then it is 1. It
     waits through a batch of equal values, and a channel of zeros keeps its step. ``step_init`` starts from a number
@@ -191,7 +216,8 @@ class LSQInput(FromData[Magnitudes], LSQ):
 
     Args:
         bits: 1 to 8.
-        signed: levels on both sides of 0, for inputs that a ReLU has not cut.
+        signed: levels on both sides of 0, for inputs that a ReLU has not cut; None chooses by the data, and is False
+            with ``step_init``, where nothing comes from data.
         per_channel: a step for each channel of the input instead of one for the layer.
         grad_scale: ``"paper"`` or ``"numel"``.
         strict: the open interval of the paper in dx.
@@ -207,26 +233,27 @@ class LSQInput(FromData[Magnitudes], LSQ):
     def __init__(
         self,
         bits: int = 4,
-        signed: bool = False,
+        signed: bool | None = None,
         per_channel: bool = False,
         grad_scale: GradScale = "paper",
         strict: bool = False,
         step_init: float | None = None,
     ) -> None:
         super().__init__(bits, per_channel, grad_scale, strict)
-        check_flags(signed=signed)
         check_numbers(step_init=step_init)
         if step_init is None:
             self.calibrated = False
         elif not SMALLEST <= step_init < float("inf"):
             raise ValueError(f"step_init (={step_init}) must be positive: at least {SMALLEST} and finite")
-        self.signed = signed
         self.step_init = step_init
+        self.set_sign(signed, from_data=step_init is None)
         self.dim = 1
         self.is_binary = False  # a step for each channel is none for each filter
-        if not signed:
-            self.low, self.high = 0, 2**self.bits - 1
         self.step = learned(1.0 if step_init is None else float(step_init))
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        return ends_of(int(self.bits), self.signed)
 
     @property
     def splits_at_zero(self) -> bool:
@@ -238,15 +265,21 @@ class LSQInput(FromData[Magnitudes], LSQ):
             self.step = nn.Parameter(self.step.detach()[:1].repeat(channels))
 
     def new_observer(self) -> Magnitudes:
-        return Magnitudes(self.dim if self.per_channel else None)
+        dim = self.dim if self.per_channel else None
+        return MagnitudesAndValues(dim) if self.chooses_sign else Magnitudes(dim)
 
     def start(self, observer: Magnitudes) -> bool:
-        step = self.step_of(observer.mean)
-        if self.step_init is not None or not (step > 0).any():
+        if self.step_init is not None or not (observer.mean > 0).any():
             return False
-        step = step.view(self.step.shape)
+        if isinstance(observer, MagnitudesAndValues):
+            self.choose_sign(observer, *(ends_of(int(self.bits), signed) for signed in (False, True)))
+        step = self.step_of(observer.mean).view(self.step.shape)
         self.step.copy_(torch.where(step > 0, clamp_step(step, self.step.dtype), self.step))
         return True
+
+    def after_sign_(self, before: tuple[int, int]) -> None:
+        ratio = self.step_of(torch.ones(())) * (1 if self.bits == 1 else before[1] ** 0.5 / 2)
+        self.step.copy_(clamp_step(self.step * ratio.to(self.step), self.step.dtype))
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
@@ -262,6 +295,9 @@ class LSQInput(FromData[Magnitudes], LSQ):
             shared //= max(x.shape[self.dim], 1)
         return (max(shared, 1) * self.high) ** -0.5
 
+    def rules(self) -> dict[str, Rule]:
+        return {**super().rules(), **self.rules_of_sign()}
+
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, signed={self.signed}, step_init={self.step_init}"
 
@@ -270,7 +306,7 @@ class LSQInput(FromData[Magnitudes], LSQ):
 def lsq(
     weight_bits: int = 4,
     input_bits: int | None = 4,
-    signed_input: bool = False,
+    signed_input: bool | None = None,
     per_channel: bool = False,
     grad_scale: GradScale = "paper",
     strict: bool = False,
@@ -280,10 +316,12 @@ def lsq(
 
     ``input_bits=None`` leaves the input float; ``per_channel`` gives each filter a step, the input keeps one. The step
     of the input starts from the first training batch, or at ``step_init``. The paper starts from a trained float
-    network and gives the first and the last layer 8 bits; an input with negative values needs ``signed_input``.
+    network and gives the first and the last layer 8 bits. ``signed_input`` puts the input's levels on both sides of 0;
+    None, the default, leaves the choice to the data from which its step starts, for each layer.
     """
     check_bits("weight_bits", weight_bits)
-    check_flags(signed_input=signed_input)
+    if signed_input is not None:
+        check_flags(signed_input=signed_input)
     return Scheme(
         input=of_input(LSQInput, input_bits, signed_input, False, grad_scale, strict, step_init),
         weight=partial(LSQ, weight_bits, per_channel, grad_scale, strict),

@@ -114,6 +114,10 @@ class N2UQInput(Coded):
         self.input_scale = learned(1.0)
         self.output_scale = learned(1.0)
 
+    @property
+    def is_unsigned(self) -> bool:
+        return True
+
     def tensors(self) -> tuple[Tensor, ...]:
         return self.widths, *scalars(self.start, self.input_scale, self.output_scale)
 

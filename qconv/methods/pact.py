@@ -58,6 +58,10 @@ class PACT(Passing):
             raise ValueError(f"alpha (={alpha}) must be positive: at least {SMALLEST} and finite")
         self.alpha = learned(float(alpha))
 
+    @property
+    def is_unsigned(self) -> bool:
+        return True
+
     def tensors(self) -> tuple[Tensor, ...]:
         return scalars(self.alpha)
 

@@ -36,6 +36,8 @@ def quantizer_call(part: Part) -> Node:
         raise ValueError(f"{type(part).__name__} is not one of qconv's quantizers: it can't be packed")
     arguments = {name: parameter.default for name, parameter in inspect.signature(type(part)).parameters.items()}
     arguments.update(part.arguments)
+    if isinstance(part, quantizers.Quantizer):
+        arguments |= part.decided()
     plain = {name: value for name, value in arguments.items() if not callable(value)}
     return {"_target_": names[type(part)], **plain}
 

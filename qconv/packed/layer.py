@@ -20,6 +20,7 @@ from ..layers.naming import name_of
 from ..layers.uncalibrated import warn_partly_calibrated
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.behind import KEY
+from ..quantizers.chosen_sign import FLAG
 from ..scheme import Scheme
 from . import header
 from .bits import LARGEST_RADIX, pack, packed_length, radix_of, unpack
@@ -279,7 +280,7 @@ def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )
     for key, tensor in quantizer.state_dict().items():
-        if not key.startswith(other) and key not in ("calibrated", KEY):
+        if not key.startswith(other) and key not in ("calibrated", FLAG, KEY):
             yield key, tensor
 
 

@@ -17,6 +17,7 @@ from ..files import DamagedFileError
 from ..layers.parents import call_children_
 from ..lean import while_not_lean
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
+from ..quantizers.chosen_sign import FLAG
 from ..quantizers.part import Part, with_dimension
 from .calls import build_network
 from .fingerprint import check_fingerprint
@@ -225,9 +226,11 @@ class Content:
             f"{name}." for name, part in parts.items() if isinstance(part, Surrogate | Stream | FixedCodes)
         )
         flags = {
-            joined(name, "calibrated")
+            joined(name, flag)
             for name, part in parts.items()
-            if isinstance(part, Quantizer) and part.needs_data
+            if isinstance(part, Quantizer)
+            for flag in ("calibrated", FLAG)
+            if flag in part._buffers
         }
         given = {id(targets[name]) for name in self.state}
         given |= {id(targets[joined(name, "weight")]) for name, layer in self.header.layers.items() if layer.weight}

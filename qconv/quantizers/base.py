@@ -74,6 +74,16 @@ class Quantizer(InBits, NeedsData):
         return self.signs
 
     @property
+    def is_unsigned(self) -> bool:
+        """Whether it makes 0 of every negative input by the method's nature, and not because somebody asked for it."""
+        return False
+
+    @property
+    def chosen_sign(self) -> bool | None:
+        """Whether its data have chosen signed inputs; None if they choose nothing, or have not come yet."""
+        return None
+
+    @property
     def is_final(self) -> bool:
         """Whether it already quantizes as it will at the end; before, the trained model is not the shipped one."""
         return True
@@ -179,6 +189,17 @@ class Quantizer(InBits, NeedsData):
         """Set the learned tensors from what ``observer``, a result of `observer`, has seen."""
         if isinstance(observer, Samples) and not observer.is_empty:
             self.initialize(observer.joined())
+
+    def vote(self) -> int:
+        """What the data that `initialize` has had say about a choice that all processes make alike; 0 without one."""
+        return 0
+
+    def decide(self, votes: int) -> None:
+        """Choose by the sum of the `vote` of all processes, before the mean of their learned tensors is taken."""
+
+    def decided(self) -> dict[str, Any]:
+        """The constructor's arguments for what has been chosen: a quantizer made with them needs no choice."""
+        return {}
 
     @torch.no_grad()
     def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:

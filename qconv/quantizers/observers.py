@@ -141,6 +141,22 @@ class Extremes(Observer):
         return low.clamp(max=0), high.clamp(min=0)
 
 
+class Signs(Observer):
+    """Counts the negative values.
+
+    Attributes:
+        negative: their number.
+        total: the number of all values.
+    """
+
+    negative: int = 0
+    total: int = 0
+
+    def update(self, x: Tensor) -> None:
+        self.negative += int((x < 0).sum())
+        self.total += x.numel()
+
+
 class Several(Observer):
     """Passes each batch to several other observers."""
 

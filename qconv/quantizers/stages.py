@@ -140,6 +140,16 @@ class Stages(Quantizer):
         return any(quantizer.splits_at_zero for quantizer in self._all())
 
     @property
+    def is_unsigned(self) -> bool:
+        """That of the current stage."""
+        return self.current.is_unsigned
+
+    @property
+    def chosen_sign(self) -> bool | None:
+        """That of the current stage."""
+        return self.current.chosen_sign
+
+    @property
     def needs_data(self) -> bool:
         """True if it is for any stage."""
         return any(quantizer.needs_data for quantizer in self._all())

@@ -1,0 +1,157 @@
+"""Levels on one side of 0 or on both, as the data ask for: chosen once, and kept as a tensor.
+
+Signed levels are twice as far apart. They pay where negative inputs carry much of the signal, as behind a linear
+bottleneck or a layer norm, and not where they are small, as behind SiLU or Hardswish. So the squared error decides, and
+not the share of negative inputs.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from ..checks import check_flags
+from .base import Quantizer
+from .flags import SHARE, flag_of, is_set
+from .numbers import wide
+from .observers import Magnitudes, Values
+from .part import Rule
+
+FLAG = "is_signed"
+"""The name of the choice in state dicts, after the quantizer's prefix."""
+MOST_VALUES = 2**14
+"""The number of data values that decide."""
+STEPS = 32
+"""The number of steps that are tried for the least error of each of the two."""
+
+
+class MagnitudesAndValues(Magnitudes):
+    """The mean magnitude, and some of the values."""
+
+    def __init__(self, dim: int | None = None) -> None:
+        super().__init__(dim)
+        self.values = Values(MOST_VALUES)
+
+    def update(self, x: Tensor) -> None:
+        super().update(x)
+        self.values.observe(x)
+
+
+def least_error(x: Tensor, low: int, high: int) -> Tensor:
+    """The least mean squared error of ``x`` on the levels from ``low`` to ``high``, over evenly spaced steps."""
+    bound = x.abs().amax() / max(high, 1)
+    steps = bound * torch.arange(1, STEPS + 1, dtype=x.dtype, device=x.device).unsqueeze(1) / STEPS
+    z = x / steps
+    levels = torch.where(z < 0, -1.0, 1.0) if (low, high) == (-1, 1) else z.clamp(low, high).round_()
+    return (levels * steps - x).square_().mean(1).amin()
+
+
+class ChosenSign(Quantizer):
+    """A part of input quantizers that take signed or unsigned inputs, as an argument says or the data.
+
+    The choice is a float buffer, `FLAG`: 0 for unsigned, above 0 for signed. So state dicts, averages of models and
+    broadcasts carry it. Read as `signed` it is a bool, which is read from the device once there were data.
+    """
+
+    chooses_sign: bool = False
+    _signed: bool = False
+    _sign_is_known: bool = True
+    _vote: int = 0
+
+    def set_sign(self, signed: bool | None, *, from_data: bool) -> None:
+        """Take the constructor's argument: True, False, or None for a choice by the data if they are to come."""
+        if signed is not None:
+            check_flags(signed=signed)
+        self.chooses_sign = signed is None and from_data
+        self._signed = bool(signed)
+        self._sign_is_known = not self.chooses_sign
+        self.register_buffer(FLAG, flag_of(self._signed))
+
+    @property
+    def signed(self) -> bool:
+        """Whether there are levels on both sides of 0; in a compiled graph, the last known choice."""
+        if not self._sign_is_known and not torch.compiler.is_compiling():
+            self.had_data()
+        return self._signed
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The smallest and the largest whole number."""
+        raise NotImplementedError(f"{type(self).__name__} defines no ends")
+
+    @property
+    def is_unsigned(self) -> bool:
+        return not self.chooses_sign and not self._signed and self.arguments.get("signed") is None
+
+    @property
+    def chosen_sign(self) -> bool | None:
+        return self.signed if self.chooses_sign and self.had_data() else None
+
+    def had_data(self) -> bool:
+        had = super().had_data()
+        if had and not self._sign_is_known:
+            self._read_sign()
+        return had
+
+    def choose_sign(self, observer: MagnitudesAndValues, unsigned: tuple[int, int], signed: tuple[int, int]) -> None:
+        """Choose by what the observer has seen, and keep the vote for `decide`."""
+        self._vote = -1  # without negative inputs it doesn't object to what other processes see
+        if observer.low is not None and observer.low < 0:
+            x = wide(observer.values.kept)
+            gain = (least_error(x, *unsigned) - least_error(x, *signed)) / x.square().mean().clamp(min=1e-30)
+            self._vote = int((gain * 2**20).round().item())
+        self._set_sign(self._vote > 0)
+
+    def vote(self) -> int:
+        return self._vote if self.chooses_sign else 0
+
+    @torch.no_grad()
+    def decide(self, votes: int) -> None:
+        if self.chooses_sign and self.signed != (votes > 0):
+            before = self.ends
+            self._set_sign(votes > 0)
+            self.after_sign_(before)
+
+    def after_sign_(self, before: tuple[int, int]) -> None:
+        """Adapt the learned tensors, which started with the ends ``before``, to the new ones."""
+
+    def decided(self) -> dict[str, Any]:
+        return {"signed": self.signed}
+
+    def _set_sign(self, value: bool) -> None:
+        cast(Tensor, self._buffers[FLAG]).fill_(float(value))
+        self._signed, self._sign_is_known = value, True
+
+    def _read_sign(self) -> None:
+        self._signed, self._sign_is_known = is_set(cast(Tensor, self._buffers[FLAG])), True
+
+    def rules_of_sign(self) -> dict[str, Rule]:
+        """The rule of the flag."""
+        return {FLAG: SHARE}
+
+    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
+        super().upgrade_state(state_dict, prefix)
+        if any(key.startswith(prefix) for key in state_dict):  # earlier versions had unsigned inputs by default
+            state_dict.setdefault(f"{prefix}{FLAG}", flag_of(not self.chooses_sign and self._signed))
+
+    def takes_sign(self, flag: Tensor) -> bool:
+        """Whether this flag of a checkpoint may be loaded: the argument says no other."""
+        return self.chooses_sign or flag.is_meta or is_set(flag) == self._signed
+
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        super().check_state(state_dict, prefix)
+        flag = state_dict.get(f"{prefix}{FLAG}")
+        if not isinstance(flag, Tensor) or self.takes_sign(flag):
+            return
+        there, here = ("signed", "unsigned") if is_set(flag) else ("unsigned", "signed")
+        raise ValueError(
+            f"{prefix}{FLAG} (={flag.item():g}): inputs are {there} in the checkpoint, and {here} by the argument "
+            "here: leave signed_input out, and the checkpoint's choice is loaded"
+        )
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.chooses_sign:
+            self._sign_is_known = False
+            self.had_data()
