@@ -185,7 +185,7 @@ def draw(rows: Rows, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     names = ["eager", "compile", "ONNX Runtime", "ONNX Runtime, rounded", "qconv.freeze"]
-    figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained", sharey=True)
+    figure, axes = plt.subplots(2, 2, figsize=(11, 7), layout="constrained")
     for row_axes, network in zip(axes, NETWORKS, strict=True):
         for axis, batch in zip(row_axes, BATCHES, strict=True):
             for index, name in enumerate(names):

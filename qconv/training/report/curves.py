@@ -18,8 +18,8 @@ def draw_curves(
 ) -> None:
     """Draw train and validation loss and accuracy of `rows`, one per epoch, into the PNG file `path`.
 
-    A ring marks the best epoch and a diamond the test of its checkpoint; their numbers stand below, away from the
-    lines. Rows without validation figures leave gaps; if all lack them, no curve.
+    A ring marks the best epoch, and a diamond at the right edge the test of its checkpoint; their numbers stand below.
+    So nothing covers a line. Rows without validation figures leave gaps; if all lack them, no curve.
 
     Args:
         rows: epoch, train_loss, train_accuracy, val_loss, val_accuracy.
@@ -44,11 +44,11 @@ def draw_curves(
         if best is not None and f"val_{name}" in best:
             value = scale * best[f"val_{name}"]
             label = f"best epoch ({best['epoch']:.0f}): {value:{digits}}{unit}"
-            axes.plot([best["epoch"]], [value], "o", ms=8, mfc="white", mec=VAL, mew=1.8, label=label, zorder=3)
+            axes.plot([best["epoch"]], [value], "o", ms=9, mfc="none", mec=VAL, mew=1.6, label=label, zorder=3)
         if best is not None and test is not None and f"test_{name}" in test:
             value = scale * test[f"test_{name}"]
             label = f"its test: {value:{digits}}{unit}"
-            axes.plot([best["epoch"]], [value], "D", ms=6.5, color=TEST, mec="white", label=label, zorder=4)
+            mark_test(axes, value, label)
         if axes.lines:
             axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
     panels[0].set_title("Cross-entropy", loc="left", fontsize=11)
@@ -76,6 +76,13 @@ def plot(axes: Any, rows: list[dict[str, float]], column: str, color: str, scale
     if points:
         marker = "o" if len(points) == 1 else None
         axes.plot(*zip(*points, strict=True), color=color, label=label, linewidth=1.8, marker=marker)
+
+
+def mark_test(axes: Any, value: float, label: str = "") -> None:
+    """Draw a diamond at the right edge, where there is no line."""
+    axes.plot(
+        [1.025], [value], "D", ms=6.5, color=TEST, label=label, transform=axes.get_yaxis_transform(), clip_on=False
+    )
 
 
 def dress(axes: Any) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .curves import GREY, LINE, TEST, TRAIN, VAL, dress, plot
+from .curves import GREY, LINE, TEST, TRAIN, VAL, dress, mark_test, plot
 
 SIZE = 4.6, 3.0  # inches; the page scales it
 WIDE = 5  # a loss that falls by this factor is drawn on a logarithmic axis
@@ -15,7 +15,6 @@ THEME = {
     TEST: "var(--test)",
     GREY: "var(--muted)",
     LINE: "var(--line)",
-    "#ffffff": "var(--page)",
 }
 """The colours drawn, and the page's names for them, which differ in light and dark."""
 
@@ -77,9 +76,9 @@ def _panel(
             axes.set_yscale("log")
         best = next((row for row in rows if row["epoch"] == best_epoch), None)
         if best is not None and columns[-1].startswith("val") and columns[-1] in best:
-            axes.plot([best["epoch"]], [scale * best[columns[-1]]], "o", ms=8, mfc="#ffffff", mec=VAL, mew=2)
-        if result is not None and test in result and best_epoch is not None:
-            axes.plot([best_epoch], [scale * result[test]], "D", ms=7, mfc=TEST, mec="#ffffff", mew=1.2)
+            axes.plot([best["epoch"]], [scale * best[columns[-1]]], "o", ms=9, mfc="none", mec=VAL, mew=1.8)
+        if result is not None and test in result:
+            mark_test(axes, scale * result[test])
         figure.patch.set_visible(False)
         axes.patch.set_visible(False)
         canvas.print_svg(text, metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
