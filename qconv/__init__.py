@@ -43,6 +43,7 @@ from .lifecycle.steps import (
 from .optim import parameter_groups as parameter_groups
 from .quantizers import Quantizer as Quantizer
 from .scheme import Scheme as Scheme
+from .sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
 from .summary import summarize as summarize, summary as summary
 from .summary.table import Summary as Summary
 

@@ -40,6 +40,17 @@ def lines(rows: Iterable[Sequence[str] | None], columns: Sequence[Column]) -> li
     return [line(rule if row is None else row, wide) for row in cells]
 
 
+def cost_text(cost: float | None) -> str:
+    """The cost of a layer in a table; empty where none is known."""
+    return "" if cost is None else f"{cost:.4g}"
+
+
+def most_costly(costs: Mapping[str, float], shown: int = 3) -> str:
+    """The line below a table that names the layers of the highest cost."""
+    worst = sorted(costs, key=lambda name: -costs[name])[:shown]
+    return f"costs most: {', '.join(f'{name} ({cost_text(costs[name])})' for name in worst)}"
+
+
 def read_csv(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file; none if the file is missing."""
     if not path.is_file():

@@ -56,6 +56,7 @@ ROOMS = {
     },
     "convert": {"checks", "layers", "lean", "quantizers", "schemes", "scheme", "table"},
     "lifecycle": {"checks", "layers", "progress", "quantizers", "processes"},
+    "sensitivity": {"checks", "convert", "files", "layers", "lean", "lifecycle", "progress", "scheme", "table"},
     "optim": {"layers", "quantizers"},
     "models": {"checks"},
     "packed": {"convert", "files", "layers", "lean", "quantizers", "scheme", "models"},

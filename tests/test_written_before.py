@@ -64,10 +64,12 @@ CHANGED = {
     *(f"qconv.{module}.{name}gradient" for module in ("grad", "grad_composed") for name in ("input_", "weight_")),
     "qconv.grad.gradients",  # these three take a kernel
     "qconv.schemes.check_padding_value",  # it is in qconv.checks
-    "qconv.convert",  # it takes lean
     "qconv.training.draw_curves",  # it takes the best epoch and the test
     "qconv.convert",  # it takes lean and signed_inputs
-    "qconv.plan",  # signed_inputs
+    "qconv.plan",  # signed_inputs and costs
+    "qconv.Plan",  # costs
+    "qconv.summary",
+    "qconv.Summary",
     "qconv.schemes.lsq",  # the data choose whether its inputs are signed
     "qconv.quantizers.LSQInput",
 }

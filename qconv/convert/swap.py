@@ -5,7 +5,7 @@ import sys
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeVar, cast
 
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from ..layers.parents import call_children_, read_by_parents, undo_
 from ..lean import lean as make_lean, while_not_lean
 from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
-from ..table import Column, lines
+from ..table import Column, cost_text, lines, most_costly
 from .activations import BeforeSign, check_choice, replaced, restore_
 from .before_sign import ActivationStep, find_steps, note_, replace_all
 
@@ -91,15 +91,21 @@ class Plan:
     Attributes:
         steps: the steps of the layers.
         activations: the replacements of activations that pass only one sign on, before signs.
+        costs: what quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`: another column.
     """
 
     steps: tuple[Step, ...]
     activations: tuple[ActivationStep, ...] = ()
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         steps = (*self.steps, *self.activations)
         rows = [(", ".join(step.names) or "(the model itself)", str(step)) for step in steps]
-        return "\n".join(lines(rows, (Column(""), Column(""))))
+        if not self.costs:
+            return "\n".join(lines(rows, (Column(""), Column(""))))
+        costs = (next((self.costs[name] for name in step.names if name in self.costs), None) for step in steps)
+        rows = [("layer", "", "cost"), *((*row, cost_text(cost)) for row, cost in zip(rows, costs, strict=True))]
+        return "\n".join([*lines(rows, (Column(""), Column(""), Column("", is_right=True))), most_costly(self.costs)])
 
     def __repr__(self) -> str:
         changed = sum(step.scheme is not None for step in self.steps)
@@ -118,6 +124,7 @@ def plan(
     signed_inputs: bool | None = None,
     example: Any = None,
     subclasses: Kinds | None = None,
+    costs: Mapping[str, float] | None = None,
 ) -> Plan:
     """Print for each layer what `convert` would make of it, or why it stays. The model is not changed.
 
@@ -154,6 +161,7 @@ def plan(
             same as its parent gets that of the parent, ``{MyConv2d: qconv.QConv2d}``; others need their own, see
             `qconv.layers.variants`. timm's ``StdConv2d``, ``ScaledStdConv2d`` (with "same" padding, too),
             ``Conv2dSame`` and ``Linear`` are known.
+        costs: what quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`, as a column of the table.
 
     Returns:
         The steps, as data.
@@ -177,6 +185,7 @@ def plan(
             example,
             subclasses,
         )
+    result = replace(result, costs=costs or {})
     print(result)  # noqa: T201  # the one function that is there to be read on the screen
     return result
 
@@ -197,7 +206,7 @@ def convert(
 ) -> Model:
     """Turn the layers of a model into quantized ones, in place, and return the model. The weights are kept.
 
-    Arguments and errors are those of `plan`. Layer objects stay the same, so shared
+    Arguments, of which there are no ``costs``, and errors are those of `plan`. Layer objects stay the same, so shared
     layers stay shared, and hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new
     parameters, frozen if the layer's weight is (``requires_grad=False``). Linear and (transposed, deformable)
     convolution layers are converted. Their subclasses stay as they are, except those in ``subclasses`` (with a warning

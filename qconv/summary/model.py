@@ -4,8 +4,8 @@ import copy
 import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
@@ -26,10 +26,11 @@ TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
-def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
+def summary(model: nn.Module, input_size: Sequence[int], *, costs: Mapping[str, float] | None = None) -> Summary:
     """Print the contents of `model` as a table with totals, and return them as data.
 
-    Arguments, errors and counts are those of `summarize`, which prints nothing.
+    Arguments, errors and counts are those of `summarize`, which prints nothing. ``costs`` adds a column of what
+    quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`.
 
     Example:
         >>> table = summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 5, 5))  # doctest: +ELLIPSIS
@@ -38,7 +39,7 @@ def summary(model: nn.Module, input_size: Sequence[int]) -> Summary:
         >>> table.macs, table.saved_bytes
         (1944, 588)
     """
-    result = summarize(model, input_size)
+    result = replace(summarize(model, input_size), costs=costs or {})
     print(result)  # noqa: T201  # it is there to be read on the screen
     return result
 

@@ -4,12 +4,12 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..files import atomic_file
-from ..table import Column, csv_text, lines
+from ..table import Column, cost_text, csv_text, lines, most_costly
 
 FLOAT_BITS = 32
 NUMBERS = ("bits w/in", "parameters", "MACs", "BOPs", "float bytes", "packed bytes", "saved bytes", "if lean")
@@ -88,10 +88,12 @@ class Summary:
     Attributes:
         rows: the modules.
         header_bytes: bytes of the packed file's header: names, shapes, storage of each weight.
+        costs: what quantizing a layer costs, by its name.
     """
 
     rows: tuple[Row, ...]
     header_bytes: int = 0
+    costs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> int:
@@ -221,7 +223,13 @@ class Summary:
         if any(reasons):
             columns = *COLUMNS, WHY
             rows = [row and (*row, why) for row, why in zip(rows, reasons, strict=True)]
-        return "\n".join([*lines(rows, columns), "", *notes(self)])
+        worst = []
+        if self.costs:
+            costs = ["", *(cost_text(self.costs.get(row.name)) for row in self.rows), "", "", ""]
+            columns = *columns, Column("cost", is_right=True)
+            rows = [row and (*row, cost) for row, cost in zip(rows, costs, strict=True)]
+            worst = [most_costly(self.costs)]
+        return "\n".join([*lines(rows, columns), "", *notes(self), *worst])
 
     def __repr__(self) -> str:
         return f"Summary({len(self.rows)} rows, {format_int(self.parameters)} parameters, {format_int(self.macs)} MACs)"

@@ -1,0 +1,304 @@
+"""Which layers cost accuracy most: each one quantized alone, and what that does to outputs and loss."""
+
+import copy
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .checks import check_whole
+from .convert import convert
+from .files import atomic_file
+from .layers import QuantizedLayer
+from .layers.bypassed import forget
+from .layers.trial import trial
+from .lean import lean
+from .lifecycle.calibrate import calibrate
+from .progress import shown
+from .scheme import Scheme
+from .table import Column, lines, write_csv
+
+COLUMNS = (
+    Column("layer"),
+    Column("scheme"),
+    *(Column(head, is_right=True) for head in ("error", "SQNR dB", "KL", "loss", "accuracy")),
+)
+ALL = "(all together)"
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What quantizing does to the outputs of a model.
+
+    Attributes:
+        layer: the name of the layer that is quantized.
+        scheme: its scheme.
+        error: ``Σ (y_q − y)² / Σ y²`` over all outputs.
+        kl: the mean divergence KL(p ‖ p_q) of the classes' probabilities in nats; None unless outputs are ``(N, C)``
+            with C above 1.
+        loss: the increase of the loss; None without labels.
+        accuracy: the change of the accuracy, from −1 to 1; None without labels of classes.
+    """
+
+    layer: str
+    scheme: str
+    error: float
+    kl: float | None = None
+    loss: float | None = None
+    accuracy: float | None = None
+
+    @property
+    def sqnr(self) -> float:
+        """The ratio of signal to quantization noise in the outputs, in dB."""
+        return float("inf") if self.error == 0 else -10 * torch.tensor(self.error, dtype=torch.float64).log10().item()
+
+    @property
+    def cost(self) -> float:
+        """The figure by which layers are compared: the loss, without labels the divergence, else the error."""
+        return next(figure for figure in (self.loss, self.kl, self.error) if figure is not None)
+
+
+@dataclass(frozen=True, repr=False)
+class Sensitivity:
+    """The costs of a model's layers, the most costly first; ``str`` of it is a table.
+
+    Attributes:
+        rows: a cost for each layer.
+        together: the cost of all of them at once.
+        samples: the number of samples that were used.
+        loss: the loss of the float model; None without labels.
+    """
+
+    rows: tuple[Cost, ...]
+    together: Cost
+    samples: int
+    loss: float | None = None
+
+    @property
+    def costs(self) -> dict[str, float]:
+        """`Cost.cost` by the names of the layers, for `qconv.plan` and `qconv.summary`."""
+        return {row.layer: row.cost for row in self.rows}
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write a row for each layer, and one for all together."""
+        write_csv([{**asdict(row), "sqnr_db": row.sqnr} for row in (*self.rows, self.together)], Path(path))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the costs as bars, the most costly layer on top, into a PNG file.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        try:
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError('Sensitivity.plot needs matplotlib: pip install "qconv[train]"') from error
+        figure = Figure(figsize=(8, 1.2 + 0.22 * len(self.rows)), dpi=120, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        axes = figure.subplots()
+        rows = self.rows[::-1]
+        axes.barh([row.layer for row in rows], [row.cost for row in rows], color="#4c72b0")
+        axes.set_xlabel(f"{self._measure}, each layer quantized alone ({self.samples} samples)")
+        axes.tick_params(labelsize=8)
+        axes.margins(y=0.01)
+        axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
+        with atomic_file(Path(path)) as file:
+            canvas.print_png(file)
+
+    @property
+    def _measure(self) -> str:
+        return "increase of the loss" if self.loss is not None else "KL divergence" if self._has_kl else "error"
+
+    @property
+    def _has_kl(self) -> bool:
+        return self.together.kl is not None
+
+    def __str__(self) -> str:
+        rows = [*map(_cells, self.rows), None, _cells(self.together)]
+        of = "" if self.loss is None else f"; loss of the float model {self.loss:.4f}"
+        return "\n".join([*lines(rows, COLUMNS), "", f"by {self._measure}, {self.samples} samples{of}"])
+
+    def __repr__(self) -> str:
+        return f"Sensitivity({len(self.rows)} layers, most costly {self.rows[0].layer})"
+
+
+def sensitivity(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    labels: Tensor | None = None,
+    *,
+    scheme: Scheme | None = None,
+    skip: Sequence[str] = (),
+    overrides: Mapping[str, Scheme | None] | None = None,
+    batch_size: int = 64,
+    max_samples: int = 512,
+    **options: Any,
+) -> Sensitivity:
+    """Quantize each layer alone, while all others stay float, and measure what it does to the model's outputs.
+
+    Of a float model a copy is converted by ``scheme`` and calibrated on the same images; a converted one is measured as
+    it is, against its own latent weights. Neither is changed. The model runs in evaluation, once for each layer.
+
+    The layers at the top are those to leave float, or to give more bits. So a search is a loop, in which the last line
+    of the table says what the choice is worth:
+
+        >>> found = qconv.sensitivity(model, images, labels, scheme=lsq(2, 2))  # doctest: +SKIP
+        >>> found.plot("sensitivity.png")  # doctest: +SKIP
+        >>> better = {re.escape(row.layer): lsq(8, 8) for row in found.rows[:3]}  # doctest: +SKIP
+        >>> print(qconv.sensitivity(model, images, labels, scheme=lsq(2, 2), overrides=better))  # doctest: +SKIP
+        >>> qconv.plan(model, lsq(2, 2), overrides=better, costs=found.costs)  # doctest: +SKIP
+
+    Without training in between low bits do most harm; the order of layers is what counts, not the loss itself.
+
+    Args:
+        model: takes one tensor and returns one.
+        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader.
+        labels: the samples' classes, beside a tensor of images; with them the loss (cross-entropy) is the measure.
+        scheme: for a float model; None for a converted one.
+        skip: as for `qconv.convert`; by default nothing, so that the first and the last layer are measured, too.
+        overrides: as for `qconv.convert`.
+        batch_size: of a tensor of images.
+        max_samples: the number of samples that are used.
+        options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
+
+    Raises:
+        ValueError: a float model without ``scheme``, or a converted one with it; no samples; labels that are not one
+            for each image.
+        TypeError: labels beside batches; and as for `qconv.convert` and `qconv.calibrate`.
+    """
+    check_whole("batch_size", batch_size)
+    check_whole("max_samples", max_samples)
+    batches = list(_batches(images, labels, batch_size, max_samples))
+    if not batches:
+        raise ValueError("images must hold at least one sample")
+    is_converted = any(isinstance(module, QuantizedLayer) for module in model.modules())
+    if is_converted == (scheme is not None):
+        here = "converted already: leave scheme out" if is_converted else "float: give scheme=qconv.schemes.lsq(4, 4)"
+        raise ValueError(f"model ({type(model).__name__}) is {here}")
+    model = copy.deepcopy(model)
+    if scheme is not None:
+        convert(model, scheme, skip=skip, overrides=overrides, **{"before_sign": "keep", **options})
+    lean(model, False)
+    model.eval()
+    calibrate_what_waits(model, batches)
+    forget(model)
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    for layer in layers.values():
+        if layer.weight_quantizer.replaces_weight:  # learned tensors stand for the weight: there is no other
+            with torch.no_grad():
+                layer.weight.copy_(layer.float_weight())
+    with trial(model):
+        with _float_but(layers.values()):
+            reference = [model(images) for images, _ in batches]
+        rows = []
+        for name, layer in shown(list(layers.items()), "sensitivity", len(layers)):
+            with _float_but([other for other in layers.values() if other is not layer]):
+                rows.append(_cost(name, layer.scheme.name, model, batches, reference))
+        together = _cost(ALL, "", model, batches, reference)
+    loss = _mean_loss(reference, batches)
+    return Sensitivity(tuple(sorted(rows, key=lambda row: -row.cost)), together, sum(map(len, reference)), loss)
+
+
+def calibrate_what_waits(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+    """Calibrate, unless all quantizers have had their data."""
+    layers = (module for module in model.modules() if isinstance(module, QuantizedLayer))
+    if not all(layer.input_quantizer.had_data() for layer in layers):
+        calibrate(model, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
+
+
+def _batches(
+    images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, most: int
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield images and labels, if there are any, up to ``most`` samples."""
+    if isinstance(images, Tensor):
+        if labels is not None and len(labels) != len(images):
+            raise ValueError(f"labels (={len(labels)} of them) must be one for each image (={len(images)})")
+        images, labels = images[:most], None if labels is None else labels[:most]
+        parts = None if labels is None else labels.split(batch_size)
+        for number, part in enumerate(images.split(batch_size)):
+            if len(part):
+                yield part, None if parts is None else parts[number]
+        return
+    if labels is not None:
+        raise TypeError("labels go with a tensor of images: give batches of (images, labels) instead")
+    left = most
+    for batch in images:
+        if left <= 0:
+            return
+        first, *others = batch if isinstance(batch, tuple | list) else (batch,)
+        label = others[0] if others and isinstance(others[0], Tensor) else None
+        if len(first):
+            yield first[:left], None if label is None else label[:left]
+        left -= len(first)
+
+
+@contextmanager
+def _float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
+    """Let these layers compute what their float twins do."""
+    layers = list(layers)
+    for layer in layers:
+        layer.__dict__["forward"] = partial(layer.float_type.forward, layer)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.__dict__.pop("forward", None)
+
+
+def _cost(
+    name: str,
+    scheme: str,
+    model: nn.Module,
+    batches: Sequence[tuple[Tensor, Tensor | None]],
+    reference: Sequence[Tensor],
+) -> Cost:
+    outputs = [model(images) for images, _ in batches]
+    noise = sum(_energy(y_q - y) for y_q, y in zip(outputs, reference, strict=True))
+    error = noise / max(sum(map(_energy, reference)), 1e-300)
+    kl = None
+    if all(y.ndim == 2 and y.shape[1] > 1 for y in reference):
+        terms = zip(reference, outputs, strict=True)
+        total = sum(_divergence(y, y_q) for y, y_q in terms)
+        kl = max(total / max(sum(map(len, reference)), 1), 0.0)
+    before, after = _mean_loss(reference, batches), _mean_loss(outputs, batches)
+    loss = None if before is None or after is None else after - before
+    accuracy = None if loss is None else _accuracy(outputs, batches) - _accuracy(reference, batches)
+    return Cost(name, scheme, error, kl, loss, accuracy)
+
+
+def _energy(x: Tensor) -> float:
+    return x.double().square().sum().item()
+
+
+def _divergence(y: Tensor, y_q: Tensor) -> float:
+    logs, logs_q = (F.log_softmax(values.double(), 1) for values in (y, y_q))
+    return F.kl_div(logs_q, logs, reduction="sum", log_target=True).item()
+
+
+def _mean_loss(outputs: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor | None]]) -> float | None:
+    pairs = [(y, labels) for y, (_, labels) in zip(outputs, batches, strict=True) if labels is not None]
+    if len(pairs) < len(outputs):
+        return None
+    total = sum(F.cross_entropy(y.double(), labels, reduction="sum").item() for y, labels in pairs)
+    return total / sum(len(y) for y, _ in pairs)
+
+
+def _accuracy(outputs: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor | None]]) -> float:
+    right = sum((y.argmax(1) == labels).sum().item() for y, (_, labels) in zip(outputs, batches, strict=True))
+    return right / sum(map(len, outputs))
+
+
+def _cells(row: Cost) -> tuple[str, ...]:
+    kl, loss = ("" if figure is None else f"{figure:.4g}" for figure in (row.kl, row.loss))
+    accuracy = "" if row.accuracy is None else f"{row.accuracy:+.2%}"
+    return row.layer, row.scheme, f"{row.error:.2%}", f"{row.sqnr:.1f}", kl, loss, accuracy
