@@ -8,6 +8,9 @@ from typing import Any
 
 import torch
 
+OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""The first bytes of the files of `torch.save` before torch 1.6."""
+
 
 class DamagedFileError(ValueError):
     """A file that is missing, damaged, or not a file of tensors."""
@@ -22,7 +25,7 @@ def load_tensors(path: str | os.PathLike[str], what: str) -> Any:
     path = Path(path)
     if not path.is_file():
         raise DamagedFileError(f"{what} {path}: there is no such file")
-    if not zipfile.is_zipfile(path):
+    if not zipfile.is_zipfile(path) and not _is_of_old_torch(path):
         size = f"{path.stat().st_size:,} bytes"
         raise DamagedFileError(f"{what} {path}: cut off or no {what} ({size}, the index at its end is missing)")
     try:
@@ -31,6 +34,12 @@ def load_tensors(path: str | os.PathLike[str], what: str) -> Any:
         raise DamagedFileError(f"{what} {path}: holds more than tensors and plain values, not loaded") from error
     except (RuntimeError, EOFError, KeyError, zipfile.BadZipFile) as error:
         raise DamagedFileError(f"{what} {path}: the file is damaged ({str(error).splitlines()[0]})") from error
+
+
+def _is_of_old_torch(path: Path) -> bool:
+    """Whether torch before 1.6 wrote it, as it did many of torchvision's files."""
+    with path.open("rb") as file:
+        return file.read(len(OLD)) == OLD
 
 
 class atomic_file:  # noqa: N801  # used like `open`

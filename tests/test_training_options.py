@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import qconv
@@ -167,8 +168,12 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
         return str(error.value)
 
     state = network(None).state_dict()
-    assert "'2.weight' is (5, 4, 3, 3) in it, (3, 4, 3, 3)" in fails(state | {"2.weight": torch.zeros(5, 4, 3, 3)})
+    wrong = fails(state | {"2.weight": torch.zeros(3, 5, 3, 3)})
+    assert "'2.weight' is (3, 5, 3, 3) in it, (3, 4, 3, 3) in this network (8 of its 9 tensors fit)" in wrong
+    assert "'0.weight' is (5, 2, 3, 3) in it, (4, 2" in fails(state | {"0.weight": torch.zeros(5, 2, 3, 3)})
     assert "it has 'fc.weight', which this network has not" in fails(state | {"fc.weight": torch.zeros(1)})
+    renamed = {name.replace("0.weight", "00.weight"): value for name, value in state.items()}
+    assert "it has '00.weight', which this network has not; nearest: '0.weight' and " in fails(renamed)
     assert "'0.bias' is missing" in fails({name: value for name, value in state.items() if name != "0.bias"})
     assert "neither a checkpoint of train.py nor a state dict" in fails([1, 2])
     with pytest.raises(CheckpointError, match="there is no such file"):
@@ -176,3 +181,54 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense")
     with pytest.raises(CheckpointError, match="cut off or no weights file"):
         load_weights(model, str(path))
+
+
+@pytest.mark.parametrize("kind", ["another head", "no head"])
+@pytest.mark.parametrize("scheme", [None, schemes.lsq(4, 4)], ids=str)
+def test_another_head_starts_anew(scheme: qconv.Scheme | None, kind: str, tmp_path: Path) -> None:
+    source, model = network(None), network(scheme)
+    state = source.state_dict()
+    state |= {"2.weight": torch.randn(7, 4, 3, 3), "2.bias": torch.randn(7)}
+    if kind == "no head":
+        state = {name: value for name, value in state.items() if not name.startswith("2.")}
+    torch.save(state, tmp_path / "w.pth")
+    head: Any = model.get_submodule("2")
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    told = load_weights(model, str(tmp_path / "w.pth"))
+    ending = {"another head": "'2' has 7 outputs in it and 3 here, and starts anew"}
+    assert told.endswith(ending.get(kind, "it has no last layer '2', which starts anew"))
+    assert all(value.equal(before[name]) for name, value in head.state_dict().items())
+    assert model[0].weight.equal(source[0].weight)  # pyright: ignore
+
+
+def test_files_of_other_programs(tmp_path: Path) -> None:
+    source = network(None)
+    source[1].running_mean.fill_(3)  # pyright: ignore
+    state = source.state_dict()
+    older = {name: value for name, value in state.items() if "num_batches" not in name}
+    parallel = {f"module.{name}": value for name, value in state.items()}
+    files = {"plain": state, "older": older, "parallel": {"state_dict": parallel, "epoch": 3}, "timm": {"model": state}}
+    for name, content in files.items():
+        torch.save(content, tmp_path / name, _use_new_zipfile_serialization=name != "older")
+        model = network(schemes.bwn())
+        assert load_weights(model, str(tmp_path / name)) == ""
+        assert all(value.equal(state[key]) for key, value in qconv.float_state_dict(model).items() if key in content)
+        assert model[1].running_mean.equal(source[1].running_mean)  # pyright: ignore
+    save_file(state, tmp_path / "w.safetensors")
+    load_weights(model := network(None), str(tmp_path / "w.safetensors"))
+    assert model[2].weight.equal(source[2].weight)  # pyright: ignore
+    old = (tmp_path / "older").read_bytes()
+    (tmp_path / "older").write_bytes(old[:-50])
+    with pytest.raises(CheckpointError, match="the file is damaged"):
+        load_weights(model, str(tmp_path / "older"))
+
+
+def test_the_sign_of_inputs_is_that_of_the_file(tmp_path: Path) -> None:
+    source = trained(schemes.lsq(4, 4))
+    assert source[0].input_quantizer.signed  # pyright: ignore
+    for asked in (None, True, False):
+        model = network(schemes.lsq(4, 4, signed_input=asked))
+        load_weights(model, saved(source, tmp_path / "four.ckpt"))
+        quantizer: Any = model.get_submodule("0.input_quantizer")
+        assert quantizer.signed is (asked is not False)
+        assert quantizer.calibrated is (asked is not False)

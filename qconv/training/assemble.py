@@ -15,7 +15,7 @@ from ..summary import summarize
 from .classifier import Classifier
 from .initial_weights import load_weights
 from .report.result import about_run
-from .report.screen import show_model
+from .report.screen import show_model, show_note
 
 C = TypeVar("C", bound=Callback)
 
@@ -29,7 +29,9 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     data = instantiate(cfg.data)
     model, scheme = quantized_model(cfg, data)
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
-        load_weights(model, cfg.init_from)
+        told = load_weights(model, cfg.init_from)
+        if told:
+            rank_zero_only(show_note)(told)
     table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
     rank_zero_only(show_model)(table, f"{about['model']}, {about['scheme']}, on {about['data']}")

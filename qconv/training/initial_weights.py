@@ -1,7 +1,11 @@
 """Starting from weights that were trained before: those of a float network, or of one with more bits."""
 
 import copy
-from typing import cast
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -9,12 +13,25 @@ from ..convert.swap import quantizer_prefixes
 from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
 from ..quantizers.behind import KEY
+from ..quantizers.chosen_sign import FLAG, ChosenSign
 from ..quantizers.part import Part
 from .checkpoint_io import CheckpointError
 
+PREFIXES = ("model.", "module.", "_orig_mod.")
+"""What Lightning, DataParallel and `torch.compile` put before all names."""
+AROUND = ("state_dict", "model_state_dict", "state_dict_ema", "model", "net")
+"""The keys under which training programs keep a state dict."""
+ROLES = (".input_quantizer.", ".weight_quantizer.", ".grad_quantizer.")
+SIGN = re.compile(r"signed=\w+")
+"""Part of a quantizer's description that its tensors decide."""
 
-def load_weights(model: nn.Module, path: str) -> None:
-    """Load the network's weights from `path`: a checkpoint of `train.py`, or a state dict written by `torch.save`.
+
+def load_weights(model: nn.Module, path: str) -> str:
+    """Load the network's weights from `path`, a checkpoint of `train.py` or a state dict; return what to tell of it.
+
+    State dicts are those that `torch.save` or safetensors wrote, of torchvision or timm for example; the prefixes and
+    the dictionaries around them that training programs add are taken off. If the network's last layer has another
+    number of outputs than in the file, or none there, it starts as in a new network, and the result says so.
 
     Learned tensors of quantizers are loaded if the checkpoint has the same quantizer. If it has one of the same class
     with other arguments (other bits), they are loaded, and then those that come from data are set anew: a weight's step
@@ -23,45 +40,100 @@ def load_weights(model: nn.Module, path: str) -> None:
 
     Raises:
         CheckpointError: a missing or damaged file, or one of another network: it names the first tensor that is
-            missing, left over, or of another shape.
+            missing, left over, or of another shape, and the nearest names.
     """
     weights, kinds = read_weights(path)
     # The activations before its signs are this network's own choice, as is its scheme.
     weights, own = (
         {name: tensor for name, tensor in state.items() if not name.endswith(f".input_quantizer.{KEY}")}
-        for state in (weights, model.state_dict())
+        for state in (without_prefix(weights, model.state_dict()), model.state_dict())
     )
-    own_kinds = describe_quantizers(model)
-    of_quantizers = quantizer_prefixes(model)
     for name, part in model.named_modules():
         if isinstance(part, Part):
             part.upgrade_state(weights, f"{name}.")
-    wanted: dict[str, Tensor] = {}
-    again: list[str] = []
-    for name, kind in own_kinds.items():
-        # Load all of a quantizer's tensors or none: a mixture would combine the steps of one with the clip of another.
-        theirs, mine = ({k: t for k, t in state.items() if k.startswith(f"{name}.")} for state in (weights, own))
-        same_class = kinds.get(name, "").partition("(")[0] == kind.partition("(")[0]
-        if same_class and {k: t.shape for k, t in theirs.items()} == {k: t.shape for k, t in mine.items()}:
-            wanted |= theirs
-            if kinds[name] != kind:
-                again.append(name)
-    for name, tensor in weights.items():
-        if ".input_quantizer." in name or ".weight_quantizer." in name or ".grad_quantizer." in name:
-            continue
-        if name not in own:
-            raise CheckpointError(f"weights file {path}: it has '{name}', which this network has not")
-        if tensor.shape != own[name].shape:
-            sizes = f"{tuple(tensor.shape)} in it, {tuple(own[name].shape)} in this network"
-            raise CheckpointError(f"weights file {path}: '{name}' is {sizes}")
-        wanted[name] = tensor
-    for name in own:
-        if name not in wanted and not name.startswith(of_quantizers):
-            raise CheckpointError(f"weights file {path}: '{name}' is missing")
-    model.load_state_dict(wanted, strict=False)
+    head, told = new_head(model, weights, own)
+    if head:
+        weights = {name: tensor for name, tensor in weights.items() if not name.startswith(head)}
+    wanted, again = _of_quantizers(model, weights, own, kinds)
+    plain = {name: tensor for name, tensor in weights.items() if not any(role in name for role in ROLES)}
+    needed = [
+        name for name in own if not name.startswith(quantizer_prefixes(model)) and not (head and name.startswith(head))
+    ]
+    _check_fit(plain, {name: own[name] for name in needed}, path)
+    model.load_state_dict(wanted | plain, strict=False)
     for name in again:
         layer, place = name.rpartition(".")[0], name.rpartition(".")[2]
         _start_again(cast(QuantizedLayer, model.get_submodule(layer)), place)
+    return told and f"init_from={path}: {told}"
+
+
+def without_prefix(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Take off prefixes that all names of a file have and the network's have not, as DataParallel's ``module.``."""
+    while prefix := next((each for each in PREFIXES if weights and all(name.startswith(each) for name in weights)), ""):
+        if any(name.startswith(prefix) for name in own):
+            break
+        weights = {name.removeprefix(prefix): tensor for name, tensor in weights.items()}
+    return weights
+
+
+def new_head(model: nn.Module, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[str, str]:
+    """Return the prefix of the last layer if it can't be that of the file but all else may be; and what to tell."""
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
+    if not layers or not layers[-1]:
+        return "", ""
+    head = layers[-1]
+    here, there = own[f"{head}.weight"], weights.get(f"{head}.weight")
+    if there is None:
+        rest = [name for name in weights if name not in own]
+        known = any(name in own for name in weights)
+        return (f"{head}.", f"it has no last layer '{head}', which starts anew") if known and not rest else ("", "")
+    if there.shape == here.shape or there.shape[1:] != here.shape[1:]:
+        return "", ""
+    return f"{head}.", f"'{head}' has {len(there)} outputs in it and {len(here)} here, and starts anew"
+
+
+def _of_quantizers(
+    model: nn.Module, weights: Mapping[str, Tensor], own: Mapping[str, Tensor], kinds: Mapping[str, str]
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors of quantizers to be loaded, and the names of quantizers that start again from them."""
+    wanted: dict[str, Tensor] = {}
+    again: list[str] = []
+    for name, kind in describe_quantizers(model).items():
+        # Load all of a quantizer's tensors or none: a mixture would combine the steps of one with the clip of another.
+        theirs, mine = ({k: t for k, t in state.items() if k.startswith(f"{name}.")} for state in (weights, own))
+        same_class = kinds.get(name, "").partition("(")[0] == kind.partition("(")[0]
+        if not same_class or {k: t.shape for k, t in theirs.items()} != {k: t.shape for k, t in mine.items()}:
+            continue
+        sign = theirs.get(f"{name}.{FLAG}")
+        quantizer = model.get_submodule(name)
+        takes_sign = not isinstance(quantizer, ChosenSign) or sign is None or quantizer.takes_sign(sign)
+        if not takes_sign or SIGN.sub("", kinds[name]) != SIGN.sub("", kind):
+            again.append(name)
+            theirs.pop(f"{name}.{FLAG}", None)
+        wanted |= theirs
+    return wanted, again
+
+
+def _check_fit(plain: Mapping[str, Tensor], needed: Mapping[str, Tensor], path: str) -> None:
+    """Raise a CheckpointError unless the file has all tensors that the network needs, and no others."""
+    fit = sum(name in needed and tensor.shape == needed[name].shape for name, tensor in plain.items())
+    share = f"({fit} of its {len(plain)} tensors fit)"
+    for name, tensor in plain.items():
+        if name not in needed:
+            raise CheckpointError(
+                f"weights file {path}: it has '{name}', which this network has not{_nearest(name, needed)} {share}"
+            )
+        if tensor.shape != needed[name].shape:
+            sizes = f"{tuple(tensor.shape)} in it, {tuple(needed[name].shape)} in this network"
+            raise CheckpointError(f"weights file {path}: '{name}' is {sizes} {share}")
+    for name in needed:
+        if name not in plain and not name.endswith("num_batches_tracked"):  # which older files lack
+            raise CheckpointError(f"weights file {path}: '{name}' is missing{_nearest(name, plain)} {share}")
+
+
+def _nearest(name: str, names: Iterable[str]) -> str:
+    close = get_close_matches(name, list(names), n=2)
+    return f"; nearest: {' and '.join(map(repr, close))}" if close else ""
 
 
 def describe_quantizers(model: nn.Module) -> dict[str, str]:
@@ -82,13 +154,25 @@ def _start_again(layer: QuantizedLayer, place: str) -> None:
 
 
 def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors in the file by their names in the network, and the descriptions of its quantizers if given."""
+    """Return the tensors in the file by their names, and the descriptions of its quantizers if given."""
+    content = _read(path)
+    around = content if isinstance(content, dict) else {}
+    state = next((around[key] for key in AROUND if isinstance(around.get(key), dict)), content)
+    if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
+        raise CheckpointError(f"weights file {path}: neither a checkpoint of train.py nor a state dict")
+    return dict(state), {} if state is content else around.get("quantizers", {})
+
+
+def _read(path: str) -> Any:
+    if Path(path).suffix == ".safetensors" and Path(path).is_file():
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise CheckpointError(f"weights file {path}: the file is damaged ({error})") from error
     try:
-        content = load_tensors(path, "weights file")
+        return load_tensors(path, "weights file")
     except DamagedFileError as error:
         raise CheckpointError(str(error)) from error
-    state = content["state_dict"] if isinstance(content, dict) and "state_dict" in content else content
-    if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CheckpointError(f"weights file {path}: neither a checkpoint of train.py nor a state dict")
-    kinds = content.get("quantizers", {}) if state is not content else {}
-    return {name.removeprefix("model."): tensor for name, tensor in state.items()}, kinds
