@@ -328,6 +328,7 @@ def test_input_that_a_file_does_not_take(tmp_path: Path) -> None:
         lambda: nn.Conv2d(24, 24, (3, 2), dilation=2, padding="same", padding_mode="reflect"),
         lambda: nn.ConvTranspose2d(24, 8, 3, stride=2, groups=2, output_padding=1),
         lambda: nn.Sequential(nn.MaxPool2d(2), nn.Conv2d(24, 8, 1, bias=False)),
+        lambda: nn.Sequential(nn.Flatten(), nn.Linear(24 * 64, 8), nn.Unflatten(1, (8, 1, 1))),
     ],
 )
 @pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4), schemes.shift_q()], ids=str)

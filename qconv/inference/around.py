@@ -20,6 +20,7 @@ class OfLastDimension(nn.Module):
     def __init__(self, conv: IntegerLayer, of_rows: bool = False) -> None:
         super().__init__()
         self.conv, self.of_rows = conv, of_rows
+        self.out_features = conv.channels[1]  # the export replaces conv by a layer that does not say
 
     def forward(self, input: Tensor) -> Tensor:
         """(*, in_features) to (*, out_features)."""
@@ -27,7 +28,7 @@ class OfLastDimension(nn.Module):
             raise ValueError(
                 f"input has shape {tuple(input.shape)}; with its batch norm folded it must be (N, features)"
             )
-        return self.conv(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], self.conv.channels[1])
+        return self.conv(input.reshape(-1, input.shape[-1], 1, 1)).reshape(*input.shape[:-1], self.out_features)
 
 
 class Padded(nn.Module):
