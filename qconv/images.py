@@ -1,8 +1,8 @@
 """Pictures from files as uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalization.
 
 PIL opens all of them and recognizes their format by their content. So large and small pictures have the same formats,
-modes, errors, and limit of pixels (PIL's, against decompression bombs). Transparency is ignored, and so is the EXIF
-orientation, except for TIFF, which PIL turns.
+modes, errors, and limit of pixels (PIL's, against decompression bombs). They are turned as their EXIF orientation says;
+transparency is ignored.
 """
 
 import io
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,24 @@ UNREADABLE = (
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning),
 )
+ORIENTATION = 0x0112  # the tag of EXIF
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+"""What undoes each orientation; from 5 on it exchanges height and width."""
+SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp", ".avif")
+)
+HEIF_SUFFIXES = frozenset((".heic", ".heif"))
+HEIF_BRANDS = (b"ftypheic", b"ftypheix", b"ftyphevc", b"ftypmif1", b"ftypmsf1")
+"""The bytes 4 to 12 of such files."""
+HEIF_REMEDY = "pip install pillow-heif"
 MAX_RESIZED = 2**28
 """The most pixels of a resized picture: a long and narrow one could have any number."""
 
@@ -43,18 +62,63 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
     Raises:
         DecodingError: replaces any error that the `with` block raises because of a damaged file.
     """
+    reads_heif()
     try:
         with Image.open(io.BytesIO(file) if isinstance(file, bytes) else file) as picture:
             yield picture
     except DecodingError:
         raise
+    except UnidentifiedImageError as error:
+        if _start(file)[4:12] in HEIF_BRANDS:
+            raise DecodingError(f"it is a HEIC picture: {HEIF_REMEDY}") from error
+        raise DecodingError("it is no picture of a known format") from error
     except UNREADABLE as error:
         raise DecodingError(_reason(error)) from error
 
 
+@cache
+def reads_heif() -> bool:
+    """Whether HEIC pictures, as iPhones take them, can be read: if pillow-heif is installed."""
+    if find_spec("pillow_heif") is None:
+        return False
+    import pillow_heif  # pyright: ignore[reportMissingImports]  # who has such pictures installs it
+
+    pillow_heif.register_heif_opener()
+    return True
+
+
+def readable_suffixes() -> frozenset[str]:
+    """The suffixes of the files that count as pictures."""
+    return SUFFIXES | HEIF_SUFFIXES if reads_heif() else SUFFIXES
+
+
+def _start(file: str | os.PathLike[str] | bytes) -> bytes:
+    if isinstance(file, bytes):
+        return file[:12]
+    try:
+        with Path(file).open("rb") as opened:
+            return opened.read(12)
+    except (OSError, TypeError):  # the second: it is open already
+        return b""
+
+
+def orientation(picture: Image.Image) -> int:
+    """The EXIF orientation, 1 to 8; 1, upright, if it has none or a damaged one."""
+    if picture.format == "PNG" and "exif" not in picture.info:  # PIL would decode it, and we would hide its errors
+        return 1
+    try:
+        return picture.getexif().get(ORIENTATION, 1)
+    except UNREADABLE:
+        return 1
+
+
+def size_of(picture: Image.Image) -> tuple[int, int]:
+    """The height and width of a picture that has been turned upright."""
+    width, height = picture.size
+    return (width, height) if orientation(picture) in (5, 6, 7, 8) else (height, width)
+
+
 def _reason(error: BaseException) -> str:
-    if isinstance(error, UnidentifiedImageError):  # its message is the address of an object
-        return "it is no picture of a known format"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = next(iter(str(error).splitlines()), "")
@@ -84,7 +148,9 @@ def _decode_jpeg(data: bytes) -> Tensor:
     with warnings.catch_warnings():
         # torchvision 0.29 points to torchcodec, whose versions for the oldest torch we take have no such function.
         warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
-        image: Any = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
+        image: Any = decode_jpeg(
+            torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB, apply_exif_orientation=True
+        )
     return image
 
 
@@ -110,25 +176,28 @@ def read_picture(file: str | os.PathLike[str], size: tuple[int, int], channels: 
     """
     mode = "RGB" if channels == 3 else "L"
     with opened(file) as picture:
-        if not resize and (picture.height, picture.width) != size:
-            raise DecodingError(
-                f"it has {picture.height}×{picture.width} pixels, not {size[0]}×{size[1]}: give image_size"
-            )
+        height, width = size_of(picture)
+        if not resize and (height, width) != size:
+            raise DecodingError(f"it has {height}×{width} pixels, not {size[0]}×{size[1]}: give image_size")
         if resize:
-            picture.draft(mode, (size[1], size[0]))  # decodes a large JPEG at a smaller size
+            is_turned = (height, width) != (picture.height, picture.width)
+            picture.draft(mode, size if is_turned else (size[1], size[0]))  # decodes a large JPEG at a smaller size
         return _pixels(picture, mode, size if resize else None)
 
 
 def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None) -> Tensor:
     """Return the pixels in ``mode``, resized to cover ``size``."""
     picture.load()
+    turn = None if picture.format == "TIFF" else TURNS.get(orientation(picture))  # PIL has turned a TIFF
     picture.info.pop("transparency", None)  # ignored; PIL would warn about palettes
     if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would clip at 255
         picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     elif picture.mode == "F":
         raise DecodingError("its pixels are floating-point numbers")
     picture = picture.convert(mode)
-    if size is not None:
+    if turn is not None:
+        picture = picture.transpose(turn)
+    if size is not None and (picture.height, picture.width) != size:
         picture = cover(picture, size)
     pixels = torch.from_numpy(np.array(picture))
     return pixels.view(picture.height, picture.width, -1).permute(2, 0, 1)
@@ -139,8 +208,9 @@ def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
     height, width = size
     scale = max(height / picture.height, width / picture.width)
     box_height, box_width = height / scale, width / scale
-    left, top = (picture.width - box_width) / 2, (picture.height - box_height) / 2
-    box = left, top, left + box_width, top + box_height
+    # The quotients may exceed the picture by a rounding error, which PIL refuses.
+    left, top = max((picture.width - box_width) / 2, 0.0), max((picture.height - box_height) / 2, 0.0)
+    box = left, top, min(left + box_width, picture.width), min(top + box_height, picture.height)
     return picture.resize((width, height), Image.Resampling.BILINEAR, box)
 
 

@@ -138,7 +138,7 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
     "empty": lambda path: path.write_bytes(b""),
     "text": lambda path: path.write_text("this is no picture"),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
-    "another size": lambda path: picture(3, 9, 9).save(path),
+    "HEIC": lambda path: path.write_bytes(b"\0\0\0\x18ftypheic" + bytes(40)),
 }
 
 
@@ -162,12 +162,58 @@ def remove(path: Path) -> None:
     path.rmdir()
 
 
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.removeprefix("data: ") for line in capsys.readouterr().err.splitlines() if line.startswith("data: ")]
+
+
+def test_folders_without_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a phone leaves them: no splits, other sizes, other files."""
+    root = tmp_path / "photos"
+    for label, (name, count) in enumerate({"cat": 20, "dog": 10, "one": 1, "none": 0}.items()):
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            picture(100 * label + index, 20 + index % 3, 30).save(root / name / f"{index}.png")
+    for name in ("Thumbs.db", ".hidden.png", "notes.txt", "IMG_1.HEIC"):
+        (root / "cat" / name).write_bytes(b"no picture")
+    data = made(root, test_size=0.2)
+    told = said(capsys)
+    assert told[0].startswith(f"{root} has no folders train and test: 20% of each class are the test pictures")
+    assert "(split_seed=0); not of one, with a single picture; no pictures in none, which is no class" in told[0]
+    assert "1 .heic (pip install pillow-heif to read them)" in told[1]
+    assert "1 .txt" in told[1]
+    assert told[2:] == [
+        "pictures of 20×30 to 22×30 pixels become 16×16 (data.image_size= for another size)",
+        "3 classes: 23 / 2 / 6 pictures (training / validation / test)",
+    ]
+    assert data.splits["test"].labels.bincount().tolist() == [4, 2]
+    assert (data.classes, data.image_size) == (["cat", "dog", "one"], (16, 16))
+    again, other = made(root, seed=7), made(root, split_seed=1)
+    assert again.tree == data.tree
+    assert {path for path, _ in other.tree.splits["test"]} != {path for path, _ in data.tree.splits["test"]}
+    assert len({data.cache, again.cache, other.cache, made(root, image_size=8).cache}) == 3
+
+
+def test_a_picture_of_another_size_is_resized(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flat = Image.new("RGB", (31, 17), (10, 200, 30))
+    flat.save(tree / "train/dog/3.png")
+    data = made(tree)
+    assert data.image_size == (8, 8)
+    assert "pictures of 8×8 to 17×31 pixels become 8×8 (data.image_size= for another size)" in said(capsys)
+    images = torch.cat([pictures.images for pictures in data.splits.values()])
+    assert (images == torch.tensor([10, 200, 30]).view(3, 1, 1)).flatten(1).all(1).sum() == 1
+
+
 TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "nothing": (lambda tree: tree.rename(tree.parent / "x"), FileNotFoundError, "there is no such folder"),
     "no train": (
         lambda tree: (tree / "train").rename(tree / "training"),
         FileNotFoundError,
         r"must hold train/<class>/\* and test/<class>/\* \(or val\); it has test, training",
+    ),
+    "classes without pictures": (
+        lambda tree: [remove(path) for path in tree.glob("*/*")] and [path.rmdir() for path in tree.iterdir()],
+        FileNotFoundError,
+        r"must hold <class>/\*, or train/<class>/\* and test/<class>/\* \(or val\); it has nothing",
     ),
     "no test": (lambda tree: (tree / "test").rename(tree / "exam"), FileNotFoundError, r"must hold train/<class>/\*"),
     "one class": (
@@ -200,6 +246,7 @@ def test_trees_that_are_none(kind: str, tree: Path) -> None:
     ("options", "message"),
     [
         ({"channels": 4}, r"channels \(=4\) must be 1 or 3"),
+        ({"test_size": 1.0}, r"test_size \(=1.0\) must be a share, above 0 and below 1"),
         ({"broken": "ignore"}, r"broken \(='ignore'\) must be 'fatal' or 'skip'"),
         ({"image_size": 0}, r"image_size \(=0\) must be a positive side"),
         ({"image_size": (3, 3, 3)}, r"image_size \(=\(3, 3, 3\)\) must be a positive side"),

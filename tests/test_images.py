@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 import qconv
 from qconv import schemes
 from qconv.cli import main
 from qconv.data import ImageFolderDataModule
 from qconv.data.image_folder import BrokenPictureError
-from qconv.images import DecodingError, centre_crop, decode, read_picture
+from qconv.images import DecodingError, centre_crop, cover, decode, read_picture
 from qconv.models import small_cnn
 
 NOISE = np.random.default_rng(0).integers(0, 256, (9, 14, 3), dtype=np.uint8)
 FUZZ = """
 import io, random, warnings, zlib
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 from qconv.images import DecodingError, decode, read_picture
 
 warnings.simplefilter("ignore")
@@ -112,12 +112,36 @@ def turned() -> Image.Exif:
 def test_large_and_small_pictures_are_decoded_alike(name: str, mode: str, options: Any, tmp_path: Path) -> None:
     path = written(tmp_path / name, mode, **options)
     large = decode(path)
-    assert (large.dtype, large.shape) == (torch.uint8, (3, 9, 14))
+    size = (14, 9) if "exif" in options else (9, 14)
+    assert (large.dtype, large.shape) == (torch.uint8, (3, *size))
     assert torch.equal(large, decode(path.read_bytes()))
-    assert torch.equal(large, read_picture(path, (9, 14), 3, resize=False))
-    if path.suffix == ".png" and mode in ("RGB", "RGBA", "I") and "format" not in options:
+    assert torch.equal(large, read_picture(path, size, 3, resize=False))
+    if path.suffix == ".png" and mode in ("RGB", "RGBA", "I") and not {"format", "exif"} & options.keys():
         expected = NOISE if mode != "I" else NOISE[..., :1].repeat(3, 2)
         assert torch.equal(large, torch.from_numpy(expected).permute(2, 0, 1))
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize("way", range(1, 9))
+def test_pictures_are_turned_upright(way: int, suffix: str, tmp_path: Path) -> None:
+    exif, path = Image.Exif(), tmp_path / f"p.{suffix}"
+    exif[0x0112] = way
+    Image.fromarray(NOISE).save(path, exif=exif)
+    with Image.open(path) as opened:
+        upright = np.array(ImageOps.exif_transpose(opened))
+    expected = torch.from_numpy(upright).permute(2, 0, 1)
+    assert decode(path).equal(expected)
+    assert read_picture(path, (upright.shape[0], upright.shape[1]), 3, resize=False).equal(expected)
+    small = read_picture(path, (4, 6), 3, resize=True)
+    assert suffix == "jpg" or small.equal(  # a JPEG is decoded at a smaller size
+        torch.from_numpy(np.array(cover(Image.fromarray(upright), (4, 6)))).permute(2, 0, 1)
+    )
+
+
+def test_a_cover_that_rounding_would_put_outside() -> None:
+    for height in range(20, 90):
+        for width in range(30, 70, 7):
+            assert cover(Image.new("L", (width, height)), (32, 32)).size == (32, 32)
 
 
 @pytest.mark.parametrize("name", ["bomb.png", "bomb.jpg"])

@@ -72,6 +72,7 @@ CHANGED = {
     "qconv.Summary",
     "qconv.schemes.lsq",  # the data choose whether its inputs are signed
     "qconv.quantizers.LSQInput",
+    "qconv.data.ImageFolderDataModule",  # test_size
 }
 """What CHANGELOG tells of."""
 

@@ -1,4 +1,4 @@
-"""Any tree of small pictures, `train/<class>/*` and `test/<class>/*`, decoded once and cached in a file."""
+"""Any folder of pictures with a folder for each class, decoded once and cached in a file."""
 
 import hashlib
 import os
@@ -6,18 +6,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
+from pytorch_lightning.utilities import rank_zero_only
 from rich.console import Console
 from rich.progress import Progress
 
 from ..files import DamagedFileError, atomic_file, load_tensors
-from ..images import DecodingError, opened, read_picture
+from ..images import DecodingError, read_picture
 from .pictures import Pictures, PicturesDataModule
+from .tree import Tree, common_size, scan
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
-FORMAT = 1  # of the cache file; each number has its own file
+FORMAT = 2  # of the cache file; each number has its own file
 Broken = Literal["fatal", "skip"]
 
 
@@ -25,35 +26,33 @@ class BrokenPictureError(ValueError):
     """Pictures that cannot be decoded."""
 
 
-class Tree(NamedTuple):
-    """A folder of pictures: the names of its classes, and the files of each split with their class."""
-
-    classes: list[str]
-    splits: dict[str, list[tuple[Path, int]]]
-
-
 class ImageFolderDataModule(PicturesDataModule):
-    """Pictures of one size from a tree `train/<class>/*` with `test/<class>/*`, `val/<class>/*` or both.
+    """Pictures from folders `<class>/*`, or from `train/<class>/*` with `test/<class>/*`, `val/<class>/*` or both.
 
-    With only `test`, a part of the training pictures is used for validation; with only `val`, that is the test split.
-    The pictures are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after paths, sizes and
-    times of the tree's files; it is rewritten when one of them changes or when it is damaged. Grey, palette, CMYK and
-    16-bit pictures become `channels` channels of 8 bits; transparency and EXIF orientation are ignored.
+    Of folders without splits a part of each class is the test split, the same for every seed. With only `test`, or
+    without splits, a part of the training pictures is used for validation; with only `val`, that is the test split.
+    What was split, resized and left out is said on stderr, and the number of pictures.
+
+    The pictures are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after these settings and
+    paths, sizes and times of the files; it is rewritten when one of them changes or when it is damaged. Grey, palette,
+    CMYK and 16-bit pictures become `channels` channels of 8 bits, and of an animation the first picture counts;
+    pictures are turned as their EXIF orientation says, and transparency is ignored.
 
     Args:
-        root: the folder of the tree.
-        image_size: side, or (height, width); pictures are resized to cover it and cropped at the centre. None takes the
-            size of the first picture and requires it of all others.
+        root: the folder.
+        image_size: side, or (height, width); pictures are resized to cover it and cropped at the centre. None takes
+            their size if they have one, and a side of at most 64 pixels if they have several.
         channels: 3, or 1 for grey.
         broken: what to do with files that cannot be decoded completely: ``"fatal"`` names them in an error, ``"skip"``
             reports them and leaves them out.
+        test_size: the share of the pictures for testing, of folders without splits.
         cache: folder of the cached files; None means `qconv` in the user's cache folder.
-        options: those of `PicturesDataModule`.
+        options: those of `PicturesDataModule`; `split_seed` also chooses the test pictures.
 
     Raises:
-        FileNotFoundError: `root`, its `train`, or both of `test` and `val` are missing or hold no picture.
+        FileNotFoundError: `root` is missing or holds no such folders, or a split holds no picture.
         ValueError: fewer than two classes, classes without training pictures, or an argument out of range.
-        BrokenPictureError: a file that is not a picture, or has another size and there is no `image_size`.
+        BrokenPictureError: files that are no pictures, or are cut off.
     """
 
     def __init__(
@@ -63,6 +62,7 @@ class ImageFolderDataModule(PicturesDataModule):
         image_size: int | Sequence[int] | None = None,
         channels: int = 3,
         broken: Broken = "fatal",
+        test_size: float = 0.2,
         cache: str | None = None,
         **options: Any,
     ) -> None:
@@ -71,13 +71,16 @@ class ImageFolderDataModule(PicturesDataModule):
             raise ValueError(f"channels (={channels}) must be 1 or 3")
         if broken not in ("fatal", "skip"):
             raise ValueError(f"broken (={broken!r}) must be 'fatal' or 'skip'")
+        if not isinstance(test_size, float) or not 0 < test_size < 1:
+            raise ValueError(f"test_size (={test_size!r}) must be a share, above 0 and below 1")
         self.root, self.in_channels, self.broken = Path(root).expanduser(), channels, broken
-        self.tree = scan(self.root)
+        self.tree = scan(self.root, test_size, self.split_seed)
         self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
-        self.resized = image_size is not None
-        self.image_size = _size(image_size) if image_size is not None else self._first_size()
+        self.image_size, told = (_size(image_size), "") if image_size is not None else self._common_size()
+        for line in filter(None, (*self.tree.told, told)):
+            _tell(line)
         self.cached: dict[str, Pictures] | None = None
-        self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {self.resized} {channels} {broken}")
+        self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {channels} {broken}")
 
     def prepare_data(self) -> None:
         """Decode the pictures into the cache, in one process per machine."""
@@ -95,14 +98,18 @@ class ImageFolderDataModule(PicturesDataModule):
         splits, self.cached = self.cached or {}, None
         return splits
 
-    def _first_size(self) -> tuple[int, int]:
-        for path, _ in self.tree.splits["train"]:
-            try:
-                with opened(path) as picture:
-                    return picture.height, picture.width
-            except DecodingError:  # reported with all others when they are decoded
-                continue
-        raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is a picture")
+    def setup(self, stage: str) -> None:
+        is_new = not self.splits
+        super().setup(stage)
+        if is_new:
+            counts = " / ".join(f"{len(self.splits[name].labels):,}" for name in ("train", "val", "test"))
+            _tell(f"{self.num_classes} classes: {counts} pictures (training / validation / test)")
+
+    def _common_size(self) -> tuple[tuple[int, int], str]:
+        found = common_size(self.tree.splits["train"])
+        if found is None:
+            raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is a picture")
+        return found
 
     def _decode(self, name: str) -> Pictures:
         files = self.tree.splits[name]
@@ -111,7 +118,7 @@ class ImageFolderDataModule(PicturesDataModule):
 
         def decode(index: int) -> None:
             try:
-                images[index] = read_picture(files[index][0], self.image_size, self.in_channels, self.resized)
+                images[index] = read_picture(files[index][0], self.image_size, self.in_channels, resize=True)
             except DecodingError as error:
                 problems[index] = str(error)
 
@@ -131,40 +138,6 @@ class ImageFolderDataModule(PicturesDataModule):
         if name == "train" and (empty := [c for i, c in enumerate(self.classes) if not left[i]]):
             raise BrokenPictureError(f"class {empty[0]!r} has no whole training picture")
         return Pictures(images[kept] if problems else images, labels[kept])
-
-
-def scan(root: Path) -> Tree:
-    """Return the tree below ``root``, without hidden files and files without a picture's suffix.
-
-    Raises:
-        FileNotFoundError, ValueError: as for `ImageFolderDataModule`.
-    """
-    if not root.is_dir():
-        raise FileNotFoundError(f"data.root (={root}): there is no such folder")
-    names = [name for name in ("train", "val", "test") if (root / name).is_dir()]
-    if "train" not in names or len(names) < 2:
-        raise FileNotFoundError(
-            f"data.root (={root}) must hold train/<class>/* and test/<class>/* (or val); it has "
-            + (", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing")
-        )
-    files = {name: {d.name: _pictures(d) for d in sorted((root / name).iterdir()) if d.is_dir()} for name in names}
-    classes = [name for name, pictures in files["train"].items() if pictures]
-    if len(classes) < 2:
-        raise ValueError(f"data.root (={root}): train has {len(classes)} class with pictures; it must have at least 2")
-    for name in names:
-        only = [other for other, pictures in files[name].items() if pictures and other not in classes]
-        if only:
-            raise ValueError(f"data.root (={root}): class {only[0]!r} is in {name}, but has no training pictures")
-    listed = {
-        name: [(path, index) for index, label in enumerate(classes) for path in files[name].get(label, ())]
-        for name in names
-    }
-    for name, paths in listed.items():
-        if not paths:
-            raise FileNotFoundError(f"data.root (={root}): {name} has no pictures")
-    if "test" not in listed:
-        listed["test"] = listed.pop("val")
-    return Tree(classes, listed)
 
 
 def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Path:
@@ -202,12 +175,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _pictures(folder: Path) -> list[Path]:
-    return sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
-    )
-
-
 def _size(size: int | Sequence[int]) -> tuple[int, int]:
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or min(pair) < 1:
@@ -220,3 +187,8 @@ def _told(problems: dict[int, str], files: Sequence[tuple[Path, int]], most: int
     listed = "; ".join(f"{files[index][0]} ({problems[index]})" for index in shown)
     more = f"; and {len(problems) - most} more" if len(problems) > most else ""
     return f"{len(problems)} of {len(files)} files are no whole picture: {listed}{more}"
+
+
+@rank_zero_only
+def _tell(line: str) -> None:
+    Console(stderr=True).print(f"data: {line}", highlight=False, soft_wrap=True)

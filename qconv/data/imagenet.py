@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from ..images import DecodingError
-from .image_folder import Tree, scan
 from .large import Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import share_out
+from .tree import Tree, scan
 
 Item = tuple[int, int]
 

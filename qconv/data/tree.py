@@ -1,0 +1,175 @@
+"""The files of a folder of pictures: their classes, their splits, and what is left out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from ..images import HEIF_REMEDY, HEIF_SUFFIXES, DecodingError, opened, readable_suffixes, size_of
+
+SPLITS = ("train", "val", "test")
+NO_PICTURES = ("thumbs.db", "desktop.ini")
+"""What operating systems leave beside pictures."""
+SAMPLED = 1000
+"""The number of pictures whose size is read before all are decoded."""
+LARGEST_SIDE = 64
+"""The largest side that is chosen for pictures of several sizes; other sizes must be asked for."""
+
+Files = list[tuple[Path, int]]
+
+
+class Tree(NamedTuple):
+    """A folder of pictures.
+
+    Attributes:
+        classes: their names.
+        splits: the files of each split with their class.
+        told: lines about what was done: pictures split, other files left out.
+    """
+
+    classes: list[str]
+    splits: dict[str, Files]
+    told: tuple[str, ...] = ()
+
+
+def scan(root: Path, test_size: float | None = None, seed: int = 0) -> Tree:
+    """Return the tree below ``root``, without hidden files and files without a picture's suffix.
+
+    Args:
+        root: a folder with ``train/<class>/*`` and ``test/<class>/*``, ``val/<class>/*`` or both; or ``<class>/*``.
+        test_size: the share of a folder without splits that is the test split; None refuses such a folder.
+        seed: chooses these pictures.
+
+    Raises:
+        FileNotFoundError, ValueError: as for `ImageFolderDataModule`.
+    """
+    if not root.is_dir():
+        raise FileNotFoundError(f"data.root (={root}): there is no such folder")
+    names = [name for name in SPLITS if (root / name).is_dir()]
+    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    if test_size is not None and not names:
+        files = {folder.name: pictures_in(folder) for folder in folders}
+        if sum(map(bool, files.values())) > 1:
+            return _without_splits(root, files, folders, test_size, seed)
+    if "train" not in names or len(names) < 2:
+        needed = "train/<class>/* and test/<class>/* (or val)"
+        if test_size is not None and not names:
+            needed = f"<class>/*, or {needed}"
+        raise FileNotFoundError(
+            f"data.root (={root}) must hold {needed}; it has "
+            + (", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing")
+        )
+    files = {name: {d.name: pictures_in(d) for d in sorted((root / name).iterdir()) if d.is_dir()} for name in names}
+    classes = [name for name, pictures in files["train"].items() if pictures]
+    if len(classes) < 2:
+        raise ValueError(f"data.root (={root}): train has {len(classes)} class with pictures; it must have at least 2")
+    for name in names:
+        only = [other for other, pictures in files[name].items() if pictures and other not in classes]
+        if only:
+            raise ValueError(f"data.root (={root}): class {only[0]!r} is in {name}, but has no training pictures")
+    listed = {
+        name: [(path, index) for index, label in enumerate(classes) for path in files[name].get(label, ())]
+        for name in names
+    }
+    for name, paths in listed.items():
+        if not paths:
+            raise FileNotFoundError(f"data.root (={root}): {name} has no pictures")
+    if "test" not in listed:
+        listed["test"] = listed.pop("val")
+    return Tree(classes, listed, left_out([root / name / label for name in names for label in classes]))
+
+
+def _without_splits(
+    root: Path, files: dict[str, list[Path]], folders: Sequence[Path], test_size: float, seed: int
+) -> Tree:
+    """Split the pictures of each class, which keeps at least one for training."""
+    classes = [name for name, pictures in files.items() if pictures]
+    generator = torch.Generator().manual_seed(seed)
+    splits: dict[str, Files] = {"train": [], "test": []}
+    for label, name in enumerate(classes):
+        order = torch.randperm(len(files[name]), generator=generator).tolist()
+        count = min(max(round(test_size * len(order)), 1), len(order) - 1)
+        test = set(order[:count])
+        for index, path in enumerate(files[name]):
+            splits["test" if index in test else "train"].append((path, label))
+    if not splits["test"]:
+        raise ValueError(f"data.root (={root}): no class has two pictures, so none can be tested")
+    told = (
+        f"{root} has no folders train and test: {test_size:.0%} of each class are the test pictures (split_seed={seed})"
+    )
+    alone = [name for name in classes if len(files[name]) == 1]
+    if alone:
+        told += f"; not of {_some(alone)}, with a single picture"
+    empty = [folder.name for folder in folders if folder.name not in classes]
+    if empty:
+        told += f"; no pictures in {_some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class"
+    return Tree(classes, splits, (told, *left_out(folders)))
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The files of a folder that should be pictures, in order."""
+    suffixes = readable_suffixes()
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in suffixes and not path.name.startswith(".")
+    )
+
+
+def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
+    """Count the other files in these folders, by suffix, and say what would make HEIC readable."""
+    suffixes = readable_suffixes()
+    kinds = Counter(
+        path.suffix.lower() or "without a suffix"
+        for folder in folders
+        if folder.is_dir()
+        for path in folder.iterdir()
+        if path.is_file() and not path.name.startswith(".") and path.name.lower() not in NO_PICTURES
+        if path.suffix.lower() not in suffixes
+    )
+    if not kinds:
+        return ()
+    parts = []
+    for kind, count in kinds.most_common():
+        remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
+        parts.append(f"{count} {kind}{remedy}")
+    return (f"left out: {', '.join(parts)}",)
+
+
+def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
+    """Return the size of the pictures, or the one to resize them to if they differ, and a line about it then.
+
+    It is that of the first `SAMPLED` of them, evenly spaced; None if none can be read. Pictures of several sizes become
+    squares of the median of their shorter sides, in multiples of 8 from 8 to `LARGEST_SIDE`.
+    """
+
+    def read(path: Path) -> tuple[int, int] | None:
+        try:
+            with opened(path) as picture:
+                return size_of(picture)
+        except DecodingError:  # reported with all others when they are decoded
+            return None
+
+    some = files[:: -(-len(files) // SAMPLED)]
+    with ThreadPoolExecutor() as pool:
+        sizes = [size for size in pool.map(read, (path for path, _ in some)) if size is not None]
+    if not sizes:
+        return None
+    if len(set(sizes)) == 1:
+        return sizes[0], ""
+    shorter = sorted(min(size) for size in sizes)[len(sizes) // 2]
+    side = min(max(shorter // 8 * 8, 8), LARGEST_SIDE)
+    small, large = (f"{height}×{width}" for height, width in (min(sizes, key=_area), max(sizes, key=_area)))
+    return (
+        side,
+        side,
+    ), f"pictures of {small} to {large} pixels become {side}×{side} (data.image_size= for another size)"
+
+
+def _area(size: tuple[int, int]) -> int:
+    return size[0] * size[1]
+
+
+def _some(names: Sequence[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
