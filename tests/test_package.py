@@ -62,9 +62,11 @@ ROOMS = {
     "packed": {"convert", "files", "layers", "lean", "quantizers", "scheme", "models"},
     "zoo": {"packed"},
     "hub": {"packed", "zoo"},
-    "summary": {"files", "layers", "lean", "quantizers", "packed", "table"},
+    "summary": {"files", "layers", "lean", "names", "quantizers", "packed", "table"},
     "inference": {"convert", "kernels", "layers", "lean", "quantizers", "packed", "table"},
     "onnx": {"inference", "kernels", "files", "layers", "quantizers"},
+    "names": set(),
+    "comparison": {"files", "names"},
     "data": {"files", "images"},
     "predict": {"packed", "images", "inference"},
     "bench": {
@@ -73,11 +75,11 @@ ROOMS = {
     },
     "training": {
         *("bench", "checks", "convert", "distillation", "environment", "files", "inference", "layers", "lean"),
-        *("lifecycle", "optim", "packed", "processes", "quantizers", "scheme", "summary", "table"),
+        *("lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme", "summary", "table"),
     },
     "cli": {
-        *("bench", "convert", "images", "inference", "layers", "onnx", "packed", "predict", "schemes", "summary"),
-        *("table", "training", "zoo"),
+        *("bench", "comparison", "convert", "images", "inference", "layers", "onnx", "packed", "predict"),
+        *("schemes", "summary", "table", "training", "zoo"),
     },
 }
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -17,9 +16,10 @@ from qconv import schemes
 from qconv.models import resnet18, resnet20, small_cnn
 from qconv.quantizers import Codes
 from qconv.summary import summarize, summary
+from qconv.summary.screen import repeated, screen_text, short
 from qconv.summary.table import Row, Summary, format_int
+from qconv.table import Column, least_width, lines, repeats
 from qconv.training.report.result import about_run
-from qconv.training.report.screen import model_table, short
 
 
 def row_of(layer: nn.Module, input_size: tuple[int, ...]) -> Row:
@@ -685,41 +685,52 @@ def test_the_module_is_found_under_its_name() -> None:
     assert module.summarize is summarize
 
 
-@pytest.mark.parametrize("columns", [120, 132])
-def test_the_table_of_a_run_fits_the_screen(columns: int) -> None:
-    table = summarize(qconv.convert(resnet18(), schemes.bnn()), (3, 32, 32))
-    console = Console(width=columns, file=io.StringIO())
-    console.print(model_table(table, "a title"))
-    lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
-    assert max(map(len, lines)) <= columns
-    # One line a layer: nothing was folded, no number was cut.
-    for row in table.rows:
-        shown = [line.split() for line in lines if line.split()[:1] == [row.name]]
-        assert len(shown) == bool(row.macs)
-        if shown:
-            assert shown[0][1:3] == [row.scheme, "×".join(map(str, row.output_shape))]
-            assert {format_int(row.macs), format_int(row.packed_bytes), format_int(row.saved_bytes)} <= set(shown[0])
-    (total,) = [line for line in lines if line.startswith("all")]
-    assert total.split() == [
-        "all",
-        "11,173,962",
-        "555,422,720",
-        "2.37",
-        "G",
-        format_int(table.packed_bytes),
-        format_int(table.saved_bytes),
-    ]
-    assert any(f"(44,734,408 bytes to {format_int(table.packed_bytes)})" in line for line in lines)
+@pytest.mark.parametrize("columns", [80, 100, 120])
+def test_the_table_fits_the_screen_and_shows_every_layer(columns: int) -> None:
+    table = summarize(qconv.convert(resnet18(), schemes.lsq(4, 4)), (3, 32, 32))
+    text = screen_text(table, columns, "a title").splitlines()
+    assert max(map(len, text)) <= columns
+    assert all(line == line.rstrip() for line in text)
+    groups = list(repeated([row for row in table.rows if row.macs]))
+    assert sum(times for *_, times in groups) == sum(row.macs > 0 for row in table.rows)
+    for figure in ("parameters", "macs", "packed_bytes"):
+        summed = sum(getattr(row, figure) for row, *_ in groups)
+        assert summed == sum(getattr(row, figure) for row in table.rows if row.macs)
+    words = [word for line in text for word in line.split()]
+    for row, last, times in groups:  # no name was broken
+        assert {row.name, last} <= set(words)
+        assert times == 1 or f"×{times}" in words
+    (total,) = [line for line in text if line.startswith("all")]
+    assert (format_int(table.macs) in total) == (columns == 120)
+    assert short(table.macs) in total or columns == 120
+    assert any(f"(44,734,408 bytes to {format_int(table.packed_bytes)})" in line for line in text)
 
 
-def test_a_narrow_screen_folds_names_alone() -> None:
-    scheme = schemes.shift_q(weight_bits=5, fixed_point=(16, 16))
-    console = Console(width=100, file=io.StringIO())
-    console.print(model_table(summarize(qconv.convert(resnet18(), scheme), (3, 32, 32)), "a title"))
-    text = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-    assert max(map(len, text.splitlines())) <= 100
-    assert "555,422,720" in text
-    assert "…" not in text
+@pytest.mark.parametrize(
+    ("kinds", "places"),
+    [
+        ("", []),
+        ("abc", [[0], [1], [2]]),
+        ("aaab", [[0, 1, 2], [3]]),
+        ("xababaab", [[0], [1, 3], [2, 4], [5, 6], [7]]),
+        ("abcabc", [[0, 3], [1, 4], [2, 5]]),
+    ],
+)
+def test_what_repeats(kinds: str, places: list[list[int]]) -> None:
+    assert [list(group) for group in repeats(kinds)] == places
+
+
+def test_words_are_broken_only_where_there_is_no_other_way() -> None:
+    rows = [("blocks.0.conv …\N{NO-BREAK SPACE}blocks.3.conv ×4", "QConv2d lsq(weight_bits=4)", "1,234")]
+    columns = Column("layer"), Column("becomes"), Column("a number", is_right=True)
+    assert lines(rows, columns)[1].endswith("1,234")
+    assert len(lines(rows, columns, 66)) == 3
+    for width, whole in ((50, True), (31, False)):
+        text = lines(rows, columns, width)
+        assert max(map(len, text)) <= width
+        assert ("lsq(weight_bits=4)" in " ".join(text)) == whole
+        assert any("1,234" in line for line in text)
+    assert least_width(rows, columns) <= 50
 
 
 def test_short_numbers() -> None:

@@ -24,6 +24,8 @@ def run(options: argparse.Namespace) -> int:
     """Print the table."""
     from ..packed import load_for_pictures
     from ..summary import summarize
+    from ..summary.screen import screen_text
+    from ..table import screen_width
 
     model, _, pictures = load_for_pictures(options.model.packed_file)
     table = summarize(model, pictures.size)
@@ -31,5 +33,6 @@ def run(options: argparse.Namespace) -> int:
         table.to_csv(options.csv)
     if options.json:
         table.to_json(options.json)
-    print(table)
+    width = screen_width()
+    print(table if width is None else screen_text(table, width))
     return 0

@@ -29,7 +29,7 @@ from ..layers.parents import call_children_, read_by_parents, undo_
 from ..lean import lean as make_lean, while_not_lean
 from ..scheme import Factory, Scheme
 from ..schemes import lsq, minmax
-from ..table import Column, cost_text, lines, most_costly
+from ..table import Column, cost_text, lines, most_costly, name_of_repeats, repeats, screen_width
 from .activations import BeforeSign, check_choice, replaced, restore_
 from .before_sign import ActivationStep, find_steps, note_, replace_all
 
@@ -99,13 +99,21 @@ class Plan:
     costs: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """Return the table; with a width, in so many columns, and layers that repeat in one line."""
         steps = (*self.steps, *self.activations)
         rows = [(", ".join(step.names) or "(the model itself)", str(step)) for step in steps]
-        if not self.costs:
-            return "\n".join(lines(rows, (Column(""), Column(""))))
-        costs = (next((self.costs[name] for name in step.names if name in self.costs), None) for step in steps)
-        rows = [("layer", "", "cost"), *((*row, cost_text(cost)) for row, cost in zip(rows, costs, strict=True))]
-        return "\n".join([*lines(rows, (Column(""), Column(""), Column("", is_right=True))), most_costly(self.costs)])
+        if self.costs:
+            costs = (next((self.costs[name] for name in step.names if name in self.costs), None) for step in steps)
+            rows = [("layer", "", "cost"), *((*row, cost_text(cost)) for row, cost in zip(rows, costs, strict=True))]
+            table = lines(rows, (Column(""), Column(""), Column("", is_right=True)), width)
+            return "\n".join([*table, most_costly(self.costs)])
+        if width is not None:
+            groups = repeats([text for _, text in rows])
+            rows = [(name_of_repeats(rows[g[0]][0], rows[g[-1]][0], len(g)), rows[g[0]][1]) for g in groups]
+        return "\n".join(lines(rows, (Column(""), Column("")), width))
 
     def __repr__(self) -> str:
         changed = sum(step.scheme is not None for step in self.steps)
@@ -186,7 +194,7 @@ def plan(
             subclasses,
         )
     result = replace(result, costs=costs or {})
-    print(result)  # noqa: T201  # the one function that is there to be read on the screen
+    print(result.text(screen_width()))  # noqa: T201  # the one function that is there to be read on the screen
     return result
 
 

@@ -18,7 +18,9 @@ from ..layers.bypassed import Watch, forget
 from ..layers.trial import random_state_kept
 from ..layers.uncalibrated import without_warnings
 from ..quantizers import Quantizer
+from ..table import screen_width
 from .saved import REFUSED, Kept, kept_in_training, sample_of
+from .screen import screen_text
 from .table import FLOAT_BITS, Row, Summary
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -29,8 +31,10 @@ DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropou
 def summary(model: nn.Module, input_size: Sequence[int], *, costs: Mapping[str, float] | None = None) -> Summary:
     """Print the contents of `model` as a table with totals, and return them as data.
 
+    A terminal shows as much as its width allows: layers that repeat in one line, modules that multiply.
+
     Arguments, errors and counts are those of `summarize`, which prints nothing. ``costs`` adds a column of what
-    quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`.
+    quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`; it shows all modules, whatever the width.
 
     Example:
         >>> table = summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 5, 5))  # doctest: +ELLIPSIS
@@ -40,7 +44,9 @@ def summary(model: nn.Module, input_size: Sequence[int], *, costs: Mapping[str, 
         (1944, 588)
     """
     result = replace(summarize(model, input_size), costs=costs or {})
-    print(result)  # noqa: T201  # it is there to be read on the screen
+    width = screen_width()
+    text = str(result) if width is None or costs else screen_text(result, width)
+    print(text)  # noqa: T201  # it is there to be read on the screen
     return result
 
 

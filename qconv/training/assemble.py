@@ -10,12 +10,13 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
 from ..convert import convert
+from ..names import short_call
 from ..scheme import Scheme
 from ..summary import summarize
 from .classifier import Classifier
 from .initial_weights import load_weights
 from .report.result import about_run
-from .report.screen import show_model, show_note
+from .report.screen import default_of, show_model, show_note
 
 C = TypeVar("C", bound=Callback)
 
@@ -34,7 +35,8 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
             rank_zero_only(show_note)(told)
     table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
-    rank_zero_only(show_model)(table, f"{about['model']}, {about['scheme']}, on {about['data']}")
+    names = (short_call(config[group], default_of) for group in ("model", "data"))
+    rank_zero_only(show_model)(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))
     classifier = Classifier(
         model,
         instantiate(cfg.optimizer),

@@ -14,12 +14,13 @@ from torch import Tensor
 from ...environment import machine, versions
 from ...files import atomic_file
 from ...packed import FILE
+from ...summary.screen import short
 from ...summary.table import Summary, format_bits, format_int
 from ..resume import call
 from .classes import class_rows, confusion, interval, worst_pairs
 from .figures import panels, trend
 from .gather import FLOAT, Report
-from .screen import percent, short
+from .screen import percent
 
 MATRIX = 25  # classes at most of a matrix that is shown whole
 ROWS = 20  # classes, or pairs of classes, that are shown at once of more

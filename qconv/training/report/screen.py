@@ -1,18 +1,18 @@
 """The output of a run on the screen."""
 
+import inspect
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from rich import box
+from hydra.utils import get_object
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from ...summary.table import Row, Summary, format_bits, format_int, notes
+from ...summary.screen import screen_text
+from ...summary.table import Summary, format_int
+from ...table import screen_width
 from .result import Evaluation, Result
-
-NUMBER_HEAD = ("parameters", "MACs", "BOPs", "packed\nbytes", "saved\nbytes")
-PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def console() -> Console:
@@ -25,34 +25,15 @@ def show_note(text: str) -> None:
     console().print(text, soft_wrap=True)
 
 
+def default_of(target: str, argument: str) -> Any:
+    """Return the default of a function's argument, by the names in a config."""
+    parameter = inspect.signature(get_object(target)).parameters.get(argument)
+    return inspect.Parameter.empty if parameter is None else parameter.default
+
+
 def show_model(summary: Summary, title: str) -> None:
     """Show the layers that multiply, and the totals of all."""
-    console().print(model_table(summary, title))
-
-
-def model_table(summary: Summary, title: str) -> Table:
-    """Return the table of `show_model`, without vertical lines, so that 120 columns suffice. Names fold first."""
-    table = Table(
-        title=title,
-        title_justify="left",
-        caption=Text("\n".join(notes(summary)), style="default not italic"),
-        caption_justify="left",
-        show_footer=True,
-        box=box.SIMPLE,
-        show_edge=False,
-        padding=(0, 1, 0, 0),
-    )
-    table.add_column("layer", "all", overflow="fold")
-    table.add_column("scheme", overflow="fold")
-    for head in ("output", "bits\nw/in"):
-        table.add_column(head, no_wrap=True)
-    for head, foot in zip(NUMBER_HEAD, _numbers(summary), strict=True):
-        table.add_column(head, foot, justify="right", no_wrap=True)
-    for row in summary.rows:
-        if row.macs:
-            shape = "×".join(map(str, row.output_shape))
-            table.add_row(row.name, row.scheme, shape, format_bits(row), *_numbers(row))
-    return table
+    print(screen_text(summary, screen_width(), title))  # noqa: T201
 
 
 def show_outcome(outcome: Result | Evaluation) -> None:
@@ -64,9 +45,11 @@ def show_outcome(outcome: Result | Evaluation) -> None:
     rows += [
         ("float size", f"{format_int(about['float_bytes'])} bytes"),
         ("packed size", f"{format_int(about['packed_bytes'])} bytes ({about['compression']:.1f} times smaller)"),
-        ("run folder", about["run_dir"]),
     ]
     show_rows(("result", ""), rows)
+    if isinstance(outcome, Evaluation):
+        show_note(f"checkpoint: {outcome.checkpoint}")
+    show_note(f"run folder: {about['run_dir']}")  # a path is not to be broken, so that it can be copied
 
 
 def show_rows(head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
@@ -82,22 +65,9 @@ def percent(share: float) -> str:
     return f"{100 * share:.2f} %"
 
 
-def short(value: float) -> str:
-    """Format 1234567 as 1.23 M: three digits and an SI prefix."""
-    power = 0
-    while value >= 999.5 and power < len(PREFIXES) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g} {PREFIXES[power]}".rstrip()
-
-
-def _numbers(counts: Summary | Row) -> tuple[str, ...]:
-    parameters, macs = format_int(counts.parameters), format_int(counts.macs)
-    return parameters, macs, short(counts.bops), format_int(counts.packed_bytes), format_int(counts.saved_bytes)
-
-
 def _validation(outcome: Result | Evaluation) -> list[tuple[str, str]]:
     if isinstance(outcome, Evaluation):
-        return [("validation accuracy", percent(outcome.val_accuracy)), ("checkpoint", outcome.checkpoint)]
+        return [("validation accuracy", percent(outcome.val_accuracy))]
     best = f"{percent(outcome.val_accuracy_best)} (epoch {outcome.best_epoch}, the one tested)"
     return [
         ("validation accuracy, best", best),

@@ -1,0 +1,55 @@
+"""``qconv compare``: runs side by side."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """The command and its arguments."""
+    parser = commands.add_parser(
+        "compare",
+        help="set the figures of runs side by side",
+        description="Set the figures of runs side by side: what differs between them, accuracy as mean ± standard "
+        "deviation over the seeds, bits, bytes, time, epochs. Runs that differ only by their seed are one row. Folders "
+        "are searched for runs; unfinished and damaged ones are named.",
+        epilog="example: qconv compare multirun/2026-01-31/12-00-00 --plot accuracy.png",
+    )
+    parser.add_argument("places", metavar="RUN", nargs="+", type=Path, help="folder of a run, of a sweep, or of runs")
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="also write the rows to a CSV file")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="also write the table as Markdown")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="also draw the accuracies into a PNG file")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; return 1 if there is no finished run."""
+    from ..comparison import compare, find_runs
+    from ..comparison.table import HEADS, cells, csv_rows, markdown
+    from ..table import Column, lines, screen_width, write_csv
+
+    runs, others = find_runs(options.places)
+    groups, common, left_out = compare(runs)
+    if groups:
+        title = ", on ".join(common.values())
+        columns = [*map(Column, groups[0].differs), *(Column(head, is_right=True) for head in HEADS)]
+        rows = [(*group.differs.values(), *cells(group)) for group in groups]
+        print("\n".join([title, "", *lines(rows, columns, screen_width())]))
+    others += [(each.folder, "a newer run is the same, with the same seed") for each in left_out]
+    if others:
+        print("\nleft out:", file=sys.stderr)
+    for folder, reason in others:
+        print(f"  {folder}: {reason}", file=sys.stderr)
+    if not groups:
+        print("qconv: error: no finished run to compare", file=sys.stderr)
+        return 1
+    if options.csv:
+        write_csv(csv_rows(groups), options.csv)
+    if options.markdown:
+        options.markdown.write_text(markdown(groups), encoding="utf-8")
+    if options.plot:
+        from ..comparison.figure import draw
+
+        draw(groups, options.plot, ", on ".join(common.values()))
+    return 0

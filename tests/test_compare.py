@@ -1,0 +1,123 @@
+"""`qconv compare`: which runs are one row, what differs, and what is left out."""
+
+import csv
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from PIL import Image
+
+from qconv.cli import main
+from qconv.comparison import compare, find_runs
+from qconv.comparison.table import duration
+
+
+def write(folder: Path, accuracy: float | None = None, **changed: Any) -> Path:
+    """Write what a run leaves; without an accuracy, of one that was stopped."""
+    config: dict[str, Any] = {
+        "seed": 1,
+        "run_dir": str(folder),
+        "data": {"_target_": "qconv.data.DigitsDataModule", "seed": changed.get("seed", 1), "batch_size": 64},
+        "model": {"_target_": "qconv.models.small_cnn", "width": 8},
+        "scheme": {"_target_": "qconv.schemes.bnn"},
+        "optimizer": {"lr": 0.1},
+        "trainer": {"max_epochs": 20, "devices": 1},
+        "callbacks": {"history": {"folder": str(folder)}},
+        **changed,
+    }
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    if accuracy is not None:
+        name = config["scheme"]["_target_"].rpartition(".")[2]
+        result = {
+            "test_accuracy": accuracy,
+            "val_accuracy_best": accuracy + 0.01,
+            "epochs": 20,
+            "seconds": 75.0,
+            "packed_bytes": 1234,
+            "scheme": f"{name}()",
+            "macs_by_bits": {"1x1": 90, "32x32": 10},
+        }
+        (folder / "result.json").write_text(json.dumps(result))
+    return folder
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """A sweep over two schemes and two seeds, and what else lies there."""
+    bwn = {"_target_": "qconv.schemes.bwn"}
+    write(tmp_path / "m/0", 0.90)
+    write(tmp_path / "m/1", 0.94, seed=2)
+    write(tmp_path / "m/2", 0.80, scheme=bwn)
+    write(tmp_path / "m/10", 0.84, scheme=bwn, seed=2, trainer={"max_epochs": 20, "devices": 2})
+    (write(tmp_path / "m/3") / "metrics.csv").write_text("epoch\n0\n1\n")
+    (write(tmp_path / "m/4", 0.1) / "result.json").write_text('{"test_acc')
+    (write(tmp_path / "m/5") / "config.yaml").write_text("a: [")
+    (tmp_path / "m/0/.hydra").mkdir()
+    (tmp_path / "m/0/.hydra/config.yaml").write_text("data: 1\nmodel: 1\nscheme: 1\n")
+    return tmp_path / "m"
+
+
+def test_a_row_for_what_differs_by_more_than_the_seed(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [f"--{kind}={tmp_path / kind}" for kind in ("csv", "markdown", "plot")]
+    assert main(["compare", str(runs), str(runs / "0"), str(tmp_path / "none"), *files]) == 0
+    told = capsys.readouterr()
+    title, _, head, bnn, bwn = told.out.splitlines()
+    assert title == "small_cnn(width=8), on Digits(batch_size=64)"
+    assert head.split() == ["scheme", "test", "%", "val.", "%", "seeds", "bits", "w/in", "bytes", "time", "epochs"]
+    assert " ".join(bnn.split()) == "bnn 92.00 ± 2.83 93.00 ± 2.83 2 1/1 1,234 1:15 min 20"
+    assert bwn.split()[:4] == ["bwn", "82.00", "±", "2.83"]
+    for folder, reason in (
+        (runs / "3", "not finished: 2 of 20 epochs"),
+        (runs / "4", "result.json is damaged"),
+        (runs / "5", "while parsing"),
+        (tmp_path / "none", "no such folder"),
+    ):
+        assert f"{folder}: {reason}" in told.err
+    assert told.err.count("\n") == 6
+    first, _ = csv.DictReader((tmp_path / "csv").read_text().splitlines())
+    assert (first["scheme"], first["seeds"], first["runs"]) == ("bnn", "1 2", f"{runs / '0'} {runs / '1'}")
+    assert float(first["test_accuracy"]) == pytest.approx(0.92)
+    assert float(first["test_accuracy_deviation"]) == pytest.approx(0.0282843, rel=1e-4)
+    assert (tmp_path / "markdown").read_text().splitlines()[2].startswith("| bnn | 92.00 ± 2.83 | 93.00")
+    with Image.open(tmp_path / "plot") as plot:
+        assert plot.size[0] == 1200
+    monkeypatch.setenv("COLUMNS", "74")
+    assert main(["compare", str(runs)]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 74
+
+
+def test_single_values_have_columns_of_their_own(tmp_path: Path) -> None:
+    write(tmp_path / "0", 0.9)
+    write(tmp_path / "1", 0.8, optimizer={"lr": 0.2})
+    write(tmp_path / "2", 0.7, model={"_target_": "qconv.models.small_cnn", "width": 16})
+    groups, common, _ = compare(find_runs([tmp_path])[0])
+    assert [group.differs for group in groups] == [
+        {"scheme": "bnn", "model": f"small_cnn(width={width})", "optimizer.lr": lr}
+        for width, lr in ((8, "0.1"), (8, "0.2"), (16, "0.1"))
+    ]
+    assert common == {"data": "Digits(batch_size=64)"}
+
+
+def test_of_runs_with_the_same_seed_the_newest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    older, newer = write(tmp_path / "b", 0.5), write(tmp_path / "a", 0.9)
+    os.utime(older / "result.json", (1, 1))
+    assert main(["compare", str(older), str(newer)]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines()[-1].split()[:2] == ["bnn", "90.00"]
+    assert f"{older}: a newer run is the same, with the same seed" in told.err
+
+
+def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path / "a")
+    assert main(["compare", str(tmp_path)]) == 1
+    assert "no finished run to compare" in capsys.readouterr().err
+
+
+def test_durations() -> None:
+    assert [duration(value) for value in (7.25, 59.99, 75, 3700)] == ["7.2 s", "60.0 s", "1:15 min", "1:01 h"]
