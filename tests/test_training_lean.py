@@ -1,5 +1,6 @@
 """The option `lean` of `train.py`: when it is on, what it says, and that runs and checkpoints are the same."""
 
+import copy
 import csv
 import json
 from pathlib import Path
@@ -67,11 +68,29 @@ def test_float_networks_stay_as_they_are(asked: Any, schemes_: Any) -> None:
         ((schemes.adabin(),), False),
     ],
 )
-def test_auto_is_on_where_half_of_the_layers_have_signs_for_weights(kinds: Any, on: bool) -> None:
+def test_auto_is_on_where_half_of_the_layers_gain(kinds: Any, on: bool) -> None:
     model = network(*kinds)
     assert make_lean(model, "auto", on_cpu=True) == f"auto, {'on' if on else 'off'}"
     assert any(is_lean(module) for module in model.modules()) == on
     assert make_lean(model, True, on_cpu=True) == "true, on"
+
+
+@pytest.mark.parametrize(
+    ("layer", "on"),
+    [
+        (nn.Conv2d(64, 64, 3), True),
+        (nn.Conv2d(64, 32, 3), False),
+        (nn.Conv2d(128, 128, 3, groups=4), False),
+        (nn.ConvTranspose2d(64, 64, 3), True),
+        (nn.Linear(64, 64), True),
+    ],
+    ids=str,
+)
+def test_auto_is_on_for_wide_layers_of_codes(layer: nn.Module, on: bool) -> None:
+    model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), LSQ, skip=())
+    assert make_lean(model, "auto", on_cpu=True) == f"auto, {'on' if on else 'off'}"
+    model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), schemes.twn(), skip=())
+    assert make_lean(model, "auto", on_cpu=True) == "auto, off"
 
 
 @pytest.mark.parametrize("value", ["fast", "true", "", 1, 0, None, [True]])
