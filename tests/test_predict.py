@@ -282,3 +282,29 @@ def test_a_frozen_model_is_not_packed(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="is frozen"):
         qconv.save_packed(torch.nn.Sequential(frozen), tmp_path / "frozen")
     assert not (tmp_path / "frozen").exists()
+
+
+def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    packed(tmp_path / "model.safetensors")
+    inner = tmp_path / "pictures/inner"
+    inner.mkdir(parents=True)
+    for name in ("b.png", "a.PNG"):
+        (inner / name).write_bytes(picture.read_bytes())
+    (inner / "notes.txt").write_text("no picture")
+    (inner / "broken.jpg").write_text("no picture either")
+    folder, pattern, table = str(tmp_path / "pictures"), str(tmp_path / "*.png"), tmp_path / "table.csv"
+    assert main(["predict", str(tmp_path), folder, pattern, str(inner / "b.png"), "--csv", str(table)]) == 1
+    told = capsys.readouterr()
+    expected = [str(inner / "a.PNG"), str(inner / "b.png"), str(picture)]
+    assert [line.split()[0] for line in told.out.splitlines()] == expected
+    assert "1 of 4 pictures could not be read" in told.err
+    assert "broken.jpg" in told.err
+    rows = table.read_text().splitlines()
+    assert rows[0].startswith("picture,class_1,probability_1,class_2")
+    assert [row.partition(",")[0] for row in rows[1:]] == [
+        *(expected[0], expected[1]),
+        *(str(inner / "broken.jpg"), expected[2]),
+    ]
+    (tmp_path / "empty").mkdir()
+    assert main(["predict", str(tmp_path), str(tmp_path / "empty")]) == 1
+    assert "holds no pictures" in capsys.readouterr().err

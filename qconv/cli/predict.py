@@ -4,8 +4,11 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
+from ..table import write_csv
+from .pictures import picture_files
 from .source import add_model
 
 
@@ -18,9 +21,10 @@ def add(commands: Any) -> None:
         epilog="example: qconv predict outputs/2026-01-31/12-00-00 cat.jpg *.png",
     )
     add_model(parser)
-    parser.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files")
+    parser.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files, folders of them, or patterns")
     parser.add_argument("--top", type=int, default=3, help="how many classes of each picture (default: 3)")
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each picture")
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="also write a row for each picture to a CSV file")
     parser.set_defaults(run=run, more="pictures")
 
 
@@ -31,18 +35,34 @@ def run(options: argparse.Namespace) -> int:
     if options.top < 1:
         raise ValueError(f"--top (={options.top}) must be at least 1")
     predictor = options.model.predictor
-    width = max(map(len, options.pictures))
-    status = 0
-    for path, guesses in shown(predictor.many(options.pictures, options.top), len(options.pictures)):
+    pictures = picture_files(options.pictures)
+    width = max(map(len, pictures))
+    rows: list[dict[str, Any]] = []
+    unreadable = 0
+    for path, guesses in shown(predictor.many(pictures, options.top), len(pictures)):
         if isinstance(guesses, DecodingError):  # continue with the others
             print(f"qconv: error: {guesses}", file=sys.stderr)
-            status = 1
-        elif options.json:
+            unreadable += 1
+            rows.append({"picture": path, "error": str(guesses)})
+            continue
+        rows.append({"picture": path, **columns(guesses)})
+        if options.json:
             print(json.dumps({"picture": path, "classes": [guess._asdict() for guess in guesses]}), flush=True)
         else:
             shares = "   ".join(f"{guess.label} {100 * guess.probability:.1f} %" for guess in guesses)
             print(f"{path:{width}}  {shares}", flush=True)
-    return status
+    if options.csv:
+        write_csv(rows, options.csv)
+    if unreadable and len(pictures) > 1:
+        print(f"qconv: {unreadable} of {len(pictures)} pictures could not be read", file=sys.stderr)
+    return int(unreadable > 0)
+
+
+def columns(guesses: Iterable[Any]) -> dict[str, Any]:
+    """Return the cells of a picture's row: the classes and their probabilities."""
+    cells = ((f"class_{n}", f"probability_{n}", guess) for n, guess in enumerate(guesses, 1))
+    pairs = (((label, guess.label), (share, guess.probability)) for label, share, guess in cells)
+    return dict(cell for pair in pairs for cell in pair)
 
 
 def shown(results: Iterable[Any], count: int) -> Iterator[Any]:

@@ -1,0 +1,35 @@
+"""The picture files that a command line names: files, folders, and patterns that no shell has expanded."""
+
+import glob
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+
+def picture_files(words: Iterable[str]) -> list[str]:
+    """Return the files, each once: of a folder, and of those in it, all with the ending of a picture, sorted.
+
+    A word that names nothing is returned as it is, so that reading it says what is wrong.
+
+    Raises:
+        ValueError: a folder holds no picture.
+    """
+    return list(dict.fromkeys(path for word in words for path in _of_word(word)))
+
+
+def _of_word(word: str) -> Iterator[str]:
+    if Path(word).exists() or not glob.has_magic(word):
+        found = [word]
+    else:
+        found = sorted(glob.glob(word, recursive=True)) or [word]  # noqa: PTH207  # also below another folder
+    for path in found:
+        yield from _of_folder(Path(path)) if Path(path).is_dir() else (path,)
+
+
+def _of_folder(folder: Path) -> list[str]:
+    from PIL import Image
+
+    endings = Image.registered_extensions()
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in endings and path.is_file())
+    if not files:
+        raise ValueError(f"{folder} holds no pictures: no file ends in .jpg, .png or another ending of a picture")
+    return [str(path) for path in files]
