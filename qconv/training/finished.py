@@ -67,7 +67,7 @@ class FinishedRun:
         weights, _ = read_weights(str(self.folder / BEST))
         with config_errors(self.folder / CONFIG):
             model, _ = quantized_model(self.cfg, self.data)
-        model.load_state_dict(weights)
+        model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items()})
         return model.eval()
 
     def untrained(self) -> nn.Module:
