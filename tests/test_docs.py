@@ -46,8 +46,14 @@ def agree(said: str, printed: str) -> bool:
     return alike and doctest.OutputChecker().check_output(SHARE.sub("%", said), SHARE.sub("%", printed), FLAGS)
 
 
+def words_of(text: str) -> list[list[str]]:
+    """The words of every command."""
+    lines = (shlex.split(line, comments=True) for line in text.replace("\\\n", " ").splitlines())
+    return [words for words in lines if words]
+
+
 def run(page: Path, names: dict[str, object]) -> None:
-    """Run a page's ``python`` blocks one after another; a ``text`` block says what the one before it prints."""
+    """Run a page's ``python`` blocks and a tutorial's commands; ``text`` is what the Python before it prints."""
     printed = ""
     for line, language, text in blocks(page):
         if language == "python":
@@ -56,6 +62,9 @@ def run(page: Path, names: dict[str, object]) -> None:
             with contextlib.redirect_stdout(screen):
                 exec(code, names)
             printed = screen.getvalue()
+        elif language == "bash" and page.parent.name == "tutorials":
+            for words in words_of(text):
+                assert main(words[1:]) == 0, f"{page}:{line}: {shlex.join(words)}"
         elif language == "text" and not agree(text, printed):
             pytest.fail(f"{page}:{line} says\n{text}\nbut the code prints\n{printed}", pytrace=False)
 
@@ -79,10 +88,8 @@ def commands() -> Iterator[tuple[str, list[str]]]:
     for name, path in PAGES.items():
         for line, language, text in blocks(path):
             if language == "bash":
-                for each in text.replace("\\\n", " ").splitlines():
-                    words = shlex.split(each, comments=True)
-                    if words:
-                        yield f"{name}:{line}", words
+                for words in words_of(text):
+                    yield f"{name}:{line}", words
 
 
 def is_training(words: list[str]) -> bool:
@@ -196,7 +203,7 @@ def test_the_figures_are_what_the_methods_do() -> None:
     assert made.keys() == {path.stem for path in FOLDER.glob("*.svg")}
     for name, svg in made.items():
         now, committed = drawn(svg), drawn((FOLDER / f"{name}.svg").read_text())
-        assert now.keys() == committed.keys(), name
+        assert now.keys() == committed.keys(), f"{name}.svg is out of date: run python -m docs_build.figures {name}"
         for curve, corners in now.items():
             assert far_apart(corners, committed[curve]) < 2, (
                 f"{name}.svg, {curve}: run python -m docs_build.figures, and look at it"
