@@ -1,5 +1,6 @@
 """What the tests share: seeds, and the schemes that every contract runs over."""
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -12,6 +13,7 @@ import qconv
 from qconv.cli.configs import store_schemes
 
 store_schemes()  # for tests that compose configs
+os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables would fit themselves to it
 
 
 @pytest.fixture(autouse=True)

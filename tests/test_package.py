@@ -141,8 +141,9 @@ def test_import_needs_torch_alone() -> None:
     assert in_a_new_process(f"import sys, qconv; print([m for m in {others} if m in sys.modules])") == "[]\n"
 
 
-def test_every_name_in_the_readme_needs_one_import() -> None:
-    text = (ROOT.parent / "README.md").read_text()
+def test_every_name_in_the_documents_needs_one_import() -> None:
+    pages = [ROOT.parent / "README.md", *sorted((ROOT.parent / "docs").glob("*.md"))]
+    text = "\n".join(page.read_text() for page in pages)
     spans = re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL)
     names = sorted(set(re.findall(r"\bqconv(?:\.[A-Za-z_]\w*)+", " ".join(spans))))
     assert {"qconv.convert", "qconv.models", "qconv.data", "qconv.export_onnx"} < set(names)

@@ -1,8 +1,11 @@
 """The examples of the README and of the docstrings, run as doctests."""
 
+import contextlib
 import doctest
 import importlib
+import io
 import pkgutil
+import re
 from pathlib import Path
 
 import pytest
@@ -10,39 +13,37 @@ import torch
 
 import qconv
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 PACKAGE = [str(Path(qconv.__file__).parent)]  # an editable install has the folder of train.py in qconv.__path__, too
 MODULES = [name for _, name, _ in pkgutil.walk_packages(PACKAGE, "qconv.") if not name.endswith("__main__")]
 FLAGS = doctest.NORMALIZE_WHITESPACE
-STEPS = "range(150)"
+STEPS, SAID = "range(150)", re.compile(r"(\d+) % of 297 digits are right")
 
 
-def in_steps(count: int) -> doctest.DocTest:
-    """The README, with so many steps of training in its first example."""
-    text = README.read_text()
-    assert text.count(STEPS) == 1
-    return doctest.DocTestParser().get_doctest(text.replace(STEPS, f"range({count})"), {}, README.name, None, 0)
-
-
-def test_readme() -> None:
-    result = doctest.DocTestRunner(optionflags=FLAGS).run(in_steps(2))
-    assert result.attempted > 15
-    assert result.failed == 0
-
-
-def test_the_swap_example_has_at_most_15_lines() -> None:
-    block = README.read_text().split("## Swap")[1].split("```")[1]
-    assert 5 < len(block.strip().splitlines()) - 1 <= 15
+def swapped(steps: int) -> float:
+    """The accuracy that the README's example prints, with so many steps of training."""
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert block.count(STEPS) == 1
+    screen = io.StringIO()
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(screen):
+        exec(block.replace(STEPS, f"range({steps})"), {})
+    said = SAID.search(screen.getvalue())
+    assert said, screen.getvalue()
+    return float(said[1]) / 100
 
 
 def test_the_swap_example_learns() -> None:
-    example = in_steps(20)
-    training = next(index for index, each in enumerate(example.examples) if "range(" in each.source)
-    example.examples = example.examples[: training + 1]
-    assert doctest.DocTestRunner(optionflags=FLAGS).run(example, clear_globs=False).failed == 0
-    names = example.globs
-    found = names["model"].eval()(names["images"][1500:]).argmax(1)
-    assert (found == names["labels"][1500:]).float().mean() > 0.3  # 0.1 with the ReLUs kept
+    assert swapped(20) > 0.3  # 0.1 with the ReLUs kept
+    assert len(SAID.findall(README)) == 1, "and the page says what 150 steps print"
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link]
+    assert len(links) > 10
+    for link in links:
+        assert (ROOT / link).exists(), link
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -70,7 +70,7 @@ def test_a_path_hides_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("what", "message"),
     [
         ("smalcnn-bnn-digits", f"did you mean {DIGITS}?"),
-        ("something", "qconv zoo lists them"),
+        ("something", "packed model something: there is no such file"),
         ("nowhere/model", "no such file"),
         ("model.safetensors", "no such file"),
         (".", "qconv export . --to packed"),

@@ -6,15 +6,35 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
+from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn
 from pytorch_lightning.strategies import DDPStrategy
+from rich.progress import BarColumn
 
 from ..checks import check_numbers
 from .checkpoint_io import AtomicCheckpointIO
 from .memory import keep_freed_memory
 
 LONGEST_S = 31 * 24 * 3600
+
+
+class ProgressBar(RichProgressBar):
+    """Lightning's bar with short names and percentages for the accuracies, so that 80 columns hold it in one line."""
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """Return the accuracies of training and validation."""
+        metrics = super().get_metrics(trainer, pl_module)
+        found = {name: metrics.get(f"{name}_accuracy") for name in ("train", "val", "test")}
+        return {name: f"{100 * value:.1f}%" for name, value in found.items() if isinstance(value, int | float)}
+
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        """Return Lightning's columns, with a shorter bar and without the speed."""
+        columns = [each for each in super().configure_columns(trainer) if not isinstance(each, ProcessingSpeedColumn)]
+        for column in columns:
+            if isinstance(column, BarColumn):
+                column.bar_width = 14
+        return columns
 
 
 def make_trainer(
@@ -52,7 +72,7 @@ def make_trainer(
     if timeout_s is not None and options.get("strategy") == "ddp":
         options["strategy"] = DDPStrategy(timeout=timedelta(seconds=timeout_s))
     terminal = sys.stdout.isatty()
-    bar = [RichProgressBar(leave=False)] if terminal else []
+    bar = [ProgressBar(leave=False)] if terminal else []
     defaults = {
         "enable_progress_bar": terminal,
         # Lightning would add its own checkpoint callback, which writes below the current folder.

@@ -31,9 +31,7 @@ def file(name: str) -> Path:
         ValueError: there is no such network; it names the nearest.
     """
     if name not in names():
-        near = difflib.get_close_matches(name, names(), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"qconv zoo lists them: {', '.join(names())}"
-        raise ValueError(f"name (={name!r}) is not a network of the zoo: {hint}")
+        raise ValueError(f"name (={name!r}) is not a network of the zoo: {_nearest(name)}")
     return NETWORKS / f"{name}.safetensors"
 
 
@@ -61,7 +59,16 @@ def located(what: str | os.PathLike[str]) -> Path:
         return path / FILE
     if path.exists() or path.name != os.fspath(what) or path.suffix:  # spelled as a file
         return path
+    if os.fspath(what) not in names():
+        raise ValueError(
+            f"packed model {what}: there is no such file, run or network of the zoo ({_nearest(path.name)})"
+        )
     return file(os.fspath(what))
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, names(), n=1)
+    return f"did you mean {near[0]}?" if near else f"qconv zoo lists {', '.join(names())}"
 
 
 def load(what: str | os.PathLike[str]) -> nn.Module:
