@@ -10,11 +10,13 @@ from functools import wraps
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from .configs import folder, store_schemes
+from .mistakes import check_types, unknown_key
 from .relaunch import command_line, forgotten
 from .resume import config_of, is_resumed
 
@@ -74,6 +76,8 @@ def run_hydra(program: str, arguments: Sequence[str]) -> None:
     def as_called(cfg: DictConfig) -> float | tuple[float, ...]:
         if os.getpid() == process:  # and not a job of a cluster, which was started otherwise
             sys.argv = command_line(called, arguments, cfg)
+        overrides = HydraConfig.get().overrides
+        check_types(cfg, [*overrides.hydra, *overrides.task])
         with forgotten():
             return main(cfg)
 
@@ -116,6 +120,8 @@ def message(error: BaseException) -> str:
     """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return str(error.__cause__)
+    if (of_key := unknown_key(error)) is not None:
+        return of_key
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}"
     return str(error)

@@ -1,0 +1,75 @@
+"""Mistakes on the command line of `qconv train`: the message names the key, the rule, and the nearest key."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from qconv.cli.configs import folder
+from qconv.cli.mistakes import check_types
+from qconv.cli.train import message
+
+
+def composed(words: list[str], check: bool = True) -> DictConfig:
+    with initialize_config_dir(str(folder()), version_base="1.3"):
+        cfg = compose("config", words)
+        if check:
+            check_types(cfg, words)
+    return cfg
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["modle=resnet20"], "the config has no modle: did you mean model?"),
+        (["lr=0.1"], "the config has no lr: did you mean optimizer.lr?"),
+        (["optimizer.lrr=0.1"], "optimizer has no lrr: did you mean optimizer.lr?; +optimizer.lrr=… adds a key"),
+        (["scheme=lsq", "scheme.weight_bit=3"], "scheme has no weight_bit: did you mean scheme.weight_bits?"),
+        (["loss.qqq=3"], "loss has no qqq: there are "),
+        (["optimizer.lr=abc"], "optimizer.lr (=abc) must be a number, as its default 0.01"),
+        (["optimizer=sgd", "optimizer.lr=true"], "optimizer.lr (=true) must be a number"),
+        (["trainer.max_epochs=ten"], "trainer.max_epochs (=ten) must be a number, as its default 20"),
+        (["seed=x"], "seed (=x) must be a number, as its default 1"),
+        (["skip=3"], "skip (=3) must be a list, as its default [first, last]"),
+        (["compile=perhaps"], "compile (=perhaps) must be true or false, as its default false"),
+        (["scheme=lsq", "scheme.weight_bits=four"], "scheme.weight_bits (=four) must be a number, as its default 4"),
+    ],
+    ids=str,
+)
+def test_mistakes(words: list[str], said: str) -> None:
+    with pytest.raises(Exception, match=r".") as caught:
+        composed(words)
+    assert message(caught.value).startswith(said)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["trainer.devices=auto"],
+        ["trainer.devices=[0,1]"],
+        ["optimizer.lr=1"],
+        ["optimizer.weight_decay=1e-4"],
+        ["skip=[]"],
+        ["overrides={fc:{_target_:qconv.schemes.bwn}}"],
+        ["lean=true"],
+        ["lean=exact"],
+        ["scheme=lsq", "scheme.input_bits=null"],
+        ["+scheme.more=word"],
+        ["~scheduler.warmup"],
+        ["model=resnet20", "model.shortcut=per_conv"],
+        ["loss.label_smoothing=0.1"],
+        ["channels_last=true"],
+    ],
+    ids=str,
+)
+def test_what_is_right_passes(words: list[str]) -> None:
+    composed(words)
+
+
+def test_configs_of_the_user(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine.yaml").write_text("_target_: qconv.models.small_cnn\nwidth: 8\n")
+    words = [f"hydra.searchpath=[file://{tmp_path}]", "model=mine", "model.width=wide"]
+    with pytest.raises(ValueError, match=r"model.width \(=wide\) must be a number, as its default 8"):
+        composed(words)
