@@ -75,7 +75,9 @@ ONCE_WHOLE = ("frozen", "code", "top")
 
 
 def may_be_zero(name: str, key: str) -> bool:
-    return key.endswith((*SIGNED, "is_random")) or (key.endswith("weight_quantizer.alpha") and name.startswith("recu"))
+    return key.endswith((*SIGNED, "is_random", "is_signed")) or (
+        key.endswith("weight_quantizer.alpha") and name.startswith("recu")
+    )
 
 
 def refused(name: str, key: str, value: Any, error: type[Exception], message: str) -> None:
@@ -163,7 +165,7 @@ def test_missing_and_additional_tensors_in_a_checkpoint(name: str, key: str) -> 
     assert found == [more]
 
     del state[key]
-    if key.endswith("is_random"):
+    if key.endswith(("is_random", "is_signed")):
         layer_of(name).load_state_dict(state)  # earlier versions had none
         return
     owner = key.rpartition(".")[0] + "."

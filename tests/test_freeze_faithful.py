@@ -17,7 +17,7 @@ from qconv.inference import ReadBeside, freeze, verify
 from qconv.scheme import Scheme
 from tests.test_freeze import trained as converted_and_trained
 
-LSQ = schemes.lsq(4, 4)
+LSQ = schemes.lsq(4, 4, signed_input=False)
 
 
 def trained(model: nn.Module, scheme: Scheme, x: Tensor) -> nn.Module:

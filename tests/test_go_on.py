@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,8 @@ def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:
     words = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", send(signal.SIGINT, 1, 3), "run_dir=run")
     command = [sys.executable, str(ROOT / "train.py"), *TWO, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background is started deaf to it
+    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, preexec_fn=heard)
     assert run.returncode == 130, run.stderr
     assert run.stderr.count("stopped by Ctrl-C; resume=run goes on") == 1
     assert place(tmp_path / "run/checkpoints/last.ckpt") == (1, 4)

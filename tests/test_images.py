@@ -191,7 +191,9 @@ def test_after_a_damaged_picture_the_others_are_named(
         path.write_bytes(damaged)
     assert main(["predict", str(tmp_path / "model"), *map(str, names)]) == 1
     told = capsys.readouterr()
-    assert [line.split(" cannot be read: ")[0] for line in told.err.splitlines()] == [
+    *errors, count = told.err.splitlines()
+    assert [line.split(" cannot be read: ")[0] for line in errors] == [
         f"qconv: error: picture {path}" for path in names[:-1]
     ]
+    assert count == "qconv: 3 of 4 pictures could not be read"
     assert [line.split()[0] for line in told.out.splitlines()] == [str(names[-1])]

@@ -6,6 +6,7 @@ import shutil
 import site
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import qconv
 
 ROOT = Path(qconv.__file__).parent.parent
-UV = shutil.which("uv")
+UV = shutil.which("uv") or ""
 
 
 @pytest.fixture(scope="module")
@@ -22,20 +23,18 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     # The kernels are built for the environment of the tests already, which takes half a minute.
     without_kernels = {**os.environ, "SKBUILD_WHEEL_CMAKE": "false", "SKBUILD_WHEEL_PY_API": "py3"}
-    for words in (
-        ["build", "--quiet", "--wheel", "--out-dir", folder, ROOT],
-        ["venv", "--quiet", "--python", sys.executable, folder / "env"],
-    ):
-        subprocess.run([UV, *words], check=True, env=without_kernels)
-    (wheel,) = folder.glob("*.whl")
     env = folder / "env"
-    subprocess.run([UV, "pip", "install", "--quiet", "--no-deps", "--python", env / "bin/python", wheel], check=True)
+    uv = partial(subprocess.run, check=True, env=without_kernels)
+    uv([UV, "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT)])
+    uv([UV, "venv", "--quiet", "--python", sys.executable, str(env)])
+    (wheel,) = folder.glob("*.whl")
+    uv([UV, "pip", "install", "--quiet", "--no-deps", "--python", str(env / "bin/python"), str(wheel)])
     (packages,) = env.glob("lib/*/site-packages")
     (packages / "others.pth").write_text("\n".join(site.getsitepackages()))  # not what they import at their start
     return env / "bin/qconv"
 
 
-@pytest.mark.skipif(UV is None or os.name == "nt", reason="needs uv")
+@pytest.mark.skipif(not UV or os.name == "nt", reason="needs uv")
 def test_a_wheel_is_enough(program: Path, tmp_path: Path) -> None:
     def run(*words: str) -> str:
         done = subprocess.run([program, *words], cwd=tmp_path, capture_output=True, text=True)

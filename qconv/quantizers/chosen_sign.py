@@ -14,7 +14,6 @@ from torch import Tensor
 from ..checks import check_flags
 from .base import Quantizer
 from .flags import SHARE, flag_of, is_set
-from .numbers import wide
 from .observers import Magnitudes, Values
 from .part import Rule
 
@@ -98,9 +97,10 @@ class ChosenSign(Quantizer):
         """Choose by what the observer has seen, and keep the vote for `decide`."""
         self._vote = -1  # without negative inputs it doesn't object to what other processes see
         if observer.low is not None and observer.low < 0:
-            x = wide(observer.values.kept)
-            gain = (least_error(x, *unsigned) - least_error(x, *signed)) / x.square().mean().clamp(min=1e-30)
-            self._vote = int((gain * 2**20).round().item())
+            x = observer.values.kept.double()
+            x = x / x.abs().amax()  # whose squares neither overflow nor vanish
+            gain = (least_error(x, *unsigned) - least_error(x, *signed)) / x.square().mean()
+            self._vote = int((gain.nan_to_num(-1.0) * 2**20).round().item())
         self._set_sign(self._vote > 0)
 
     def vote(self) -> int:
