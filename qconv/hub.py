@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .packed import FILE, load_packed
 from .packed.load import read_header
-from .zoo import located
+from .zoo import NETWORKS, card, located
 
 try:
     from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
@@ -106,12 +106,9 @@ class HubModel(
 
 
 def page(path: Path) -> str:
-    """The page of a packed file: the card beside it if there is one, else the table of its layers."""
-    card = path.with_suffix(".json")
-    if path.name != FILE and card.is_file():
-        from .zoo import Card
-
-        return Card.model_validate_json(card.read_text(encoding="utf-8")).markdown()
+    """The page of a packed file: of a network of the zoo its card, else the table of its layers."""
+    if path.parent == NETWORKS:
+        return card(path.stem).markdown()
     header = read_header(path)
     title = "A network" if header.network is None else str(header.network.get("_target_", "")).rpartition(".")[2]
     rows = "\n".join(f"| {name} | {layer.type} | `{layer.scheme}` |" for name, layer in header.layers.items())
