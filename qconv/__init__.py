@@ -1,105 +1,137 @@
-"""qconv: train convolutional networks with binary, ternary, power-of-two and low-bit weights in PyTorch."""
+"""qconv: train convolutional networks with binary, ternary, power-of-two and low-bit weights in PyTorch.
 
+Nothing but this file is imported before it is used, so that the program ``qconv`` answers at once.
+"""
+
+import sys
 from importlib import import_module
+from pkgutil import iter_modules
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
-
-from . import (
-    distillation as distillation,
-    grad as grad,
-    layers as layers,
-    optim as optim,
-    quantizers as quantizers,
-    schemes as schemes,
-)
-from .convert import (
-    Plan as Plan,
-    convert as convert,
-    float_state_dict as float_state_dict,
-    plan as plan,
-    to_float as to_float,
-)
-from .layers import (
-    BNNConv2d as BNNConv2d,
-    BWNConv2d as BWNConv2d,
-    Conv2dShift as Conv2dShift,
-    Conv2dShiftQ as Conv2dShiftQ,
-    QConv1d as QConv1d,
-    QConv2d as QConv2d,
-    QConv3d as QConv3d,
-    QConvTranspose1d as QConvTranspose1d,
-    QConvTranspose2d as QConvTranspose2d,
-    QConvTranspose3d as QConvTranspose3d,
-    QLinear as QLinear,
-    QuantizedLayer as QuantizedLayer,
-    XNORConv2d as XNORConv2d,
-)
-from .lean import lean as lean
-from .lifecycle.calibrate import calibrate as calibrate
-from .lifecycle.steps import (
-    after_every_step as after_every_step,
-    after_step as after_step,
-    set_progress as set_progress,
-)
-from .optim import parameter_groups as parameter_groups
-from .quantizers import Quantizer as Quantizer
-from .scheme import Scheme as Scheme
-from .sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
-from .summary import summarize as summarize, summary as summary
-from .summary.table import Summary as Summary
 
 if TYPE_CHECKING:
     from . import (
         bench as bench,
         cli as cli,
         data as data,
+        distillation as distillation,
         environment as environment,
+        grad as grad,
         hub as hub,
         images as images,
         inference as inference,
+        layers as layers,
         models as models,
         onnx as onnx,
+        optim as optim,
         packed as packed,
         predict as predict,
+        quantizers as quantizers,
+        schemes as schemes,
         training as training,
         zoo as zoo,
     )
     from .bench.model import compare_models as compare_models
+    from .convert import (
+        Plan as Plan,
+        convert as convert,
+        float_state_dict as float_state_dict,
+        plan as plan,
+        to_float as to_float,
+    )
+    from .grad import composed as grad_composed, deform as grad_deform  # noqa: F401
     from .inference import freeze as freeze, verify as verify
     from .layers import (
+        BNNConv2d as BNNConv2d,
+        BWNConv2d as BWNConv2d,
+        Conv2dShift as Conv2dShift,
+        Conv2dShiftQ as Conv2dShiftQ,
         DeformConv2dPack as DeformConv2dPack,
+        QConv1d as QConv1d,
+        QConv2d as QConv2d,
+        QConv3d as QConv3d,
+        QConvTranspose1d as QConvTranspose1d,
+        QConvTranspose2d as QConvTranspose2d,
+        QConvTranspose3d as QConvTranspose3d,
         QDeformConv2d as QDeformConv2d,
         QDeformConv2dPack as QDeformConv2dPack,
+        QLinear as QLinear,
+        QuantizedLayer as QuantizedLayer,
+        XNORConv2d as XNORConv2d,
+    )
+    from .lean import lean as lean
+    from .lifecycle.calibrate import calibrate as calibrate
+    from .lifecycle.steps import (
+        after_every_step as after_every_step,
+        after_step as after_step,
+        set_progress as set_progress,
     )
     from .onnx import export_onnx as export_onnx
+    from .optim import parameter_groups as parameter_groups
     from .packed import PackedFileError as PackedFileError, load_packed as load_packed, save_packed as save_packed
+    from .quantizers import Quantizer as Quantizer
+    from .scheme import Scheme as Scheme
+    from .sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
+    from .summary import summarize as summarize, summary as summary
+    from .summary.table import Summary as Summary
     from .zoo import load as load
 
-grad_composed, grad_deform = grad.composed, grad.deform
 __version__ = "0.1.0"
 
-_LATER = {
-    # names that are imported on first use, and their modules; the first of these are modules themselves
-    **{name: name for name in ("bench", "cli", "data", "environment", "images", "inference")},
-    **{name: name for name in ("hub", "models", "onnx", "packed", "predict", "training", "zoo")},
-    **dict.fromkeys(("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"), "layers"),
-    **dict.fromkeys(("PackedFileError", "load_packed", "save_packed"), "packed"),
-    **dict.fromkeys(("freeze", "verify"), "inference"),
-    "export_onnx": "onnx",
-    "compare_models": "bench.model",
-    "load": "zoo",
+# The same at run time: the names that other modules than those of their own name define.
+_PLACES = {
+    "bench.model": ("compare_models",),
+    "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
+    "inference": ("freeze", "verify"),
+    "layers": (
+        *("BNNConv2d", "BWNConv2d", "Conv2dShift", "Conv2dShiftQ", "XNORConv2d", "QuantizedLayer"),
+        *("QConv1d", "QConv2d", "QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QLinear"),
+        *("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"),
+    ),
+    "lean": ("lean",),
+    "lifecycle.calibrate": ("calibrate",),
+    "lifecycle.steps": ("after_every_step", "after_step", "set_progress"),
+    "onnx": ("export_onnx",),
+    "optim": ("parameter_groups",),
+    "packed": ("PackedFileError", "load_packed", "save_packed"),
+    "quantizers": ("Quantizer",),
+    "scheme": ("Scheme",),
+    "sensitivity": ("Sensitivity", "sensitivity"),
+    "summary": ("summarize", "summary"),
+    "summary.table": ("Summary",),
+    "zoo": ("load",),
+}
+_LATER = {name: place for place, names in _PLACES.items() for name in names}
+_MODULES = {
+    **{module.name: module.name for module in iter_modules(__path__) if module.name not in _LATER},
+    "grad_composed": "grad.composed",
+    "grad_deform": "grad.deform",
 }
 
 
+class _Package(ModuleType):
+    """A package that keeps its functions of the same names as modules: to import `qconv.convert` assigns the module."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (name in _LATER and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
+    if name not in _LATER and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = _LATER[name]
-    try:
-        module = import_module(f".{place}", __name__)
-    except ModuleNotFoundError as error:
-        raise ImportError(f'{__name__}.{name} needs {error.name}: pip install "qconv[train]"') from error
-    return module if name == place else getattr(module, name)
+    from .extras import needed
+
+    with needed(f"{__name__}.{name}"):
+        if name in _MODULES:
+            return import_module(f".{_MODULES[name]}", __name__)
+        found = getattr(import_module(f".{_LATER[name]}", __name__), name)
+    globals()[name] = found
+    return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LATER} - {"TYPE_CHECKING", "Any", "import_module"})
+    return sorted({"__version__", "__doc__", "__name__", "__path__", "__file__", *_LATER, *_MODULES} - {"__main__"})

@@ -6,8 +6,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import torch
-
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first bytes of the files of `torch.save` before torch 1.6."""
 
@@ -25,6 +23,8 @@ def load_tensors(path: str | os.PathLike[str], what: str) -> Any:
     path = Path(path)
     if not path.is_file():
         raise DamagedFileError(f"{what} {path}: there is no such file")
+    import torch  # takes seconds, and what writes files needs none
+
     if not zipfile.is_zipfile(path) and not _is_of_old_torch(path):
         size = f"{path.stat().st_size:,} bytes"
         raise DamagedFileError(f"{what} {path}: cut off or no {what} ({size}, the index at its end is missing)")

@@ -7,14 +7,14 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .packed import FILE, load_packed
+from .extras import needed
+from .packed import load_packed
 from .packed.load import read_header
+from .run_files import PACKED
 from .zoo import NETWORKS, card, located
 
-try:
+with needed("qconv.hub"):
     from huggingface_hub import ModelCard, ModelHubMixin, hf_hub_download
-except ModuleNotFoundError as error:
-    raise ImportError(f'qconv.hub needs {error.name}: pip install "qconv[hub]"') from error
 
 TEMPLATE = """\
 ---
@@ -81,8 +81,8 @@ class HubModel(
         return self.model(images)
 
     def _save_pretrained(self, save_directory: Path) -> None:
-        (save_directory / FILE).write_bytes(self._file)
-        header = read_header(save_directory / FILE)
+        (save_directory / PACKED).write_bytes(self._file)
+        header = read_header(save_directory / PACKED)
         config = {
             "network": header.network,
             "pictures": None if header.pictures is None else header.pictures.model_dump(),
@@ -101,8 +101,8 @@ class HubModel(
     @classmethod
     def _from_pretrained(cls, *, model_id: str, **where: Any) -> "HubModel":
         if Path(model_id).is_dir():
-            return cls(Path(model_id) / FILE)
-        return cls(Path(hf_hub_download(model_id, FILE, **where)))
+            return cls(Path(model_id) / PACKED)
+        return cls(Path(hf_hub_download(model_id, PACKED, **where)))
 
 
 def page(path: Path) -> str:

@@ -23,6 +23,8 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from .extras import remedy
+
 
 class DecodingError(ValueError):
     """A file that is not a picture."""
@@ -50,7 +52,7 @@ SUFFIXES = frozenset(
 HEIF_SUFFIXES = frozenset((".heic", ".heif"))
 HEIF_BRANDS = (b"ftypheic", b"ftypheix", b"ftyphevc", b"ftypmif1", b"ftypmsf1")
 """The bytes 4 to 12 of such files."""
-HEIF_REMEDY = "pip install pillow-heif"
+HEIF_REMEDY = remedy("pillow_heif")
 MAX_RESIZED = 2**28
 """The most pixels of a resized picture: a long and narrow one could have any number."""
 
@@ -81,7 +83,7 @@ def reads_heif() -> bool:
     """Whether HEIC pictures, as iPhones take them, can be read: if pillow-heif is installed."""
     if find_spec("pillow_heif") is None:
         return False
-    import pillow_heif  # pyright: ignore[reportMissingImports]  # who has such pictures installs it
+    import pillow_heif
 
     pillow_heif.register_heif_opener()
     return True

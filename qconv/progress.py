@@ -1,13 +1,28 @@
-"""A progress bar on a terminal, for what takes long."""
+"""The terminal: lines of text as they are, and a progress bar for what takes long."""
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 T = TypeVar("T")
+
+
+def terminal(width: int | None = None, *, stderr: bool = True) -> "Console":
+    """Rich's console for text as it is: of ``qconv[heic]`` or ``skip=[first]`` it would take the brackets for a style.
+
+    Args:
+        width: columns; those of the terminal by default.
+        stderr: whether it is the standard error.
+    """
+    from rich.console import Console
+
+    return Console(width=width, stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
 def shown(items: Iterable[T], text: str, total: int, size: Callable[[T], int] = lambda item: 1) -> Iterator[T]:
@@ -23,10 +38,9 @@ def shown(items: Iterable[T], text: str, total: int, size: Callable[[T], int] = 
     if not (first and sys.stderr.isatty() and find_spec("rich")):
         yield from items
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    with Progress(console=terminal(), transient=True) as bar:
         task = bar.add_task(text, total=total)
         for item in items:
             yield item

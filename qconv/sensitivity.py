@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from .checks import check_whole
 from .convert import convert
+from .extras import needed
 from .files import atomic_file
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
@@ -96,11 +97,9 @@ class Sensitivity:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        try:
+        with needed("Sensitivity.plot"):
             from matplotlib.backends.backend_agg import FigureCanvasAgg
             from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError('Sensitivity.plot needs matplotlib: pip install "qconv[train]"') from error
         figure = Figure(figsize=(8, 1.2 + 0.22 * len(self.rows)), dpi=120, layout="constrained")
         canvas = FigureCanvasAgg(figure)
         axes = figure.subplots()

@@ -191,7 +191,7 @@ def test_forms_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     network, quantized, images, _ = pair()
     quantized.get_submodule("fc").register_forward_hook(lambda *_: None)
     result = qconv.compare_models(network, quantized, images, batch_sizes=(1,), seconds=0)
-    assert result["ONNX"].note == 'ONNX Runtime is missing: pip install "qconv[onnx]"'
+    assert result["ONNX"].note == 'the ONNX form needs onnxruntime: pip install "qconv[onnx]"'
     assert "hook" in result["frozen"].note
     assert result["frozen"].bytes is result["frozen"].agreement is result["trained"].accuracy is None
     assert str(result).splitlines()[3].split() == ["frozen", *"––––"]

@@ -2,6 +2,8 @@
 
 import copy
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -186,7 +188,7 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found(freeze(model))
 
 
-def test_compiled_and_exported() -> None:
+def test_compiled_and_exported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     input = torch.randn(4, 32, 9, 9)
     frozen = freeze(trained(nn.Sequential(qconv.QConv2d(32, 48, 3), nn.BatchNorm2d(48)), input))
@@ -195,6 +197,15 @@ def test_compiled_and_exported() -> None:
     for batch in (input, input[:2]):
         assert torch.equal(program.module()(batch), frozen(batch))
         assert torch.equal(torch.compile(frozen, backend="eager", fullgraph=True)(batch), frozen(batch))
+    torch.export.save(program, tmp_path / "frozen.pt2")
+    torch.save(input, tmp_path / "input.pt")
+    code = """
+import sys, torch, qconv.inference
+program = torch.export.load(sys.argv[1] + "/frozen.pt2")
+torch.save(program.module()(torch.load(sys.argv[1] + "/input.pt")), sys.argv[1] + "/output.pt")
+"""
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, capture_output=True)
+    assert torch.equal(torch.load(tmp_path / "output.pt"), frozen(input))
 
 
 @pytest.mark.parametrize("geometry", [{}, GEOMETRIES["same, even"], GEOMETRIES["reflected, even"]], ids=str)

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule
-from qconv.images import read_picture
+from qconv.images import SUFFIXES, DecodingError, opened, read_picture, reads_heif
 
 Tree = Callable[..., Path]
 
@@ -166,8 +166,11 @@ def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
     return [line.removeprefix("data: ") for line in capsys.readouterr().err.splitlines() if line.startswith("data: ")]
 
 
-def test_folders_without_splits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_folders_without_splits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As a phone leaves them: no splits, other sizes, other files."""
+    monkeypatch.setattr("qconv.data.tree.readable_suffixes", lambda: SUFFIXES)  # as without pillow-heif
     root = tmp_path / "photos"
     for label, (name, count) in enumerate({"cat": 20, "dog": 10, "one": 1, "none": 0}.items()):
         (root / name).mkdir(parents=True)
@@ -179,7 +182,7 @@ def test_folders_without_splits(tmp_path: Path, capsys: pytest.CaptureFixture[st
     told = said(capsys)
     assert told[0].startswith(f"{root} has no folders train and test: 20% of each class are the test pictures")
     assert "(split_seed=0); not of one, with a single picture; no pictures in none, which is no class" in told[0]
-    assert "1 .heic (pip install pillow-heif to read them)" in told[1]
+    assert '1 .heic (pip install "qconv[heic]" to read them)' in told[1]
     assert "1 .txt" in told[1]
     assert told[2:] == [
         "pictures of 20×30 to 22×30 pixels become 16×16 (data.image_size= for another size)",
@@ -191,6 +194,21 @@ def test_folders_without_splits(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert again.tree == data.tree
     assert {path for path, _ in other.tree.splits["test"]} != {path for path, _ in data.tree.splits["test"]}
     assert len({data.cache, again.cache, other.cache, made(root, image_size=8).cache}) == 3
+
+
+def test_pictures_of_an_iphone(tree: Path) -> None:
+    before = made(tree).splits["train"][0]
+    for file in (tree / "train/dog").glob("*.png"):
+        with Image.open(file) as png:
+            assert reads_heif()
+            png.save(file.with_suffix(".HEIC"), quality=-1, chroma="444", matrix_coefficients=0)  # without loss
+        file.unlink()
+    after = made(tree).splits["train"][0]
+    assert torch.equal(before, after)
+    whole = (tree / "train/dog/1.HEIC").read_bytes()
+    for damaged in (whole[:100], whole[: len(whole) // 2], whole[:200] + bytes(len(whole) - 200)):
+        with pytest.raises(DecodingError), opened(damaged) as picture:
+            picture.load()
 
 
 def test_a_picture_of_another_size_is_resized(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:

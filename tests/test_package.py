@@ -4,25 +4,30 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from graphlib import TopologicalSorter
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 
 import qconv
+from qconv.extras import MODULES
 
 ROOT = Path(qconv.__file__).parent
 ROOMS = {
     # each room of the package, and the rooms that it may import
     "checks": set(),
     "files": set(),
+    "run_files": set(),
+    "extras": set(),
     "table": {"files"},
-    "images": set(),
+    "images": {"extras"},
     "environment": set(),
     "progress": set(),
     "processes": set(),
     "distillation": set(),
-    "grad": set(),
+    "grad": {"extras"},
     "kernels": set(),
     "held": set(),
     "streams": set(),
@@ -44,40 +49,37 @@ ROOMS = {
     },
     "lean": {"checks", "kept_input", "kernels", "layers", "models", "quantizers", "recipes"},
     "layers": {
-        "kept_input",
-        "checks",
+        *("checks", "extras", "function", "grad", "kept_input", "operations", "processes", "quantizers", "scheme"),
         "schemes",
-        "scheme",
-        "function",
-        "operations",
-        "quantizers",
-        "processes",
-        "grad",
     },
     "convert": {"checks", "layers", "lean", "quantizers", "schemes", "scheme", "table"},
     "lifecycle": {"checks", "layers", "progress", "quantizers", "processes"},
-    "sensitivity": {"checks", "convert", "files", "layers", "lean", "lifecycle", "progress", "scheme", "table"},
+    "sensitivity": {
+        *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
+    },
     "optim": {"layers", "quantizers"},
     "models": {"checks"},
     "packed": {"convert", "files", "layers", "lean", "quantizers", "scheme", "models"},
-    "zoo": {"packed"},
-    "hub": {"packed", "zoo"},
+    "zoo": {"packed", "run_files"},
+    "hub": {"packed", "zoo", "extras", "run_files"},
     "summary": {"files", "layers", "lean", "names", "quantizers", "packed", "table"},
     "inference": {"convert", "kernels", "layers", "lean", "quantizers", "packed", "table"},
-    "onnx": {"inference", "kernels", "files", "layers", "quantizers"},
+    "onnx": {"inference", "kernels", "files", "layers", "quantizers", "extras"},
     "names": set(),
-    "comparison": {"files", "names"},
-    "data": {"files", "images"},
+    "comparison": {"files", "names", "run_files"},
+    "data": {"extras", "files", "images", "progress"},
     "predict": {"packed", "images", "inference"},
     "bench": {
-        *("convert", "data", "environment", "files", "inference", "kernels", "lean", "models", "onnx", "packed"),
-        *("scheme", "table"),
+        *("convert", "data", "environment", "extras", "files", "inference", "kernels", "lean", "models", "onnx"),
+        *("packed", "scheme", "table"),
     },
     "training": {
+        *("extras", "progress", "run_files"),
         *("bench", "checks", "convert", "distillation", "environment", "files", "inference", "layers", "lean"),
         *("lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme", "summary", "table"),
     },
     "cli": {
+        *("extras", "progress", "run_files"),
         *("bench", "comparison", "convert", "images", "inference", "layers", "onnx", "packed", "predict"),
         *("schemes", "summary", "table", "training", "zoo"),
     },
@@ -114,31 +116,79 @@ def test_no_imports_go_round() -> None:
 
 
 def test_public_surface() -> None:
-    assert {name for name in vars(qconv) if not name.startswith("_")} >= {"QConv2d", "convert", "plan", "schemes"}
-    later = set()
+    seen: dict[str, str] = {}
     for node in ast.walk(ast.parse((ROOT / "__init__.py").read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            assert all(alias.asname == alias.name for alias in node.names), "re-exports say `as`"
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
-            later = {alias.name for each in node.body if isinstance(each, ast.ImportFrom) for alias in each.names}
-    assert later == qconv._LATER.keys(), "type checkers see what is imported when it is asked for"
-    assert later < set(dir(qconv))
-    assert not {"Any", "TYPE_CHECKING", "import_module"} & set(dir(qconv))
+            places = [
+                (each.module, alias) for each in node.body if isinstance(each, ast.ImportFrom) for alias in each.names
+            ]
+            seen = {alias.asname or alias.name: f"{place or ''}.{alias.name}" for place, alias in places}
+    later = {name: f"{place}.{name}" for name, place in qconv._LATER.items()}
+    modules = {name: place if "." in place else f".{place}" for name, place in qconv._MODULES.items()}
+    assert seen.items() <= {**later, **modules}.items(), "type checkers see what is imported when it is asked for"
+    assert later.keys() < seen.keys() < set(dir(qconv))
+    assert not {"Any", "TYPE_CHECKING", "import_module", "sys"} & set(dir(qconv))
     assert {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or path.is_dir()} - {
-        *("__init__", "__main__", "__pycache__")
+        *("__init__", "__main__", "__pycache__", "configs")
     } <= set(dir(qconv))
+
+
+def test_a_function_keeps_its_name_whatever_is_imported() -> None:
+    code = """
+import qconv.convert, qconv.lean, qconv.sensitivity, qconv.summary.table, qconv
+from qconv.summary import screen
+functions = [qconv.convert, qconv.lean, qconv.sensitivity, qconv.summary]
+from qconv import convert, lean, sensitivity, summary
+assert [convert, lean, sensitivity, summary] == functions
+print([type(each).__name__ for each in functions], qconv.summary is qconv.summary)
+"""
+    assert in_a_new_process(code) == f"{['function'] * 4} True\n"
 
 
 def in_a_new_process(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-def test_import_needs_torch_alone() -> None:
+def test_a_layer_needs_torch_alone() -> None:
     others = (
         "('pytorch_lightning', 'hydra', 'sklearn', 'matplotlib', 'rich', 'torchvision', 'omegaconf', 'torchmetrics', "
         "'triton')"
     )
-    assert in_a_new_process(f"import sys, qconv; print([m for m in {others} if m in sys.modules])") == "[]\n"
+    code = f"import sys, qconv; qconv.QConv2d; print([m for m in {others} if m in sys.modules])"
+    assert in_a_new_process(code) == "[]\n"
+
+
+HEAVY = "torch", "numpy", "hydra", "pydantic", "rich", "pytorch_lightning"
+
+
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (["--help"], ()),
+        (["--version"], ()),
+        (["trian"], ()),
+        (["predict", "--tpo", "3"], ()),
+        (["bench", "train-step", "--help"], ()),
+        (["export", "--help"], ()),
+        (["train", "--help"], ()),
+        (["zoo"], ("pydantic",)),
+        (["train", "modle=resnet20"], ("hydra",)),
+        (["train", "--helpp"], ("hydra",)),
+        (["train", "--cfg", "job"], ("hydra",)),
+    ],
+    ids=" ".join,
+)
+def test_the_program_answers_without_torch(words: list[str], more: tuple[str, ...]) -> None:
+    code = f"""
+import sys
+from qconv.cli import main
+try:
+    main({words})
+except SystemExit:
+    pass
+print(*(name for name in {HEAVY} if name in sys.modules))
+"""
+    assert tuple(in_a_new_process(code).splitlines()[-1].split()) == more
 
 
 def test_every_name_in_the_documents_needs_one_import() -> None:
@@ -172,12 +222,25 @@ for name in ("models", "packed", "inference", "onnx", "bench", "training", "pred
         *("qconv.models", "qconv.packed", "qconv.inference", "qconv.onnx", "qconv.bench"),
         'qconv.training needs pytorch_lightning: pip install "qconv[train]"',
         'qconv.predict needs PIL: pip install "qconv[train]"',
-        "deformable convolution needs torchvision: install qconv[train]",
+        'deformable convolution needs torchvision: pip install "qconv[train]"',
     ]
 
 
+def test_messages_name_the_extra_that_installs_a_module() -> None:
+    written = tomllib.loads((ROOT.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = {extra: {re.split(r"[>\[]", line)[0].lower() for line in lines} for extra, lines in written.items()}
+    installed = packages_distributions()
+    assert extras.keys() == MODULES.keys()
+    named = {
+        extra: {name.lower().replace("_", "-") for module in modules for name in installed[module]}
+        for extra, modules in MODULES.items()
+    }
+    for extra, packages in extras.items():
+        assert packages - named[extra] <= named["train"], extra  # NumPy is in two
+
+
 def test_import_adds_little() -> None:
-    code = "import time, torch; start = time.perf_counter(); import qconv; print(time.perf_counter() - start)"
+    code = "import time, torch; start = time.perf_counter(); import qconv.layers; print(time.perf_counter() - start)"
     assert min(float(in_a_new_process(code)) for _ in range(3)) < 0.3
 
 

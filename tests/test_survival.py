@@ -19,8 +19,8 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from qconv.cli import train as program
 from qconv.data.digits import split_digits
+from qconv.run_files import PAGE, PREDICTIONS
 from qconv.training import load_checkpoint
-from qconv.training.report.leave import PAGE, PREDICTIONS
 from qconv.training.report.predictions import Predictions
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}

@@ -13,7 +13,8 @@ import qconv
 from qconv import zoo
 from qconv.cli import main
 from qconv.data import DigitsDataModule
-from qconv.packed import FILE, PackedFileError
+from qconv.packed import PackedFileError
+from qconv.run_files import PACKED
 
 DIGITS = "smallcnn-bnn-digits"
 
@@ -52,10 +53,10 @@ def test_accuracy_is_that_of_the_card() -> None:
 
 
 def test_load_takes_runs_and_files(tmp_path: Path) -> None:
-    (tmp_path / FILE).write_bytes(zoo.file(DIGITS).read_bytes())
+    (tmp_path / PACKED).write_bytes(zoo.file(DIGITS).read_bytes())
     images = torch.randn(3, 1, 8, 8)
     expected = qconv.load(DIGITS)(images)
-    for what in (tmp_path, tmp_path / FILE, str(tmp_path / FILE)):
+    for what in (tmp_path, tmp_path / PACKED, str(tmp_path / PACKED)):
         assert torch.equal(qconv.load(what)(images), expected)
 
 
@@ -98,7 +99,7 @@ def test_hub_folder_holds_the_very_file(tmp_path: Path) -> None:
     from qconv.hub import HubModel
 
     HubModel(DIGITS).save_pretrained(tmp_path / "of_zoo")
-    assert (tmp_path / "of_zoo" / FILE).read_bytes() == zoo.file(DIGITS).read_bytes()
+    assert (tmp_path / "of_zoo" / PACKED).read_bytes() == zoo.file(DIGITS).read_bytes()
     readme = (tmp_path / "of_zoo/README.md").read_text()
     assert zoo.card(DIGITS).markdown().strip() in readme
     assert "library_name: qconv" in readme
@@ -108,9 +109,9 @@ def test_hub_folder_holds_the_very_file(tmp_path: Path) -> None:
     images = torch.randn(3, 1, 8, 8)
     assert torch.equal(loaded(images), qconv.load(DIGITS)(images))
     loaded.save_pretrained(tmp_path / "again")  # a network without a card: its layers
-    assert (tmp_path / "again" / FILE).read_bytes() == zoo.file(DIGITS).read_bytes()
+    assert (tmp_path / "again" / PACKED).read_bytes() == zoo.file(DIGITS).read_bytes()
     assert "| blocks.1.conv | QConv2d | `bnn()` |" in (tmp_path / "again/README.md").read_text()
-    (tmp_path / "of_zoo" / FILE).unlink()
+    (tmp_path / "of_zoo" / PACKED).unlink()
     with pytest.raises(PackedFileError, match="no such file"):
         HubModel.from_pretrained(tmp_path / "of_zoo")
 

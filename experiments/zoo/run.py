@@ -19,8 +19,8 @@ from typing import NamedTuple
 from qconv import zoo
 from qconv.files import atomic_file
 from qconv.images import DecodingError
-from qconv.packed import FILE
 from qconv.predict import Predictor
+from qconv.run_files import PACKED
 from qconv.zoo import NETWORKS, Card
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -98,7 +98,7 @@ def store(name: str, run: Path) -> Card:
     """Copy the packed file of a finished run into the package, and write its card beside it."""
     recipe, result = RECIPES[name], json.loads((run / "result.json").read_text())
     file = NETWORKS / f"{name}.safetensors"
-    shutil.copyfile(run / FILE, file)
+    shutil.copyfile(run / PACKED, file)
     place = ["data.root=/data/cifar10-jpeg"] if recipe.data == CIFAR else []
     same = ("model", "scheme", "epochs", "seed", "seconds", "test_accuracy", "val_accuracy_best", "val_accuracy_final")
     card = Card(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..environment import commit, machine, versions
+from ..extras import missing
 from ..files import atomic_file
 from ..inference import freeze
 from ..packed import save_packed
@@ -23,7 +24,6 @@ from ..table import Column, csv_text, lines
 from .rows import quartiles
 
 FLOAT, TRAINED, FROZEN, ONNX = "float", "trained", "frozen", "ONNX"
-MISSING = 'ONNX Runtime is missing: pip install "qconv[onnx]"'
 EXAMPLES = 256  # pictures that the ONNX export sees
 CHUNK = 64  # pictures that are classified at once
 TURN = 0.02  # seconds that a form runs in one round
@@ -242,7 +242,7 @@ def packed_bytes(model: nn.Module, folder: Path) -> int:
 
 def _onnx(model: nn.Module, images: Tensor, folder: Path) -> tuple[Run, int]:
     if find_spec("onnxruntime") is None:  # before the export, which takes seconds
-        raise ImportError(MISSING)
+        raise ImportError(missing("the ONNX form", "onnxruntime"))
     from ..onnx import OnnxModel, export_onnx
 
     path = folder / "model.onnx"

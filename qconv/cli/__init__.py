@@ -7,7 +7,8 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from . import bench, compare, evaluate, export, predict, report, summary, verify, zoo
+from ..extras import needed
+from . import bench, compare, evaluate, export, predict, report, summary, train_help, verify, zoo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if more:
         getattr(options, options.more).extend(more)
     try:
-        status = options.run(options)
+        with needed(f"qconv {words[0]}"):
+            status = options.run(options)
         sys.stdout.flush()
         return status
     except BrokenPipeError:  # the reader, such as `head`, has stopped reading
@@ -54,11 +56,15 @@ def find_own_modules() -> None:
 
 def train_as(program: str, words: Sequence[str]) -> int:
     """Run ``qconv train``, which calls itself `program`, with the words behind it; return the exit status."""
+    if train_help.asks(words):
+        print(train_help.text(program, words))
+        return 0
     find_own_modules()
     try:
-        from .train import run_main
-    except ModuleNotFoundError as error:
-        print(f'qconv: error: {program} needs {error.name}: pip install "qconv[train]"', file=sys.stderr)
+        with needed(program):
+            from .train import run_main
+    except ImportError as error:
+        print(f"qconv: error: {error}", file=sys.stderr)
         return 1
     run_main(program, words)
     return 0

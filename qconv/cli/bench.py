@@ -1,12 +1,11 @@
 """``qconv bench``: measurements against others in the same run."""
 
 import argparse
-import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .. import schemes
+from .configs import scheme_defaults
 
 if TYPE_CHECKING:
     from ..bench.rows import Row
@@ -55,8 +54,13 @@ def _add_train_step(kinds: Any) -> None:
         epilog="example: qconv bench train-step --scheme bnn --case 64@32 resnet18 --lean --peak --csv results.csv",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    methods = [name for name in schemes.__all__ if name != "Scheme" and _needs_nothing(getattr(schemes, name))]
-    parser.add_argument("--scheme", nargs="+", choices=methods, default=["bnn"], help="schemes to measure")
+    parser.add_argument(
+        "--scheme",
+        nargs="+",
+        choices=sorted(["identity", *(name for name, _ in scheme_defaults())]),
+        default=["bnn"],
+        help="schemes to measure",
+    )
     parser.add_argument(
         "--case",
         nargs="+",
@@ -115,12 +119,6 @@ def _add_binary_conv(kinds: Any) -> None:
     parser.set_defaults(run=_binary_conv)
 
 
-def _needs_nothing(make: Callable[..., object]) -> bool:
-    """Whether a scheme can be made without arguments: those that hold other schemes can't."""
-    parameters = inspect.signature(make).parameters.values()
-    return all(p.default is not p.empty or p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters)
-
-
 def _report(kind: "type[Row]", csv: str | None, results: "Iterable[Row]") -> int:
     """Print a row as soon as it is measured, and append it to the CSV file."""
     if csv:  # before measuring, so that a file that can't be written costs no time
@@ -153,7 +151,8 @@ def _model(options: argparse.Namespace) -> int:
 
 
 def _train_step(options: argparse.Namespace) -> int:
-    from ..bench import train_step  # torch._dynamo and the models, not needed for --help
+    from .. import schemes
+    from ..bench import train_step
 
     settings = train_step.Settings(
         batch_size=options.batch_size,

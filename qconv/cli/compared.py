@@ -8,12 +8,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import nn
-
 from .source import Source
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ..bench.model import ModelComparison
 
 LATENT = "the network on its latent weights; it was trained to run with its quantizers, not so"
@@ -79,6 +78,8 @@ def _of_run(source: Source, count: int) -> Compared:
 
 
 def _of_file(source: Source, pictures: Sequence[str]) -> Compared:
+    import torch
+
     model = source.predictor.model
     if pictures:
         images = source.inputs(list(pictures), len(pictures), "val")
@@ -102,13 +103,13 @@ def _returned(name: str) -> tuple[Any, ...]:
     return result
 
 
-def _is_quantized(model: nn.Module) -> bool:
+def _is_quantized(model: "nn.Module") -> bool:
     from ..layers import QuantizedLayer
 
     return any(isinstance(module, QuantizedLayer) for module in model.modules())
 
 
-def _float_twin(model: nn.Module) -> nn.Module:
+def _float_twin(model: "nn.Module") -> "nn.Module":
     from ..convert import to_float
 
     twin = copy.deepcopy(model)

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigStore
-
 PACKAGE = Path(__file__).resolve().parent.parent
 SCHEMES = "qconv.schemes"
 
@@ -19,6 +17,8 @@ def folder() -> Path:
 
 def store_schemes() -> None:
     """Give Hydra a config ``scheme/<name>`` for every scheme of `qconv.methods`: its arguments with their defaults."""
+    from hydra.core.config_store import ConfigStore
+
     for name, defaults in scheme_defaults():
         node = {"_target_": f"{SCHEMES}.{name}", **defaults}
         ConfigStore.instance().store(name=name, node=node, group="scheme", provider="qconv.methods")

@@ -6,6 +6,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+from ..run_files import BEST, CONFIG, EVALUATION, LAST
+
 
 def add(commands: Any) -> None:
     """The command and its arguments."""
@@ -31,7 +33,6 @@ def run(options: argparse.Namespace) -> int:
     """Print the figures."""
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
     from ..training.run import evaluate
-    from ..training.run_folder import BEST, CONFIG, EVALUATION, LAST
     from ..training.stored_config import config_errors, stored_config
     from .configs import folder, store_schemes
 

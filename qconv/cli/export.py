@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..packed import FILE
+from ..run_files import PACKED
 from .source import Source, add_model
 
 PICTURES = 256  # of a run, if none are named
@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
         "pictures", metavar="PICTURE", nargs="*", help=f"picture files, for --to onnx (default: {PICTURES} of the run)"
     )
     parser.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"default: {FILE} or model.onnx beside what is read")
+    parser.add_argument("--out", metavar="FILE", type=Path, help=f"default: {PACKED} or model.onnx beside what is read")
     parser.add_argument(
         "--round-outputs",
         action="store_true",
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
             raise ValueError("PICTURE and --round-outputs are for --to onnx")
         if not source.is_run:
             raise ValueError(f"{source.path} must be the folder of a run, which --to packed reads")
-        out = options.out or folder / FILE
+        out = options.out or folder / PACKED
         source.run.pack(out)
     else:
         from ..onnx import export_onnx

@@ -70,8 +70,9 @@ def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
     if sys.stdout.isatty() or not sys.stderr.isatty():
         yield from results
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    from ..progress import terminal
+
+    with Progress(console=terminal(), transient=True) as bar:
         yield from bar.track(results, count, description="naming pictures")

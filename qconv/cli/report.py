@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from ..run_files import PAGE
+
 SECONDS = 1.0  # to time each batch size
 
 
@@ -25,7 +27,6 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the page, and print its place."""
     from ..training.report.gather import gather
-    from ..training.report.leave import PAGE
     from ..training.report.page import write_page
 
     out: Path = options.out or options.folder / PAGE

@@ -5,12 +5,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import torch
-from torch import Tensor, nn
-
-from ..zoo import located
-
 if TYPE_CHECKING:
+    from torch import Tensor, nn
+
     from ..predict import Predictor
     from ..training.finished import FinishedRun
 
@@ -31,6 +28,8 @@ class Source:
     @property
     def packed_file(self) -> Path:
         """The packed file that it is, that it contains, or that it names in the zoo."""
+        from ..zoo import located
+
         return located(self.path)
 
     @cached_property
@@ -47,17 +46,19 @@ class Source:
 
         return FinishedRun(self.path)
 
-    def trained(self) -> nn.Module:
+    def trained(self) -> "nn.Module":
         """The network of a run's checkpoint, or that of the file."""
         return self.run.trained() if self.is_run else self.predictor.model
 
-    def shipped(self) -> nn.Module:
+    def shipped(self) -> "nn.Module":
         """The network of the packed file, or if a run has none, that of its checkpoint."""
         return self.run.model() if self.is_run else self.predictor.model
 
-    def inputs(self, pictures: list[str], count: int, split: Literal["train", "val"]) -> Tensor:
+    def inputs(self, pictures: list[str], count: int, split: Literal["train", "val"]) -> "Tensor":
         """Return the network's inputs for these pictures; without any, for `count` pictures of the run."""
         if pictures:
+            import torch
+
             return torch.stack([self.predictor.read(path) for path in pictures])
         if not self.is_run:
             raise ValueError(f"PICTURE must be given with {self.path}, which is a file: only a run knows its pictures")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, InstantiationException
+from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
     from ..training.report.result import Evaluation, Result
 
 USER_ERRORS = (HydraException, OmegaConfBaseException, ValueError, TypeError, OSError, FloatingPointError, ImportError)
+WITH_VALUE = {
+    *("--config-dir", "-cd", "--config-path", "-cp", "--config-name", "-cn", "--cfg", "-c", "--package", "-p"),
+    "--experimental-rerun",
+}
+"""The flags of Hydra that take the next word."""
 
 store_schemes()
 
@@ -45,6 +51,8 @@ def evaluate(cfg: DictConfig) -> "Evaluation":
 
 def main(cfg: DictConfig) -> float | tuple[float, ...]:
     """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
+    if "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
+        print(f"{cfg.run_dir}: loading PyTorch and Lightning", flush=True)
     # Importing Lightning sets the levels that are set here.
     from lightning_fabric.utilities.exceptions import MisconfigurationException
     from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -68,25 +76,47 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
         raise SystemExit(128 + signal.SIGTERM) from None
 
 
-def run_hydra(program: str, arguments: Sequence[str]) -> None:
-    """Compose the config that the arguments ask for and run `main` with it, or do what they ask of Hydra instead."""
+def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
+    """Compose the config that the arguments ask for and run `main` with it, or do what they ask of Hydra instead.
+
+    Args:
+        program: what the program is called in messages.
+        arguments: those of the command line.
+        in_full: leave a user's error as it is, with its traceback.
+    """
     called, process = sys.argv, os.getpid()
 
     @wraps(main)
     def as_called(cfg: DictConfig) -> float | tuple[float, ...]:
         if os.getpid() == process:  # and not a job of a cluster, which was started otherwise
             sys.argv = command_line(called, arguments, cfg)
-        overrides = HydraConfig.get().overrides
-        check_types(cfg, [*overrides.hydra, *overrides.task])
-        with forgotten():
-            return main(cfg)
+        hydra_cfg = HydraConfig.get()
+        try:
+            check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
+            with forgotten():
+                return main(cfg)
+        except USER_ERRORS as error:
+            if in_full or hydra_cfg.mode == RunMode.MULTIRUN:
+                raise
+            raise told(error) from None  # Hydra would put its own line before an exception
 
-    named = [f"hydra.help.app_name='{program}'"] if {"-h", "--help"} & {*arguments} else []
-    sys.argv = [program, *arguments, *named]  # where Hydra looks for its arguments
+    sys.argv = [program, *flags_last(arguments)]  # where Hydra looks for its arguments
     try:
         hydra.main(config_path=str(folder()), config_name="config", version_base="1.3")(as_called)()
     finally:
         sys.argv = called
+
+
+def flags_last(words: Sequence[str]) -> list[str]:
+    """The words with Hydra's flags behind the others: between them argparse would take it for an error."""
+    others: list[str] = []
+    flags: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        (flags if word.startswith("-") else others).append(word)
+        if word in WITH_VALUE:
+            flags += [value for value in [next(rest, None)] if value is not None]
+    return [*others, *flags]
 
 
 def run_main(program: str, arguments: Sequence[str]) -> None:
@@ -102,11 +132,14 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
             if (cfg := config_of(arguments)) is not None:
                 main(cfg)
         else:
-            run_hydra(program, arguments)
+            run_hydra(program, arguments, in_full=in_full)
+    except BrokenPipeError:  # the reader, such as `head`, has stopped reading
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+        raise SystemExit(1) from None
     except USER_ERRORS as error:
         if in_full:
             raise
-        raise SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)") from None
+        raise told(error) from None
     except KeyboardInterrupt as error:
         # The other processes that Lightning has started have nothing to add.
         if os.environ.get("LOCAL_RANK", "0") == "0":
@@ -114,6 +147,11 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
                 raise
             sys.stderr.write(f"\n{str(error) or 'stopped by Ctrl-C'}\n")
         raise SystemExit(128 + signal.SIGINT) from None
+
+
+def told(error: BaseException) -> SystemExit:
+    """The end of the program that tells the user of an error."""
+    return SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)")
 
 
 def message(error: BaseException) -> str:

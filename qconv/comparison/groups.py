@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..names import short_call, short_scheme
+from ..run_files import RESULT
 from .runs import Run
 
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
@@ -99,4 +100,4 @@ def _inside(key: str) -> bool:
 
 
 def _time(run: Run) -> float:
-    return (run.folder / "result.json").stat().st_mtime
+    return (run.folder / RESULT).stat().st_mtime

@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-CONFIG, RESULT, METRICS = "config.yaml", "result.json", "metrics.csv"
+from ..run_files import CONFIG, METRICS, RESULT
+
 FIGURES = ("test_accuracy", "val_accuracy_best", "epochs", "seconds", "packed_bytes", "scheme", "macs_by_bits")
 
 

@@ -10,11 +10,11 @@ from typing import Any, Literal
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only
-from rich.console import Console
 from rich.progress import Progress
 
 from ..files import DamagedFileError, atomic_file, load_tensors
 from ..images import DecodingError, read_picture
+from ..progress import terminal
 from .pictures import Pictures, PicturesDataModule
 from .tree import Tree, common_size, scan
 
@@ -123,7 +123,7 @@ class ImageFolderDataModule(PicturesDataModule):
                 problems[index] = str(error)
 
         workers = cores()
-        console = Console(stderr=True)
+        console = terminal()
         with Progress(console=console, transient=True) as bar, ThreadPoolExecutor(workers) as pool:
             for _ in bar.track(pool.map(decode, range(len(files))), len(files), description=f"decoding {name}"):
                 pass
@@ -131,7 +131,7 @@ class ImageFolderDataModule(PicturesDataModule):
             told = _told(problems, files)
             if self.broken == "fatal":
                 raise BrokenPictureError(f"{told}; repair or remove them, or leave them out by data.broken=skip")
-            console.print(f"left out: {told}", highlight=False)
+            console.print(f"left out: {told}")
         kept = torch.tensor([index for index in range(len(files)) if index not in problems], dtype=torch.long)
         labels = torch.tensor([label for _, label in files])
         left = Counter(labels[kept].tolist())
@@ -166,7 +166,7 @@ def read_cache(path: Path) -> dict[str, Pictures] | None:
     try:
         return {name: Pictures(*pictures) for name, pictures in load_tensors(path, "cache").items()}
     except (DamagedFileError, AttributeError, TypeError) as error:  # the last two: it holds other data
-        Console(stderr=True).print(f"{error}: it is made anew", highlight=False)
+        terminal().print(f"{error}: it is made anew")
         return None
 
 
@@ -191,4 +191,4 @@ def _told(problems: dict[int, str], files: Sequence[tuple[Path, int]], most: int
 
 @rank_zero_only
 def _tell(line: str) -> None:
-    Console(stderr=True).print(f"data: {line}", highlight=False, soft_wrap=True)
+    terminal().print(f"data: {line}", soft_wrap=True)

@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule
-from rich.console import Console
 from torch import Tensor
 
 from ..images import Normalize, centre_crop, decode
+from ..progress import terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader
 
@@ -97,7 +97,7 @@ class LargePicturesDataModule(LightningDataModule):
                 raise BrokenPictureError(f"{problem}; repair or remove it, or leave out such files by data.broken=skip")
             if problem not in self.left_out:
                 self.left_out.append(problem)
-                Console(stderr=True).print(f"left out ({len(self.left_out)} so far): {problem}", highlight=False)
+                terminal().print(f"left out ({len(self.left_out)} so far): {problem}")
         if problems and not len(labels):
             raise BrokenPictureError(f"no picture of a batch of {len(problems)} could be decoded: {problems[0]}")
         return images, labels

@@ -9,10 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
 from rich.progress import Progress
 
+from ..extras import needed
 from ..files import atomic_file
+from ..progress import terminal
 from .image_folder import cache_folder, cores
 
 
@@ -60,10 +61,8 @@ def label(sample: dict[str, Any]) -> int:
 
 def expand(urls: str | Iterable[str]) -> list[str]:
     """Expand braces in addresses; `~` is the home folder."""
-    try:
+    with needed("data=webdataset"):
         from webdataset.shardlists import expand_urls
-    except ImportError:
-        raise ImportError("data=webdataset needs the package webdataset: pip install 'qconv[shards]'") from None
     expanded = [url for part in ([urls] if isinstance(urls, str) else urls) for url in expand_urls(part)]
     if not all(expanded):
         raise ValueError(f"train, val and test (={urls!r}) must be addresses of shards, none of them empty")
@@ -115,7 +114,7 @@ def count(urls: Sequence[str]) -> dict[str, Shard]:
             raise ShardError(f"shard {url}: no pictures (<key>.jpg beside <key>.cls)")
         return Shard(url, len(labels), max(labels), then)
 
-    with Progress(console=Console(stderr=True), transient=True) as bar, ThreadPoolExecutor(cores()) as pool:
+    with Progress(console=terminal(), transient=True) as bar, ThreadPoolExecutor(cores()) as pool:
         task = bar.add_task(f"counting the pictures of {len(urls)} shards", total=len(urls))
         counted = {}
         for shard in pool.map(one, urls):

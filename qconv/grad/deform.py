@@ -28,20 +28,17 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..extras import needed
 from .kernel import Ints, _ints
 
 DeformGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool, bool, bool]
 Pair = tuple[int, int]
 
-NO_TORCHVISION = "deformable convolution needs torchvision: install qconv[train]"
-
 
 def _operator() -> Any:
-    try:
+    with needed("deformable convolution"):
         import torchvision  # noqa: F401  # registers the operator
-    except ImportError as error:
-        raise ImportError(NO_TORCHVISION) from error
     return torch.ops.torchvision._deform_conv2d_backward
 
 

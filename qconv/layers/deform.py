@@ -10,16 +10,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from ..grad.deform import NO_TORCHVISION, check_sizes, deform_conv2d_backward, wide
+from ..extras import needed
+from ..grad.deform import check_sizes, deform_conv2d_backward, wide
 from ..grad.kernel import _ints
 from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, _autocast_dtype, chosen
 from .conv import _check_groups, _check_shape
 
-try:
+with needed("deformable convolution"):
     from torchvision.ops import DeformConv2d, deform_conv2d
-except ImportError as error:
-    raise ImportError(NO_TORCHVISION) from error
 
 Size = int | tuple[int, int]
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import layers
+from ..extras import needed
 from ..files import atomic_file
 from ..inference import FrozenModel
 from ..inference.fixed_weight import FixedWeight
@@ -66,12 +67,10 @@ def export_onnx(
         ValueError: `qconv.freeze` refuses the model; ONNX has no operator for a layer; the example is empty.
         OSError: the file can't be written.
     """
-    try:
+    with needed("export to ONNX"):
         import onnx
         import onnx_ir
         import onnxscript  # noqa: F401  # torch.onnx needs it
-    except ImportError as error:
-        raise ImportError(f'export to ONNX needs {error.name}: pip install "qconv[onnx]"') from error
     from .store import store_integers
 
     path = Path(path)

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..extras import needed
 from ..inference.verify import classes, tolerance
 
 
@@ -25,10 +26,8 @@ class OnnxModel:
     """
 
     def __init__(self, path: str | os.PathLike[str], threads: int | None = None) -> None:
-        try:
+        with needed("running ONNX files"):
             import onnxruntime
-        except ImportError as error:
-            raise ImportError('running ONNX files needs onnxruntime: pip install "qconv[onnx]"') from error
         if not Path(path).is_file():
             raise ValueError(f"ONNX file {path}: there is no such file")
         options = onnxruntime.SessionOptions()

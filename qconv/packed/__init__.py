@@ -1,6 +1,5 @@
 """Packed files: what was trained is what ships."""
 
-from .header import FILE as FILE
 from .load import (
     PackedFileError as PackedFileError,
     load_for_pictures as load_for_pictures,

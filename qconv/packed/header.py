@@ -22,7 +22,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from torch import Tensor
 
 FORMAT, OLDEST, VERSION = "qconv-packed", 1, 2
-FILE = "model.safetensors"  # in the folder of a run
 
 Size = Annotated[int, Field(ge=0, le=2**40)]
 LARGEST_CODE = 2**40

@@ -1,5 +1,7 @@
 """From a composed config to its parts: data, network, loss, trainer and callbacks."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
@@ -15,6 +17,7 @@ from ..scheme import Scheme
 from ..summary import summarize
 from .classifier import Classifier
 from .initial_weights import load_weights
+from .loggers import started_loggers
 from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
 
@@ -85,11 +88,12 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
     return instantiate(node, teacher=teacher)
 
 
-def start_run(cfg: DictConfig) -> tuple[Trainer, list[Callback]]:
-    """Return the trainer with its callbacks."""
+@contextmanager
+def started(cfg: DictConfig) -> Iterator[tuple[Trainer, list[Callback]]]:
+    """Context manager: the trainer of a run, and its callbacks."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values()]
-    loggers = [instantiate(node) for node in cfg.logger.values()]
-    return instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
+    with started_loggers(cfg) as loggers:
+        yield instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
 
 
 def find(callbacks: list[Callback], kind: type[C]) -> C:

@@ -11,10 +11,10 @@ from hydra.utils import instantiate
 from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
 
-from ..packed import FILE, load_packed, save_packed
+from ..packed import load_packed, save_packed
+from ..run_files import BEST, CONFIG, PACKED
 from .assemble import float_model, quantized_model
 from .initial_weights import read_weights
-from .run_folder import BEST, CONFIG
 from .shipping import description
 from .stored_config import config_errors, read_config
 
@@ -46,11 +46,11 @@ class FinishedRun:
 
     def model(self) -> nn.Module:
         """The network as shipped, or that of the best checkpoint if there is no packed file."""
-        if not (self.folder / FILE).is_file():
+        if not (self.folder / PACKED).is_file():
             return self.trained()
         with config_errors(self.folder / CONFIG):
             network = float_model(self.cfg, self.data)
-        return load_packed(self.folder / FILE, network)
+        return load_packed(self.folder / PACKED, network)
 
     def trained(self) -> nn.Module:
         """Return the quantized network with the weights of the best checkpoint.
@@ -62,7 +62,7 @@ class FinishedRun:
         if self.cfg.get("reestimate_bn", False):
             raise ValueError(
                 f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true), only the "
-                f"packed model has them: give {self.folder / FILE}"
+                f"packed model has them: give {self.folder / PACKED}"
             )
         weights, _ = read_weights(str(self.folder / BEST))
         with config_errors(self.folder / CONFIG):

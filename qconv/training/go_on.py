@@ -12,8 +12,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..lifecycle.steps import set_progress
+from ..run_files import LAST, RESULT
 from .classifier import Classifier
-from .run_folder import LAST, RESULT, RunFolderError
+from .run_folder import RunFolderError
 from .stored_config import stored_config
 
 KEY = "resume"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
-from pytorch_lightning import LightningDataModule, Trainer
+from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from torch import Tensor
@@ -16,7 +16,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim.swa_utils import update_bn
 
 from ..lifecycle.steps import is_final
-from .assemble import build, find, start_run
+from ..run_files import EVALUATION, RESULT
+from .assemble import build, find, started
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.history import History
 from .callbacks.test_predictions import TestPredictions
@@ -28,7 +29,7 @@ from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
 from .resume import check_average, read_checkpoint
-from .run_folder import EVALUATION, NETWORK, RESULT, RUN, check_free, claimed, find_last, is_first_process
+from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
 from .shipping import ship
 
 # The messages of gloo and NCCL.
@@ -55,8 +56,8 @@ def train(cfg: DictConfig) -> Result:
     check_objective(cfg.objective, about)
     if cfg.ckpt_path is not None:
         check_resumed(cfg, classifier)
-    with claimed(cfg, go_on=go_on):
-        return fit_and_test(cfg, data, classifier, about)
+    with claimed(cfg, go_on=go_on), started(cfg) as (trainer, callbacks):
+        return fit_and_test(cfg, data, classifier, about, trainer, callbacks)
 
 
 def check_resumed(cfg: DictConfig, classifier: Classifier) -> None:
@@ -71,9 +72,15 @@ def check_resumed(cfg: DictConfig, classifier: Classifier) -> None:
             show_note(line)
 
 
-def fit_and_test(cfg: DictConfig, data: LightningDataModule, classifier: Classifier, about: dict[str, Any]) -> Result:
+def fit_and_test(
+    cfg: DictConfig,
+    data: LightningDataModule,
+    classifier: Classifier,
+    about: dict[str, Any],
+    trainer: Trainer,
+    callbacks: list[Callback],
+) -> Result:
     """The run itself, in its folder."""
-    trainer, callbacks = start_run(cfg)
     check_validation(trainer)
     word = make_lean(classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator))
     about["lean"] = mode_of(classifier.model)
@@ -139,8 +146,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     data, classifier, about = build(cfg)
     checkpoint = read_checkpoint(cfg.evaluate, classifier, NETWORK)
     classifier.load_state_dict(checkpoint["state_dict"])
-    with claimed(cfg):
-        trainer, _ = start_run(cfg)
+    with claimed(cfg), started(cfg) as (trainer, _):
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import IO, Any
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.experimental.callback import Callback
-from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 
 from ..files import atomic_file
-from ..packed import FILE
+from ..run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
 from .resume import average_of, with_former_defaults
 
@@ -26,12 +25,8 @@ except ImportError:  # Windows
 # The parts of the config that a checkpoint and its reader must share: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
 RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
-CONFIG = "config.yaml"
-BEST, LAST = Path("checkpoints/best.ckpt"), Path("checkpoints/last.ckpt")  # all of them in the folder of a run
 BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
 NAMING = ("hydra.run.dir=", "hydra.run=", "hydra.sweep.dir=", "hydra.sweep.subdir=", "hydra.sweep=")
-RESULT, EVALUATION, LOCK = "result.json", "evaluation.json", ".lock"
-KEPT = (LAST, BEST, RESULT, FILE, EVALUATION)  # files that another run must not overwrite
 
 
 class RunFolderError(ValueError):
@@ -96,7 +91,7 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
         return
     evaluated: str | None = cfg.evaluate
     checkpoint: str | None = cfg.ckpt_path if evaluated is None else evaluated
-    if checkpoint is not None and _holds(folder, Path(checkpoint)):
+    if checkpoint is not None and holds(folder, Path(checkpoint)):
         return
     if evaluated is not None:
         if kept == [EVALUATION] and _checkpoint_of(folder / EVALUATION) == Path(evaluated).resolve():
@@ -110,33 +105,6 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
 
 
 OTHER = "name another folder; in a sweep one for each run, as in 'run_dir=runs/a/${hydra:job.num}'"
-
-
-class KeepsFirstRun(Callback):
-    """Hydra callback that suppresses Hydra's files (`.hydra`) if `check_free` will refuse the run.
-
-    Hydra writes before the program can check the folder. In a sweep it announces the folders of the runs too late.
-    """
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the folder, which may be Hydra's or another one."""
-        del kwargs
-        hydra = HydraConfig.instance()
-        before = hydra.cfg
-        hydra.set_config(config)  # as Hydra does before it reads the folder, whose name may use it
-        try:
-            folder = Path(config.hydra.run.dir)
-        finally:
-            hydra.cfg = before
-        checkpoint = config.get("ckpt_path")
-        goes_on = checkpoint is not None and (checkpoint == "last" or _holds(folder, Path(checkpoint)))
-        if config.get("evaluate") is None and not goes_on and any((folder / name).is_file() for name in KEPT):
-            with read_write(config.hydra):
-                config.hydra.output_subdir = None
-
-
-def _holds(folder: Path, checkpoint: Path) -> bool:
-    return checkpoint.resolve().parent.parent == folder.resolve()
 
 
 def _checkpoint_of(path: Path) -> Path | None:
@@ -171,7 +139,7 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
     with file:
         try:
             check_free(cfg, go_on=go_on)
-            if cfg.evaluate is None or not _holds(folder, Path(cfg.evaluate)):  # else the folder has its own config
+            if cfg.evaluate is None or not holds(folder, Path(cfg.evaluate)):  # else the folder has its own config
                 with _writing(folder), atomic_file(folder / CONFIG) as config:
                     config.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
             yield

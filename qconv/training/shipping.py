@@ -7,20 +7,21 @@ from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule
 from torch import nn
 
-from ..packed import FILE, save_packed
+from ..packed import save_packed
 from ..packed.calls import build_network
+from ..run_files import PACKED
 from .report.screen import show_note
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
-    """Write `FILE` into the run's folder, with network, pictures and classes; `about` gets its size.
+    """Write `PACKED` into the run's folder, with network, pictures and classes; `about` gets its size.
 
     If it can't be written, a note says why, and no file of an earlier run remains; the trained model is not lost.
     """
-    path = Path(cfg.run_dir) / FILE
+    path = Path(cfg.run_dir) / PACKED
     described = description(cfg.model, data)
     if described["network"] is None:
-        show_note(f"{FILE} does not say its network, which is none of qconv.models: load_packed(path, model=…)")
+        show_note(f"{PACKED} does not say its network, which is none of qconv.models: load_packed(path, model=…)")
     try:
         path.unlink(missing_ok=True)
         save_packed(model, path, **described)

@@ -16,8 +16,8 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ..files import DamagedFileError
+from ..run_files import CONFIG
 from .resume import FORMER
-from .run_folder import CONFIG
 
 CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
 
@@ -63,7 +63,7 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
     with config_errors(Path(folder) / CONFIG):
         for override in OverridesParser.create().parse_overrides(list(words)):
             _check(override, cfg, configs)
-            if (configs / override.key_or_group).is_dir() and isinstance(override.value(), str):
+            if (configs / override.key_or_group).is_dir() and isinstance(override.value(), str | list):
                 cfg[override.key_or_group] = _option(override, configs)
             else:
                 ConfigLoaderImpl._apply_overrides_to_config([override], cfg)

@@ -10,11 +10,13 @@
 import difflib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import nn
-
-from ..packed import FILE, load_packed
+from ..run_files import PACKED
 from .card import Card as Card
+
+if TYPE_CHECKING:
+    from torch import nn
 
 NETWORKS = Path(__file__).parent / "networks"
 
@@ -54,9 +56,9 @@ def located(what: str | os.PathLike[str]) -> Path:
     """
     path = Path(what)
     if path.is_dir():
-        if not (path / FILE).is_file():
-            raise ValueError(f"{path} has no {FILE}: qconv export {path} --to packed writes the one of a run")
-        return path / FILE
+        if not (path / PACKED).is_file():
+            raise ValueError(f"{path} has no {PACKED}: qconv export {path} --to packed writes the one of a run")
+        return path / PACKED
     if path.exists() or path.name != os.fspath(what) or path.suffix:  # spelled as a file
         return path
     if os.fspath(what) not in names():
@@ -71,7 +73,7 @@ def _nearest(name: str) -> str:
     return f"did you mean {near[0]}?" if near else f"qconv zoo lists {', '.join(names())}"
 
 
-def load(what: str | os.PathLike[str]) -> nn.Module:
+def load(what: str | os.PathLike[str]) -> "nn.Module":
     """Return a trained network, on the CPU and in evaluation mode.
 
     Args:
@@ -81,4 +83,6 @@ def load(what: str | os.PathLike[str]) -> nn.Module:
         ValueError: there is no such network or run.
         PackedFileError: the file is missing or damaged, or does not name its network (`qconv.load_packed` takes it).
     """
+    from ..packed import load_packed
+
     return load_packed(located(what))

@@ -11,6 +11,7 @@ from pytorch_lightning.callbacks import Checkpoint
 from ...checks import check_whole
 from ...files import atomic_file
 from ...lifecycle.steps import is_final
+from ...run_files import BEST, CONFIG, LAST
 from .termination import Termination
 
 
@@ -41,7 +42,7 @@ class Checkpoints(Checkpoint):
             raise ValueError(f"every_steps (={every_steps}) must be at least 1")
         self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
         self.termination = Termination()
-        self.best, self.last = self.folder / "best.ckpt", self.folder / "last.ckpt"
+        self.best, self.last = self.folder / BEST.name, self.folder / LAST.name
         self.best_score: float | None = None
         self.best_is_final = False
         self.best_epoch: int | None = None
@@ -53,7 +54,7 @@ class Checkpoints(Checkpoint):
         self.is_own = trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == self.last.resolve()
         if trainer.ckpt_path is None or self.best_epoch is None:
             return
-        source = Path(trainer.ckpt_path).with_name("best.ckpt")
+        source = Path(trainer.ckpt_path).with_name(BEST.name)
         if not source.is_file():
             self.best_score = self.best_epoch = None
         elif trainer.is_global_zero and source.resolve() != self.best.resolve():
@@ -136,7 +137,7 @@ def where_to_go_on(trainer: Trainer) -> str:
     for callback in callbacks:
         if isinstance(callback, Checkpoints) and callback.is_own and callback.last.is_file():
             folder = callback.folder.parent
-            is_run = (folder / "config.yaml").is_file() and callback.folder.name == "checkpoints"
+            is_run = (folder / CONFIG).is_file() and callback.folder.name == LAST.parent.name
             word = f"resume={folder}" if is_run else f"ckpt_path={callback.last}"
             return f"{word} goes on from the last checkpoint"
     return "there is no checkpoint yet"

@@ -7,6 +7,7 @@ from typing import Any
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
+from ...run_files import METRICS
 from ...table import write_csv
 from ..report.curves import draw_curves
 
@@ -49,12 +50,12 @@ class History(Callback):
         self.validated = False
         self.rows.append({"epoch": trainer.current_epoch, "step": trainer.global_step, **logged})
         if trainer.is_global_zero:
-            write_csv(self.rows, self.folder / "metrics.csv")
+            write_csv(self.rows, self.folder / METRICS)
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write both files; a run resumed after its last epoch has rows, too."""
         if trainer.is_global_zero and self.rows:
-            write_csv(self.rows, self.folder / "metrics.csv")
+            write_csv(self.rows, self.folder / METRICS)
             self.draw()
 
     def draw(self, best_epoch: int | None = None, test: dict[str, float] | None = None) -> None:

@@ -16,12 +16,11 @@ from ...bench.model import Run, Timing, batch_of, in_turn, ready
 from ...convert import to_float
 from ...inference import freeze
 from ...layers import QuantizedLayer
-from ...packed import FILE, PackedFileError, load_for_pictures, read_header
+from ...packed import PackedFileError, load_for_pictures, read_header
+from ...run_files import BEST, LAST, METRICS, PACKED, PREDICTIONS, RESULT
 from ...summary import Summary, summarize
 from ...table import read_csv
 from ..finished import FinishedRun
-from ..run_folder import BEST, LAST, RESULT
-from .leave import PREDICTIONS
 from .predictions import Predictions
 
 BATCHES = 1, 64
@@ -97,7 +96,7 @@ def gather(folder: str | os.PathLike[str], network: Network | None = None, *, se
         folder=str(run.folder),
         config=_plain(run.cfg),
         result=result,
-        history=[_numbers(row) for row in read_csv(run.folder / "metrics.csv")],
+        history=[_numbers(row) for row in read_csv(run.folder / METRICS)],
         diagnostics=[{**_numbers(row), "layer": row["layer"]} for row in read_csv(run.folder / "diagnostics.csv")],
         summary=summarize(ready(network.model), network.input_size),
         classes=list(network.classes),
@@ -116,10 +115,10 @@ def network_of(run: FinishedRun) -> Network:
         ValueError: the data of the run can't be read.
     """
     if _names_network(run.folder):
-        model, header, pictures = load_for_pictures(run.folder / FILE)
+        model, header, pictures = load_for_pictures(run.folder / PACKED)
         return Network(model, tuple(pictures.size), header.classes or ())
     data: Any = run.data
-    if (run.folder / FILE).is_file():
+    if (run.folder / PACKED).is_file():
         model = run.model()
     elif (run.folder / BEST).is_file():
         model = run.trained()
@@ -177,7 +176,7 @@ def _predictions(run: FinishedRun, network: Network) -> Predictions:
 
 def _names_network(folder: Path) -> bool:
     try:
-        header = read_header(folder / FILE)
+        header = read_header(folder / PACKED)
     except PackedFileError:
         return False
     return header.network is not None and header.pictures is not None

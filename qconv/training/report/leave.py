@@ -7,12 +7,12 @@ from omegaconf import DictConfig
 from pytorch_lightning import LightningDataModule
 from torch import nn
 
+from ...run_files import PAGE, PREDICTIONS
 from .screen import show_note
 
 if TYPE_CHECKING:
     from ..callbacks.test_predictions import TestPredictions
 
-PAGE, PREDICTIONS = "report.html", "predictions.safetensors"  # in the folder of a run
 SECONDS = 0.2  # to time each batch size: a run must not wait for its report
 
 

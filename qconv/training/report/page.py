@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...environment import machine, versions
 from ...files import atomic_file
-from ...packed import FILE
+from ...run_files import PACKED
 from ...summary.screen import short
 from ...summary.table import Summary, format_bits, format_int
 from ..resume import call
@@ -276,7 +276,7 @@ def latency(report: Report) -> dict[str, Any]:
 
 def code(report: Report) -> list[tuple[str, str]]:
     """Return what to paste to use the network: on the command line, in Python."""
-    path = Path(report.folder) / FILE
+    path = Path(report.folder) / PACKED
     if not path.is_file():
         return []
     quoted = repr(str(path))

@@ -8,7 +8,9 @@ from typing import Any
 from hydra.utils import get_object
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from ...progress import terminal
 from ...summary.screen import screen_text
 from ...summary.table import Summary, format_int
 from ...table import screen_width
@@ -17,7 +19,7 @@ from .result import Evaluation, Result
 
 def console() -> Console:
     """The terminal, or a page wide enough for the tables."""
-    return Console(width=None if sys.stdout.isatty() else 140, highlight=False)
+    return terminal(None if sys.stdout.isatty() else 140, stderr=False)
 
 
 def show_note(text: str) -> None:
@@ -39,7 +41,10 @@ def show_model(summary: Summary, title: str) -> None:
 def show_outcome(outcome: Result | Evaluation) -> None:
     """Show accuracies, sizes and the places of the files."""
     about = outcome.about
-    rows = [("test accuracy", f"[bold]{percent(outcome.test_accuracy)}[/bold]"), *_validation(outcome)]
+    rows: list[tuple[str, str | Text]] = [
+        ("test accuracy", Text(percent(outcome.test_accuracy), style="bold")),
+        *_validation(outcome),
+    ]
     if not outcome.quantized:
         rows.append(("not quantized yet", "a later stage was to come: weights are float, or of more bits"))
     rows += [
@@ -52,7 +57,7 @@ def show_outcome(outcome: Result | Evaluation) -> None:
     show_note(f"run folder: {about['run_dir']}")  # a path is not to be broken, so that it can be copied
 
 
-def show_rows(head: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> None:
+def show_rows(head: Sequence[str], rows: Iterable[Sequence[str | Text]], title: str | None = None) -> None:
     """Return a small table of text."""
     table = Table(*head, title=title, title_justify="left", show_header=any(head))
     for row in rows:
@@ -72,5 +77,5 @@ def _validation(outcome: Result | Evaluation) -> list[tuple[str, str]]:
     return [
         ("validation accuracy, best", best),
         ("validation accuracy, final", percent(outcome.val_accuracy_final)),
-        ("time", f"{outcome.seconds:.1f} s for {outcome.epochs} epochs"),
+        ("time", f"{outcome.seconds:.1f} s for {outcome.epochs} epoch{'s' if outcome.epochs != 1 else ''}"),
     ]

@@ -12,7 +12,6 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from ..table import write_csv
-from .report.screen import percent, show_rows
 
 METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")
 
@@ -35,6 +34,8 @@ class SweepTable(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Show the results of the runs."""
         del kwargs
+        from ..training.report.screen import show_rows
+
         folder = Path(config.hydra.sweep.dir)
         runs = read_runs(folder)
         if runs:
@@ -69,6 +70,8 @@ def table(runs: list[dict[str, Any]]) -> list[tuple[str, ...]]:
 
 def spread(values: list[float]) -> str:
     """Mean, and the sample standard deviation if there is one."""
+    from ..training.report.screen import percent
+
     deviation = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return percent(statistics.mean(values)) + deviation
 
