@@ -54,10 +54,14 @@ def test_both_entries_compose_the_same(
     assert sys.argv is before
 
 
-def test_a_scheme_of_the_current_folder(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["scheme=identity", "scheme._target_=my_methods.coarse", "+scheme.weight_bits=4"]
+@pytest.mark.parametrize("before", [[], ["scheme=identity"]])
+def test_a_scheme_of_the_current_folder(before: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [*before, "scheme._target_=my_methods.coarse", "+scheme.weight_bits=4"]
     assert main(["train", *words, "model.width=4", "trainer=cpu", "trainer.max_epochs=1", "run_dir=run"]) == 0
-    assert "lsq(weight_bits=4, input_bits=2)" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "lsq(weight_bits=4, input_bits=2)" in shown.out
+    note = "scheme: my_methods.coarse does not take padding_value, stochastic, surrogate, weight_surrogate, which"
+    assert (note in shown.err) == (not before)
     assert (here / "run/result.json").is_file()
 
 

@@ -1,4 +1,4 @@
-"""Mistakes on the command line of ``qconv train``: keys that do not exist, and values of another type."""
+"""The words of ``qconv train`` against its config: keys that do not exist, values of another type, other functions."""
 
 import difflib
 import inspect
@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_object
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 
@@ -65,6 +65,46 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
         rule = _rule(default, value)
         if rule is not None and type(value) not in _types_of(cfg, key):
             raise ValueError(f"{key} (={_shown(value)}) must be {rule}, as its default {_shown(default)}")
+
+
+def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Take out of `cfg` what the command line has left without a reader by putting another function in a ``_target_``.
+
+    ``scheme._target_=my_methods.coarse`` keeps the arguments of the scheme that was there before; those that the new
+    function does not take are left out, unless the command line names them.
+
+    Args:
+        cfg: the composed config, which is changed.
+        overrides: those of the command line.
+
+    Returns:
+        A line for each function, which says what is left out.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    named = {each.key_or_group for each in parsed}
+    told = []
+    for key in sorted(key for key in named if key.endswith("._target_")):
+        node, place = OmegaConf.select(cfg, key.removesuffix("._target_")), key.removesuffix("._target_")
+        taken = _arguments(node["_target_"]) if isinstance(node, DictConfig) else None
+        if taken is None:
+            continue
+        others = [str(name) for name in node if not str(name).startswith("_") and name not in taken]
+        others = [name for name in others if not any(f"{each}.".startswith(f"{place}.{name}.") for each in named)]
+        with open_dict(node):
+            for name in others:
+                del node[name]
+        if others:
+            told.append(f"{place}: {node['_target_']} does not take {', '.join(others)}, which the default has")
+    return told
+
+
+def _arguments(target: str) -> set[str] | None:
+    """The names that a function takes; None if it takes any, or can't be asked."""
+    try:
+        parameters = inspect.signature(get_object(target)).parameters.values()
+    except (HydraException, ValueError, TypeError, ImportError):
+        return None
+    return None if any(each.kind == each.VAR_KEYWORD for each in parameters) else {each.name for each in parameters}
 
 
 def _rule(default: Any, value: Any) -> str | None:

@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from .configs import folder, store_schemes
-from .mistakes import check_types, unknown_key
+from .mistakes import check_types, leave_out, unknown_key
 from .relaunch import command_line, forgotten
 from .resume import config_of, is_resumed
 
@@ -93,6 +93,8 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
         hydra_cfg = HydraConfig.get()
         try:
             check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
+            for line in leave_out(cfg, hydra_cfg.overrides.task):
+                print(line, file=sys.stderr)
             with forgotten():
                 return main(cfg)
         except USER_ERRORS as error:
