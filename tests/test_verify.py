@@ -222,6 +222,10 @@ def test_without_a_fault_they_are_equal(network: tuple[nn.Module, FrozenModel, T
     checked = verify(*network)
     assert checked.equal, f"\n{checked}"
     assert checked.of_bound < 0.5
+    for width in (72, 80, 100):
+        shown = checked.text(width)
+        assert max(map(len, shown.splitlines())) <= width
+        assert all(part in shown for part in ("unexplained", "error", *(layer.name for layer in checked.layers)))
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -36,6 +36,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the result; return 1 if anything differs."""
     from ..inference import verify
+    from ..table import screen_width
 
     source: Source = options.model
     if options.onnx is not None:
@@ -47,5 +48,5 @@ def run(options: argparse.Namespace) -> int:
         return 0 if compared.agrees else 1
     file, pictures = source.packed_file, source.inputs(options.pictures, PICTURES, "val")
     verification = verify(source.trained(), file, pictures.split(32))
-    print(verification)
+    print(verification.text(screen_width()))
     return 0 if verification.equal else 1

@@ -14,7 +14,7 @@ from ..layers import QuantizedLayer
 from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
-from ..table import Column, lines
+from ..table import Column, least_width, lines, wrap
 from .freeze import FrozenModel, freeze
 from .layer_check import LayerCheck, LayerPair
 from .own_run import Guided, calls_and_output
@@ -23,6 +23,7 @@ from .rounding import SURE, TINY, difference
 
 HEADS = "layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift", "unexplained"
 COLUMNS = tuple(map(Column, HEADS))
+LEFT_OUT: tuple[tuple[str, ...], ...] = ((), ("of bound",), ("of bound", "drift"))  # on narrower and narrower screens
 CLOSE = 1e-5  # of the largest output: the possible difference of two orders of float sums
 
 
@@ -63,11 +64,21 @@ class Verification:
         return self.first_difference is None and self.of_bound <= 1
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, width: int | None = None) -> str:
+        """Return the table and the verdict in at most `width` columns if they can be; None is any number of them."""
         outcome = (
             f"{self._verdict()}; outputs differ from the trained ones by up to {self.difference:.1e} of "
             f"{self.largest:.3g}, and {self.decisions} of {self.samples} decisions"
         )
-        return "\n".join([*lines(map(_cells, self.layers), COLUMNS), outcome])
+        cells = [_cells(layer) for layer in self.layers]
+        for left_out in LEFT_OUT:
+            kept = [place for place, head in enumerate(HEADS) if head not in left_out]
+            rows, columns = [[row[place] for place in kept] for row in cells], [COLUMNS[place] for place in kept]
+            if width is None or least_width(rows, columns) <= width:
+                break
+        return "\n".join([*lines(rows, columns, width), *wrap(outcome, width or len(outcome))])
 
     def _verdict(self) -> str:
         first = self.first_difference
