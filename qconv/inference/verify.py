@@ -2,7 +2,7 @@
 
 import copy
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
@@ -73,12 +73,9 @@ class Verification:
             f"{self.largest:.3g}, and {self.decisions} of {self.samples} decisions"
         )
         cells = [_cells(layer) for layer in self.layers]
-        for left_out in LEFT_OUT:
-            kept = [place for place, head in enumerate(HEADS) if head not in left_out]
-            rows, columns = [[row[place] for place in kept] for row in cells], [COLUMNS[place] for place in kept]
-            if width is None or least_width(rows, columns) <= width:
-                break
-        return "\n".join([*lines(rows, columns, width), *wrap(outcome, width or len(outcome))])
+        tables = [_without(heads, cells) for heads in LEFT_OUT]
+        fitting = (table for table in tables if width is None or least_width(*table) <= width)
+        return "\n".join([*lines(*next(fitting, tables[-1]), width), *wrap(outcome, width or len(outcome))])
 
     def _verdict(self) -> str:
         first = self.first_difference
@@ -91,6 +88,12 @@ class Verification:
             f"not equal: {where} gives outputs that are off by up to {self.guided:.1e}, {self.of_bound:.3g} times what "
             "rounding explains"
         )
+
+
+def _without(heads: Sequence[str], cells: Sequence[Sequence[str]]) -> tuple[list[list[str]], list[Column]]:
+    """Return rows and columns without those of some heads."""
+    kept = [place for place, head in enumerate(HEADS) if head not in heads]
+    return [[row[place] for place in kept] for row in cells], [COLUMNS[place] for place in kept]
 
 
 def _cells(layer: LayerCheck) -> tuple[str, ...]:
