@@ -584,7 +584,7 @@ def shift_ps(
 
 def fixed_point(v: Array, g: Array, integer_bits: int = 16, fraction_bits: int = 16) -> Found:
     bound, steps = 2.0 ** (integer_bits - 1), 2.0**fraction_bits
-    return each(lambda x: clip(math.floor(x * steps) / steps, -bound, bound), v), g
+    return each(lambda x: clip(math.floor(x * steps) / steps, -bound, bound - 1 / steps), v), g
 
 
 GRIDS: dict[int, Sequence[Fraction]] = {  # exact, so that half way between two levels is half way
@@ -934,7 +934,7 @@ QUANTIZERS: dict[str, Entry] = {
         [Row({"integer_bits": i, "fraction_bits": f}, values=v) for i, f in ((2, 1), (3, 2)) for v in (None, SMALL)]
         + [Row()],
         {"integer_bits": Range(1, 16), "fraction_bits": Range(0, 16)},  # beside the default of the other one
-        levels=lambda q: 2**q.bits + 1,  # both ends of the range
+        levels=lambda q: 2**q.bits,
         exact=True,
     ),
     "APoTWeight": Entry(

@@ -146,7 +146,7 @@ QUANTIZERS: dict[str, tuple[Make, float]] = dict(every_quantizer()) | {
     "Sign(HardClip(1.3))": (partial(Sign, partial(HardClip, 1.3)), 2),
     "Sign(Straight)": (partial(Sign, Straight), 2),
     "ScaledSign(paper_gradient, center)": (partial(quantizers.ScaledSign, center=True, paper_gradient=True), 2),
-    "FixedPoint(3, 2)": (partial(quantizers.FixedPoint, 3, 2), 2**5 + 1),
+    "FixedPoint(3, 2)": (partial(quantizers.FixedPoint, 3, 2), 2**5),
     "Stages(first)": (partial(Stages, [(0, partial(quantizers.LSQ, 3)), (0.5, Sign)]), 8),
     "Stages(Sign)": (partial(Stages, [(0, Sign), (0.9, Identity)]), 2),
 }

@@ -22,7 +22,7 @@ from qconv.cli.configs import folder as configs
 from qconv.models import small_cnn
 from qconv.training import Classifier, load_checkpoint, schedules
 from qconv.training.go_on import changes
-from qconv.training.resume import FORMER
+from qconv.training.resume import FORMER, with_former_defaults
 from qconv.training.stored_config import stored_config
 
 TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant")
@@ -160,7 +160,21 @@ def test_a_config_without_newer_keys(whole: Path, one: Path, told: Callable[...,
     assert cli(["evaluate", str(one), "before_sign=identity"]) == 0
 
 
+def test_arguments_that_a_method_has_got_since(one: Path) -> None:
+    before = OmegaConf.load(one / "config.yaml")
+    before.scheme = OmegaConf.create({"_target_": "qconv.schemes.reste", "o_max": 3.0})
+    before.overrides = {"blocks.1.conv": {"_target_": "qconv.schemes.reste", "schedule": "cosine"}}
+    OmegaConf.save(before, one / "config.yaml")
+    cfg = stored_config(one, [], configs())
+    assert cfg.scheme.schedule == "linear"  # as it was then
+    assert cfg.overrides["blocks.1.conv"].schedule == "cosine"
+    stored, asked = ({"scheme": dict(node)} for node in (before.scheme, config("scheme=reste").scheme))
+    assert with_former_defaults(stored, asked)["scheme"]["schedule"] == "linear" != asked["scheme"]["schedule"]
+
+
 def test_words_on_top(one: Path) -> None:
+    loggers = stored_config(one, ["logger=[csv,tensorboard]"], configs()).logger
+    assert {*loggers} == {"csv", "tensorboard"}
     cfg = stored_config(one, ["trainer=ddp", "data.batch_size=32", "+data.new=1", "callbacks=ema"], configs())
     assert (cfg.trainer.strategy, cfg.trainer.max_epochs) == ("ddp", 20)
     assert (cfg.data.batch_size, cfg.data.new, cfg.model.width) == (32, 1, 4)

@@ -6,6 +6,7 @@ The formulas are held by test_golden.py, what all methods have in common by test
 import copy
 import math
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from itertools import product
 from typing import Any
@@ -85,7 +86,11 @@ def test_what_is_straight_through_copies_nothing(quantizer: Quantizer) -> None:
         (partial(Polynomial, input=True), 0.5, (1.0, 1.0)),
         (partial(Polynomial, input=True), 1.0, (10.0, 1.0)),
         (ReSTE, 0.0, (1.0,)),
-        (ReSTE, 0.5, (2.0,)),
+        (ReSTE, 0.25, (1 + 2 * (1 - math.cos(math.pi / 8)),)),  # as the authors' code computes it
+        (ReSTE, 0.5, (1 + 2 * (1 - math.cos(math.pi / 4)),)),
+        (ReSTE, 0.75, (1 + 2 * (1 - math.cos(3 * math.pi / 8)),)),
+        (partial(ReSTE, schedule="linear"), 0.25, (1.5,)),
+        (partial(ReSTE, schedule="linear"), 0.75, (2.5,)),
         (ReSTE, 1.0, (3.0,)),
     ],
 )
@@ -148,7 +153,7 @@ PUBLISHED = {
     "irnet": ("EDE(t_min=0.1, t_max=10.0)", "EDE(t_min=0.1, t_max=10.0)"),
     "recu": ("ApproxSign()", "Straight()"),
     "adabin": ("ApproxSign()", "EDE(t_min=0.001, t_max=10.0)"),
-    "reste": ("ReSTE(o_max=3.0, m=0.1, t=1.5)", "ReSTE(o_max=3.0, m=0.1, t=1.5)"),
+    "reste": ("ReSTE(o_max=3.0, m=0.1, t=1.5, schedule='cosine')",) * 2,
 }
 
 
@@ -233,6 +238,27 @@ def test_golden_recu() -> None:
     w1 = [-4.916522, -2.308864, -1.005035, -0.135816, 0.516099, 1.168014, 2.471843, 4.210282]
     near(standardize(W, eps=1e-5).values * 2 * math.sqrt(2), w1)
     assert golden.recu_bound(W.numpy(), 0.9) == pytest.approx(3.366234721901584, rel=1e-15)
+
+
+def adabin_layer(offset: Any) -> qconv.QConv2d:
+    return qconv.QConv2d(4, 8, 3, bias=False, scheme=schemes.adabin(offset=offset))
+
+
+def test_weights_of_the_authors_of_adabin() -> None:
+    """Their layer has these names; its output is that of `offset="code"`, and the default says so."""
+    torch.manual_seed(0)
+    alpha, beta, weight = torch.tensor(0.7), torch.tensor(-0.3), torch.randn(8, 4, 3, 3)
+    theirs = {"0.weight": weight, "0.binary_a.alpha_a": alpha, "0.binary_a.beta_a": beta}
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    made = {code: torch.nn.Sequential(adabin_layer(code)) for code in ("paper", "code")}
+    made["code"].load_state_dict(theirs)
+    with pytest.raises(RuntimeError, match=r"0: 0.binary_a.alpha_a, .*need adabin\(offset='code'\)"):
+        made["paper"].load_state_dict(theirs)
+    mean, w = weight.double().mean((1, 2, 3), keepdim=True), weight.double()
+    w_q = mean + (w - mean).square().mean((1, 2, 3), keepdim=True).sqrt() * (w - mean).sign()
+    x_q = alpha.double() * (((x - beta) / alpha).sign() + beta)
+    expected = torch.nn.functional.conv2d(x_q, w_q)
+    torch.testing.assert_close(made["code"].double()(x), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_golden_adabin() -> None:
@@ -569,14 +595,54 @@ def test_apot_ranges_start_where_the_authors_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("quantizer", "largest"), [(ShiftQ(5), 1), (ShiftPS(5), 1), (FixedPoint(3, 2), 4), (FixedPoint(16, 16), 2**15)]
+    ("quantizer", "ends"),
+    [
+        (ShiftQ(5), (-1, 1)),
+        (ShiftPS(5), (-1, 1)),
+        (FixedPoint(3, 2), (-4, 3.75)),
+        (FixedPoint(3, 2, bound="code"), (-4, 3)),
+        (FixedPoint(16, 16), (-(2**15), 2**15 - 2**-9)),  # 2^15 − 2^−16 is no float32
+        (FixedPoint(16, 16, bound="code"), (-(2**15), 2**15 - 1)),
+    ],
+    ids=str,
 )
-def test_infinity_is_the_last_level_and_nan_stays(quantizer: quantizers.Quantizer, largest: float) -> None:
+def test_infinity_is_the_last_level_and_nan_stays(quantizer: quantizers.Quantizer, ends: tuple[float, float]) -> None:
     x = torch.tensor([math.inf, -math.inf, math.nan, 1.0])[None]
     quantizer.initialize(x)
     x_q = quantizer.quantize(x, *quantizer.tensors())[0]
-    assert x_q[0] == -x_q[1] == largest
+    assert (x_q[1], x_q[0]) == ends
     assert x_q[2].isnan()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_fixed_point_fits_its_bits(dtype: torch.dtype) -> None:
+    x = torch.tensor([3e4, -3e4, 1e30, -1e30], dtype=torch.float64).to(dtype)
+    for integer_bits, fraction_bits in ((16, 16), (8, 8), (3, 2), (1, 0), (1, 31)):
+        quantizer = FixedPoint(integer_bits, fraction_bits)
+        codes = quantizer.codes(x).values
+        assert -(2 ** (quantizer.bits - 1)) <= codes.min() < codes.max() < 2 ** (quantizer.bits - 1)
+    with pytest.raises(ValueError, match=r"bound \(='paper'\) must be 'exact' or 'code'"):
+        FixedPoint(bound="paper")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_powers_of_two_are_chosen_exactly(dtype: torch.dtype) -> None:
+    """The numbers beside each threshold 2^(e − ½), squared as fractions: 2·m² is below or above 1."""
+    for exponent in range(-13, 1):
+        threshold = torch.tensor(2.0 ** (exponent - 0.5), dtype=dtype)
+        for direction in (-math.inf, math.inf):
+            x = threshold.clone()
+            for _ in range(3):
+                above = Fraction(x.item()) ** 2 > Fraction(2) ** (2 * exponent - 1)
+                rounded = quantizers.round_power_of_two(torch.stack([x, -x]), -15, 0)
+                power = 2.0 ** (exponent if above else exponent - 1)
+                assert rounded.tolist() == [power, -power], x
+                x = torch.nextafter(x, torch.tensor(direction, dtype=dtype))
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, torch.finfo(dtype).smallest_normal / 4]).to(dtype)
+    rounded = quantizers.round_power_of_two(special, -15, 3)
+    assert rounded[:4].tolist() == [0, 0, 8, -8]
+    assert rounded[4].isnan()
+    assert rounded[5] == (2.0**-15 if special[5] else 0)
 
 
 def test_shift_ps_golden() -> None:

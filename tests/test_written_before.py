@@ -73,6 +73,9 @@ CHANGED = {
     "qconv.schemes.lsq",  # the data choose whether its inputs are signed
     "qconv.quantizers.LSQInput",
     "qconv.data.ImageFolderDataModule",  # test_size
+    "qconv.schemes.reste",  # o follows the authors' code
+    "qconv.quantizers.ReSTE",
+    "qconv.quantizers.FixedPoint",  # bound
 }
 """What CHANGELOG tells of."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from types import MappingProxyType
 from typing import Literal
 
 from torch import Tensor
@@ -64,7 +65,9 @@ class AdaBinInput(Binary):
 
     ``offset="paper"``: ``x_q = alpha · sign(z) + beta`` with ``z = (x − beta) / alpha`` and ``sign(±0) = +1``.
     ``offset="code"``: ``x_q = alpha · (sign(z) + beta)``, as the authors' code computes it, so the published 88.1 %
-    (ResNet-20, W1A1) are its result. Both agree while alpha is 1.
+    (ResNet-20, W1A1) are its result. Both agree while alpha is 1. The default is the paper's: the threshold beta then
+    is in the middle of the two values, whatever alpha is. The authors' weights need "code": under their names,
+    ``binary_a.alpha_a`` and ``binary_a.beta_a``, `load_state_dict` takes them, and refuses them with "paper".
 
     With ``h = alpha · g · d(z)``, d the surrogate's ``max(2 − 2|z|, 0)``: ``dx = h / alpha``; ``dalpha =
     Σ g · sign(z) − Σ h z / alpha`` and ``dbeta = Σ g − Σ h / alpha``; for ``"code"`` the first terms are
@@ -83,6 +86,7 @@ class AdaBinInput(Binary):
     """
 
     roles = ("input",)
+    authors_names = MappingProxyType({"binary_a.alpha_a": "alpha", "binary_a.beta_a": "beta"})
 
     def __init__(
         self, offset: Literal["paper", "code"] = "paper", surrogate: Callable[[], Surrogate] = ApproxSign
@@ -128,6 +132,11 @@ class AdaBinInput(Binary):
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.alpha, SMALLEST)
+
+    def differs_from_authors(self) -> str:
+        if self.offset == "code":
+            return ""
+        return "the authors' code computes alpha · (sign(z) + beta): such weights need adabin(offset='code')"
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

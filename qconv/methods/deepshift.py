@@ -18,6 +18,13 @@ from ..quantizers.stochastic import Stream, uniform
 from ..scheme import Factory, Scheme, named
 
 Rounding = Literal["deterministic", "stochastic"]
+BELOW_ROOT_HALF = {
+    torch.float32: math.floor(math.sqrt(0.5) * 2**24) / 2**24,
+    torch.float64: math.nextafter(math.sqrt(0.5), 0),  # math.sqrt(0.5) is above 1/√2
+}
+"""The largest number of a dtype below 1/√2."""
+DIGITS = {torch.float16: 11, torch.bfloat16: 8, torch.float32: 24, torch.float64: 53}
+"""The binary digits of a dtype's numbers."""
 
 
 def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
@@ -29,8 +36,20 @@ def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
         >>> round_power_of_two(torch.tensor([0.7, -0.8, 0.0, 3.0, 0.1]), -15, 0)
         tensor([ 0.5000, -1.0000,  0.0000,  1.0000,  0.1250])
     """
-    exponent = x.abs().log2().round().clamp(low, high)
-    return torch.exp2(exponent) * x.sign()
+    power = torch.exp2(round_log2(x).clamp(low, high))
+    return torch.where(x.isnan(), x, power * x.sign())
+
+
+def round_log2(x: Tensor) -> Tensor:
+    """``round(log2 |x|)``, exactly: NaN for NaN, inf for ±inf, and a large negative number for ±0.
+
+    With ``|x| = m · 2^e`` and ``½ <= m < 1`` it is e if ``m > 1/√2``, else e − 1. The logarithm itself is rounded, to
+    the other side for the largest m below 1/√2. There is no tie, since √2 is irrational.
+    """
+    mantissa, exponent = torch.frexp(wide(x).abs())
+    rounded = exponent.to(mantissa.dtype) - (mantissa <= BELOW_ROOT_HALF[mantissa.dtype]).to(mantissa.dtype)
+    rounded = torch.where(mantissa == 0, torch.finfo(mantissa.dtype).min, rounded)
+    return torch.where(mantissa < math.inf, rounded, mantissa).to(x.dtype)  # which keeps inf and NaN
 
 
 def _stream(rounding: str) -> Stream | None:
@@ -164,7 +183,7 @@ class ShiftPS(Quantizer):
 
     def initialize(self, x: Tensor) -> None:
         with torch.no_grad():
-            shift = x.abs().log2().round().clamp(self.low, 0)
+            shift = round_log2(x).clamp(self.low, 0)
             sign = x.sign()
         self.shift, self.sign = set_parameter(self.shift, shift), set_parameter(self.sign, sign)
 
@@ -217,19 +236,26 @@ class ShiftPS(Quantizer):
 class FixedPoint(Passing):
     r"""Fixed-point activations of DeepShift: ``integer_bits`` before and ``fraction_bits`` after the point.
 
-    ``x_q = clamp(floor(x · 2^f) / 2^f, −2^(i−1), 2^(i−1))``, NaN gives NaN; ``dx = g``, with no mask. The authors use
-    16.16, which float32 barely notices, and round the biases in the same way; here the bias stays float.
+    ``x_q = clamp(floor(x · 2^f) / 2^f, −2^(i−1), 2^(i−1) − 2^−f)``, the numbers of i + f bits in two's complement; NaN
+    gives NaN; ``dx = g``, with no mask. A dtype without the largest of them ends at its own largest below it. The
+    authors use 16.16, which float32 barely notices, and round the biases in the same way; here the bias stays float.
 
     Args:
         integer_bits: 1 or more, the sign included.
         fraction_bits: 0 or more.
+        bound: ``"exact"``, or ``"code"``: the largest is 2^(i−1) − 1, as in the authors' code.
 
     Raises:
-        ValueError: a count that is not a whole number or out of range, or more than 32 bits in total.
+        ValueError: a count that is not a whole number or out of range, or more than 32 bits in total; ``bound`` is
+            neither of the two.
     """
 
-    def __init__(self, integer_bits: int = 16, fraction_bits: int = 16) -> None:
+    def __init__(
+        self, integer_bits: int = 16, fraction_bits: int = 16, bound: Literal["exact", "code"] = "exact"
+    ) -> None:
         super().__init__()
+        if bound not in ("exact", "code"):
+            raise ValueError(f"bound (={bound!r}) must be 'exact' or 'code'")
         integer_bits = check_whole("integer_bits", integer_bits)
         fraction_bits = check_whole("fraction_bits", fraction_bits)
         if integer_bits < 1:
@@ -241,20 +267,27 @@ class FixedPoint(Passing):
         self.integer_bits = integer_bits
         self.fraction_bits = fraction_bits
         self.bits = integer_bits + fraction_bits
+        self.bound = bound
+
+    @property
+    def _ends(self) -> tuple[int, int]:
+        """The first and the last code."""
+        half = 2 ** (int(self.bits) - 1)
+        return -half, half - (1 if self.bound == "exact" else 2**self.fraction_bits)
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         step = 2.0**-self.fraction_bits
-        bound = 2.0 ** (self.integer_bits - 1)
         wide = x.float() if x.dtype == torch.float16 else x  # x / step leaves the range of float16
-        return Whole((torch.floor(wide / step) * step).clamp(-bound, bound).to(x.dtype))
+        low, high = (_towards_zero(end, x.dtype) * step for end in self._ends)
+        return Whole((torch.floor(wide / step) * step).clamp(low, high).to(x.dtype))
 
     @property
     def coding(self) -> Coding:
-        return Coding(2 ** int(self.bits) + 1, -(2.0 ** (self.integer_bits - 1)), 2.0**-self.fraction_bits)
+        low, high = self._ends
+        return Coding(high - low + 1, low * 2.0**-self.fraction_bits, 2.0**-self.fraction_bits)
 
     def levels(self, *tensors: Tensor) -> Levels:
-        bound = int(2 ** (self.bits - 1))
-        return Levels(-bound, bound, torch.tensor(2.0**-self.fraction_bits, dtype=torch.float64))
+        return Levels(*self._ends, torch.tensor(2.0**-self.fraction_bits, dtype=torch.float64))
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         scale = 2.0**-self.fraction_bits
@@ -262,7 +295,14 @@ class FixedPoint(Passing):
         return Codes(values, torch.tensor(scale, dtype=torch.float64, device=x.device))
 
     def extra_repr(self) -> str:
-        return f"integer_bits={self.integer_bits}, fraction_bits={self.fraction_bits}"
+        ending = "" if self.bound == "exact" else f", bound={self.bound!r}"
+        return f"integer_bits={self.integer_bits}, fraction_bits={self.fraction_bits}{ending}"
+
+
+def _towards_zero(code: int, dtype: torch.dtype) -> int:
+    """The whole number nearest to the code that the dtype holds and that is not beyond it."""
+    too_long = max(abs(code).bit_length() - DIGITS[dtype], 0)
+    return (abs(code) >> too_long << too_long) * (-1 if code < 0 else 1)
 
 
 @named

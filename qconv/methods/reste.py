@@ -1,7 +1,8 @@
-"""ReSTE: signs with the layer's mean magnitude as scale, and a rectified power as surrogate (arXiv:2303.17153)."""
+"""ReSTE: signs with the layer's mean magnitude as scale, and a rectified power as surrogate (arXiv:2308.06689)."""
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 from torch import Tensor
 
@@ -48,20 +49,23 @@ def reste(
     o_max: float = 3.0,
     padding_value: int = 0,
     *,
+    schedule: Literal["cosine", "linear"] = "cosine",
     binary_input: bool = True,
     surrogate: Make | None = None,
     weight_surrogate: Make | None = None,
 ) -> Scheme:
-    """ReSTE, W1A1 or W1A32: signs with a rectified power as surrogate, one scale for a layer (arXiv:2303.17153).
+    """ReSTE, W1A1 or W1A32: signs with a rectified power as surrogate, one scale for a layer (arXiv:2308.06689).
 
-    ``o_max`` is the final o of the `qconv.quantizers.ReSTE` of input and weight, which starts at 1.
+    ``o_max`` is the final o of the `qconv.quantizers.ReSTE` of input and weight, which starts at 1 and follows
+    ``schedule``: "cosine", as in the authors' code, or "linear".
     ``binary_input=False`` leaves the input float.
 
     Raises:
-        ValueError: ``o_max`` is less than 1, or a padding value or a surrogate for an input that is float.
+        ValueError: ``o_max`` is less than 1, there is no such schedule, or the input is float and a padding value or a
+            surrogate is given for it.
         TypeError: ``surrogate`` or ``weight_surrogate`` makes no surrogate.
     """
-    ReSTE(o_max)
-    published = partial(ReSTE, o_max)
+    ReSTE(o_max, schedule=schedule)
+    published = partial(ReSTE, o_max, schedule=schedule)
     weight = partial(ReSTEWeight, chosen(weight_surrogate, published))
     return signs_or_float(weight, surrogate, published, padding_value, binary_input)

@@ -41,7 +41,7 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
 def two_stage(scheme: Scheme, start: float = 0.5) -> Scheme:
     """Activations first, weights later: ``scheme`` with float weights until the progress ``start``.
 
-    ReActNet (arXiv:2003.03488) and the networks before it (arXiv:1911.12491) are trained this way. Their two stages are
+    ReActNet (arXiv:2003.03488) and the networks before it (arXiv:1904.05868) are trained this way. Their two stages are
     two runs, each with its own learning rate schedule; the second starts from the first one's weights. ``start=1`` is
     such a first run: its weights stay float to the end.
 

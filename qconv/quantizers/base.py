@@ -1,6 +1,7 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -53,6 +54,8 @@ class Quantizer(InBits, NeedsData):
         before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
             with another note is refused. It is not a buffer, because it describes how the model was built, as a class
             does.
+        authors_names: the names of its learned tensors in a layer of the authors' code, and its own: layers load a
+            state dict that has those (`differs_from_authors` may forbid it).
     """
 
     bits: float = 32
@@ -64,6 +67,7 @@ class Quantizer(InBits, NeedsData):
     code_dtype: torch.dtype = torch.int16
     kept: tuple[str, ...] = ()
     before_sign: Tensor | None = None
+    authors_names: Mapping[str, str] = MappingProxyType({})
 
     @property
     def splits_at_zero(self) -> bool:
@@ -87,6 +91,10 @@ class Quantizer(InBits, NeedsData):
     def is_final(self) -> bool:
         """Whether it already quantizes as it will at the end; before, the trained model is not the shipped one."""
         return True
+
+    def differs_from_authors(self) -> str:
+        """Why tensors under `authors_names` would give other values here than in the authors' code; empty if none."""
+        return ""
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Return the learned or scheduled tensors, in the order in which `quantize` and `backward` take them.

@@ -23,7 +23,7 @@ _FORMER = "_extra_state"
 class Stages(Quantizer):
     """Quantizes with the last of ``stages`` that has begun.
 
-    Two-stage training, activations first (ReActNet, arXiv:2003.03488; Bulat et al., arXiv:1911.12491), gives the weight
+    Two-stage training, activations first (ReActNet, arXiv:2003.03488; Bulat et al., arXiv:1904.05868), gives the weight
     ``Stages([(0, Identity), (0.5, Sign)])``; progressive bits are ``Stages([(0, partial(LSQ, 4)), (0.5, partial(LSQ,
     2))])``. A stage begins with a new quantizer, whatever weight decay did to its learned tensors while they waited: a
     weight quantizer is initialized from the latent weight at that moment, an input quantizer that needs data from the

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -189,28 +190,34 @@ class Polynomial(EDE):
 
 
 class ReSTE(Surrogate):
-    r"""``d = |x|^((1−o)/o) / o`` for ``m < |x| <= t``; ``m^(1/o) / m`` for ``|x| <= m``; 0 beyond (arXiv:2303.17153).
+    r"""``d = |x|^((1−o)/o) / o`` for ``m < |x| <= t``; ``m^(1/o) / m`` for ``|x| <= m``; 0 beyond (arXiv:2308.06689).
 
-    The derivative of ``sign(x) · |x|^(1/o)``, which is the identity for ``o = 1`` and approaches the sign as o grows; o
-    goes linearly from 1 to ``o_max``.
+    The derivative of ``sign(x) · |x|^(1/o)``, which is the identity for ``o = 1`` and approaches the sign as o grows.
+    At the share p of the training ``o = 1 + (o_max − 1) · (1 − cos(π p / 2))``, as in the authors' code, or with the
+    schedule "linear" ``o = 1 + (o_max − 1) · p``.
 
     Args:
         o_max: o at the end of training.
         m: for smaller ``|x|`` the derivative is held at a finite value.
         t: for larger ``|x|`` the derivative is 0.
+        schedule: "cosine" or "linear".
 
     Raises:
-        ValueError: ``o_max`` is less than 1 or not finite, or not ``0 < m <= t < inf``.
+        ValueError: ``o_max`` is less than 1 or not finite, not ``0 < m <= t < inf``, or no such schedule.
     """
 
     o: Tensor
 
-    def __init__(self, o_max: float = 3.0, m: float = 0.1, t: float = 1.5) -> None:
+    def __init__(
+        self, o_max: float = 3.0, m: float = 0.1, t: float = 1.5, schedule: Literal["cosine", "linear"] = "cosine"
+    ) -> None:
         super().__init__()
         check_numbers(o_max=o_max)
         if not 1 <= o_max < math.inf:
             raise ValueError(f"o_max (={o_max}) must be at least 1 and finite")
-        self.o_max = o_max
+        if schedule not in ("cosine", "linear"):
+            raise ValueError(f"schedule (={schedule!r}) must be 'cosine' or 'linear'")
+        self.o_max, self.schedule = o_max, schedule
         self.m, self.t = _range("m", m, "t", t)
         self.register_buffer("o", torch.tensor(1.0))
 
@@ -221,7 +228,8 @@ class ReSTE(Surrogate):
         return {"o": (lambda o: (o >= 1) & o.isfinite(), "in the checkpoint must be at least 1 and finite")}
 
     def set_progress_(self, progress: float) -> None:
-        self.o.fill_(1 + (self.o_max - 1) * progress)
+        share = progress if self.schedule == "linear" else 1 - math.cos(math.pi / 2 * progress)
+        self.o.fill_(1 + (self.o_max - 1) * share)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         (o,) = tensors
@@ -231,7 +239,7 @@ class ReSTE(Surrogate):
         return grad * torch.where(magnitude <= self.t, derivative, 0.0)
 
     def extra_repr(self) -> str:
-        return f"o_max={self.o_max}, m={self.m}, t={self.t}"
+        return f"o_max={self.o_max}, m={self.m}, t={self.t}, schedule={self.schedule!r}"
 
 
 class SwishSign(Surrogate):

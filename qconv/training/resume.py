@@ -30,6 +30,8 @@ FORMER: dict[str, Any] = {
     "reestimate_bn": False,
     "objective": "val_accuracy_best",
 }
+# The arguments that functions of a config have got since, likewise.
+FORMER_ARGUMENTS = {"reste": {"schedule": "linear"}}
 # Where the pictures lie and who reads them; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
@@ -97,7 +99,7 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
     """
     if not isinstance(stored, dict) or not isinstance(asked, dict):
         return stored
-    filled = {key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()}
+    filled = with_former_arguments({key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()})
     if "before_sign" not in stored and "before_sign" in asked:
         filled["before_sign"] = asked["before_sign"]
     target = str(stored.get("_target_")).rpartition(".")[2]
@@ -109,6 +111,16 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
         if stored.get("alpha") == PACT_START and (bits is None or bits >= PACT_BITS):
             filled["alpha"] = None
     return filled
+
+
+def with_former_arguments(node: Any) -> Any:
+    """Return a part of a config with `FORMER_ARGUMENTS` where it lacks them."""
+    if isinstance(node, list):
+        return [with_former_arguments(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    added = FORMER_ARGUMENTS.get(str(node.get("_target_")).rpartition(".")[2], {})
+    return {**added, **{key: with_former_arguments(value) for key, value in node.items()}}
 
 
 def fill_tensors(stored: dict[str, Any], names: Mapping[str, Tensor]) -> None:
