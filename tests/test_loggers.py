@@ -20,7 +20,8 @@ def test_several_loggers_in_a_sweep(tmp_path: Path) -> None:
     """Each of the two runs has its own: Weights & Biases goes on with an open run unless it is ended."""
     words = ["logger=[csv,tensorboard,wandb,mlflow]", *SMALL, "-m", "seed=1,2", "run_dir='runs/${seed}'"]
     command = [sys.executable, "-m", "qconv", "train", *words]
-    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+    shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert "│ 1, 2  │" in shown  # the table of the sweep, whose runs are elsewhere
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         found = "select run_uuid from params where key = 'seed' and value = ?"
         runs = [database.execute(found, (str(seed),)).fetchall() for seed in (1, 2)]

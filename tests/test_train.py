@@ -709,9 +709,3 @@ def test_a_failed_run_keeps_the_rows_of_the_others(line: Callable[..., None], tm
     assert len(rows) == 3
     assert "scheme.padding_value=0" in rows[1]
     assert "scheme.padding_value=1" in rows[2]
-
-
-def test_importing_qconv_needs_torch_alone() -> None:
-    heavy = "pytorch_lightning", "hydra", "sklearn", "matplotlib", "rich", "torchvision"
-    code = f"import sys, qconv, qconv.summary; print([name for name in {heavy} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -10,7 +10,9 @@ from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
+from ..run_files import RESULT
 from ..table import write_csv
 
 METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")
@@ -46,13 +48,24 @@ class SweepTable(Callback):
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
     """The sweep's runs that have a result, in order."""
-    return [read_run(path) for path in sorted(folder.glob("*/result.json"), key=_number)]
+    jobs = sorted((path.parents[1] for path in folder.glob("*/.hydra/overrides.yaml")), key=_number)
+    return [read_run(job) for job in jobs if (_run_of(job) / RESULT).is_file()]
 
 
-def read_run(path: Path) -> dict[str, Any]:
-    """A run's overrides and figures."""
-    result = json.loads(path.read_text())
-    overrides = OmegaConf.load(path.parent / ".hydra" / "overrides.yaml")
+def _run_of(job: Path) -> Path:
+    """The folder of a job's run: the job's own, or the one that `run_dir` names."""
+    if (job / RESULT).is_file():
+        return job
+    try:
+        return Path(OmegaConf.load(job / ".hydra" / "config.yaml").run_dir)
+    except (OSError, OmegaConfBaseException):  # what is known in the job alone
+        return job
+
+
+def read_run(job: Path) -> dict[str, Any]:
+    """The overrides of a job, and the figures of its run."""
+    result = json.loads((_run_of(job) / RESULT).read_text())
+    overrides: Any = OmegaConf.to_container(OmegaConf.load(job / ".hydra" / "overrides.yaml"))  # not resolved
     words = [str(word) for word in overrides if not str(word).startswith("seed=")]
     return {"overrides": " ".join(words) or "(defaults)", "seed": result["seed"], **{m: result[m] for m in METRICS}}
 
@@ -76,6 +89,6 @@ def spread(values: list[float]) -> str:
     return percent(statistics.mean(values)) + deviation
 
 
-def _number(path: Path) -> tuple[int, str]:
-    name = path.parent.name
+def _number(job: Path) -> tuple[int, str]:
+    name = job.name
     return (int(name), "") if name.isdigit() else (0, name)
