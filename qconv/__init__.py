@@ -5,7 +5,6 @@ Nothing but this file is imported before it is used, so that the program ``qconv
 
 import sys
 from importlib import import_module
-from pkgutil import iter_modules
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         images as images,
         inference as inference,
         layers as layers,
+        methods as methods,
         models as models,
         onnx as onnx,
         optim as optim,
@@ -102,11 +102,11 @@ _PLACES = {
     "zoo": ("load",),
 }
 _LATER = {name: place for place, names in _PLACES.items() for name in names}
-_MODULES = {
-    **{module.name: module.name for module in iter_modules(__path__) if module.name not in _LATER},
-    "grad_composed": "grad.composed",
-    "grad_deform": "grad.deform",
-}
+_PUBLIC = (
+    *("bench", "cli", "data", "distillation", "environment", "grad", "hub", "images", "inference", "layers", "methods"),
+    *("models", "onnx", "optim", "packed", "predict", "quantizers", "schemes", "training", "zoo"),
+)
+_MODULES = {**{name: name for name in _PUBLIC}, "grad_composed": "grad.composed", "grad_deform": "grad.deform"}
 
 
 class _Package(ModuleType):
@@ -134,4 +134,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({"__version__", "__doc__", "__name__", "__path__", "__file__", *_LATER, *_MODULES} - {"__main__"})
+    return sorted({"__version__", "__doc__", "__name__", "__path__", "__file__", *_LATER, *_MODULES})
