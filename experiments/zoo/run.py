@@ -144,7 +144,7 @@ if __name__ == "__main__":
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(RECIPES)}; all by default")
     parser.add_argument("--runs", type=Path, default=RUNS, help="where the folders of the runs are")
     parser.add_argument("--check", action="store_true", help="classify the test pictures by the stored files instead")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     RUNS = options.runs.resolve()
     unknown = [name for name in options.names if name not in RECIPES]
     if unknown:
