@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         plan as plan,
         to_float as to_float,
     )
-    from .grad import composed as grad_composed, deform as grad_deform  # noqa: F401
+    from .grad import composed, deform
     from .inference import freeze as freeze, verify as verify
     from .layers import (
         BNNConv2d as BNNConv2d,
@@ -76,6 +76,9 @@ if TYPE_CHECKING:
     from .summary.table import Summary as Summary
     from .zoo import load as load
 
+    grad_composed = composed
+    grad_deform = deform
+
 __version__ = "0.1.0"
 
 # The same at run time: the names that other modules than those of their own name define.
@@ -101,6 +104,10 @@ _PLACES = {
     "summary.table": ("Summary",),
     "zoo": ("load",),
 }
+_OF_EXTRAS = {
+    *("data", "hub", "images", "predict", "training"),
+    *("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"),
+}
 _LATER = {name: place for place, names in _PLACES.items() for name in names}
 _PUBLIC = (
     *("bench", "cli", "data", "distillation", "environment", "grad", "hub", "images", "inference", "layers", "methods"),
@@ -121,6 +128,8 @@ sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # for `from qconv import *`: what needs no extra
+        return [each for each in __dir__() if not each.startswith("__") and each not in _OF_EXTRAS]
     if name not in _LATER and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .extras import needed

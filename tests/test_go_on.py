@@ -22,7 +22,7 @@ from qconv.cli.configs import folder as configs
 from qconv.models import small_cnn
 from qconv.training import Classifier, load_checkpoint, schedules
 from qconv.training.go_on import changes
-from qconv.training.resume import FORMER, with_former_defaults
+from qconv.training.resume import CONFIG_VERSION, FORMER
 from qconv.training.stored_config import stored_config
 
 TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant")
@@ -161,15 +161,21 @@ def test_a_config_without_newer_keys(whole: Path, one: Path, told: Callable[...,
 
 
 def test_arguments_that_a_method_has_got_since(one: Path) -> None:
-    before = OmegaConf.load(one / "config.yaml")
+    before: Any = OmegaConf.load(one / "config.yaml")
+    assert before.pop("config_version") == CONFIG_VERSION
     before.scheme = OmegaConf.create({"_target_": "qconv.schemes.reste", "o_max": 3.0})
     before.overrides = {"blocks.1.conv": {"_target_": "qconv.schemes.reste", "schedule": "cosine"}}
     OmegaConf.save(before, one / "config.yaml")
     cfg = stored_config(one, [], configs())
     assert cfg.scheme.schedule == "linear"  # as it was then
     assert cfg.overrides["blocks.1.conv"].schedule == "cosine"
-    stored, asked = ({"scheme": dict(node)} for node in (before.scheme, config("scheme=reste").scheme))
-    assert with_former_defaults(stored, asked)["scheme"]["schedule"] == "linear" != asked["scheme"]["schedule"]
+    before.scheme._target_ = "my_methods.reste"  # somebody else's
+    OmegaConf.save(before, one / "config.yaml")
+    assert "schedule" not in stored_config(one, [], configs()).scheme
+    before.scheme._target_ = "qconv.schemes.reste"  # written with today's default
+    before.config_version = CONFIG_VERSION
+    OmegaConf.save(before, one / "config.yaml")
+    assert "schedule" not in stored_config(one, [], configs()).scheme
 
 
 def test_words_on_top(one: Path) -> None:

@@ -13,12 +13,13 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from qconv.cli.configs import folder
 from qconv.training.loggers import started_loggers
 
+OVERRIDES = "overrides={blocks.1.*:{_target_:qconv.schemes.bwn}}"  # no name of a parameter for MLflow
 SMALL = "trainer=cpu", "trainer.max_epochs=1", "model.width=4", "report=false"
 
 
 def test_several_loggers_in_a_sweep(tmp_path: Path) -> None:
     """Each of the two runs has its own: Weights & Biases goes on with an open run unless it is ended."""
-    words = ["logger=[csv,tensorboard,wandb,mlflow]", *SMALL, "-m", "seed=1,2", "run_dir='runs/${seed}'"]
+    words = ["logger=[csv,tensorboard,wandb,mlflow]", *SMALL, OVERRIDES, "-m", "seed=1,2", "run_dir='runs/${seed}'"]
     command = [sys.executable, "-m", "qconv", "train", *words]
     shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
     assert "│ 1, 2  │" in shown  # the table of the sweep, whose runs are elsewhere

@@ -122,12 +122,15 @@ def test_public_surface() -> None:
             places = [
                 (each.module, alias) for each in node.body if isinstance(each, ast.ImportFrom) for alias in each.names
             ]
-            seen = {alias.asname or alias.name: f"{place or ''}.{alias.name}" for place, alias in places}
+            seen = {alias.name: f"{place or ''}.{alias.name}" for place, alias in places if place != "grad"}
+            aliases = {"composed", "deform"} == {alias.name for place, alias in places if place == "grad"}
+            assert aliases
+            assert {"grad_composed = composed", "grad_deform = deform"} <= set(map(ast.unparse, node.body))
     later = {name: f"{place}.{name}" for name, place in qconv._LATER.items()}
     modules = {name: place if "." in place else f".{place}" for name, place in qconv._MODULES.items()}
     assert seen.items() <= {**later, **modules}.items(), "type checkers see what is imported when it is asked for"
-    assert seen.keys() == {*qconv._LATER, *qconv._MODULES}
-    assert {name for name in dir(qconv) if not name.startswith("__")} == seen.keys()
+    assert {*seen, "grad_composed", "grad_deform"} == {*qconv._LATER, *qconv._MODULES}
+    assert {name for name in dir(qconv) if not name.startswith("__")} == {*qconv._LATER, *qconv._MODULES}
 
 
 def test_a_function_keeps_its_name_whatever_is_imported() -> None:
@@ -186,6 +189,16 @@ except SystemExit:
 print(*(name for name in {HEAVY} if name in sys.modules))
 """
     assert tuple(in_a_new_process(code).splitlines()[-1].split()) == more
+
+
+def test_a_star_import_needs_no_extra() -> None:
+    code = f"""
+import sys
+sys.modules |= dict.fromkeys({[*MODULES["train"], *MODULES["onnx"], *MODULES["hub"]]})
+from qconv import *
+print(QConv2d.__name__, convert.__name__, "sys" in globals() and "TYPE_CHECKING" in globals())
+"""
+    assert in_a_new_process(code) == "QConv2d convert False\n"
 
 
 def test_every_name_in_the_documents_needs_one_import() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import golden
@@ -49,6 +50,8 @@ from qconv.quantizers import (
 )
 from qconv.quantizers.filters import standardize
 from qconv.quantizers.levels import ternary
+from qconv.training.checkpoint_io import CheckpointError
+from qconv.training.initial_weights import load_weights
 
 W = torch.tensor(golden.FILTERS[:1])
 G = torch.tensor(golden.GRAD_FILTERS[:1])
@@ -244,7 +247,7 @@ def adabin_layer(offset: Any) -> qconv.QConv2d:
     return qconv.QConv2d(4, 8, 3, bias=False, scheme=schemes.adabin(offset=offset))
 
 
-def test_weights_of_the_authors_of_adabin() -> None:
+def test_weights_of_the_authors_of_adabin(tmp_path: Path) -> None:
     """Their layer has these names; its output is that of `offset="code"`, and the default says so."""
     torch.manual_seed(0)
     alpha, beta, weight = torch.tensor(0.7), torch.tensor(-0.3), torch.randn(8, 4, 3, 3)
@@ -252,13 +255,21 @@ def test_weights_of_the_authors_of_adabin() -> None:
     x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
     made = {code: torch.nn.Sequential(adabin_layer(code)) for code in ("paper", "code")}
     made["code"].load_state_dict(theirs)
-    with pytest.raises(RuntimeError, match=r"0: 0.binary_a.alpha_a, .*need adabin\(offset='code'\)"):
+    with pytest.raises(RuntimeError, match=r"layer 0: binary_a.alpha_a and .*load them with adabin\(offset='code'\)"):
         made["paper"].load_state_dict(theirs)
+    with pytest.raises(RuntimeError, match=r"size mismatch for 0\.input_quantizer\.alpha"):
+        made["code"].load_state_dict(theirs | {"0.binary_a.alpha_a": torch.ones(4)})
+    torch.save(theirs, tmp_path / "theirs.pth")  # init_from=
+    made["init_from"] = torch.nn.Sequential(adabin_layer("code"))
+    load_weights(made["init_from"], str(tmp_path / "theirs.pth"))
+    with pytest.raises(CheckpointError, match="load them with adabin"):
+        load_weights(torch.nn.Sequential(adabin_layer("paper")), str(tmp_path / "theirs.pth"))
     mean, w = weight.double().mean((1, 2, 3), keepdim=True), weight.double()
     w_q = mean + (w - mean).square().mean((1, 2, 3), keepdim=True).sqrt() * (w - mean).sign()
     x_q = alpha.double() * (((x - beta) / alpha).sign() + beta)
     expected = torch.nn.functional.conv2d(x_q, w_q)
-    torch.testing.assert_close(made["code"].double()(x), expected, rtol=1e-6, atol=1e-6)
+    for name in ("code", "init_from"):
+        torch.testing.assert_close(made[name].double()(x), expected, rtol=1e-6, atol=1e-6)
 
 
 def test_golden_adabin() -> None:

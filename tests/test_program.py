@@ -60,7 +60,8 @@ def test_a_scheme_of_the_current_folder(before: list[str], here: Path, capsys: p
     assert main(["train", *words, "model.width=4", "trainer=cpu", "trainer.max_epochs=1", "run_dir=run"]) == 0
     shown = capsys.readouterr()
     assert "lsq(weight_bits=4, input_bits=2)" in shown.out
-    note = "scheme: my_methods.coarse does not take padding_value, stochastic, surrogate, weight_surrogate, which"
+    names = "padding_value, stochastic, surrogate, weight_surrogate"
+    note = f"scheme: my_methods.coarse does not take {names} of the default: left out"
     assert (note in shown.err) == (not before)
     assert (here / "run/result.json").is_file()
 
@@ -76,6 +77,9 @@ def test_flags_may_stand_anywhere() -> None:
     words = ["seed=1,2", "-m", "model.width=4", "--config-dir", "conf", "scheme=bwn", "--cfg=job"]
     assert flags_last(words) == [*words[:1], *words[2:3], "scheme=bwn", "-m", "--config-dir", "conf", "--cfg=job"]
     assert flags_last(["--config-dir"]) == ["--config-dir"]
+    assert flags_last(["--config-di", "conf", "a=1"]) == ["a=1", "--config-di", "conf"]
+    assert flags_last(["--info", "searchpath", "a=1"]) == ["a=1", "--info", "searchpath"]
+    assert flags_last(["--info", "a=1"]) == ["a=1", "--info"]
 
 
 def test_the_other_processes_of_a_run_are_called_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import NoneType
 from typing import Any, Literal
 
+from hydra._internal.utils import _locate
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -94,15 +95,15 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
             for name in others:
                 del node[name]
         if others:
-            told.append(f"{place}: {node['_target_']} does not take {', '.join(others)}, which the default has")
+            told.append(f"{place}: {node['_target_']} does not take {', '.join(others)} of the default: left out")
     return told
 
 
 def _arguments(target: str) -> set[str] | None:
     """The names that a function takes; None if it takes any, or can't be asked."""
     try:
-        parameters = inspect.signature(get_object(target)).parameters.values()
-    except (HydraException, ValueError, TypeError, ImportError):
+        parameters = inspect.signature(_locate(target)).parameters.values()
+    except (HydraException, ValueError, TypeError, ImportError):  # which is said where it is called
         return None
     return None if any(each.kind == each.VAR_KEYWORD for each in parameters) else {each.name for each in parameters}
 

@@ -49,22 +49,24 @@ class SweepTable(Callback):
 def read_runs(folder: Path) -> list[dict[str, Any]]:
     """The sweep's runs that have a result, in order."""
     jobs = sorted((path.parents[1] for path in folder.glob("*/.hydra/overrides.yaml")), key=_number)
-    return [read_run(job) for job in jobs if (_run_of(job) / RESULT).is_file()]
+    return [read_run(job, result) for job in jobs if (result := _result_of(job)) is not None]
 
 
-def _run_of(job: Path) -> Path:
-    """The folder of a job's run: the job's own, or the one that `run_dir` names."""
+def _result_of(job: Path) -> Path | None:
+    """The result of a job: in its own folder, or in the one that `run_dir` names if it is not of an earlier run."""
     if (job / RESULT).is_file():
-        return job
+        return job / RESULT
     try:
-        return Path(OmegaConf.load(job / ".hydra" / "config.yaml").run_dir)
-    except (OSError, OmegaConfBaseException):  # what is known in the job alone
-        return job
+        result = Path(OmegaConf.load(job / ".hydra" / "config.yaml").run_dir) / RESULT
+        begun = (job / ".hydra" / "overrides.yaml").stat().st_mtime
+        return result if result.stat().st_mtime >= begun else None
+    except (OSError, OmegaConfBaseException):  # there is none, or what its name needs is known in the job alone
+        return None
 
 
-def read_run(job: Path) -> dict[str, Any]:
+def read_run(job: Path, path: Path) -> dict[str, Any]:
     """The overrides of a job, and the figures of its run."""
-    result = json.loads((_run_of(job) / RESULT).read_text())
+    result = json.loads(path.read_text())
     overrides: Any = OmegaConf.to_container(OmegaConf.load(job / ".hydra" / "overrides.yaml"))  # not resolved
     words = [str(word) for word in overrides if not str(word).startswith("seed=")]
     return {"overrides": " ".join(words) or "(defaults)", "seed": result["seed"], **{m: result[m] for m in METRICS}}

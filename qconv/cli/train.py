@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import signal
 import sys
 import warnings
@@ -16,10 +17,11 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from ..extras import remedy
 from .configs import folder, store_schemes
 from .mistakes import check_types, leave_out, unknown_key
 from .relaunch import command_line, forgotten
-from .resume import config_of, is_resumed
+from .resume import WORD, config_of, is_resumed
 
 # torch and Lightning, which take seconds, are imported by the functions: --help and a mistyped option answer at once.
 if TYPE_CHECKING:
@@ -31,6 +33,8 @@ WITH_VALUE = {
     "--experimental-rerun",
 }
 """The flags of Hydra that take the next word."""
+INFOS = {"all", "config", "defaults", "defaults-tree", "plugins", "searchpath"}
+"""The words that may follow ``--info``."""
 
 store_schemes()
 
@@ -49,10 +53,20 @@ def evaluate(cfg: DictConfig) -> "Evaluation":
     return evaluate(cfg)
 
 
+def is_first_process() -> bool:
+    """Whether this is the process of a run that writes, as far as its environment says."""
+    return all(os.environ.get(name, "0") == "0" for name in ("LOCAL_RANK", "RANK", "SLURM_PROCID"))
+
+
+def announce(folder: str) -> None:
+    """Say where the run is, once, before the imports that take seconds."""
+    if "torch" not in sys.modules and is_first_process():
+        print(f"{folder}: loading PyTorch and Lightning", flush=True)
+
+
 def main(cfg: DictConfig) -> float | tuple[float, ...]:
     """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
-    if "torch" not in sys.modules and os.environ.get("LOCAL_RANK", "0") == "0":
-        print(f"{cfg.run_dir}: loading PyTorch and Lightning", flush=True)
+    announce(cfg.run_dir)
     # Importing Lightning sets the levels that are set here.
     from lightning_fabric.utilities.exceptions import MisconfigurationException
     from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -93,10 +107,14 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
         hydra_cfg = HydraConfig.get()
         try:
             check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
+            announce(cfg.run_dir)
             for line in leave_out(cfg, hydra_cfg.overrides.task):
-                print(line, file=sys.stderr)
+                if is_first_process():
+                    print(line, file=sys.stderr)
             with forgotten():
                 return main(cfg)
+        except BrokenPipeError:
+            raise
         except USER_ERRORS as error:
             if in_full or hydra_cfg.mode == RunMode.MULTIRUN:
                 raise
@@ -116,8 +134,10 @@ def flags_last(words: Sequence[str]) -> list[str]:
     rest = iter(words)
     for word in rest:
         (flags if word.startswith("-") else others).append(word)
-        if word in WITH_VALUE:
+        if word in WITH_VALUE or (len(word) > 4 and any(name.startswith(word) for name in WITH_VALUE)):  # abbreviated
             flags += [value for value in [next(rest, None)] if value is not None]
+        elif others and others[-1] in INFOS and flags and flags[-1] in ("--info", "-i"):
+            flags.append(others.pop())
     return [*others, *flags]
 
 
@@ -131,6 +151,7 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     try:
         if is_resumed(arguments):
+            announce(next(word for word in arguments if WORD in word).partition("=")[2])
             if (cfg := config_of(arguments)) is not None:
                 main(cfg)
         else:
@@ -160,6 +181,8 @@ def message(error: BaseException) -> str:
     """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return str(error.__cause__)
+    if isinstance(error, HydraException) and re.match(r"Could not find 'hydra/(launcher|sweeper)/", str(error)):
+        return f"{error}\n{remedy('hydra_plugins')} adds some"
     if (of_key := unknown_key(error)) is not None:
         return of_key
     if isinstance(error, OSError) and error.filename is not None:

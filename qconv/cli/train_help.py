@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .configs import folder, scheme_defaults
 
-WIDEST = 120
+NARROWEST, WIDEST = 60, 120
 LEFT = 38  # columns of an example or a group
 ABOUT = "Trains a quantized convolutional network, evaluates it, and leaves everything in the run's folder."
 EXAMPLES = (
@@ -50,7 +50,7 @@ def text(program: str, words: Sequence[str], width: int | None = None) -> str:
         words: the words behind it, of which ``--config-dir`` adds groups.
         width: columns; those of the terminal by default.
     """
-    width = min(shutil.get_terminal_size().columns, WIDEST) if width is None else width
+    width = max(min(shutil.get_terminal_size().columns, WIDEST) if width is None else width, NARROWEST)
     places = (folder(), *_own(words))
     settings = ", ".join(f"{key}={value}" for key, value in _settings(folder() / "config.yaml"))
     parts = [
@@ -81,7 +81,7 @@ def _rows(rows: Sequence[tuple[str, str]], width: int) -> str:
 
 def _own(words: Sequence[str]) -> list[Path]:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config-dir", "-cd", type=Path)
+    parser.add_argument("--config-dir", "-cd", type=Path, nargs="?")
     chosen = parser.parse_known_args([word for word in words if word not in ("-h", "--help")])[0].config_dir
     return [] if chosen is None else [chosen]
 

@@ -12,6 +12,7 @@ from .runs import Run
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
 APART = (
     *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "callbacks", "logger"),
+    "config_version",
     *("trainer.devices", "trainer.num_nodes", "trainer.timeout_s", "trainer.enable_progress_bar"),
 )
 FOLLOWS_SEED = ".seed"

@@ -1,6 +1,6 @@
 """The base of all quantized layers: their quantizers, casts, checks and state."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar, Self, cast
 
@@ -413,7 +413,7 @@ class QuantizedLayer(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        error_msgs += self._translate(state_dict, prefix)
+        error_msgs += self.translate(state_dict, prefix)
         # Checked before the weight is loaded: if a step or a note is refused, weight, bias and quantizers stay
         # unchanged.
         for name, part in self.named_modules():
@@ -435,14 +435,24 @@ class QuantizedLayer(nn.Module):
             if self.__dict__.get("_origin") is not None:
                 mark(self)
 
-    def _translate(self, state_dict: dict[str, Any], prefix: str) -> Iterator[str]:
-        """Give the tensors of a layer of a method's authors the names that they have here; yield what forbids it."""
+    def translate(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
+        """Give the tensors of a layer of a method's authors the names that they have here; return what forbids it.
+
+        Args:
+            state_dict: the tensors by name, which is changed.
+            prefix: the name of the layer with a point behind it, or nothing.
+        """
+        wrong = []
         for place, quantizer in self.quantizers().items():
-            found = {own: prefix + name for name, own in quantizer.authors_names.items() if prefix + name in state_dict}
+            found = {own: name for name, own in quantizer.authors_names.items() if prefix + name in state_dict}
             if found and (why := quantizer.differs_from_authors()):
-                yield f"{prefix.removesuffix('.') or type(self).__name__}: {', '.join(found.values())}: {why}"
+                layer = prefix.removesuffix(".") or type(self).__name__
+                wrong.append(f"layer {layer}: {' and '.join(found.values())} come from the authors' code, which {why}")
             for own, name in found.items():
-                state_dict[f"{prefix}{place}.{own}"] = state_dict.pop(name).reshape(getattr(quantizer, own).shape)
+                tensor, here = state_dict.pop(prefix + name), getattr(quantizer, own)
+                fits = tensor.numel() == here.numel()  # a number of theirs may have no dimension
+                state_dict[f"{prefix}{place}.{own}"] = tensor.reshape(here.shape) if fits else tensor
+        return wrong
 
     def _differs_before_sign(self, state_dict: Mapping[str, Any], prefix: str) -> str:
         """Return an error message if the checkpoint has other activations before the layer's sign; else empty."""

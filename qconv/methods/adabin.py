@@ -136,7 +136,7 @@ class AdaBinInput(Binary):
     def differs_from_authors(self) -> str:
         if self.offset == "code":
             return ""
-        return "the authors' code computes alpha · (sign(z) + beta): such weights need adabin(offset='code')"
+        return "computes alpha · (sign(z) + beta): load them with adabin(offset='code')"
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

@@ -277,9 +277,9 @@ class FixedPoint(Passing):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         step = 2.0**-self.fraction_bits
-        wide = x.float() if x.dtype == torch.float16 else x  # x / step leaves the range of float16
+        values = x.float() if x.dtype == torch.float16 else x  # x / step leaves the range of float16
         low, high = (_towards_zero(end, x.dtype) * step for end in self._ends)
-        return Whole((torch.floor(wide / step) * step).clamp(low, high).to(x.dtype))
+        return Whole((torch.floor(values / step) * step).clamp(low, high).to(x.dtype))
 
     @property
     def coding(self) -> Coding:

@@ -93,7 +93,7 @@ class Quantizer(InBits, NeedsData):
         return True
 
     def differs_from_authors(self) -> str:
-        """Why tensors under `authors_names` would give other values here than in the authors' code; empty if none."""
+        """What the authors' code computes if tensors under `authors_names` would give other values here; else empty."""
         return ""
 
     def tensors(self) -> tuple[Tensor, ...]:

@@ -1,7 +1,7 @@
 """From a composed config to its parts: data, network, loss, trainer and callbacks."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
@@ -90,9 +90,9 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
 
 @contextmanager
 def started(cfg: DictConfig) -> Iterator[tuple[Trainer, list[Callback]]]:
-    """Context manager: the trainer of a run, and its callbacks."""
+    """Context manager: the trainer of a run, and its callbacks. An evaluation is not logged: it is no run."""
     callbacks = [instantiate(node) for node in cfg.callbacks.values()]
-    with started_loggers(cfg) as loggers:
+    with started_loggers(cfg) if cfg.evaluate is None else nullcontext([]) as loggers:
         yield instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
 
 

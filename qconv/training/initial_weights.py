@@ -49,6 +49,12 @@ def load_weights(model: nn.Module, path: str) -> str:
         for state in (without_prefix(weights, model.state_dict()), model.state_dict())
     )
     for name, part in model.named_modules():
+        if isinstance(part, QuantizedLayer):
+            before = {*weights}
+            if wrong := part.translate(weights, f"{name}." if name else ""):
+                raise CheckpointError(f"weights file {path}: {wrong[0]}")
+            translated = {key.rpartition(".")[0] for key in {*weights} - before}
+            kinds = {**kinds, **{key: each for key, each in describe_quantizers(model).items() if key in translated}}
         if isinstance(part, Part):
             part.upgrade_state(weights, f"{name}.")
     head, told = new_head(model, weights, own)

@@ -1,14 +1,16 @@
 """The loggers that a config chooses, beside the run's own `metrics.csv`."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger, WandbLogger
 
-from ..extras import missing
+from ..extras import MODULES, missing
 
 
 @contextmanager
@@ -19,21 +21,32 @@ def started_loggers(cfg: DictConfig) -> Iterator[list[Logger]]:
         ImportError: the package of one is missing; the message names the extra that installs it.
     """
     loggers: list[Logger] = []
+    status = 1
     try:
         for name, node in cfg.logger.items():
             loggers.append(_started(str(name), node))
-            loggers[-1].log_hyperparams(OmegaConf.to_container(cfg, resolve=True))  # pyright: ignore[reportArgumentType]
+            loggers[-1].log_hyperparams(_named(OmegaConf.to_container(cfg, resolve=True)))
         yield loggers
+        status = 0
     finally:
         for logger in loggers:
             if isinstance(logger, WandbLogger):  # or the next run of a sweep would be part of this one
-                logger.experiment.finish()
+                logger.experiment.finish(exit_code=status)
 
 
 def _started(name: str, node: DictConfig) -> Logger:
     try:
         return instantiate(node)
     except InstantiationException as error:
-        if isinstance(error.__cause__, ModuleNotFoundError):
+        if isinstance(error.__cause__, ModuleNotFoundError) and name in MODULES:
             raise ImportError(missing(f"logger={name}", name)) from error
         raise
+
+
+def _named(value: Any) -> Any:
+    """Replace what has regular expressions as keys, such as `overrides`, by text: MLflow allows few characters."""
+    if not isinstance(value, dict):
+        return value
+    if all(re.fullmatch(r"[\w ./:-]*", str(key)) for key in value):
+        return {key: _named(each) for key, each in value.items()}
+    return str(value)

@@ -30,8 +30,10 @@ FORMER: dict[str, Any] = {
     "reestimate_bn": False,
     "objective": "val_accuracy_best",
 }
-# The arguments that functions of a config have got since, likewise.
-FORMER_ARGUMENTS = {"reste": {"schedule": "linear"}}
+# Counts the versions of config.yaml in which an absent argument of a function means another value than before; and
+# these arguments, with the values that they had before version 1.
+CONFIG_VERSION = 1
+FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.reste", "qconv.quantizers.ReSTE")}
 # Where the pictures lie and who reads them; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
@@ -76,7 +78,7 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
     goes_on = config.get("resume") is not None
-    stored = with_former_defaults({**FORMER, **stored}, config)
+    stored = with_former_defaults(with_former_arguments({**FORMER, **stored}), config)
     for group in groups:
         value, asked = stored.get(group), config.get(group)
         if value != asked and not (goes_on and same_pictures(group, value, asked)):
@@ -99,7 +101,7 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
     """
     if not isinstance(stored, dict) or not isinstance(asked, dict):
         return stored
-    filled = with_former_arguments({key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()})
+    filled = {key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()}
     if "before_sign" not in stored and "before_sign" in asked:
         filled["before_sign"] = asked["before_sign"]
     target = str(stored.get("_target_")).rpartition(".")[2]
@@ -113,14 +115,18 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
     return filled
 
 
-def with_former_arguments(node: Any) -> Any:
-    """Return a part of a config with `FORMER_ARGUMENTS` where it lacks them."""
-    if isinstance(node, list):
-        return [with_former_arguments(each) for each in node]
-    if not isinstance(node, dict):
-        return node
-    added = FORMER_ARGUMENTS.get(str(node.get("_target_")).rpartition(".")[2], {})
-    return {**added, **{key: with_former_arguments(value) for key, value in node.items()}}
+def with_former_arguments(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the config of a run with `FORMER_ARGUMENTS` where it lacks them, if an earlier version wrote it."""
+
+    def filled(node: Any) -> Any:
+        if isinstance(node, list):
+            return [filled(each) for each in node]
+        if not isinstance(node, dict):
+            return node
+        added = FORMER_ARGUMENTS.get(str(node.get("_target_")), {})
+        return {**added, **{key: filled(value) for key, value in node.items()}}
+
+    return config if config.get("config_version", 0) >= CONFIG_VERSION else filled(config)
 
 
 def fill_tensors(stored: dict[str, Any], names: Mapping[str, Tensor]) -> None:

@@ -17,7 +17,7 @@ from yaml import YAMLError
 
 from ..files import DamagedFileError
 from ..run_files import CONFIG
-from .resume import FORMER, with_former_arguments
+from .resume import CONFIG_VERSION, FORMER, with_former_arguments
 
 CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
 
@@ -55,7 +55,15 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
         ValueError: a word is not one of these, or does not fit the config.
     """
     stored = read_config(folder)
-    cfg = OmegaConf.create({**FORMER, "before_sign": "keep", **with_former_arguments(_container(stored)), **CHOICES})
+    cfg = OmegaConf.create(
+        {
+            **FORMER,
+            "before_sign": "keep",
+            **with_former_arguments(_container(stored)),
+            **CHOICES,
+            "config_version": CONFIG_VERSION,
+        }
+    )
     former, cfg.run_dir = str(stored.get("run_dir", folder)), str(folder)
     for group in ("callbacks", "logger"):
         cfg[group] = _moved(_container(cfg.get(group, {})), former)
