@@ -542,7 +542,7 @@ def test_bad_input_of_a_pack(kind: Any) -> None:
 def test_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "qconv.layers.deform")
     monkeypatch.setitem(sys.modules, "torchvision.ops", None)
-    with pytest.raises(ImportError, match=r"needs torchvision: install qconv\[train\]"):
+    with pytest.raises(ImportError, match=r'needs torchvision: pip install "qconv\[train\]"'):
         importlib.import_module("qconv.layers.deform")
     monkeypatch.delitem(sys.modules, "torchvision.ops")
     assert not any("Deform" in str(step.kind) for step in qconv.plan(nn.Conv2d(3, 4, 3), schemes.bnn(), skip=()).steps)

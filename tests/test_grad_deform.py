@@ -371,7 +371,7 @@ def test_bad_sizes_where_only_a_size_is_given() -> None:
 
 def test_without_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    with pytest.raises(ImportError, match=r"needs torchvision: install qconv\[train\]"):
+    with pytest.raises(ImportError, match=r'needs torchvision: pip install "qconv\[train\]"'):
         deform_conv2d_backward(*Case().tensors())
 
 

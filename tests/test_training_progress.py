@@ -1,5 +1,6 @@
 """Schedules in a run: set once an epoch, saved, and the same after a restart."""
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,9 @@ def test_once_an_epoch() -> None:
     assert [values[2] for values in by_epoch.values()] == [0, 0, 1, 1]
     for epoch, (t, o, _) in by_epoch.items():
         assert t == pytest.approx(0.01 * 1000 ** (epoch / 4), rel=1e-6)
-        assert o == pytest.approx(1 if epoch < 2 else 1 + 2 * (epoch - 2) / 2, rel=1e-6)  # from its stage's start
+        assert o == pytest.approx(
+            1 if epoch < 2 else 3 - 2 * math.cos(math.pi / 2 * (epoch - 2) / 2), rel=1e-6
+        )  # from its stage's start
     assert len(set(seen.values)) == 4  # nothing moves within an epoch
 
 

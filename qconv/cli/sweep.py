@@ -57,10 +57,14 @@ def _result_of(job: Path) -> Path | None:
     if (job / RESULT).is_file():
         return job / RESULT
     try:
-        result = Path(OmegaConf.load(job / ".hydra" / "config.yaml").run_dir) / RESULT
+        cfg: Any = OmegaConf.load(job / ".hydra" / "config.yaml")
+        written: Any = OmegaConf.to_container(cfg)
+        if "${hydra:" in str(written["run_dir"]):  # known in the job alone: that is `job`
+            return None
+        result = Path(cfg.run_dir) / RESULT
         begun = (job / ".hydra" / "overrides.yaml").stat().st_mtime
         return result if result.stat().st_mtime >= begun else None
-    except (OSError, OmegaConfBaseException):  # there is none, or what its name needs is known in the job alone
+    except (OSError, OmegaConfBaseException):  # there is none
         return None
 
 

@@ -36,20 +36,20 @@ def round_power_of_two(x: Tensor, low: int, high: int) -> Tensor:
         >>> round_power_of_two(torch.tensor([0.7, -0.8, 0.0, 3.0, 0.1]), -15, 0)
         tensor([ 0.5000, -1.0000,  0.0000,  1.0000,  0.1250])
     """
-    power = torch.exp2(round_log2(x).clamp(low, high))
-    return torch.where(x.isnan(), x, power * x.sign())
+    return torch.exp2(round_log2(x, low, high)) * x.sign()
 
 
-def round_log2(x: Tensor) -> Tensor:
-    """``round(log2 |x|)``, exactly: NaN for NaN, inf for ±inf, and a large negative number for ±0.
+def round_log2(x: Tensor, low: int, high: int) -> Tensor:
+    """``round(log2 |x|)``, at least ``low`` and at most ``high``, exactly; NaN for NaN.
 
-    With ``|x| = m · 2^e`` and ``½ <= m < 1`` it is e if ``m > 1/√2``, else e − 1. The logarithm itself is rounded, to
-    the other side for the largest m below 1/√2. There is no tie, since √2 is irrational.
+    The logarithm itself is rounded, beside a threshold to the other side. So its result is compared: e is right if
+    ``1/√2 < |x| / 2^e < √2``, where the division is exact. There is no tie, since √2 is irrational.
     """
-    mantissa, exponent = torch.frexp(wide(x).abs())
-    rounded = exponent.to(mantissa.dtype) - (mantissa <= BELOW_ROOT_HALF[mantissa.dtype]).to(mantissa.dtype)
-    rounded = torch.where(mantissa == 0, torch.finfo(mantissa.dtype).min, rounded)
-    return torch.where(mantissa < math.inf, rounded, mantissa).to(x.dtype)  # which keeps inf and NaN
+    magnitude = wide(x).abs()
+    exponent = magnitude.log2().round().clamp(low, high)
+    ratio, below = magnitude / torch.exp2(exponent), BELOW_ROOT_HALF[magnitude.dtype]
+    exponent = exponent - (ratio <= below).to(ratio.dtype) + (ratio / 2 > below).to(ratio.dtype)
+    return exponent.clamp(low, high).to(x.dtype)
 
 
 def _stream(rounding: str) -> Stream | None:
@@ -183,7 +183,7 @@ class ShiftPS(Quantizer):
 
     def initialize(self, x: Tensor) -> None:
         with torch.no_grad():
-            shift = round_log2(x).clamp(self.low, 0)
+            shift = round_log2(x, self.low, 0)
             sign = x.sign()
         self.shift, self.sign = set_parameter(self.shift, shift), set_parameter(self.sign, sign)
 
