@@ -22,6 +22,7 @@ def test_several_loggers_in_a_sweep(tmp_path: Path) -> None:
     words = ["logger=[csv,tensorboard,wandb,mlflow]", *SMALL, OVERRIDES, "-m", "seed=1,2", "run_dir='runs/${seed}'"]
     command = [sys.executable, "-m", "qconv", "train", *words]
     shown = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert shown.count("runs/1: loading PyTorch and Lightning") == shown.count(": loading ") == 1
     assert "│ 1, 2  │" in shown  # the table of the sweep, whose runs are elsewhere
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         found = "select run_uuid from params where key = 'seed' and value = ?"

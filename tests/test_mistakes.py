@@ -6,6 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from qconv.cli import train_as
 from qconv.cli.configs import folder
 from qconv.cli.mistakes import check_types
 from qconv.cli.train import message
@@ -65,6 +66,11 @@ def test_mistakes(words: list[str], said: str) -> None:
 )
 def test_what_is_right_passes(words: list[str]) -> None:
     composed(words)
+
+
+def test_plugins_that_an_extra_installs() -> None:
+    with pytest.raises(SystemExit, match=r'launcher/nosuch(?s:.*)\npip install "qconv\[sweep\]" adds some'):
+        train_as("qconv train", ["hydra/launcher=nosuch", "-m", "seed=1,2"])
 
 
 def test_configs_of_the_user(tmp_path: Path) -> None:

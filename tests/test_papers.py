@@ -269,7 +269,7 @@ def test_weights_of_the_authors_of_adabin(tmp_path: Path) -> None:
     x_q = alpha.double() * (((x - beta) / alpha).sign() + beta)
     expected = torch.nn.functional.conv2d(x_q, w_q)
     for name in ("code", "init_from"):
-        torch.testing.assert_close(made[name].double()(x), expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(made[name].double()(x), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_golden_adabin() -> None:

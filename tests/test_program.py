@@ -73,6 +73,15 @@ def test_help_names_the_program_as_called(here: Path) -> None:
         assert run.stderr == ""
 
 
+def test_a_reader_that_stops_reading(here: Path) -> None:
+    qconv = Path(sys.executable).with_name("qconv")
+    for words in ("train --help", "train --cfg job"):
+        ended = subprocess.run(
+            ["bash", "-c", f"'{qconv}' {words} | true; exit ${{PIPESTATUS[0]}}"], capture_output=True
+        )
+        assert (ended.returncode, ended.stderr) == (1, b""), words
+
+
 def test_flags_may_stand_anywhere() -> None:
     words = ["seed=1,2", "-m", "model.width=4", "--config-dir", "conf", "scheme=bwn", "--cfg=job"]
     assert flags_last(words) == [*words[:1], *words[2:3], "scheme=bwn", "-m", "--config-dir", "conf", "--cfg=job"]

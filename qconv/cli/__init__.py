@@ -37,15 +37,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = options.run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:  # the reader, such as `head`, has stopped reading
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
-        return 1
+    except BrokenPipeError:
+        return reader_gone()
     except KeyboardInterrupt:
         print("\nqconv: stopped by Ctrl-C", file=sys.stderr)
         return 128 + signal.SIGINT
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         print(f"qconv: error: {error}", file=sys.stderr)
         return 1
+
+
+def reader_gone() -> int:
+    """Return the exit status where the reader of the output, such as ``head``, has stopped reading."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
+    return 1
 
 
 def find_own_modules() -> None:
@@ -56,15 +61,18 @@ def find_own_modules() -> None:
 
 def train_as(program: str, words: Sequence[str]) -> int:
     """Run ``qconv train``, which calls itself `program`, with the words behind it; return the exit status."""
-    if train_help.asks(words):
-        print(train_help.text(program, words))
-        return 0
     find_own_modules()
     try:
-        with needed(program):
-            from .train import run_main
-    except ImportError as error:
-        print(f"qconv: error: {error}", file=sys.stderr)
-        return 1
-    run_main(program, words)
+        if train_help.asks(words):
+            print(train_help.text(program, words), flush=True)
+            return 0
+        try:
+            with needed(program):
+                from .train import run_main
+        except ImportError as error:
+            print(f"qconv: error: {error}", file=sys.stderr)
+            return 1
+        run_main(program, words)
+    except BrokenPipeError:
+        return reader_gone()
     return 0

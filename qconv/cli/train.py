@@ -59,14 +59,13 @@ def is_first_process() -> bool:
 
 
 def announce(folder: str) -> None:
-    """Say where the run is, once, before the imports that take seconds."""
+    """Say where the run is, before the imports that take seconds; nothing if they are done, as in a sweep."""
     if "torch" not in sys.modules and is_first_process():
         print(f"{folder}: loading PyTorch and Lightning", flush=True)
 
 
 def main(cfg: DictConfig) -> float | tuple[float, ...]:
     """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
-    announce(cfg.run_dir)
     # Importing Lightning sets the levels that are set here.
     from lightning_fabric.utilities.exceptions import MisconfigurationException
     from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -156,16 +155,15 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
                 main(cfg)
         else:
             run_hydra(program, arguments, in_full=in_full)
-    except BrokenPipeError:  # the reader, such as `head`, has stopped reading
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
-        raise SystemExit(1) from None
+    except BrokenPipeError:
+        raise
     except USER_ERRORS as error:
         if in_full:
             raise
         raise told(error) from None
     except KeyboardInterrupt as error:
         # The other processes that Lightning has started have nothing to add.
-        if os.environ.get("LOCAL_RANK", "0") == "0":
+        if is_first_process():
             if in_full:
                 raise
             sys.stderr.write(f"\n{str(error) or 'stopped by Ctrl-C'}\n")
@@ -181,8 +179,8 @@ def message(error: BaseException) -> str:
     """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return str(error.__cause__)
-    if isinstance(error, HydraException) and re.match(r"Could not find 'hydra/(launcher|sweeper)/", str(error)):
-        return f"{error}\n{remedy('hydra_plugins')} adds some"
+    if isinstance(error, HydraException) and re.search(r"find 'hydra/(launcher|sweeper)/", str(error)):
+        return f"{str(error).rstrip()}\n{remedy('hydra_plugins')} adds some"
     if (of_key := unknown_key(error)) is not None:
         return of_key
     if isinstance(error, OSError) and error.filename is not None:

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
@@ -20,12 +20,15 @@ from .initial_weights import load_weights
 from .loggers import started_loggers
 from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
+from .resume import CONFIG_VERSION
 
 C = TypeVar("C", bound=Callback)
 
 
 def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
     """Return data, network with optimizer and schedule, and a description of them."""
+    with open_dict(cfg):
+        cfg.config_version = CONFIG_VERSION  # in config.yaml and the checkpoints
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     if HydraConfig.initialized():

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.utilities.exceptions import SIGTERMException
@@ -28,7 +28,7 @@ from .leanness import check_lean, make_lean, mode_of
 from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
-from .resume import CONFIG_VERSION, check_average, read_checkpoint
+from .resume import check_average, read_checkpoint
 from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
 from .shipping import ship
 
@@ -42,8 +42,6 @@ def train(cfg: DictConfig) -> Result:
     Raises:
         RunFolderError: the run's folder holds another run, or another process is writing to it.
     """
-    with open_dict(cfg):
-        cfg.config_version = CONFIG_VERSION
     go_on = cfg.ckpt_path == "last"
     if go_on:
         cfg.ckpt_path = find_last(cfg)
