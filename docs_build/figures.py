@@ -49,7 +49,7 @@ STYLE: Any = {
 METHODS: dict[str, qconv.Scheme] = {
     name: getattr(schemes, name)()
     for name in schemes.__all__
-    if name not in ("Scheme", "identity", "staged", "two_stage", "minmax", "percentile", "recu")
+    if name not in ("Scheme", "identity", "staged", "two_stage", "layerwise", "minmax", "percentile", "recu")
 } | {
     # 8 bits can't be told from a straight line
     "minmax": schemes.minmax(weight_bits=4, input_bits=4),
@@ -57,6 +57,7 @@ METHODS: dict[str, qconv.Scheme] = {
     "recu": schemes.recu(scale_init="mean"),  # the published start is random
     "staged": schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))]),
     "two_stage": schemes.two_stage(schemes.bireal()),
+    "layerwise": schemes.layerwise(schemes.bireal()).at_depth(0.5),
 }
 """The schemes of the figures, under their names."""
 

@@ -11,6 +11,7 @@ import torch
 from .checks import check_bits, check_flags, check_padding_value
 from .quantizers.base import Quantizer
 from .quantizers.identity import Identity
+from .quantizers.stages import Stages
 from .quantizers.surrogates import Surrogate
 
 Factory = Callable[[], Quantizer]
@@ -18,6 +19,24 @@ P = ParamSpec("P")
 SURROGATES = ("surrogate", "weight_surrogate")
 BITS = ("weight_bits", "input_bits", "format", "input_format")
 """The arguments that state numbers of bits."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """The progress at which each layer of a network begins to follow a scheme, see `qconv.schemes.layerwise`.
+
+    Attributes:
+        scheme: the name of the scheme.
+        inputs: the progress at which the inputs of the first and of the last layer begin to be quantized.
+        weights: the same of their weights.
+    """
+
+    scheme: str
+    inputs: tuple[float, float]
+    weights: tuple[float, float]
+
+    def __str__(self) -> str:
+        return f"layerwise({self.scheme}, inputs={self.inputs}, weights={self.weights})"
 
 
 @dataclass(frozen=True)
@@ -38,6 +57,7 @@ class Scheme:
             input consists of these.
         scale_map: whether to multiply the output by XNOR-Net's map K of input magnitudes, if the input's quantizer
             keeps only signs.
+        starts: when each layer of a network begins to quantize, see `at_depth`; None is from the start of training.
 
     Raises:
         ValueError: an invalid ``backward_weight`` or ``padding_value``; a quantizer in a place that is not among its
@@ -54,6 +74,7 @@ class Scheme:
     backward_weight: Literal["quantized", "float"] = "quantized"
     padding_value: int = 0
     scale_map: bool = False
+    starts: Starts | None = None
 
     def __post_init__(self) -> None:
         if self.backward_weight not in ("quantized", "float"):
@@ -100,6 +121,32 @@ class Scheme:
         if not isinstance(made, Quantizer):
             raise TypeError(f"grad_quantizer (={grad}) must make a quantizer, not {type(made).__name__}")
         return replace(self, name=f"{plain} + grad {made}", grad=grad)
+
+    def at_depth(self, depth: float) -> "Scheme":
+        """Return the scheme of one layer: `starts`, linear in its depth, become stages of its quantizers.
+
+        Args:
+            depth: 0 for the first layer, 1 for the last one.
+
+        Raises:
+            ValueError: ``depth`` is not from 0 to 1.
+
+        Example:
+            >>> qconv.schemes.layerwise(qconv.schemes.bnn(), inputs=(0, 0.4), weights=(0.4, 0.8)).at_depth(0.5).name
+            'bnn() + inputs from 0.2 + weights from 0.6'
+        """
+        if not 0 <= depth <= 1:
+            raise ValueError(f"depth (={depth}) must be from 0, the first layer, to 1, the last one")
+        if self.starts is None:
+            return self
+        name, _, grad = self.name.replace(str(self.starts), self.starts.scheme, 1).partition(" + grad ")
+        begin = [first + depth * (last - first) for first, last in (self.starts.inputs, self.starts.weights)]
+        name += " + inputs from {:.3g} + weights from {:.3g}".format(*begin)
+        input, weight = (
+            partial(Stages, [(0.0, Identity), (start, factory)]) if start > 0 else factory
+            for start, factory in zip(begin, (self.input, self.weight), strict=True)
+        )
+        return replace(self, name=f"{name} + grad {grad}" if grad else name, starts=None, input=input, weight=weight)
 
     def with_signed_input(self, signed: bool) -> "Scheme":
         """Return this scheme with the levels of its input on both sides of 0, or from 0 on.

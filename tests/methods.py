@@ -36,7 +36,7 @@ SURROGATES: dict[str, type[Surrogate]] = {
 FUNCTIONS: dict[str, Callable[..., qconv.Scheme]] = {
     name: getattr(schemes, name) for name in schemes.__all__ if name != "Scheme"
 }
-MADE_OF_SCHEMES = "staged", "two_stage"
+MADE_OF_SCHEMES = "staged", "two_stage", "layerwise"
 """Those whose first argument is a scheme, or more of them."""
 CALLABLES: dict[str, Callable[..., Any]] = {**FUNCTIONS, **KINDS, **SURROGATES, "Stages": Stages}
 

@@ -10,7 +10,7 @@ from torch import nn
 
 import qconv
 from qconv import schemes
-from qconv.convert.swap import QUANTIZED
+from qconv.convert.steps import QUANTIZED
 from qconv.quantizers import FP8
 
 

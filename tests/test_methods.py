@@ -47,7 +47,7 @@ PUBLISHED = [name for name in FUNCTIONS if name not in MADE_OF_SCHEMES and name 
 
 def make(name: str, **values: Any) -> Any:
     """What ``name`` makes; a scheme of schemes is given one."""
-    return CALLABLES[name](*([schemes.bnn()] if name == "two_stage" else []), **values)
+    return CALLABLES[name](*([schemes.bnn()] if name in ("two_stage", "layerwise") else []), **values)
 
 
 def ids(rows: list[tuple[str, str]]) -> Iterator[str]:

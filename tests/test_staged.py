@@ -9,6 +9,7 @@ from torch import nn
 
 import qconv
 from qconv import schemes
+from qconv.lifecycle.steps import final_from, is_final
 
 
 def trained_at(model: nn.Module, progress: float) -> nn.Module:
@@ -104,9 +105,47 @@ def test_convert_takes_them() -> None:
     assert layer.quantized_weight().abs().eq(1).all()
 
 
+def test_layer_after_layer() -> None:
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 1) for _ in range(5)))
+    scheme = schemes.layerwise(schemes.bnn(), inputs=(0, 0.4), weights=(0.5, 0.9))
+    assert scheme.name == "layerwise(bnn(), inputs=(0.0, 0.4), weights=(0.5, 0.9))"
+    qconv.convert(model, scheme, skip=("first",), overrides={"3": schemes.bwn()}, grad_quantizer=qconv.quantizers.FP8)
+    inner, after, last = cast(Any, (model[1], model[2], model[4]))
+    assert last.scheme.name == "bnn() + inputs from 0.4 + weights from 0.9 + grad FP8(format='e4m3', scale='dynamic')"
+    assert not is_final(model)
+    assert final_from(model) == 0.9
+    counts = {0.0: (1, 0), 0.19: (1, 0), 0.2: (2, 0), 0.4: (3, 0), 0.5: (3, 1), 0.7: (3, 2), 0.9: (3, 3)}
+    for progress, expected in counts.items():
+        trained_at(model, progress)
+        signs = [layer.input_quantizer(torch.tensor([0.3])).item() == 1 for layer in (inner, after, last)]
+        binary = [layer.quantized_weight().abs().eq(1).all().item() for layer in (inner, after, last)]
+        assert (sum(signs), sum(binary)) == expected, progress
+        assert sorted(signs, reverse=True) == signs  # from the input to the output
+    assert is_final(model)
+
+
+def test_one_layer_has_no_depth() -> None:
+    scheme = schemes.layerwise(schemes.bnn())
+    with pytest.raises(ValueError, match=r"begins at another time in each layer: .* use scheme.at_depth\(depth\)"):
+        qconv.QConv2d(4, 8, 3, scheme=scheme)
+    layer = qconv.QConv2d(4, 8, 3, scheme=scheme.at_depth(0.5))
+    assert (layer.input_quantizer.final_from, layer.weight_quantizer.final_from) == (0.2, 0.6000000000000001)
+    alone = nn.Sequential(nn.Conv2d(4, 8, 3))
+    assert cast(Any, qconv.convert(alone, scheme, skip=()))[0].weight_quantizer.final_from == 0.4
+    bnn = schemes.bnn()
+    assert bnn.at_depth(0.5) is bnn
+
+
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
+        (lambda: schemes.layerwise("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
+        (lambda: schemes.layerwise(schemes.bnn(), inputs=(0.5, 0.4)), ValueError, r"inputs \(=\(0.5, 0.4\)\) must be"),
+        (lambda: schemes.layerwise(schemes.bnn(), weights=(0, math.nan)), ValueError, r"weights"),
+        (lambda: schemes.layerwise(schemes.bnn(), weights=0.5), TypeError, "must be a pair"),  # pyright: ignore
+        (lambda: schemes.layerwise(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
+        (lambda: schemes.layerwise(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise itself"),
+        (lambda: schemes.layerwise(schemes.bnn()).at_depth(1.5), ValueError, r"depth \(=1.5\) must be from 0"),
         (lambda: schemes.two_stage(schemes.bnn(), 0), ValueError, r"start \(=0\) must be above 0 and at most 1"),
         (lambda: schemes.two_stage(schemes.bnn(), math.nan), ValueError, r"start \(=nan\) must be above 0"),
         (lambda: schemes.two_stage("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore

@@ -71,6 +71,8 @@ CHANGED = {
     "qconv.summary",
     "qconv.Summary",
     "qconv.schemes.lsq",  # the data choose whether its inputs are signed
+    "qconv.data.PicturesDataModule",  # it takes progressive_size
+    "qconv.data.TensorLoader",  # and resize
     "qconv.quantizers.LSQInput",
     "qconv.data.ImageFolderDataModule",  # test_size
     "qconv.schemes.reste",  # o follows the authors' code

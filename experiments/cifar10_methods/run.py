@@ -6,9 +6,6 @@ A run that was interrupted goes on from its last checkpoint; one that is done is
 """
 
 import argparse
-import json
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,24 +13,16 @@ from typing import Any
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from qconv.run_files import RESULT
 from qconv.table import read_csv, write_csv
 
+sys.path.append(str(Path(__file__).parent.parent))
+from trainings import APOT_RULES, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments
+
 HERE = Path(__file__).parent
-ROOT = HERE.parent.parent
 RUNS = ROOT / "outputs/cifar10_methods"
 RESULTS, STEP_TIMES = HERE / "results.csv", HERE / "step_times.csv"
 SEED = 1
-BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtanh"]
-APOT_RULES = (
-    "optimizer.rules={input_quantizers:{lr:0.1,weight_decay:1e-4},weight_quantizers:{lr:0.02,weight_decay:1e-4}}"
-)
-
-
-def bits(scheme: str, count: int) -> list[str]:
-    """The overrides of a scheme with as many bits for weights as for inputs."""
-    return [f"scheme={scheme}", f"scheme.weight_bits={count}", f"scheme.input_bits={count}"]
-
-
 # Name: bits of weights and inputs, overrides.
 METHODS: dict[str, tuple[str, list[str]]] = {
     "float": ("32/32", []),
@@ -59,22 +48,6 @@ def folder(method: str) -> Path:
     return RUNS / f"{method.replace('/', '-').replace(' ', '_').replace(',', '')}-seed{SEED}"
 
 
-def run(method: str, data: str) -> None:
-    """Train a method, from its last checkpoint if it has one."""
-    last = folder(method) / "checkpoints/last.ckpt"
-    resume = [f"ckpt_path='{last}'"] if last.is_file() else []
-    words = ["experiment=cifar10_methods", f"data.root='{data}'", f"seed={SEED}", f"run_dir='{folder(method)}'"]
-    command = [sys.executable, str(ROOT / "train.py"), *words, *METHODS[method][1], *resume]
-    with subprocess.Popen(command, cwd=ROOT) as process:
-        try:
-            status = process.wait()
-        except SystemExit:
-            process.terminate()
-            raise
-    if status != 0:
-        raise SystemExit(status)
-
-
 def collect() -> list[dict[str, Any]]:
     """A row for each method that is done.
 
@@ -85,27 +58,8 @@ def collect() -> list[dict[str, Any]]:
     written = {row["method"]: row for row in read_csv(RESULTS)}
     ratios = {(row["case"], row["compiled"]): row["ratio"] for row in read_csv(STEP_TIMES)}
     for method, (width, _) in METHODS.items():
-        path = folder(method) / "result.json"
-        if path.is_file():
-            result = json.loads(path.read_text())
-            epochs = read_csv(folder(method) / "metrics.csv")
-            rows.append(
-                {
-                    "method": method,
-                    "bits": width,
-                    "seed": result["seed"],
-                    "test_accuracy": result["test_accuracy"],
-                    "val_accuracy_best": result["val_accuracy_best"],
-                    "val_accuracy_final": result["val_accuracy_final"],
-                    "train_accuracy_final": epochs[-1]["train_accuracy"],
-                    "epochs": result["epochs"],
-                    "seconds": result["seconds"],
-                    "scheme": result["scheme"],
-                    "commit": result["commit"],
-                    **result["machine"],
-                    "torch": result["versions"]["torch"],
-                }
-            )
+        if (folder(method) / RESULT).is_file():
+            rows.append({"method": method, "bits": width, **figures(folder(method))})
         elif method in written:
             rows.append(written[method])
     reference = float(rows[0]["test_accuracy"]) if rows[0]["method"] == "float" else None
@@ -138,10 +92,9 @@ if __name__ == "__main__":
     unknown = [method for method in options.methods if method not in METHODS]
     if unknown:
         parser.error(f"METHOD (={unknown[0]!r}) must be one of {', '.join(METHODS)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and `run` passes it on
     for method in options.methods or METHODS:
-        if not (folder(method) / "result.json").is_file():
-            run(method, options.data)
+        words = ["experiment=cifar10_methods", f"data.root='{options.data}'", f"seed={SEED}", *METHODS[method][1]]
+        train(words, folder(method))
         rows = collect()
         write_csv(rows, RESULTS)
         draw(rows)

@@ -80,7 +80,7 @@ def schemes(folder: Path) -> list[str]:
     """The schemes of a checkout that need no arguments."""
     words = folder / ".venv/bin/python", "-c", "import qconv; print(*qconv.schemes.__all__)"
     names = subprocess.run(words, cwd=folder, check=True, capture_output=True, text=True).stdout.split()
-    return [name for name in names if name not in ("Scheme", "staged", "two_stage")]
+    return [name for name in names if name not in ("Scheme", "staged", "two_stage", "layerwise")]
 
 
 def commit(folder: Path) -> str:

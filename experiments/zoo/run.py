@@ -10,8 +10,6 @@ import hashlib
 import json
 import shlex
 import shutil
-import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -23,7 +21,9 @@ from qconv.predict import Predictor
 from qconv.run_files import PACKED
 from qconv.zoo import NETWORKS, Card
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+sys.path.append(str(Path(__file__).parent.parent))
+from trainings import APOT_RULES, BINARY, ROOT, bits, train  # beside the folders of the experiments
+
 RUNS = ROOT / "outputs/zoo"
 DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,078 train, 359 validate, 360 test"
 CIFAR = "CIFAR-10's 60,000 pictures re-encoded as JPEG (quality 75): 45,000 train, 5,000 validate, 10,000 test"
@@ -49,17 +49,6 @@ class Recipe(NamedTuple):
     optimizer: str = SGD
 
 
-BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtanh"]
-APOT_RULES = (
-    "optimizer.rules={input_quantizers:{lr:0.1,weight_decay:1e-4},weight_quantizers:{lr:0.02,weight_decay:1e-4}}"
-)
-
-
-def bits(scheme: str, count: int) -> list[str]:
-    """The overrides of a scheme with as many bits for weights as for inputs."""
-    return [f"scheme={scheme}", f"scheme.weight_bits={count}", f"scheme.input_bits={count}"]
-
-
 def cifar(title: str, bits: str, *words: str) -> Recipe:
     """A ResNet-20 with the budget of `experiments/cifar10_methods`."""
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
@@ -77,21 +66,6 @@ RECIPES = {
     "resnet20-recu-cifar10": cifar("ReCU, a shortcut around each convolution", "1/1", *BINARY, "scheme=recu",
                                    "compile=false", "lean=true"),
 }  # fmt: skip
-
-
-def train(name: str, data: str) -> None:
-    """Train a network, from its last checkpoint if it has one."""
-    recipe = RECIPES[name]
-    place = [f"data.root='{data}'"] if recipe.data == CIFAR else []
-    words = [*recipe.words, *place, f"run_dir='{RUNS / name}'", "ckpt_path=last"]
-    with subprocess.Popen([sys.executable, str(ROOT / "train.py"), *words], cwd=ROOT) as process:
-        try:
-            status = process.wait()
-        except SystemExit:
-            process.terminate()
-            raise
-    if status != 0:
-        raise SystemExit(status)
 
 
 def store(name: str, run: Path) -> Card:
@@ -149,12 +123,11 @@ if __name__ == "__main__":
     unknown = [name for name in options.names if name not in RECIPES]
     if unknown:
         parser.error(f"NAME (={unknown[0]!r}) must be one of {', '.join(RECIPES)}")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and `train` passes it on
     if options.check:
         for name in options.names or [name for name in zoo.names() if RECIPES[name].data == CIFAR]:
             check(name, Path(options.data))
         sys.exit()
     for name in options.names or RECIPES:
-        if not (RUNS / name / "result.json").is_file():
-            train(name, options.data)
+        place = [f"data.root='{options.data}'"] if RECIPES[name].data == CIFAR else []
+        train([*RECIPES[name].words, *place], RUNS / name)
         print(store(name, RUNS / name).markdown())

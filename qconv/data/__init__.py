@@ -19,5 +19,6 @@ from .image_folder import BrokenPictureError as BrokenPictureError, ImageFolderD
 from .imagenet import ImageNetDataModule as ImageNetDataModule
 from .loader import EpochOrder as EpochOrder, TensorLoader as TensorLoader
 from .pictures import Pictures as Pictures, PicturesDataModule as PicturesDataModule
+from .progressive import ProgressiveSize as ProgressiveSize
 from .shard_index import ShardError as ShardError
 from .shards import WebDatasetDataModule as WebDatasetDataModule

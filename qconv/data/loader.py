@@ -117,10 +117,10 @@ class EpochLoader(ABC):
 
 
 class TensorLoader(EpochLoader):
-    """Batches `(images[i], labels[i])` in the order of `sampler`, augmented and then normalized batch by batch.
+    """Batches `(images[i], labels[i])` in the order of `sampler`, augmented, normalized and resized batch by batch.
 
     `torch.utils.data.DataLoader` would collate sample by sample. The random numbers of a batch are a function of
-    (seed, epoch, batch, rank).
+    (seed, epoch, batch, rank). `resize` is called with the pictures and the epoch.
     """
 
     def __init__(
@@ -130,10 +130,11 @@ class TensorLoader(EpochLoader):
         sampler: EpochOrder,
         augment: Sequence[Augment] = (),
         normalize: Callable[[Tensor], Tensor] | None = None,
+        resize: Callable[[Tensor, int], Tensor] | None = None,
     ) -> None:
         super().__init__(sampler)
         self.images, self.labels = images, labels
-        self.augment, self.normalize = tuple(augment), normalize
+        self.augment, self.normalize, self.resize = tuple(augment), normalize, resize
 
     def batches(self, start: int) -> Iterator[tuple[Tensor, Tensor]]:
         for number, indices in enumerate(self.sampler.parts(start), start):
@@ -142,4 +143,8 @@ class TensorLoader(EpochLoader):
             images = self.images[indices]
             for augment in self.augment:
                 images = augment(images, generator)
-            yield images if self.normalize is None else self.normalize(images), self.labels[indices]
+            if self.normalize is not None:
+                images = self.normalize(images)
+            if self.resize is not None:
+                images = self.resize(images, self.sampler.epoch)
+            yield images, self.labels[indices]

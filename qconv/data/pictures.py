@@ -1,6 +1,7 @@
 """Data sets in memory, one uint8 tensor per split, on the device that trains."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 from ..images import Normalize
 from .augment import Augment, RandomCrop, RandomFlip, mean_and_std
 from .loader import TensorLoader, epoch_order
+from .progressive import ProgressiveSize
 
 
 class Pictures(NamedTuple):
@@ -32,6 +34,7 @@ class PicturesDataModule(LightningDataModule):
         val_size: number or share of training pictures used for validation if the data have no validation split; the
             same for every seed, with the classes in proportion.
         split_seed: chooses these pictures.
+        progressive_size: the size of training pictures epoch by epoch; None means their full size.
 
     Raises:
         ValueError: `batch_size` is less than 1, or `val_size` is negative, 0 or not below the number of pictures.
@@ -51,6 +54,7 @@ class PicturesDataModule(LightningDataModule):
         augment: Sequence[Augment] | None = None,
         val_size: float = 0.1,
         split_seed: int = 0,
+        progressive_size: ProgressiveSize | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -58,7 +62,7 @@ class PicturesDataModule(LightningDataModule):
         check_val_size(val_size)
         self.seed, self.batch_size = seed, batch_size
         self.augment = (RandomCrop(4), RandomFlip()) if augment is None else tuple(augment)
-        self.val_size, self.split_seed = val_size, split_seed
+        self.val_size, self.split_seed, self.progressive_size = val_size, split_seed, progressive_size
         self.splits: dict[str, Pictures] = {}
 
     def read(self) -> dict[str, Pictures]:
@@ -80,8 +84,16 @@ class PicturesDataModule(LightningDataModule):
         }
 
     def train_dataloader(self) -> TensorLoader:
-        """Training pictures, shuffled and augmented by (seed, epoch)."""
-        return self._loader("train", self.augment, shuffle=True)
+        """Training pictures, shuffled and augmented by (seed, epoch), in the size of the epoch."""
+        loader = self._loader("train", self.augment, shuffle=True)
+        if self.progressive_size is not None:
+            loader.resize = partial(self._resized, self.progressive_size)
+        return loader
+
+    def _resized(self, size: ProgressiveSize, images: Tensor, epoch: int) -> Tensor:
+        epochs = self.trainer.max_epochs if self.trainer else None
+        # A training without an end has no progress towards it.
+        return size(images, epoch / epochs if epochs is not None and epochs > 0 else 1.0)
 
     def val_dataloader(self) -> TensorLoader:
         """All validation pictures, unchanged."""

@@ -6,7 +6,7 @@ from functools import partial
 
 from ..checks import check_numbers
 from ..quantizers import Identity, Stages
-from ..scheme import Factory, Scheme
+from ..scheme import Factory, Scheme, Starts
 
 
 def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
@@ -57,3 +57,54 @@ def two_stage(scheme: Scheme, start: float = 0.5) -> Scheme:
     weight = partial(Stages, [(0.0, Identity), (float(start), scheme.weight)])
     weight()
     return replace(scheme, name=f"two_stage({scheme}, start={start:g})", weight=weight)
+
+
+def layerwise(
+    scheme: Scheme, inputs: tuple[float, float] = (0.0, 0.4), weights: tuple[float, float] = (0.4, 0.8)
+) -> Scheme:
+    """Layer after layer, from the network's input to its output: ``scheme``, which each layer begins at another time.
+
+    Before that, a layer's inputs and weights are float. The layer of depth d, 0 for the first one that follows the
+    scheme and 1 for the last, quantizes its inputs from the progress ``i₀ + d (i₁ − i₀)`` on, where ``(i₀, i₁)`` is
+    ``inputs``, and its weights accordingly. A layer that has changed is followed only by layers that can still adapt;
+    the other way round, binary activations cut the layers before them off from the gradient (StoMPP, arXiv:2601.22660,
+    which also mixes float and binary elements within a layer by random masks; here a layer changes as a whole).
+
+    `convert` gives the layers their depths, in the order of ``model.named_modules()``; `Scheme.at_depth` is for a layer
+    of your own.
+
+    Args:
+        scheme: the scheme to reach.
+        inputs: the progress at which the inputs of the first and of the last layer begin to be quantized.
+        weights: the same of their weights.
+
+    Raises:
+        ValueError: a number of ``inputs`` or ``weights`` is not from 0 to 1, the second is below the first, or the
+            scheme replaces the weight, or is layerwise itself.
+        TypeError: ``scheme`` is not a scheme, or ``inputs`` or ``weights`` is not a pair of numbers.
+
+    Example:
+        >>> layer = torch.nn.Sequential(*(torch.nn.Conv2d(4, 4, 3) for _ in range(3)))
+        >>> model = qconv.convert(layer, qconv.schemes.layerwise(qconv.schemes.bnn()), skip=())
+        >>> [layer.input_quantizer.final_from for layer in model]
+        [0.0, 0.2, 0.4]
+    """
+    if not isinstance(scheme, Scheme):
+        raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme, such as qconv.schemes.bireal()")
+    starts = Starts(scheme.name, _range("inputs", inputs), _range("weights", weights))
+    if scheme.starts is not None:
+        raise ValueError(f"scheme (={scheme}) must not be layerwise itself")
+    made = replace(scheme, name=str(starts), starts=starts)
+    made.at_depth(1)  # raise here, not when the first layer is built
+    return made
+
+
+def _range(name: str, value: Sequence[float]) -> tuple[float, float]:
+    """Return two progresses of which the second is not the earlier one."""
+    if isinstance(value, str) or not isinstance(value, Sequence) or len(value) != 2:
+        raise TypeError(f"{name} (={value!r}) must be a pair: the progress for the first layer and for the last one")
+    first, last = value
+    check_numbers(**{f"{name}[0]": first, f"{name}[1]": last})
+    if not 0 <= first <= last <= 1:
+        raise ValueError(f"{name} (={tuple(value)}) must be two shares of the training from 0 to 1, in this order")
+    return float(first), float(last)

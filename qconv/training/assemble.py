@@ -39,6 +39,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         told = load_weights(model, cfg.init_from)
         if told:
             rank_zero_only(show_note)(told)
+    check_sizes(model, data)
     table = summarize(model, (data.in_channels, *data.image_size))
     about = about_run(config, scheme.name, table)
     names = (short_call(config[group], default_of) for group in ("model", "data"))
@@ -55,6 +56,22 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         compile=cfg.compile,
     )
     return data, classifier, about
+
+
+def check_sizes(model: nn.Module, data: Any) -> None:
+    """Raise a ValueError if the network can't take the pictures of the first epochs, which may be smaller."""
+    progressive = getattr(data, "progressive_size", None)
+    if progressive is None:
+        return
+    height, width = progressive.smallest(data.image_size)
+    try:
+        summarize(model, (data.in_channels, height, width))
+    except ValueError as error:
+        cause = error if error.__cause__ is None else error.__cause__
+        raise ValueError(
+            f"data.progressive_size.start (={progressive.start}): the network takes no pictures of {height}×{width} "
+            f"pixels; one with global average pooling does, such as model=resnet20 ({cause})"
+        ) from error
 
 
 def float_model(cfg: DictConfig, data: Any) -> nn.Module:

@@ -1,0 +1,96 @@
+"""Trains a binary ResNet-20 with each way to shorten the training, in the same time, and writes `results.csv` here.
+
+    uv run experiments/fast_binary/run.py /data/cifar10-jpeg [VARIANT…]
+
+A run that was interrupted goes on from its last checkpoint; one that is done is not run again.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from qconv.run_files import RESULT
+from qconv.table import read_csv, write_csv
+
+sys.path.append(str(Path(__file__).parent.parent))
+from trainings import BINARY, ROOT, figures, train  # beside the folders of the experiments
+
+HERE = Path(__file__).parent
+RUNS = ROOT / "outputs/fast_binary"
+RESULTS = HERE / "results.csv"
+EPOCHS = 13
+"""Epochs of the plain recipe in a quarter of an hour on 2 cores."""
+PLAIN = [
+    "experiment=cifar10_methods",
+    *BINARY,
+    "scheme=bireal",
+    "compile=false",
+    "lean=true",
+]
+ADAM = ["optimizer=adam", "optimizer.lr=3e-3", "optimizer.weight_decay=0"]
+LATER = ["scheme=two_stage", "scheme.start=0.5", "scheme.scheme._target_=qconv.schemes.bireal"]
+SMALL = "data.progressive_size={_target_: qconv.data.ProgressiveSize, start: 0.5, grow_from: 0.3, full_from: 0.8}"
+
+
+class Variant(NamedTuple):
+    """A way to train.
+
+    Attributes:
+        words: overrides after those of the plain recipe.
+        epochs: as many as take the time of the plain recipe.
+    """
+
+    words: list[str]
+    epochs: int = EPOCHS
+
+
+VARIANTS = {
+    "plain": Variant([]),
+    "Adam": Variant(ADAM),
+    "PReLU": Variant(["model.activation._target_=torch.nn.PReLU"]),
+    "weights later": Variant(LATER),
+    "layerwise": Variant(["scheme=layerwise"]),
+    "small pictures first": Variant([SMALL], 20),
+    "crops of 2 pixels": Variant(
+        ["+data.augment=[{_target_: qconv.data.RandomCrop, padding: 2}, {_target_: qconv.data.RandomFlip}]"]
+    ),
+    "no weight decay": Variant(["optimizer.weight_decay=0"]),
+}
+"""All but the first change one thing."""
+
+
+def folder(name: str) -> Path:
+    """Return where the files of a run are."""
+    return RUNS / name.replace(" ", "_").lower()
+
+
+def rows() -> list[dict[str, Any]]:
+    """Return a row for each run that is done; those of runs whose folders are elsewhere stay as they are."""
+    written = {row["variant"]: row for row in read_csv(RESULTS)} if RESULTS.is_file() else {}
+    done = [name for name in VARIANTS if (folder(name) / RESULT).is_file()]
+    written |= {name: {"variant": name, **figures(folder(name))} for name in done}
+    return [written[name] for name in VARIANTS if name in written]
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Train a binary network in several ways, one after another.")
+    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument(
+        "variants", nargs="*", metavar="VARIANT", help=f"some of: {', '.join(VARIANTS)}; all by default"
+    )
+    options = parser.parse_args()
+    unknown = [name for name in options.variants if name not in VARIANTS]
+    if unknown:
+        parser.error(f"VARIANT (={unknown[0]!r}) must be one of {', '.join(VARIANTS)}")
+    for name in options.variants or VARIANTS:
+        variant = VARIANTS[name]
+        words = [
+            *PLAIN,
+            *variant.words,
+            f"trainer.max_epochs={variant.epochs}",
+            f"data.root='{options.data}'",
+            "seed=1",
+        ]
+        train(words, folder(name))
+        write_csv(rows(), RESULTS)

@@ -1,0 +1,84 @@
+"""Training on small pictures first."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import qconv
+from qconv.data import PicturesDataModule, ProgressiveSize
+from qconv.data.pictures import Pictures
+from qconv.training.assemble import check_sizes
+
+
+class Noise(PicturesDataModule):
+    num_classes, in_channels, image_size, classes = 2, 3, (32, 24), ("a", "b")
+
+    def read(self) -> dict[str, Pictures]:
+        images = torch.randint(256, (20, 3, 32, 24), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+        return {name: Pictures(images, torch.arange(20) % 2) for name in ("train", "val", "test")}
+
+
+class Epochs:
+    """What the data ask of a trainer."""
+
+    def __init__(self, max_epochs: int) -> None:
+        self.max_epochs, self.global_rank, self.world_size = max_epochs, 0, 1
+        self.strategy: Any = type("Strategy", (), {"root_device": torch.device("cpu")})
+
+
+def test_sides() -> None:
+    size = ProgressiveSize(start=0.5, grow_from=0.25, full_from=0.75)
+    assert [size.side(32, p / 8) for p in range(9)] == [16, 16, 16, 20, 24, 28, 32, 32, 32]
+    assert size.smallest((32, 24)) == (16, 12)
+    assert ProgressiveSize(0.5, 0.5, 0.5).side(32, 0.49) == 16  # at once
+    assert ProgressiveSize(0.5, 0.5, 0.5).side(32, 0.5) == 32
+    assert ProgressiveSize(1.0).side(30, 0.0) == 30  # not a multiple of 4
+    assert ProgressiveSize(0.01).side(32, 0.0) == 4
+    assert ProgressiveSize(0.9, multiple=64).side(32, 0.0) == 32
+    assert ProgressiveSize(0.5, 0.0, 1.0).side(32, 1.0) == 32
+
+
+def test_the_mean_of_a_picture_stays() -> None:
+    images = torch.rand(2, 3, 32, 32)
+    small = ProgressiveSize()(images, 0.0)
+    assert small.shape == (2, 3, 16, 16)
+    torch.testing.assert_close(small.mean((2, 3)), images.mean((2, 3)), rtol=0, atol=0.01)
+    assert ProgressiveSize()(images, 0.9) is images
+
+
+def test_only_training_pictures_grow() -> None:
+    data: Any = Noise(batch_size=10, progressive_size=ProgressiveSize(0.5, 0.25, 0.75), augment=())
+    data.trainer = Epochs(8)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    for epoch, size in ((0, (16, 12)), (3, (20, 16)), (6, (32, 24))):
+        loader.sampler.set_epoch(epoch)
+        assert {tuple(images.shape[2:]) for images, _ in loader} == {size}
+    assert {tuple(images.shape[2:]) for images, _ in data.val_dataloader()} == {(32, 24)}
+    data.trainer = None
+    loader.sampler.set_epoch(0)
+    assert {tuple(images.shape[2:]) for images, _ in loader} == {(32, 24)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"start": 0.0}, r"start \(=0.0\) must be a share"),
+        ({"start": float("nan")}, r"start \(=nan\)"),
+        ({"grow_from": 0.9}, r"grow_from \(=0.9\) and full_from \(=0.8\) must be"),
+        ({"full_from": 1.1}, "full_from"),
+        ({"multiple": 0}, r"multiple \(=0\) must be at least 1"),
+    ],
+)
+def test_sizes_that_are_none(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ProgressiveSize(**arguments)
+
+
+def test_a_network_for_one_size_is_refused() -> None:
+    data = Noise(progressive_size=ProgressiveSize())
+    data.image_size = (32, 32)
+    with pytest.raises(ValueError, match=r"start \(=0.5\): the network takes no pictures of 16×16 pixels"):
+        check_sizes(qconv.models.vgg_small(), data)
+    check_sizes(qconv.models.resnet20(), data)
