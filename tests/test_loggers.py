@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from qconv.cli.configs import folder
@@ -54,3 +56,18 @@ def test_a_missing_logger_names_its_extra(name: str, tmp_path: Path, monkeypatch
     message = rf'logger={name} needs {name}: pip install "qconv\[{name}\]"'
     with pytest.raises(ImportError, match=message), started_loggers(cfg):
         pass
+
+
+def test_the_address_of_mlflow_stays_out_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    address = f"sqlite:///{tmp_path}/secret.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", address)
+    with initialize_config_dir(str(folder()), version_base="1.3"):
+        cfg = compose("config", ["logger=mlflow", f"run_dir={tmp_path}"])
+    assert "secret" not in OmegaConf.to_yaml(cfg, resolve=True)
+    addresses: list[str] = []
+    monkeypatch.setattr(
+        "pytorch_lightning.loggers.MLFlowLogger.__init__", lambda self, **given: addresses.append(given["tracking_uri"])
+    )
+    for given in (None, "sqlite:///mine.db"):
+        instantiate({**cfg.logger.mlflow, "tracking_uri": given})
+    assert addresses == [address, "sqlite:///mine.db"]

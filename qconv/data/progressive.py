@@ -37,8 +37,8 @@ class ProgressiveSize:
             raise ValueError(f"start (={self.start}) must be a share of the side, above 0 and at most 1")
         if not 0 <= self.grow_from <= self.full_from <= 1:
             raise ValueError(
-                f"grow_from (={self.grow_from}) and full_from (={self.full_from}) must be shares of the training from 0 "
-                "to 1, in this order"
+                f"grow_from (={self.grow_from}) and full_from (={self.full_from}) must be shares of the training from "
+                "0 to 1, in this order"
             )
         if self.multiple < 1:
             raise ValueError(f"multiple (={self.multiple}) must be at least 1 pixel")

@@ -1,5 +1,6 @@
 """The loggers that a config chooses, beside the run's own `metrics.csv`."""
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +9,7 @@ from typing import Any
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from pytorch_lightning.loggers import Logger, WandbLogger
+from pytorch_lightning.loggers import Logger, MLFlowLogger, WandbLogger
 
 from ..extras import MODULES, missing
 
@@ -32,6 +33,22 @@ def started_loggers(cfg: DictConfig) -> Iterator[list[Logger]]:
         for logger in loggers:
             if isinstance(logger, WandbLogger):  # or the next run of a sweep would be part of this one
                 logger.experiment.finish(exit_code=status)
+
+
+def mlflow_logger(tracking_uri: str | None = None, **options: Any) -> MLFlowLogger:
+    """Return Lightning's logger for MLflow.
+
+    Args:
+        tracking_uri: the server, or the file, that MLflow writes to; None is the one in MLFLOW_TRACKING_URI, which may
+            have a password and so stays out of a run's config, or the file `mlflow.db` in the current folder.
+        options: those of `pytorch_lightning.loggers.MLFlowLogger`.
+
+    Raises:
+        ModuleNotFoundError: MLflow is not installed.
+    """
+    if tracking_uri is None:
+        tracking_uri = os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+    return MLFlowLogger(tracking_uri=tracking_uri, **options)
 
 
 def _started(name: str, node: DictConfig) -> Logger:
