@@ -136,6 +136,10 @@ def swish_sign(v: float, beta: float = 5.0) -> float:
     return beta * (2 - beta * v * math.tanh(beta * v / 2)) / (1 + math.cosh(beta * v))
 
 
+def fourier(v: float, terms: float, omega: float = 0.1) -> float:
+    return 4 * omega / math.pi * sum(math.cos((2 * i + 1) * omega * v) for i in range(int(terms))) * (abs(v) <= 1)
+
+
 # Binary
 
 
@@ -203,6 +207,28 @@ def recu_weight(v: Array, g: Array, alpha: Array, tau: float, d: Scalar, scale_i
         dw1 = [alpha[c] * x * d(at) * (abs(at) <= bound) for x, at in zip(grad, w1, strict=True)]
         dv[c] = through(np.array(dw1), factor * derivative)
         dalpha[c] = sum(x * sign(at) for x, at in zip(grad, w1, strict=True))
+    return v_q, dv, dalpha
+
+
+def sine_weight(v: Array, g: Array, alpha: Array, frequency: float = 20.0, scale_init: str = "uniform") -> Found:
+    v_q, dv, dalpha = np.empty_like(v), np.empty_like(v), np.zeros_like(alpha)
+    for c, i in product(range(len(v)), range(v.shape[1])):
+        angle = frequency * v[c, i]
+        v_q[c, i] = alpha[c] * math.sin(angle)
+        dv[c, i] = g[c, i] * alpha[c] * frequency * math.cos(angle)
+        dalpha[c] += g[c, i] * math.sin(angle)
+    return v_q, dv, dalpha
+
+
+def biper_weight(
+    v: Array, g: Array, alpha: Array, d: Scalar, frequency: float = 20.0, scale_init: str = "uniform"
+) -> Found:
+    v_q, dv, dalpha = np.empty_like(v), np.empty_like(v), np.zeros_like(alpha)
+    for c, i in product(range(len(v)), range(v.shape[1])):
+        sine = math.sin(frequency * v[c, i])
+        v_q[c, i] = alpha[c] * sign(sine)
+        dv[c, i] = g[c, i] * alpha[c] * d(sine) * frequency * math.cos(frequency * v[c, i])
+        dalpha[c] += g[c, i] * sign(sine)
     return v_q, dv, dalpha
 
 
@@ -295,7 +321,7 @@ def pact(v: Array, g: Array, alpha: float, bits: int = 4) -> Found:
     return v_q, each(lambda x, grad: grad * (0 <= x < alpha), v, g), dalpha
 
 
-def sawb(v: Array, g: Array, bits: int = 4, zero: bool = False, per_channel: bool = False) -> Found:
+def sawb(v: Array, g: Array, bits: int = 4, zero: bool = False, per_channel: bool = False, plus: bool = False) -> Found:
     by_levels = {4: (3.12, -2.064), 8: (7.509, -6.892), 16: (12.68, -12.80), 3: (2.6, -1.71), 15: (12.035, -12.03)}
     c0, c1 = by_levels[2**bits - zero]
     v_q, dv = np.zeros_like(v), np.zeros_like(v)
@@ -308,7 +334,7 @@ def sawb(v: Array, g: Array, bits: int = 4, zero: bool = False, per_channel: boo
             (np.clip(v[part], -end, end) + end) / (2 * end) * (len(levels) - 1) if end else np.zeros_like(v[part])
         )
         v_q[part] = levels[each(round, position).astype(int)]
-        dv[part] = g[part] * (np.abs(v[part]) <= end)
+        dv[part] = g[part] * (np.abs(v[part]) <= end) if not plus else g[part]
     return v_q, dv
 
 
@@ -796,6 +822,11 @@ SURROGATES: dict[str, Entry] = {
         {"o_max": Range(1, math.inf, "[)"), "m": Range(0, 1.5, "(]"), "t": Range(0.1, math.inf, "[)")},
         printed=[Printed({}, (3.0,), ([0.254381, 0.666667, 1.842016, 18.566355, 3.719072, 2.536869, 2.333333, 0],))],
     ),
+    "Fourier": Entry(
+        fourier,
+        [Row({}, (10.0,)), Row({}, (19.0,)), Row({"omega": 2.0}, (1.0,)), Row({"omega": 3.0}, (4.0,))],
+        {"omega": Range(0, math.pi, "()"), "n_min": Range(0, 18, "[]"), "n_max": Range(9, math.inf, "[)")},
+    ),
     "SwishSign": Entry(swish_sign, [Row(), Row({"beta": 2.0})], {"beta": POSITIVE}),
 }
 
@@ -844,6 +875,20 @@ QUANTIZERS: dict[str, Entry] = {
         "filters",
     ),
     "ReCUInput": Entry(recu_input, [Row(), Row(training=False)]),
+    "SineWeight": Entry(
+        sine_weight,
+        [Row({}, (PER_FILTER,)), Row({"frequency": 5.0}, (PER_FILTER,))],
+        {"frequency": POSITIVE},
+        "filters",
+        levels=lambda q: math.inf,
+        has_codes=False,
+    ),
+    "BiPerWeight": Entry(
+        biper_weight,
+        [Row({}, (PER_FILTER,)), Row({"frequency": 5.0}, (PER_FILTER,))],
+        {"frequency": POSITIVE},
+        "filters",
+    ),
     "AdaBinWeight": Entry(
         adabin_weight, [Row()], {}, "filters", printed=[Printed({}, (), ([-0.677508] * 4 + [0.540008] * 4,))]
     ),
@@ -997,7 +1042,8 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "SAWB": Entry(
         sawb,
-        [Row({"bits": b, "zero": z, "per_channel": c}) for b, z in SAWB_FORMS for c in (True, False)],
+        [Row({"bits": b, "zero": z, "per_channel": c}) for b, z in SAWB_FORMS for c in (True, False)]
+        + [Row({"bits": b, "zero": z, "plus": True}) for b, z in SAWB_FORMS],
         {"bits": Range(2, 4)},
         "filters",
         lambda q: 2**q.bits - q.zero,
@@ -1217,6 +1263,8 @@ SCHEMES: dict[str, SchemeEntry] = {
     "recu": SchemeEntry([({"scale_init": "mean"}, (0, A))]),
     "adabin": SchemeEntry([({}, (0, A))], [{}, {"offset": "code"}]),
     "reste": SchemeEntry([({}, (0, A))]),
+    "fda": SchemeEntry([({}, (0, A))]),
+    "biper": SchemeEntry([({"scale_init": "mean"}, (0, A))], [{}, {"sine": True}, {"frequency": 5.0}]),
     "twn": SchemeEntry([({}, (0, A))], [{}, {"per_channel": False}]),
     "ttq": SchemeEntry([({}, (0, 1))]),
     "inq": SchemeEntry([({}, (0, A))]),

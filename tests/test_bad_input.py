@@ -69,14 +69,14 @@ def parts() -> Iterator[Part]:
 PARTS = list(parts())
 EACH_PART = pytest.mark.parametrize(("name", "key"), PARTS, ids=map("-".join, PARTS))
 SIGNED = ("bias", "gamma", "beta", "shift", "sign", "start", "lower", "upper", "code", "top")
-"""Those of which 0 and negative values are as good as others; ReCU's alpha, a factor of the output, is one, too."""
+"""Those of which 0 and negative values are as good as others; so are the alphas of ReCU and BiPer, as factors."""
 ONCE_WHOLE = ("frozen", "code", "top")
 """Those of INQ that earlier versions saved as bools and integers."""
 
 
 def may_be_zero(name: str, key: str) -> bool:
     return key.endswith((*SIGNED, "is_random", "is_signed")) or (
-        key.endswith("weight_quantizer.alpha") and name.startswith("recu")
+        key.endswith("weight_quantizer.alpha") and name.startswith(("recu", "biper"))
     )
 
 

@@ -35,7 +35,19 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import methods, schemes
-from qconv.quantizers import EDE, INQ, FixedPoint, HardClip, Identity, Quantizer, ReActNetInput, Sign, Stages, Surrogate
+from qconv.quantizers import (
+    EDE,
+    INQ,
+    FixedPoint,
+    HardClip,
+    Identity,
+    Quantizer,
+    ReActNetInput,
+    ScaledSign,
+    Sign,
+    Stages,
+    Surrogate,
+)
 
 ROOT = Path(__file__).parents[1]
 PAGES = "\n".join(page.read_text() for page in (ROOT / "docs" / "methods").glob("*.md"))
@@ -216,6 +228,7 @@ def test_defaults_of_a_scheme_are_those_of_its_quantizers(name: str) -> None:
                 same = parameters(owner)[key].default == parameter.default
                 assert same != (argument in OF_THEIR_OWN.get(name, {})), (argument, owner)
     own = [type(part) for part in (schemes.bnn().weight(), Identity())]  # Sign serves many
+    own += [ScaledSign] if name == "fda" else []  # that of BWN, with another derivative
     made = FUNCTIONS[name]()
     for quantizer in (made.weight(), made.input()):
         if type(quantizer) not in own and not OF_THEIR_OWN.get(name, {}).keys() & {"weight_bits"}:

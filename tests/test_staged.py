@@ -163,3 +163,16 @@ def test_one_layer_has_no_depth() -> None:
 def test_stages_that_make_none(make: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         make()
+
+
+def test_the_scales_of_a_sine_go_on_as_those_of_its_sign() -> None:
+    scheme = schemes.staged([(0, schemes.biper(sine=True)), (0.5, schemes.biper())])
+    layer = qconv.QConv2d(4, 8, 3, scheme=scheme)
+    trained_at(layer, 0.0)
+    first, second = cast(Any, layer.weight_quantizer.quantizers)
+    learned = first.alpha.detach().clone()
+    weight = layer.weight.detach()
+    torch.testing.assert_close(layer.quantized_weight(), learned.view(-1, 1, 1, 1) * (20 * weight).sin())
+    qconv.set_progress(layer, 0.5)
+    assert second.alpha.equal(learned)
+    assert layer.quantized_weight().abs().equal(learned.abs().view(-1, 1, 1, 1).expand_as(weight))

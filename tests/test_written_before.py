@@ -71,6 +71,8 @@ CHANGED = {
     "qconv.summary",
     "qconv.Summary",
     "qconv.schemes.lsq",  # the data choose whether its inputs are signed
+    "qconv.schemes.sawb",  # it takes plus
+    "qconv.quantizers.SAWB",
     "qconv.data.PicturesDataModule",  # it takes progressive_size
     "qconv.data.TensorLoader",  # and resize
     "qconv.quantizers.LSQInput",

@@ -2,6 +2,7 @@
 
 from .adabin import AdaBinInput as AdaBinInput, AdaBinWeight as AdaBinWeight, adabin as adabin
 from .apot import APoTInput as APoTInput, APoTWeight as APoTWeight, apot as apot
+from .biper import BiPerWeight as BiPerWeight, SineWeight as SineWeight, biper as biper
 from .bireal import BiRealWeight as BiRealWeight, bireal as bireal
 from .bnn import Sign as Sign, bnn as bnn
 from .deepshift import (
@@ -19,6 +20,7 @@ from .dorefa import (
     dorefa as dorefa,
 )
 from .dsq import DSQInput as DSQInput, DSQWeight as DSQWeight, dsq as dsq
+from .fda import fda as fda
 from .fp8 import FP8 as FP8, fp8 as fp8
 from .inq import INQ as INQ, inq as inq
 from .int8 import Int8Stochastic as Int8Stochastic

@@ -24,6 +24,8 @@ EPS = 1e-5
 FACTOR = 2 * math.sqrt(2)
 """The constant of the authors' code in the standardized weights."""
 
+ScaleInit = Literal["uniform", "mean"]
+
 
 class ReCUWeight(Binary):
     r"""Binary weights of ReCU, the rectified clamp unit.
@@ -65,7 +67,7 @@ class ReCUWeight(Binary):
         self,
         tau_min: float = 0.85,
         tau_max: float = 0.99,
-        scale_init: Literal["uniform", "mean"] = "uniform",
+        scale_init: ScaleInit = "uniform",
         surrogate: Callable[[], Surrogate] = Straight,
     ) -> None:
         super().__init__(surrogate)
@@ -82,14 +84,7 @@ class ReCUWeight(Binary):
         self.register_buffer("tau", torch.tensor(tau_min))
 
     def initialize(self, x: Tensor) -> None:
-        if self.scale_init == "mean":
-            self.alpha = set_parameter(self.alpha, filter_scale(x).flatten())
-            return
-        # Keyed by the weight, which all processes share, not by torch's generator, which they do not: a stage that
-        # begins in the middle of a distributed run must begin the same everywhere.
-        key = x.detach().double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6).abs().sum().mul(2**20).long()
-        drawn = uniform(torch.Size((x.shape[0],)), key, torch.zeros_like(key), x.device)
-        self.alpha = set_parameter(self.alpha, drawn.to(x.dtype))
+        self.alpha = set_parameter(self.alpha, first_scales(x, self.scale_init))
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.alpha, self.tau, *super().tensors()
@@ -175,6 +170,19 @@ class ReCUInput(Binary):
         grad_normal = self.surrogate.backward(wide(grad), wide_x * inverse, *schedule)
         slope = (grad_normal * wide_x).sum_to_size(shape) * inverse.square() / max(count - 1, 1)
         return ((grad_normal - centered * slope) * inverse).to(x.dtype), *none
+
+
+def first_scales(x: Tensor, start: ScaleInit) -> Tensor:
+    """Return a scale for each filter of the weight: its mean magnitude, or a random number from [0, 1).
+
+    It is keyed by the weight, which all processes share, not by torch's generator, which they do not: a stage that
+    begins in the middle of a distributed run must begin the same everywhere.
+    """
+    if start == "mean":
+        return filter_scale(x).flatten()
+    key = x.detach().double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6).abs().sum().mul(2**20).long()
+    drawn = uniform(torch.Size((x.shape[0],)), key, torch.zeros_like(key), x.device)
+    return drawn.to(x.dtype)
 
 
 def _standardized(x: Tensor) -> Tensor:

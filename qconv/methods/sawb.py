@@ -33,7 +33,7 @@ class SAWB(Passing):
     ``n = 2^b − 1``; ``w_q = clip/n · (2 · round(n · (w' / clip + 1) / 2) − n)`` with ``w' = clamp(w, −clip, clip)``,
     half to even: 2^b levels from −clip to clip, and 0 is not one of them. ``zero=True``: ``n = 2^(b−1) − 1``, ``w_q =
     clip/n · round(n · w' / clip)``: one level less, and 0 is a level. ``dw = g · 1[|w| ≤ clip]``, where ties at ±clip
-    pass. Latent weights are not clipped.
+    pass; with ``plus``, SAWB+ of the authors' later code, ``dw = g`` everywhere. Latent weights are not clipped.
 
     If clip is not positive, as with 4 bits and weights of one magnitude, the largest magnitude replaces it; the
     authors' code keeps it, and changes signs. A layer of zeros gives zeros. A NaN or an inf makes the whole layer
@@ -45,20 +45,22 @@ class SAWB(Passing):
         bits: 2 to 4.
         zero: levels on both sides of 0 and 0 itself; for 2 and 4 bits.
         per_channel: a clip for each filter instead of one for the layer.
+        plus: the gradient passes outside the clip, too.
 
     Raises:
         ValueError: ``bits`` out of range, or ``zero`` with 3 bits.
     """
 
-    def __init__(self, bits: int = 4, zero: bool = False, per_channel: bool = False) -> None:
+    def __init__(self, bits: int = 4, zero: bool = False, per_channel: bool = False, plus: bool = False) -> None:
         super().__init__()
         self.bits = check_bits("bits", bits, 2, 4, "SAWB")
-        check_flags(zero=zero, per_channel=per_channel)
+        check_flags(zero=zero, per_channel=per_channel, plus=plus)
         if (bits, zero) not in COEFFICIENTS:
             raise ValueError(
                 f"zero (=True) must be False with 3 bits: no coefficients are published for bits (={bits})"
             )
         self.zero = zero
+        self.plus = plus
         self.per_channel = per_channel
         self.count = 2 ** (bits - 1) - 1 if zero else 2**bits - 1
 
@@ -90,12 +92,15 @@ class SAWB(Passing):
     def coding(self) -> Coding:
         return Coding(2 * self.count + 1, -self.count) if self.zero else Coding(self.count + 1, -self.count, 2)
 
-    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor:
+    def passes(self, x: Tensor, *tensors: Tensor) -> Tensor | None:
+        if self.plus:
+            return None
         wide_x = wide(x)
         return wide_x.abs() <= self.clip(wide_x)
 
     def extra_repr(self) -> str:
-        return f"bits={self.bits}, zero={self.zero}, per_channel={self.per_channel}"
+        plus = ", plus=True" if self.plus else ""
+        return f"bits={self.bits}, zero={self.zero}, per_channel={self.per_channel}{plus}"
 
 
 @named
@@ -105,14 +110,15 @@ def sawb(
     zero: bool = False,
     per_channel: bool = False,
     alpha: float | None = None,
+    plus: bool = False,
 ) -> Scheme:
     """PACT-SAWB: weights clipped by two of their statistics, the inputs of `pact` (arXiv:1807.06964).
 
-    ``zero`` and ``per_channel`` are those of `qconv.quantizers.SAWB`, ``alpha`` is that of `pact`. ``input_bits=None``
-    leaves the input float. The paper leaves the first and the last layer float.
+    ``zero``, ``per_channel`` and ``plus`` (SAWB+) are those of `qconv.quantizers.SAWB`, ``alpha`` is that of `pact`.
+    ``input_bits=None`` leaves the input float. The paper leaves the first and the last layer float.
     """
     check_bits("weight_bits", weight_bits, 2, 4, "sawb")
     return Scheme(
         input=of_input(PACT, input_bits, alpha),
-        weight=partial(SAWB, weight_bits, zero, per_channel),
+        weight=partial(SAWB, weight_bits, zero, per_channel, plus),
     )

@@ -11,6 +11,7 @@ from .stochastic import Stream as Stream
 from .surrogates import (
     EDE as EDE,
     ApproxSign as ApproxSign,
+    Fourier as Fourier,
     HardClip as HardClip,
     Polynomial as Polynomial,
     ReSTE as ReSTE,

@@ -209,9 +209,13 @@ class Quantizer(InBits, NeedsData):
         """The constructor's arguments for what has been chosen: a quantizer made with them needs no choice."""
         return {}
 
+    def goes_on_from(self, other: "Quantizer") -> bool:
+        """Whether the `kept` tensors of ``other``, the quantizer of the stage before, carry over."""
+        return type(other) is type(self)
+
     @torch.no_grad()
     def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:
-        """Start where ``other``, of the same class but with other arguments, has arrived: copy its `kept` tensors.
+        """Start where ``other``, of the same class with other arguments or alike, has arrived: copy its `kept` tensors.
 
         Tensors that come from data are set anew: from ``x``, the latent weight, or if None from the next training
         batch.

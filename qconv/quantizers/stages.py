@@ -276,7 +276,7 @@ class Stages(Quantizer):
             for name, parameter in self.current.named_parameters():
                 if name in values and (value := with_dimension(values[name], parameter)).shape == parameter.shape:
                     parameter.copy_(value)
-        self.current.go_on_from_(before if type(before) is type(self.current) else fresh, x)
+        self.current.go_on_from_(before if self.current.goes_on_from(before) else fresh, x)
 
     def _end(self, stage: int) -> float:
         """The progress at which the next stage begins."""

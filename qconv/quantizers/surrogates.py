@@ -10,7 +10,7 @@ from torch import Tensor
 from ..checks import check_flags, check_numbers
 from ..kernels import slopes as _registered  # noqa: F401
 from .base import is_plain_cpu
-from .numbers import within
+from .numbers import wide, within
 from .part import POSITIVE, Part, Rule
 
 
@@ -240,6 +240,57 @@ class ReSTE(Surrogate):
 
     def extra_repr(self) -> str:
         return f"o_max={self.o_max}, m={self.m}, t={self.t}, schedule={self.schedule!r}"
+
+
+class Fourier(Surrogate):
+    r"""``d = 4ω/π · Σ_{i=0…n} cos((2i + 1) ω x)`` for ``|x| <= 1``, 0 beyond: FDA (arXiv:2103.00841).
+
+    The derivative of the first n + 1 sines of a square wave, which the sign is between its jumps at 0 and ±π/ω. At the
+    share p of the training ``n = n_min + floor(p · (n_max − n_min))``: a wide hill that becomes narrower.
+
+    Args:
+        omega: the frequency ω.
+        n_min: n at the start of training.
+        n_max: n at its end.
+
+    Raises:
+        ValueError: not ``0 < omega < π``, ``n_min`` or ``n_max`` is not a whole number, or not ``0 <= n_min <=
+            n_max``; in a checkpoint, fewer than one term, or a number that is not finite.
+    """
+
+    terms: Tensor
+
+    def __init__(self, omega: float = 0.1, n_min: int = 9, n_max: int = 18) -> None:
+        super().__init__()
+        check_numbers(omega=omega, n_min=n_min, n_max=n_max)
+        if not 0 < omega < math.pi:
+            raise ValueError(f"omega (={omega}) must be above 0 and below π")
+        if not 0 <= n_min <= n_max < math.inf or n_min % 1 or n_max % 1:
+            raise ValueError(f"n_min (={n_min}) and n_max (={n_max}) must be whole numbers from 0 on, in this order")
+        self.omega, self.n_min, self.n_max = omega, n_min, n_max
+        self.register_buffer("terms", torch.tensor(n_min + 1.0))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.terms,)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"terms": (lambda count: (count >= 1) & count.isfinite(), "in the checkpoint must be at least 1")}
+
+    def set_progress_(self, progress: float) -> None:
+        self.terms.fill_(self.n_min + math.floor(progress * (self.n_max - self.n_min)) + 1)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        wide_x = wide(x)
+        terms = tensors[0].to(wide_x.dtype)
+        angle = wide_x * self.omega
+        sine = angle.sin()
+        # The sum of the cosines, in closed form.
+        total = torch.where(sine == 0, terms, (2 * terms * angle).sin() / (2 * torch.where(sine == 0, 1.0, sine)))
+        slope = total * (4 * self.omega / math.pi) * within(x, -1.0, 1.0)
+        return grad * slope.to(grad.dtype)
+
+    def extra_repr(self) -> str:
+        return f"omega={self.omega}, n_min={self.n_min}, n_max={self.n_max}"
 
 
 class SwishSign(Surrogate):
