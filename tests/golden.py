@@ -338,6 +338,35 @@ def sawb(v: Array, g: Array, bits: int = 4, zero: bool = False, per_channel: boo
     return v_q, dv
 
 
+def ewgs_part(v: Array, g: Array, lower: float, upper: float, bits: int, delta: float) -> Found:
+    """The rounded place in the range, the gradient of the values, and of both ends, from that of the place."""
+    n, width = 2**bits - 1, upper - lower
+    q, dv, dlower, dupper = np.empty_like(v), np.zeros_like(v), 0.0, 0.0
+    for at, x in np.ndenumerate(v):
+        z = (x - lower) / width
+        q[at] = round(n * clip(z, 0, 1)) / n
+        if 0 <= z <= 1:
+            h = g[at] * (1 + delta * np.sign(g[at]) * (z - q[at]))
+            dv[at] = h / width
+            dlower += h * (x - upper) / width**2
+            dupper -= h * (x - lower) / width**2
+    return q, dv, dlower, dupper
+
+
+def ewgs_weight(
+    v: Array, g: Array, lower: float, upper: float, scale: float, bits: int = 4, delta: float = 1e-3
+) -> Found:
+    q, dv, dlower, dupper = ewgs_part(v, 2 * scale * g, lower, upper, bits, delta)
+    return scale * (2 * q - 1), dv, dlower, dupper, np.sum(g * (2 * q - 1))
+
+
+def ewgs_input(
+    v: Array, g: Array, lower: float, upper: float, width: float, bits: int = 4, delta: float = 1e-3
+) -> Found:
+    q, *grads = ewgs_part(v, width * g, lower, upper, bits, delta)
+    return width * q, *grads
+
+
 def learned_step(
     v: Array, g: Array, steps: Array | float, limits: tuple[int, int], strict: bool
 ) -> tuple[Array, Array, Array]:
@@ -1158,6 +1187,19 @@ QUANTIZERS: dict[str, Entry] = {
         ],
         {"bits": Range(2, 8)},
     ),
+    "EWGSWeight": Entry(
+        ewgs_weight,
+        [Row({"bits": b, "delta": d}, (-1.5, 1.25, 0.75)) for b in EVERY for d in (0.0, 0.2)]
+        + [Row({}, (-0.5, 1.0, 0.5))],
+        {"bits": Range(1, 8), "delta": Range(0, 1, "[)")},
+        "filters",
+    ),
+    "EWGSInput": Entry(
+        ewgs_input,
+        [Row({"bits": b, "delta": d}, (-0.75, 1.5, 1.25)) for b in EVERY for d in (0.0, 0.2)]
+        + [Row({}, (0.0, 1.0, 2.0))],
+        {"bits": Range(1, 8), "delta": Range(0, 1, "[)")},
+    ),
     "DSQWeight": Entry(
         dsq,
         [
@@ -1293,6 +1335,7 @@ SCHEMES: dict[str, SchemeEntry] = {
     "lsq_plus": SchemeEntry([({}, (0, A * 7 / 8))]),
     "n2uq": SchemeEntry([({}, (0, A / 2))]),
     "dsq": SchemeEntry([({}, (0, A))]),
+    "ewgs": SchemeEntry([({}, (-(2**-20), A))]),
     "minmax": SchemeEntry(
         [({}, (0, A)), ({"weight_bits": 2, "input_bits": 4, "symmetric": False}, (0, A))],
         [{}, {"weight_bits": 2, "input_bits": 4, "symmetric": False}],

@@ -20,6 +20,7 @@ from .dorefa import (
     dorefa as dorefa,
 )
 from .dsq import DSQInput as DSQInput, DSQWeight as DSQWeight, dsq as dsq
+from .ewgs import EWGSInput as EWGSInput, EWGSWeight as EWGSWeight, ewgs as ewgs
 from .fda import fda as fda
 from .fp8 import FP8 as FP8, fp8 as fp8
 from .inq import INQ as INQ, inq as inq

@@ -1,0 +1,237 @@
+"""EWGS: rounding whose gradient grows or shrinks with the distance from the level (Lee et al., arXiv:2104.00903)."""
+
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..checks import check_bits, check_numbers
+from ..quantizers.base import Whole
+from ..quantizers.from_data import FromData
+from ..quantizers.kept_codes import Coded, Coding
+from ..quantizers.levels import Levels
+from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
+from ..quantizers.observers import Values
+from ..quantizers.part import POSITIVE, Rule
+from ..scheme import Scheme, named, of_input
+
+DEVIATIONS = 3
+"""The first ranges end so many standard deviations from 0."""
+MOST_VALUES = 2**20
+"""The number of inputs from which the first range is taken."""
+
+
+class _EWGS(Coded):
+    """The shared part of weights and inputs: the learned range, and the gradient of the rounding in it."""
+
+    lower: nn.Parameter
+    upper: nn.Parameter
+
+    def __init__(self, bits: int, delta: float) -> None:
+        super().__init__()
+        self.bits = self._bits = check_bits("bits", bits)
+        self.count = 2**bits - 1
+        check_numbers(delta=delta)
+        if not 0 <= delta < 1:
+            raise ValueError(
+                f"delta (={delta}) must be at least 0 and below 1: with 1 gradients could change their sign"
+            )
+        self.delta = delta
+        self.lower = learned(-1.0)
+        self.upper = learned(1.0)
+
+    def after_step_(self, x: Tensor | None) -> None:
+        if self.upper.requires_grad:
+            self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST))
+
+    def codes_of(self, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+        """Return whole numbers from 0 to n."""
+        return (_position(x, lower, upper).clamp_(0, 1) * self.count).round_()
+
+    def grad_of_rounding(self, grad: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of ``x``, ``lower`` and ``upper`` from that of the rounded position in [0, 1]."""
+        position = _position(x, lower, upper)
+        inside = position.clamp(0, 1)
+        distance = inside - (inside * self.count).round_() / self.count
+        grad = (grad + grad.abs() * distance * self.delta) * (inside == position) / _width(lower, upper)
+        return grad, (grad * (position - 1)).sum(), -(grad * position).sum()
+
+    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
+        super().check_state(state_dict, prefix)
+        lower, upper = (state_dict.get(f"{prefix}{name}", getattr(self, name)) for name in ("lower", "upper"))
+        both = isinstance(lower, Tensor) and isinstance(upper, Tensor)
+        if both and not (lower.is_meta or upper.is_meta) and not (lower <= upper).all():
+            raise ValueError(f"{prefix}lower (={lower.item()}) must be at most upper (={upper.item()})")
+
+    def extra_repr(self) -> str:
+        return f"bits={self.bits}, delta={self.delta}"
+
+
+def _width(lower: Tensor, upper: Tensor) -> Tensor:
+    width = upper - lower
+    return torch.where(width > 0, width, 1.0)
+
+
+def _position(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
+    """The place in the range: 0 at its lower end, 1 at the upper one."""
+    return (x - lower) / _width(lower, upper)
+
+
+class EWGSWeight(_EWGS):
+    r"""Weights of EWGS: evenly spaced levels in a learned range, times a learned scale.
+
+    ``n = 2^b − 1``, ``z = (w − l) / (u − l)``, ``p = clamp(z, 0, 1)``, ``q = round(n p) / n``, half to even; ``w_q =
+    s · (2q − 1)``. The learned l, u and s are one number each for the layer.
+
+    With ``h = 2 s g``, the gradient of q, element-wise gradient scaling is ``h' = h + δ |h| (p − q)`` where ``0 ≤ z ≤
+    1``, and 0 elsewhere: a gradient that moves a value away from its level, towards the next, grows, and one that
+    moves it to its level shrinks. ``dw = h' / (u − l)``, ``du = −Σ h' z / (u − l)``, ``dl = Σ h' (z − 1) / (u − l)``,
+    ``ds = Σ g (2q − 1)``. δ = 0 is straight through. Latent weights are not clipped.
+
+    l and u start at ∓3 standard deviations of the weights. s takes the place of the factor of a layer's output in the
+    authors' code, and starts where ``mean |w_q| = mean |w|``. The paper sets δ anew every 10 epochs from the trace of
+    the Hessian; a fixed one of 1e-3 is its simpler form.
+
+    After each optimizer step u is at least ``l + 2^-20`` and s at least 2^-20. Equal weights give themselves. A NaN
+    gives NaN, and makes the gradients of l, u and s NaN; ±inf gives the end levels.
+
+    Args:
+        bits: 1 to 8.
+        delta: δ.
+
+    Raises:
+        ValueError: ``bits`` out of range, or not ``0 <= delta < 1``; a checkpoint with ``l > u`` or ``s <= 0``.
+    """
+
+    roles = ("weight",)
+    scale: nn.Parameter
+
+    def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
+        super().__init__(bits, delta)
+        self.is_binary = bits == 1 and not self.changes_values
+        self.scale = learned(1.0)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return scalars(self.lower, self.upper, self.scale)
+
+    def initialize(self, x: Tensor) -> None:
+        wide_x = wide(x.detach())
+        deviation = wide_x.std() if x.numel() > 1 else wide_x.new_zeros(())
+        upper = (deviation * DEVIATIONS).to(x.dtype).view(1)
+        self.lower, self.upper = set_parameter(self.lower, -upper), set_parameter(self.upper, upper)
+        if not x.numel():
+            self.scale = set_parameter(self.scale, x.new_ones(1))
+            return
+        values = self.whole(x, self.lower.detach(), self.upper.detach(), x.new_ones(1)).values
+        scale = wide_x.abs().mean() * self.count / values.abs().mean()
+        self.scale = set_parameter(self.scale, scale.clamp(min=SMALLEST).to(x.dtype).view(1))
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        wide_x = wide(x)
+        lower, upper, scale = (tensor.to(wide_x.dtype) for tensor in tensors)
+        values = self.codes_of(wide_x, lower, upper).mul_(2).sub_(self.count)
+        return Whole(values.to(x.dtype), scale / self.count)
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(self.count + 1, -self.count, 2)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(-self.count, self.count, wide(tensors[2]) / self.count)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        wide_x = wide(x)
+        lower, upper, scale = (tensor.to(wide_x.dtype) for tensor in tensors)
+        values = self.whole(wide_x, *tensors).values / self.count
+        grad_scale = (grad * values).sum()
+        grads = *self.grad_of_rounding(2 * scale * grad, wide_x, lower, upper), grad_scale
+        return grads[0].to(x.dtype), *(g.view_as(t).to(t.dtype) for g, t in zip(grads[1:], tensors, strict=True))
+
+    def after_step_(self, x: Tensor | None) -> None:
+        super().after_step_(x)
+        clamp_trained_(self.scale, SMALLEST)
+
+    def rules(self) -> dict[str, Rule]:
+        return {"scale": POSITIVE}
+
+
+class EWGSInput(FromData[Values], _EWGS):
+    r"""Inputs of EWGS: as `EWGSWeight`, with levels from 0 on.
+
+    ``x_q = k · q`` with q as there, and k a constant. ``h = k g`` is the gradient of q; dx, dl and du follow from it as
+    there. In the authors' code k is 1, and a learned factor of the layer's output makes up for it; here that is the
+    scale of the weight, and k, the width of the first range, keeps the magnitude of the inputs.
+
+    l starts at the smallest input of the first training batch or of `qconv.calibrate`, u at ``3 σ / sqrt(1 − 2/π)``:
+    three deviations of the normal distribution whose positive half the inputs would be. Until then they are −1 and 1.
+    l need not be 0, but the lowest level always is: what lies below l counts as 0. Inputs that are all equal set no
+    range; it waits for the next batch.
+
+    Args:
+        bits: 1 to 8.
+        delta: δ.
+
+    Raises:
+        ValueError: ``bits`` out of range, or not ``0 <= delta < 1``; a checkpoint with ``l > u`` or ``k <= 0``.
+    """
+
+    roles = ("input",)
+    width: Tensor
+
+    def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
+        super().__init__(bits, delta)
+        self.calibrated = False
+        self.register_buffer("width", torch.tensor(2.0))
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        return *scalars(self.lower, self.upper), self.width
+
+    def new_observer(self) -> Values:
+        return Values(MOST_VALUES)
+
+    def start(self, observer: Values) -> bool:
+        values = wide(observer.kept)
+        lower, upper = values.amin(), values.std() * (DEVIATIONS / math.sqrt(1 - 2 / math.pi))
+        if not upper > lower:
+            return False
+        self.lower.copy_(lower)
+        self.upper.copy_(upper)
+        self.width.copy_(upper - lower)
+        return True
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
+        wide_x = wide(x)
+        lower, upper, width = (tensor.to(wide_x.dtype) for tensor in tensors)
+        return Whole(self.codes_of(wide_x, lower, upper).to(x.dtype), width / self.count)
+
+    @property
+    def coding(self) -> Coding:
+        return Coding(self.count + 1)
+
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(0, self.count, wide(tensors[2]) / self.count)
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        wide_x = wide(x)
+        lower, upper, width = (tensor.to(wide_x.dtype) for tensor in tensors)
+        grads = self.grad_of_rounding(grad * width, wide_x, lower, upper)
+        of_ends = (g.view_as(t).to(t.dtype) for g, t in zip(grads[1:], tensors[:2], strict=True))
+        return grads[0].to(x.dtype), *of_ends, None
+
+    def rules(self) -> dict[str, Rule]:
+        return {"width": POSITIVE}
+
+
+@named
+def ewgs(weight_bits: int = 4, input_bits: int | None = 4, delta: float = 1e-3) -> Scheme:
+    """EWGS: learned ranges, and gradients that depend on the distance from the level (arXiv:2104.00903).
+
+    ``delta`` is that of `qconv.methods.ewgs.EWGSWeight`. ``input_bits=None`` leaves the input float. The input's range
+    comes from the first training batch or `calibrate`.
+    """
+    check_bits("weight_bits", weight_bits, method="ewgs")
+    input = of_input(EWGSInput, input_bits, delta, method="ewgs")
+    return Scheme(input=input, weight=partial(EWGSWeight, weight_bits, delta))
