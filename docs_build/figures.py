@@ -49,12 +49,15 @@ STYLE: Any = {
 METHODS: dict[str, qconv.Scheme] = {
     name: getattr(schemes, name)()
     for name in schemes.__all__
-    if name not in ("Scheme", "identity", "staged", "two_stage", "layerwise", "minmax", "percentile", "recu")
+    if name
+    not in ("Scheme", "identity", "staged", "two_stage", "layerwise", "ewgs", "biper", "minmax", "percentile", "recu")
 } | {
     # 8 bits can't be told from a straight line
     "minmax": schemes.minmax(weight_bits=4, input_bits=4),
     "percentile": schemes.percentile(weight_bits=4, input_bits=4, percentile=95.0),
     "recu": schemes.recu(scale_init="mean"),  # the published start is random
+    "biper": schemes.biper(scale_init="mean"),
+    "ewgs": schemes.ewgs(2, 2, delta=0.5),  # the published delta, 0.001, would not be seen
     "staged": schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))]),
     "two_stage": schemes.two_stage(schemes.bireal()),
     "layerwise": schemes.layerwise(schemes.bireal()).at_depth(0.5),

@@ -28,7 +28,7 @@ class Starts:
     Attributes:
         scheme: the name of the scheme.
         inputs: the progress at which the inputs of the first and of the last layer begin to be quantized.
-        weights: the same of their weights.
+        weights: the same for their weights.
     """
 
     scheme: str
@@ -109,7 +109,7 @@ class Scheme:
             >>> qconv.schemes.bnn().with_grad(qconv.quantizers.DoReFaGradient).name
             'bnn() + grad DoReFaGradient(bits=6)'
         """
-        plain, _, _ = self.name.partition(" + grad ")
+        plain, _ = split_name(self.name)
         if grad is None:
             return replace(self, name=plain, grad=None)
         if not callable(grad) or isinstance(grad, Quantizer):
@@ -139,14 +139,14 @@ class Scheme:
             raise ValueError(f"depth (={depth}) must be from 0, the first layer, to 1, the last one")
         if self.starts is None:
             return self
-        name, _, grad = self.name.replace(str(self.starts), self.starts.scheme, 1).partition(" + grad ")
+        _, grad = split_name(self.name)
         begin = [first + depth * (last - first) for first, last in (self.starts.inputs, self.starts.weights)]
-        name += " + inputs from {:.3g} + weights from {:.3g}".format(*begin)
+        name = "{} + inputs from {:.3g} + weights from {:.3g}{}".format(self.starts.scheme, *begin, grad)
         input, weight = (
             partial(Stages, [(0.0, Identity), (start, factory)]) if start > 0 else factory
             for start, factory in zip(begin, (self.input, self.weight), strict=True)
         )
-        return replace(self, name=f"{name} + grad {grad}" if grad else name, starts=None, input=input, weight=weight)
+        return replace(self, name=name, starts=None, input=input, weight=weight)
 
     def with_signed_input(self, signed: bool) -> "Scheme":
         """Return this scheme with the levels of its input on both sides of 0, or from 0 on.
@@ -163,12 +163,33 @@ class Scheme:
         made = self.input()
         if "signed" not in inspect.signature(type(made)).parameters:
             raise ValueError(f"signed_inputs (={signed}) must be None with {self}: {made} leaves no choice")
-        plain, grad, rest = self.name.partition(" + grad ")
-        name = f"{plain} + {'signed' if signed else 'unsigned'} inputs{grad}{rest}"
-        return replace(self, name=name, input=partial(type(made), **{**made.arguments, "signed": signed}))
+        plain, grad = split_name(self.name)
+        note, starts = f" + {'signed' if signed else 'unsigned'} inputs", self.starts
+        if starts is not None:
+            starts = replace(starts, scheme=starts.scheme + note)
+            plain, note = str(starts), ""
+        return replace(
+            self,
+            name=f"{plain}{note}{grad}",
+            starts=starts,
+            input=partial(type(made), **{**made.arguments, "signed": signed}),
+        )
 
     def __str__(self) -> str:
         return self.name
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the name without the scheme's own gradient quantizer, and what it says of that, or an empty text.
+
+    Example:
+        >>> split_name("staged([(0, bnn() + grad FP8())]) + grad Int8()")
+        ('staged([(0, bnn() + grad FP8())])', ' + grad Int8()')
+    """
+    plain, word, grad = name.rpartition(" + grad ")
+    if not word or plain.count("(") != plain.count(")"):  # it is that of a scheme inside
+        return name, ""
+    return plain, word + grad
 
 
 def _made(role: str, factory: Factory) -> Quantizer:

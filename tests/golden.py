@@ -1335,7 +1335,7 @@ SCHEMES: dict[str, SchemeEntry] = {
     "lsq_plus": SchemeEntry([({}, (0, A * 7 / 8))]),
     "n2uq": SchemeEntry([({}, (0, A / 2))]),
     "dsq": SchemeEntry([({}, (0, A))]),
-    "ewgs": SchemeEntry([({}, (-(2**-20), A))]),
+    "ewgs": SchemeEntry([({}, (2**-20 / 15, A))]),
     "minmax": SchemeEntry(
         [({}, (0, A)), ({"weight_bits": 2, "input_bits": 4, "symmetric": False}, (0, A))],
         [{}, {"weight_bits": 2, "input_bits": 4, "symmetric": False}],

@@ -799,3 +799,52 @@ def test_stochastic_gradients_belong_to_the_numbers_of_the_forward() -> None:
     plain(leaf).backward(grad)
     assert leaf.grad is not None
     assert leaf.grad.equal(grad)
+
+
+def test_where_ewgs_starts() -> None:
+    """As in the authors' code, whose factor of the output is the weight's scale here."""
+    weight = torch.randn(4, 3, 3, 3, dtype=torch.float64)
+    quantizer = qconv.quantizers.EWGSWeight(3)
+    quantizer.to(torch.float64)
+    quantizer.initialize(weight)
+    lower, upper, scale = (tensor.detach() for tensor in quantizer.tensors())
+    assert (-lower).equal(upper)
+    torch.testing.assert_close(upper, 3 * weight.std())
+    torch.testing.assert_close(quantizer.quantize(weight, lower, upper, scale).abs().mean(), weight.abs().mean())
+    for value in (0.25, -0.25, 1e-3, -7.0):
+        equal = torch.full((2, 3, 1, 1), value, dtype=torch.float64)
+        quantizer.initialize(equal)
+        torch.testing.assert_close(quantizer(equal), equal)
+    of_input = qconv.quantizers.EWGSInput(3)
+    for inputs, end in (
+        (torch.randn(4096).relu(), None),
+        (torch.rand(4096) * 0.2 + 10, "highest"),
+    ):
+        of_input.calibrated = False
+        of_input.initialize(inputs)
+        assert of_input.calibrated
+        upper = inputs.max() if end else 3 * inputs.std() / math.sqrt(1 - 2 / math.pi)
+        torch.testing.assert_close(of_input.upper.detach()[0], upper)
+        assert of_input.lower == inputs.min()
+        torch.testing.assert_close(of_input.width, upper - inputs.min())
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_ewgs_with_half_the_bits(dtype: torch.dtype) -> None:
+    inputs, grad = torch.rand(64, dtype=dtype) * 2, torch.full((64,), 4e4, dtype=dtype)
+    tensors = torch.tensor(0.0), torch.tensor(1.5), torch.tensor(3.0)
+    quantizer = qconv.quantizers.EWGSInput(2, delta=0.5)
+    narrow = quantizer.backward(grad, inputs, *tensors)
+    wide = quantizer.backward(grad.double(), inputs.double(), *(tensor.double() for tensor in tensors))
+    assert narrow[1] is not None
+    assert wide[1] is not None
+    torch.testing.assert_close(narrow[1].double(), wide[1], rtol=1e-5, atol=0)
+
+
+def test_how_many_cosines_fda_has() -> None:
+    surrogate = qconv.quantizers.Fourier()
+    for epoch, count in ((0, 10), (11, 10), (12, 11), (99, 18)):  # of 100 epochs: 9 + int(epoch / 100 · 9), from 0 on
+        surrogate.set_progress_(epoch / 100)
+        assert surrogate.terms == count
+    far = torch.tensor([-torch.inf, -1.5, 1.5, torch.inf])
+    assert surrogate.backward(torch.ones(4), far, surrogate.terms).equal(torch.zeros(4))

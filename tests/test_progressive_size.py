@@ -1,5 +1,6 @@
 """Training on small pictures first."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,9 @@ import torch
 import qconv
 from qconv.data import PicturesDataModule, ProgressiveSize
 from qconv.data.pictures import Pictures
+from qconv.training import Classifier, make_trainer
 from qconv.training.assemble import check_sizes
+from qconv.training.run import reestimate_batch_norm
 
 
 class Noise(PicturesDataModule):
@@ -23,7 +26,7 @@ class Epochs:
     """What the data ask of a trainer."""
 
     def __init__(self, max_epochs: int) -> None:
-        self.max_epochs, self.global_rank, self.world_size = max_epochs, 0, 1
+        self.max_epochs, self.global_rank, self.world_size, self.training = max_epochs, 0, 1, True
         self.strategy: Any = type("Strategy", (), {"root_device": torch.device("cpu")})
 
 
@@ -56,9 +59,23 @@ def test_only_training_pictures_grow() -> None:
         loader.sampler.set_epoch(epoch)
         assert {tuple(images.shape[2:]) for images, _ in loader} == {size}
     assert {tuple(images.shape[2:]) for images, _ in data.val_dataloader()} == {(32, 24)}
-    data.trainer = None
     loader.sampler.set_epoch(0)
+    data.trainer.training = False  # batch norms are taken anew
     assert {tuple(images.shape[2:]) for images, _ in loader} == {(32, 24)}
+    data.trainer = None
+    assert {tuple(images.shape[2:]) for images, _ in loader} == {(32, 24)}
+
+
+def test_the_last_epoch_has_the_full_size() -> None:
+    data: Any = Noise(batch_size=10, progressive_size=ProgressiveSize(), augment=())
+    data.trainer = Epochs(3)
+    data.setup("fit")
+    loader = data.train_dataloader()
+    sizes = []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        sizes.append(next(iter(loader))[0].shape[2])
+    assert sizes == [16, 16, 32]
 
 
 @pytest.mark.parametrize(
@@ -69,6 +86,7 @@ def test_only_training_pictures_grow() -> None:
         ({"grow_from": 0.9}, r"grow_from \(=0.9\) and full_from \(=0.8\) must be"),
         ({"full_from": 1.1}, "full_from"),
         ({"multiple": 0}, r"multiple \(=0\) must be at least 1"),
+        ({"multiple": 2.5}, r"multiple \(=2.5\) must be a whole number"),
     ],
 )
 def test_sizes_that_are_none(arguments: dict[str, Any], message: str) -> None:
@@ -82,3 +100,22 @@ def test_a_network_for_one_size_is_refused() -> None:
     with pytest.raises(ValueError, match=r"start \(=0.5\): the network takes no pictures of 16×16 pixels"):
         check_sizes(qconv.models.vgg_small(), data)
     check_sizes(qconv.models.resnet20(), data)
+
+
+def test_a_size_that_is_no_number() -> None:
+    with pytest.raises(TypeError, match=r"start \(='a'\) must be a number"):
+        ProgressiveSize(start="a")  # pyright: ignore
+
+
+def test_batch_norms_are_taken_anew_from_pictures_of_the_full_size() -> None:
+    data = Noise(batch_size=10, progressive_size=ProgressiveSize(), seed=1)
+    model = qconv.models.resnet20()
+    sizes: list[tuple[bool, int]] = []
+    model.register_forward_pre_hook(lambda module, args: sizes.append((module.training, args[0].shape[2])))
+    trainer = make_trainer(accelerator="cpu", max_epochs=2, logger=False, enable_progress_bar=False)
+    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.01))
+    trainer.fit(classifier, datamodule=data)
+    assert [size for training, size in sizes if training] == [16, 16, 32, 32]
+    sizes.clear()
+    reestimate_batch_norm(classifier, data, trainer)
+    assert [size for _, size in sizes] == [32, 32]

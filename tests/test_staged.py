@@ -10,6 +10,7 @@ from torch import nn
 import qconv
 from qconv import schemes
 from qconv.lifecycle.steps import final_from, is_final
+from qconv.training.classifier import allow_stages
 
 
 def trained_at(model: nn.Module, progress: float) -> nn.Module:
@@ -124,9 +125,45 @@ def test_layer_after_layer() -> None:
     assert is_final(model)
 
 
+def test_names_of_layerwise_schemes() -> None:
+    grad = qconv.quantizers.DoReFaGradient
+    scheme = schemes.layerwise(schemes.bnn().with_grad(grad))
+    name = "layerwise(bnn(), inputs=(0.0, 0.4), weights=(0.4, 0.8))"
+    assert scheme.name == scheme.with_grad(grad).name == f"{name} + grad DoReFaGradient(bits=6)"
+    assert scheme.with_grad(None).name == name
+    assert scheme.at_depth(0).name == "bnn() + inputs from 0 + weights from 0.4 + grad DoReFaGradient(bits=6)"
+    signed = schemes.layerwise(schemes.lsq(4, 4)).with_signed_input(True).with_grad(grad).at_depth(0.5)
+    inner = "lsq(weight_bits=4, input_bits=4) + signed inputs + inputs from 0.2 + weights from 0.6"
+    assert signed.name == f"{inner} + grad DoReFaGradient(bits=6)"
+    staged = schemes.staged([(0, schemes.bnn().with_grad(grad)), (0.5, schemes.bnn())])
+    assert staged.with_grad(grad).name == f"{staged.name} + grad DoReFaGradient(bits=6)"
+
+
+@cast(Any, torch)._dynamo.config.patch(recompile_limit=8)
+def test_a_compiled_network_stays_compiled_through_its_stages() -> None:
+    model = nn.Sequential(*(nn.Conv2d(4, 4, 1) for _ in range(8)))
+    qconv.convert(model, schemes.layerwise(schemes.bnn()), skip=())
+    graphs = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    allow_stages(model)
+    compiled = torch.compile(model, backend=backend)
+    quantizers = [quantizer for layer in cast(Any, model) for quantizer in layer.quantizers().values()]
+    starts = sorted({start for quantizer in quantizers for start in getattr(quantizer, "starts", ())})
+    assert len(starts) == 15  # by default, torch gives up after 8
+    for number, start in enumerate(starts, 1):
+        qconv.set_progress(model, start)
+        expected = model(torch.ones(2, 4, 3, 3))
+        torch.testing.assert_close(compiled(torch.ones(2, 4, 3, 3)), expected)
+        assert len(graphs) == number
+
+
 def test_one_layer_has_no_depth() -> None:
     scheme = schemes.layerwise(schemes.bnn())
-    with pytest.raises(ValueError, match=r"begins at another time in each layer: .* use scheme.at_depth\(depth\)"):
+    with pytest.raises(ValueError, match=r"begins at a different time in each layer: .* use scheme.at_depth\(depth\)"):
         qconv.QConv2d(4, 8, 3, scheme=scheme)
     layer = qconv.QConv2d(4, 8, 3, scheme=scheme.at_depth(0.5))
     assert (layer.input_quantizer.final_from, layer.weight_quantizer.final_from) == (0.2, 0.6000000000000001)
@@ -142,6 +179,7 @@ def test_one_layer_has_no_depth() -> None:
         (lambda: schemes.layerwise("bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),  # pyright: ignore
         (lambda: schemes.layerwise(schemes.bnn(), inputs=(0.5, 0.4)), ValueError, r"inputs \(=\(0.5, 0.4\)\) must be"),
         (lambda: schemes.layerwise(schemes.bnn(), weights=(0, math.nan)), ValueError, r"weights"),
+        (lambda: schemes.layerwise(schemes.bnn(), weights=(0.4, 1)), ValueError, "at least 0 and below 1"),
         (lambda: schemes.layerwise(schemes.bnn(), weights=0.5), TypeError, "must be a pair"),  # pyright: ignore
         (lambda: schemes.layerwise(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
         (lambda: schemes.layerwise(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise itself"),
@@ -176,3 +214,17 @@ def test_the_scales_of_a_sine_go_on_as_those_of_its_sign() -> None:
     qconv.set_progress(layer, 0.5)
     assert second.alpha.equal(learned)
     assert layer.quantized_weight().abs().equal(learned.abs().view(-1, 1, 1, 1).expand_as(weight))
+
+
+def test_ranges_of_ewgs_go_on_with_fewer_bits() -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.ewgs(4, 4)), (0.5, schemes.ewgs(2, 2))]))
+    trained_at(layer, 0.0)
+    before = {
+        role: [tensor.detach().clone() for tensor in quantizer.quantizers[0].tensors()]  # pyright: ignore
+        for role, quantizer in layer.quantizers().items()
+    }
+    qconv.set_progress(layer, 0.5)
+    layer(torch.randn(2, 4, 6, 6) * 9)
+    for role, quantizer in layer.quantizers().items():
+        for now, then in zip(quantizer.quantizers[1].tensors(), before[role], strict=True):  # pyright: ignore
+            assert now.equal(then), role

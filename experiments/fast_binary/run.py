@@ -57,7 +57,7 @@ VARIANTS = {
     ),
     "no weight decay": Variant(["optimizer.weight_decay=0"]),
 }
-"""All but the first change one thing."""
+"""All but the first change one thing; Adam comes with a learning rate and a weight decay of its own."""
 
 
 def folder(name: str) -> Path:

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import select
 import signal
 import sys
 from collections.abc import Sequence
@@ -37,8 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             status = options.run(options)
         sys.stdout.flush()
         return status
-    except BrokenPipeError:
-        return reader_gone()
+    except BrokenPipeError as error:
+        if is_reader_gone():
+            return READER_GONE
+        print(f"qconv: error: {error}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\nqconv: stopped by Ctrl-C", file=sys.stderr)
         return 128 + signal.SIGINT
@@ -47,10 +51,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
 
 
-def reader_gone() -> int:
-    """Return the exit status where the reader of the output, such as ``head``, has stopped reading."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains at its end
-    return 1
+READER_GONE = 1
+"""The exit status where the reader of the output, such as ``head``, has stopped reading."""
+
+
+def is_reader_gone() -> bool:
+    """Whether nobody reads stdout or stderr any more; what follows is then written nowhere.
+
+    Other pipes break, too: those to a worker, or to a logger's server.
+    """
+    gone = []
+    for number in (sys.stdout.fileno(), sys.stderr.fileno()):
+        ends = select.poll()
+        ends.register(number, 0)  # errors alone
+        if ends.poll(0):
+            gone.append(number)
+    for number in gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), number)  # or Python complains at its end
+    return bool(gone)
 
 
 def find_own_modules() -> None:
@@ -73,6 +91,9 @@ def train_as(program: str, words: Sequence[str]) -> int:
             print(f"qconv: error: {error}", file=sys.stderr)
             return 1
         run_main(program, words)
-    except BrokenPipeError:
-        return reader_gone()
+    except BrokenPipeError as error:
+        if is_reader_gone():
+            return READER_GONE
+        print(f"{program}: error: {error}", file=sys.stderr)
+        return 1
     return 0

@@ -92,8 +92,10 @@ class PicturesDataModule(LightningDataModule):
 
     def _resized(self, size: ProgressiveSize, images: Tensor, epoch: int) -> Tensor:
         epochs = self.trainer.max_epochs if self.trainer else None
-        # A training without an end has no progress towards it.
-        return size(images, epoch / epochs if epochs is not None and epochs > 0 else 1.0)
+        is_known = epochs is not None and epochs > 0  # a training without an end has no progress towards it
+        if not is_known or not self.trainer.training or epoch >= epochs - 1:  # batch norms are taken anew, or it ends
+            return images
+        return size(images, epoch / epochs)
 
     def val_dataloader(self) -> TensorLoader:
         """All validation pictures, unchanged."""

@@ -5,26 +5,29 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checks import check_numbers, check_whole
+
 
 @dataclass(frozen=True)
 class ProgressiveSize:
-    """The size of training pictures in the course of a training: ``start`` times the full size, then growing to it.
+    """The size of training pictures during training: ``start`` times the full size at first, then growing to it.
 
-    With the progress p from 0 to 1, a side has ``start`` of its pixels while p ≤ ``grow_from``, all of them from p ≥
+    With the progress p, from 0 to 1, a side has ``start`` of its pixels while p ≤ ``grow_from``, all of them from p =
     ``full_from`` on, and in between a share that grows linearly, rounded to multiples of ``multiple`` pixels. A step
-    costs in proportion to the pixels: at half the side a quarter. Validation and test pictures keep their size, so the
-    last epochs should have it, too; with ``full_from`` below 1 they do.
+    costs in proportion to the pixels: at half the side a quarter. Validation and test pictures keep their size, and so
+    do the training pictures of the last epoch, and those from which batch norms are taken anew (`reestimate_bn`).
 
     Args:
         start: the share of each side at the start.
         grow_from: the progress until which it stays so.
         full_from: the progress from which pictures have their full size.
-        multiple: sides are multiples of it, but for the full size; those that a network halves k times keep their
-            borders where they are if it is 2^k.
+        multiple: sides are multiples of it, except for the full size; take 2^k for a network that halves its input k
+            times.
 
     Raises:
         ValueError: ``start`` is not above 0 and at most 1, the two progresses are not from 0 to 1 in this order, or
-            ``multiple`` is less than 1.
+            ``multiple`` is not a whole number from 1 on.
+        TypeError: ``start``, ``grow_from`` or ``full_from`` is not a number.
     """
 
     start: float = 0.5
@@ -33,6 +36,8 @@ class ProgressiveSize:
     multiple: int = 4
 
     def __post_init__(self) -> None:
+        check_numbers(start=self.start, grow_from=self.grow_from, full_from=self.full_from)
+        check_whole("multiple", self.multiple)
         if not 0 < self.start <= 1:
             raise ValueError(f"start (={self.start}) must be a share of the side, above 0 and at most 1")
         if not 0 <= self.grow_from <= self.full_from <= 1:

@@ -512,7 +512,7 @@ def _checked(scheme: Scheme | None) -> Scheme:
         raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme; qconv.schemes has {known}")
     if scheme.starts is not None:
         raise ValueError(
-            f"scheme (={scheme}) begins at another time in each layer: qconv.convert gives a model's layers theirs; "
-            "for one layer, use scheme.at_depth(depth)"
+            f"scheme (={scheme}) begins at a different time in each layer: qconv.convert gives a model's layers "
+            "theirs; for one layer, use scheme.at_depth(depth)"
         )
     return scheme

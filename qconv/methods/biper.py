@@ -1,8 +1,9 @@
 """BiPer: signs of a sine of the weights, with the sine's derivative (Vargas et al., arXiv:2404.01278)."""
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +16,36 @@ from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import ApproxSign, Make, Straight, Surrogate, chosen
 from ..scheme import Scheme, named
-from .recu import ReCUInput, ScaleInit, first_scales
+from .recu import ReCUInput, ScaleInit, check_scale_init, first_scales
 
 
-class SineWeight(Quantizer):
+class _Periodic(Quantizer):
+    """The shared part of both stages: the frequency, and a learned scale for each filter."""
+
+    roles = ("weight",)
+    kept = ("alpha",)
+    alpha: nn.Parameter
+
+    def __init__(self, frequency: float, scale_init: ScaleInit, *others: Any) -> None:
+        super().__init__(*others)
+        check_numbers(frequency=frequency)
+        if not 0 < frequency < math.inf:
+            raise ValueError(f"frequency (={frequency}) must be positive and finite")
+        check_scale_init(scale_init)
+        self.frequency, self.scale_init = frequency, scale_init
+        self.register_parameter("alpha", None)
+
+    def initialize(self, x: Tensor) -> None:
+        self.alpha = set_parameter(self.alpha, first_scales(x, self.scale_init))
+
+    def goes_on_from(self, other: Quantizer) -> bool:
+        return isinstance(other, _Periodic)
+
+    def extra_repr(self) -> str:
+        return f"frequency={self.frequency}, scale_init={self.scale_init!r}"
+
+
+class SineWeight(_Periodic):
     r"""Weights of BiPer's first stage: ``w_q = alpha_c · sin(ω w)``, float, alpha learned for each filter c.
 
     ``dalpha_c = Σ g · sin(ω w)`` over the filter, ``dw = alpha_c · g · ω cos(ω w)``: the exact gradients. Latent
@@ -32,17 +59,8 @@ class SineWeight(Quantizer):
         ValueError: ``frequency`` is not positive and finite, or ``scale_init`` is neither of the two.
     """
 
-    roles = ("weight",)
-    kept = ("alpha",)
-    alpha: nn.Parameter
-
     def __init__(self, frequency: float = 20.0, scale_init: ScaleInit = "uniform") -> None:
-        super().__init__()
-        self.frequency, self.scale_init = _checked(frequency, scale_init)
-        self.register_parameter("alpha", None)
-
-    def initialize(self, x: Tensor) -> None:
-        self.alpha = set_parameter(self.alpha, first_scales(x, self.scale_init))
+        super().__init__(frequency, scale_init)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.alpha,)
@@ -57,11 +75,8 @@ class SineWeight(Quantizer):
         grad_alpha = (wide(grad) * angle.sin()).sum_to_size(scale.shape)
         return grad_x.to(x.dtype), grad_alpha.view_as(tensors[0]).to(tensors[0].dtype)
 
-    def extra_repr(self) -> str:
-        return f"frequency={self.frequency}, scale_init={self.scale_init!r}"
 
-
-class BiPerWeight(Binary):
+class BiPerWeight(_Periodic, Binary):
     r"""Binary weights of BiPer: a square wave, with the derivative of a sine of the same period.
 
     ``w_q = alpha_c · sign(sin(ω w))``, ``sign(±0) = +1``, alpha learned for each filter c. ``dalpha_c = Σ g ·
@@ -82,25 +97,13 @@ class BiPerWeight(Binary):
         ValueError: ``frequency`` is not positive and finite, or ``scale_init`` is neither of the two.
     """
 
-    roles = ("weight",)
-    kept = ("alpha",)
-    alpha: nn.Parameter
-
     def __init__(
         self,
         frequency: float = 20.0,
         scale_init: ScaleInit = "uniform",
         surrogate: Callable[[], Surrogate] = Straight,
     ) -> None:
-        super().__init__(surrogate)
-        self.frequency, self.scale_init = _checked(frequency, scale_init)
-        self.register_parameter("alpha", None)
-
-    def initialize(self, x: Tensor) -> None:
-        self.alpha = set_parameter(self.alpha, first_scales(x, self.scale_init))
-
-    def goes_on_from(self, other: Quantizer) -> bool:
-        return isinstance(other, SineWeight | BiPerWeight)
+        super().__init__(frequency, scale_init, surrogate)
 
     def tensors(self) -> tuple[Tensor, ...]:
         return self.alpha, *super().tensors()
@@ -120,18 +123,6 @@ class BiPerWeight(Binary):
         grad_alpha = (grad_sign * sign(sine)).sum_to_size(scale.shape).view_as(alpha).to(alpha.dtype)
         grad_sine = self.surrogate.backward(grad_sign * scale, sine, *schedule)
         return (grad_sine * (angle.cos() * self.frequency)).to(x.dtype), grad_alpha, *(None for _ in schedule)
-
-    def extra_repr(self) -> str:
-        return f"frequency={self.frequency}, scale_init={self.scale_init!r}"
-
-
-def _checked(frequency: float, scale_init: ScaleInit) -> tuple[float, ScaleInit]:
-    check_numbers(frequency=frequency)
-    if not 0 < frequency < float("inf"):
-        raise ValueError(f"frequency (={frequency}) must be positive and finite")
-    if scale_init not in ("uniform", "mean"):
-        raise ValueError(f"scale_init (={scale_init!r}) must be 'uniform' or 'mean'")
-    return frequency, scale_init
 
 
 @named

@@ -1,8 +1,6 @@
 """DSQ: rounding whose gradient is the slope of a tanh in each interval (Gong et al., arXiv:1908.05033)."""
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +8,10 @@ from torch import Tensor, nn
 from ..checks import check_bits, check_numbers
 from ..quantizers.base import Codes
 from ..quantizers.from_data import FromData
-from ..quantizers.kept_codes import Coded, Coding
+from ..quantizers.kept_codes import Coding
+from ..quantizers.learned_range import LearnedRange
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
+from ..quantizers.numbers import clamp_trained_, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule
 from ..scheme import Scheme, named, of_input
@@ -21,11 +20,9 @@ ALPHA_RANGE = 1e-3, 0.5
 """The range to which `after_step_` clamps alpha."""
 
 
-class _DSQ(Coded):
+class _DSQ(LearnedRange):
     """The shared part of weights and inputs: the learned range and alpha."""
 
-    lower: nn.Parameter
-    upper: nn.Parameter
     alpha: nn.Parameter
 
     def __init__(self, bits: int, alpha: float) -> None:
@@ -35,8 +32,6 @@ class _DSQ(Coded):
         if not ALPHA_RANGE[0] <= alpha <= ALPHA_RANGE[1]:
             raise ValueError(f"alpha (={alpha}) must be from {ALPHA_RANGE[0]} to {ALPHA_RANGE[1]}")
         self.first_alpha = alpha
-        self.lower = learned(-1.0)
-        self.upper = learned(1.0)
         self.alpha = learned(float(alpha))
 
     def tensors(self) -> tuple[Tensor, ...]:
@@ -80,9 +75,8 @@ class _DSQ(Coded):
         return (grad * slope).to(x.dtype), *(g.to(tensor.dtype) for g, tensor in zip(grads, tensors, strict=True))
 
     def after_step_(self, x: Tensor | None) -> None:
+        super().after_step_(x)
         clamp_trained_(self.alpha, *ALPHA_RANGE)
-        if self.upper.requires_grad:
-            self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST))
 
     def _position(self, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The position of x in steps of the range; its distance from its interval's middle; its level; the step."""
@@ -95,13 +89,6 @@ class _DSQ(Coded):
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": (lambda alpha: (alpha > 0) & (alpha < 1), "in the checkpoint must be above 0 and below 1")}
-
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        super().check_state(state_dict, prefix)
-        lower, upper = (state_dict.get(f"{prefix}{name}", getattr(self, name)) for name in ("lower", "upper"))
-        both = isinstance(lower, Tensor) and isinstance(upper, Tensor)
-        if both and not (lower.is_meta or upper.is_meta) and not (lower <= upper).all():
-            raise ValueError(f"{prefix}lower (={lower.item()}) must be at most upper (={upper.item()})")
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"

@@ -1,9 +1,7 @@
 """EWGS: rounding whose gradient grows or shrinks with the distance from the level (Lee et al., arXiv:2104.00903)."""
 
 import math
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +9,8 @@ from torch import Tensor, nn
 from ..checks import check_bits, check_numbers
 from ..quantizers.base import Whole
 from ..quantizers.from_data import FromData
-from ..quantizers.kept_codes import Coded, Coding
+from ..quantizers.kept_codes import Coding
+from ..quantizers.learned_range import LearnedRange
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Values
@@ -24,11 +23,8 @@ MOST_VALUES = 2**20
 """The number of inputs from which the first range is taken."""
 
 
-class _EWGS(Coded):
-    """The shared part of weights and inputs: the learned range, and the gradient of the rounding in it."""
-
-    lower: nn.Parameter
-    upper: nn.Parameter
+class _EWGS(LearnedRange):
+    """The shared part of weights and inputs: the gradient of the rounding in the range."""
 
     def __init__(self, bits: int, delta: float) -> None:
         super().__init__()
@@ -37,15 +33,9 @@ class _EWGS(Coded):
         check_numbers(delta=delta)
         if not 0 <= delta < 1:
             raise ValueError(
-                f"delta (={delta}) must be at least 0 and below 1: with 1 gradients could change their sign"
+                f"delta (={delta}) must be at least 0 and below 1: beyond, gradients could change their sign"
             )
         self.delta = delta
-        self.lower = learned(-1.0)
-        self.upper = learned(1.0)
-
-    def after_step_(self, x: Tensor | None) -> None:
-        if self.upper.requires_grad:
-            self.upper.copy_(torch.maximum(self.upper, self.lower + SMALLEST))
 
     def codes_of(self, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         """Return whole numbers from 0 to n."""
@@ -59,20 +49,12 @@ class _EWGS(Coded):
         grad = (grad + grad.abs() * distance * self.delta) * (inside == position) / _width(lower, upper)
         return grad, (grad * (position - 1)).sum(), -(grad * position).sum()
 
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        super().check_state(state_dict, prefix)
-        lower, upper = (state_dict.get(f"{prefix}{name}", getattr(self, name)) for name in ("lower", "upper"))
-        both = isinstance(lower, Tensor) and isinstance(upper, Tensor)
-        if both and not (lower.is_meta or upper.is_meta) and not (lower <= upper).all():
-            raise ValueError(f"{prefix}lower (={lower.item()}) must be at most upper (={upper.item()})")
-
     def extra_repr(self) -> str:
         return f"bits={self.bits}, delta={self.delta}"
 
 
 def _width(lower: Tensor, upper: Tensor) -> Tensor:
-    width = upper - lower
-    return torch.where(width > 0, width, 1.0)
+    return (upper - lower).clamp(min=SMALLEST)  # NaN stays
 
 
 def _position(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -87,16 +69,18 @@ class EWGSWeight(_EWGS):
     s · (2q − 1)``. The learned l, u and s are one number each for the layer.
 
     With ``h = 2 s g``, the gradient of q, element-wise gradient scaling is ``h' = h + δ |h| (p − q)`` where ``0 ≤ z ≤
-    1``, and 0 elsewhere: a gradient that moves a value away from its level, towards the next, grows, and one that
-    moves it to its level shrinks. ``dw = h' / (u − l)``, ``du = −Σ h' z / (u − l)``, ``dl = Σ h' (z − 1) / (u − l)``,
-    ``ds = Σ g (2q − 1)``. δ = 0 is straight through. Latent weights are not clipped.
+    1``, and 0 elsewhere: a gradient whose step takes a value towards its level grows, and one that takes it away
+    shrinks, as the gradient at p instead of q does on a slope that bends upwards. ``dw = h' / (u − l)``, ``du = −Σ h' z
+    / (u − l)``, ``dl = Σ h' (z − 1) / (u − l)``, ``ds = Σ g (2q − 1)``. δ = 0 is straight through. Latent weights are
+    not clipped.
 
-    l and u start at ∓3 standard deviations of the weights. s takes the place of the factor of a layer's output in the
-    authors' code, and starts where ``mean |w_q| = mean |w|``. The paper sets δ anew every 10 epochs from the trace of
-    the Hessian; a fixed one of 1e-3 is its simpler form.
+    l and u start at ∓3 standard deviations of the weights, at ∓max |w| if these are all equal. s takes the place of the
+    factor of a layer's output in the authors' code, and starts where ``mean |w_q| = mean |w|``. The paper sets δ anew
+    every 10 epochs from the trace of the Hessian; a fixed one of 1e-3 is its simpler form.
 
-    After each optimizer step u is at least ``l + 2^-20`` and s at least 2^-20. Equal weights give themselves. A NaN
-    gives NaN, and makes the gradients of l, u and s NaN; ±inf gives the end levels.
+    After each optimizer step u is at least ``l + 2^-20``, or the number above l in its dtype, and s at least 2^-20.
+    Weights that are all equal give themselves at first, but for zeros, which give ``2^-20 / n``. A NaN gives NaN; ±inf
+    gives the end levels. Both make the gradients of l and u NaN, and NaN that of s.
 
     Args:
         bits: 1 to 8.
@@ -107,6 +91,7 @@ class EWGSWeight(_EWGS):
     """
 
     roles = ("weight",)
+    kept = ("lower", "upper", "scale")
     scale: nn.Parameter
 
     def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
@@ -119,8 +104,10 @@ class EWGSWeight(_EWGS):
 
     def initialize(self, x: Tensor) -> None:
         wide_x = wide(x.detach())
-        deviation = wide_x.std() if x.numel() > 1 else wide_x.new_zeros(())
-        upper = (deviation * DEVIATIONS).to(x.dtype).view(1)
+        end = wide_x.std() * DEVIATIONS if x.numel() > 1 else wide_x.new_zeros(())
+        if x.numel():  # where they are equal, their magnitude
+            end = torch.where(end > 0, end, wide_x.abs().max())
+        upper = torch.where(end > 0, end, 1.0).to(x.dtype).view(1)
         self.lower, self.upper = set_parameter(self.lower, -upper), set_parameter(self.upper, upper)
         if not x.numel():
             self.scale = set_parameter(self.scale, x.new_ones(1))
@@ -145,9 +132,8 @@ class EWGSWeight(_EWGS):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
         lower, upper, scale = (tensor.to(wide_x.dtype) for tensor in tensors)
-        values = self.whole(wide_x, *tensors).values / self.count
-        grad_scale = (grad * values).sum()
-        grads = *self.grad_of_rounding(2 * scale * grad, wide_x, lower, upper), grad_scale
+        values, wide_grad = self.whole(wide_x, *tensors).values / self.count, wide(grad)
+        grads = *self.grad_of_rounding(wide_grad * (2 * scale), wide_x, lower, upper), (wide_grad * values).sum()
         return grads[0].to(x.dtype), *(g.view_as(t).to(t.dtype) for g, t in zip(grads[1:], tensors, strict=True))
 
     def after_step_(self, x: Tensor | None) -> None:
@@ -166,9 +152,10 @@ class EWGSInput(FromData[Values], _EWGS):
     scale of the weight, and k, the width of the first range, keeps the magnitude of the inputs.
 
     l starts at the smallest input of the first training batch or of `qconv.calibrate`, u at ``3 σ / sqrt(1 − 2/π)``:
-    three deviations of the normal distribution whose positive half the inputs would be. Until then they are −1 and 1.
-    l need not be 0, but the lowest level always is: what lies below l counts as 0. Inputs that are all equal set no
-    range; it waits for the next batch.
+    three deviations of the normal distribution whose positive half the inputs would be. Where that is no more than l,
+    as with inputs far above 0, u starts at the largest input. Until then they are −1 and 1. l need not be 0, but the
+    lowest level always is: what lies below l counts as 0. Inputs that are all equal set no range; it waits for the next
+    batch. NaN and ±inf are as for `EWGSWeight`.
 
     Args:
         bits: 1 to 8.
@@ -179,6 +166,7 @@ class EWGSInput(FromData[Values], _EWGS):
     """
 
     roles = ("input",)
+    kept = ("lower", "upper", "width")
     width: Tensor
 
     def __init__(self, bits: int = 4, delta: float = 1e-3) -> None:
@@ -194,9 +182,9 @@ class EWGSInput(FromData[Values], _EWGS):
 
     def start(self, observer: Values) -> bool:
         values = wide(observer.kept)
-        lower, upper = values.amin(), values.std() * (DEVIATIONS / math.sqrt(1 - 2 / math.pi))
+        (lower, highest), upper = values.aminmax(), values.std() * (DEVIATIONS / math.sqrt(1 - 2 / math.pi))
         if not upper > lower:
-            return False
+            upper = highest
         self.lower.copy_(lower)
         self.upper.copy_(upper)
         self.width.copy_(upper - lower)
@@ -217,7 +205,7 @@ class EWGSInput(FromData[Values], _EWGS):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
         lower, upper, width = (tensor.to(wide_x.dtype) for tensor in tensors)
-        grads = self.grad_of_rounding(grad * width, wide_x, lower, upper)
+        grads = self.grad_of_rounding(wide(grad) * width, wide_x, lower, upper)
         of_ends = (g.view_as(t).to(t.dtype) for g, t in zip(grads[1:], tensors[:2], strict=True))
         return grads[0].to(x.dtype), *of_ends, None
 
@@ -231,6 +219,9 @@ def ewgs(weight_bits: int = 4, input_bits: int | None = 4, delta: float = 1e-3) 
 
     ``delta`` is that of `qconv.methods.ewgs.EWGSWeight`. ``input_bits=None`` leaves the input float. The input's range
     comes from the first training batch or `calibrate`.
+
+    Raises:
+        ValueError: ``weight_bits`` or ``input_bits`` is not from 1 to 8, or not ``0 <= delta < 1``.
     """
     check_bits("weight_bits", weight_bits, method="ewgs")
     input = of_input(EWGSInput, input_bits, delta, method="ewgs")

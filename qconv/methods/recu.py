@@ -76,8 +76,7 @@ class ReCUWeight(Binary):
             raise ValueError(
                 f"tau_min (={tau_min}) must be above 0.5 and at most tau_max (={tau_max}), and that below 1"
             )
-        if scale_init not in ("uniform", "mean"):
-            raise ValueError(f"scale_init (={scale_init!r}) must be 'uniform' or 'mean'")
+        check_scale_init(scale_init)
         self.tau_min, self.tau_max = tau_min, tau_max
         self.scale_init = scale_init
         self.register_parameter("alpha", None)
@@ -172,13 +171,19 @@ class ReCUInput(Binary):
         return ((grad_normal - centered * slope) * inverse).to(x.dtype), *none
 
 
-def first_scales(x: Tensor, start: ScaleInit) -> Tensor:
+def check_scale_init(scale_init: ScaleInit) -> None:
+    """Raise a ValueError unless it is "uniform" or "mean"."""
+    if scale_init not in ("uniform", "mean"):
+        raise ValueError(f"scale_init (={scale_init!r}) must be 'uniform' or 'mean'")
+
+
+def first_scales(x: Tensor, scale_init: ScaleInit) -> Tensor:
     """Return a scale for each filter of the weight: its mean magnitude, or a random number from [0, 1).
 
     It is keyed by the weight, which all processes share, not by torch's generator, which they do not: a stage that
     begins in the middle of a distributed run must begin the same everywhere.
     """
-    if start == "mean":
+    if scale_init == "mean":
         return filter_scale(x).flatten()
     key = x.detach().double().nan_to_num(0, 0, 0).clamp(-1e6, 1e6).abs().sum().mul(2**20).long()
     drawn = uniform(torch.Size((x.shape[0],)), key, torch.zeros_like(key), x.device)

@@ -116,6 +116,10 @@ def sawb(
 
     ``zero``, ``per_channel`` and ``plus`` (SAWB+) are those of `qconv.quantizers.SAWB`, ``alpha`` is that of `pact`.
     ``input_bits=None`` leaves the input float. The paper leaves the first and the last layer float.
+
+    Raises:
+        ValueError: ``weight_bits`` is not from 2 to 4, ``input_bits`` not from 1 to 8, or ``zero`` with 3 bits.
+        TypeError: ``zero``, ``per_channel`` or ``plus`` is not a bool.
     """
     check_bits("weight_bits", weight_bits, 2, 4, "sawb")
     return Scheme(

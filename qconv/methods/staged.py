@@ -6,7 +6,7 @@ from functools import partial
 
 from ..checks import check_numbers
 from ..quantizers import Identity, Stages
-from ..scheme import Factory, Scheme, Starts
+from ..scheme import Factory, Scheme, Starts, split_name
 
 
 def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
@@ -66,9 +66,10 @@ def layerwise(
 
     Before that, a layer's inputs and weights are float. The layer of depth d, 0 for the first one that follows the
     scheme and 1 for the last, quantizes its inputs from the progress ``i₀ + d (i₁ − i₀)`` on, where ``(i₀, i₁)`` is
-    ``inputs``, and its weights accordingly. A layer that has changed is followed only by layers that can still adapt;
-    the other way round, binary activations cut the layers before them off from the gradient (StoMPP, arXiv:2601.22660,
-    which also mixes float and binary elements within a layer by random masks; here a layer changes as a whole).
+    ``inputs``, and its weights accordingly. When the inputs of a layer change, those behind it are still float and can
+    adapt; in the other order, binary activations would cut the layers before them off from the gradient (StoMPP,
+    arXiv:2601.22660, which also mixes float and binary elements within a layer by random masks; here a layer changes as
+    a whole). The weights follow when all inputs are quantized, if the two ranges do not overlap.
 
     `convert` gives the layers their depths, in the order of ``model.named_modules()``; `Scheme.at_depth` is for a layer
     of your own.
@@ -76,11 +77,11 @@ def layerwise(
     Args:
         scheme: the scheme to reach.
         inputs: the progress at which the inputs of the first and of the last layer begin to be quantized.
-        weights: the same of their weights.
+        weights: the same for their weights.
 
     Raises:
-        ValueError: a number of ``inputs`` or ``weights`` is not from 0 to 1, the second is below the first, or the
-            scheme replaces the weight, or is layerwise itself.
+        ValueError: a number of ``inputs`` or ``weights`` is not at least 0 and below 1 (a stage at 1 would never
+            begin), the second is below the first, or the scheme is layerwise itself, or replaces the weight.
         TypeError: ``scheme`` is not a scheme, or ``inputs`` or ``weights`` is not a pair of numbers.
 
     Example:
@@ -91,10 +92,11 @@ def layerwise(
     """
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme, such as qconv.schemes.bireal()")
-    starts = Starts(scheme.name, _range("inputs", inputs), _range("weights", weights))
+    plain, grad = split_name(scheme.name)
+    starts = Starts(plain, _range("inputs", inputs), _range("weights", weights))
     if scheme.starts is not None:
         raise ValueError(f"scheme (={scheme}) must not be layerwise itself")
-    made = replace(scheme, name=str(starts), starts=starts)
+    made = replace(scheme, name=f"{starts}{grad}", starts=starts)
     made.at_depth(1)  # raise here, not when the first layer is built
     return made
 
@@ -105,6 +107,8 @@ def _range(name: str, value: Sequence[float]) -> tuple[float, float]:
         raise TypeError(f"{name} (={value!r}) must be a pair: the progress for the first layer and for the last one")
     first, last = value
     check_numbers(**{f"{name}[0]": first, f"{name}[1]": last})
-    if not 0 <= first <= last <= 1:
-        raise ValueError(f"{name} (={tuple(value)}) must be two shares of the training from 0 to 1, in this order")
+    if not 0 <= first <= last < 1:
+        raise ValueError(
+            f"{name} (={tuple(value)}) must be two shares of the training, at least 0 and below 1, in order"
+        )
     return float(first), float(last)

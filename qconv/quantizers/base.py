@@ -217,13 +217,12 @@ class Quantizer(InBits, NeedsData):
     def go_on_from_(self, other: "Quantizer", x: Tensor | None) -> None:
         """Start where ``other``, of the same class with other arguments or alike, has arrived: copy its `kept` tensors.
 
-        Tensors that come from data are set anew: from ``x``, the latent weight, or if None from the next training
-        batch.
+        Others that come from data are set anew: from ``x``, the latent weight, or if None from the next training batch.
         """
         if x is not None:
             self.initialize(x)
         elif self.needs_data:
-            self.calibrated = False
+            self.calibrated = bool(self.kept) and other.calibrated
         for name in self.kept:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine.shape == theirs.shape:

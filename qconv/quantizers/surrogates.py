@@ -245,8 +245,9 @@ class ReSTE(Surrogate):
 class Fourier(Surrogate):
     r"""``d = 4ω/π · Σ_{i=0…n} cos((2i + 1) ω x)`` for ``|x| <= 1``, 0 beyond: FDA (arXiv:2103.00841).
 
-    The derivative of the first n + 1 sines of a square wave, which the sign is between its jumps at 0 and ±π/ω. At the
-    share p of the training ``n = n_min + floor(p · (n_max − n_min))``: a wide hill that becomes narrower.
+    The derivative of the first n + 1 sines of a square wave, which equals the sign for ``|x| < π/ω``. At the share p
+    of the training ``n = n_min + floor(p · (n_max − n_min))``: a wide hill that becomes narrower. ±inf gives 0, NaN
+    gives NaN.
 
     Args:
         omega: the frequency ω.
@@ -282,7 +283,7 @@ class Fourier(Surrogate):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         wide_x = wide(x)
         terms = tensors[0].to(wide_x.dtype)
-        angle = wide_x * self.omega
+        angle = wide_x.clamp(-1, 1) * self.omega
         sine = angle.sin()
         # The sum of the cosines, in closed form.
         total = torch.where(sine == 0, terms, (2 * terms * angle).sin() / (2 * torch.where(sine == 0, 1.0, sine)))

@@ -39,8 +39,9 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         told = load_weights(model, cfg.init_from)
         if told:
             rank_zero_only(show_note)(told)
-    check_sizes(model, data)
     table = summarize(model, (data.in_channels, *data.image_size))
+    if cfg.evaluate is None:
+        check_sizes(model, data)
     about = about_run(config, scheme.name, table)
     names = (short_call(config[group], default_of) for group in ("model", "data"))
     rank_zero_only(show_model)(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))

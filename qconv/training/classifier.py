@@ -16,6 +16,7 @@ from ..checks import check_flags
 from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
 from ..optim import ModelOptimizer, shift_penalty
+from ..quantizers import Stages
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
 
@@ -89,6 +90,7 @@ class Classifier(LightningModule):
         self._channels_last, self.shift_decay = channels_last, shift_decay
         self.model = model
         if compile:
+            allow_stages(model)
             model.compile()  # in place: names in the checkpoint stay the same
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
@@ -204,6 +206,17 @@ class Classifier(LightningModule):
         self.log(f"{split}_loss", loss, **options)
         self.log(f"{split}_accuracy", accuracy, prog_bar=True, **options)
         return logits
+
+
+def allow_stages(model: nn.Module) -> None:
+    """Let `torch.compile` compile the network once more at each of its stages, in training and in evaluation.
+
+    By default it gives up after 8 times, and what follows runs without compilation. `schemes.layerwise` has two stages
+    for each layer.
+    """
+    stages = {start for module in model.modules() if isinstance(module, Stages) for start in module.starts}
+    config: Any = torch._dynamo.config
+    config.recompile_limit = max(config.recompile_limit, 8 + 4 * len(stages))
 
 
 def give_dimension_(states: Collection[dict[str, Any]]) -> None:
