@@ -100,7 +100,8 @@ def check(name: str, data: Path) -> None:
     """Classify the test pictures by the stored file, and print the accuracy beside that of the card.
 
     Raises:
-        SystemExit: they differ by more than a picture, which rounding may cost.
+        SystemExit: they differ by more than a picture in a thousand. Rounding decides a few: the compiled, the eager
+            and the integer form of one network with 4 bits have 8,361, 8,362 and 8,363 of 10,000 right.
     """
     predictor, right, count = Predictor(zoo.file(name)), 0, 0
     for path, guesses in predictor.many(sorted((data / "test").glob("*/*.jpg")), top=1, batch_size=250):
@@ -108,7 +109,7 @@ def check(name: str, data: Path) -> None:
         count += 1
     stated = zoo.card(name).test_accuracy
     print(f"{name}: {right} of {count} test pictures are right, {100 * stated:.2f} % on the card", flush=True)
-    if abs(right - stated * count) > 1.5:
+    if abs(right - stated * count) > count / 1000:
         raise SystemExit(f"{name}: the stored file is not the network of its card")
 
 
