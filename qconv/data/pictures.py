@@ -91,9 +91,10 @@ class PicturesDataModule(LightningDataModule):
         return loader
 
     def _resized(self, size: ProgressiveSize, images: Tensor, epoch: int) -> Tensor:
-        epochs = self.trainer.max_epochs if self.trainer else None
-        is_known = epochs is not None and epochs > 0  # a training without an end has no progress towards it
-        if not is_known or not self.trainer.training or epoch >= epochs - 1:  # batch norms are taken anew, or it ends
+        if self.trainer is None or not self.trainer.training:  # such as for batch norms that are taken anew
+            return images
+        epochs = self.trainer.max_epochs
+        if epochs is None or epochs < 1 or epoch >= epochs - 1:  # without an end there is no progress towards it
             return images
         return size(images, epoch / epochs)
 

@@ -24,6 +24,7 @@ class _Periodic(Quantizer):
 
     roles = ("weight",)
     kept = ("alpha",)
+    scale_init: ScaleInit
     alpha: nn.Parameter
 
     def __init__(self, frequency: float, scale_init: ScaleInit, *others: Any) -> None:

@@ -60,6 +60,7 @@ class ReCUWeight(Binary):
     """
 
     roles = ("weight",)
+    scale_init: ScaleInit
     alpha: nn.Parameter
     tau: Tensor
 
