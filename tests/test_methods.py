@@ -70,7 +70,10 @@ BITS = arguments(lambda name, argument: argument.endswith("bits"))
 FLAGS = arguments(lambda name, argument: isinstance(parameters(name)[argument].default, bool))
 WORDS = arguments(choices)
 NUMBERS = [row for row in arguments(range_of) if row not in BITS]
-OTHERS = ("surrogate", "weight_surrogate", "padding_value", "fixed_point", "portions", "stages", "scheme")
+OTHERS = (
+    *("surrogate", "weight_surrogate", "padding_value", "fixed_point", "portions", "stages", "scheme"),
+    *("inputs", "weights"),
+)
 """Arguments that are no number, flag or word; their tests stand below."""
 CHOSEN = {("lsq", "signed_input"), ("LSQInput", "signed")}
 """Flags that may be None, which leaves the choice to the data: `test_chosen_sign`."""

@@ -67,7 +67,7 @@ ROOMS = {
     "onnx": {"inference", "kernels", "files", "layers", "quantizers", "extras"},
     "names": set(),
     "comparison": {"files", "names", "run_files"},
-    "data": {"extras", "files", "images", "progress"},
+    "data": {"checks", "extras", "files", "images", "progress"},
     "predict": {"packed", "images", "inference"},
     "bench": {
         *("convert", "data", "environment", "extras", "files", "inference", "kernels", "lean", "models", "onnx"),
@@ -146,7 +146,7 @@ print([type(each).__name__ for each in functions], qconv.summary is qconv.summar
 
 
 def in_a_new_process(code: str) -> str:
-    return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+    return subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def test_a_layer_needs_torch_alone() -> None:

@@ -476,7 +476,7 @@ SMALL = ("trainer=cpu", "trainer.max_epochs=1", "data.batch_size=256")
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
-    epochs = {"inq": 4, "two_stage": 2, "staged": 2}.get(scheme, 1)
+    epochs = {"inq": 4, "two_stage": 2, "staged": 2, "layerwise": 5}.get(scheme, 1)
     arguments = (*SMALL, "model.width=16", f"scheme={scheme}", f"trainer.max_epochs={epochs}", f"run_dir={tmp_path}")
     result = program.train(config(*arguments))
     assert result.quantized
