@@ -82,6 +82,15 @@ def test_a_reader_that_stops_reading(here: Path) -> None:
         assert (ended.returncode, ended.stderr) == (1, b""), words
 
 
+def test_another_pipe_that_breaks_is_told(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    def broken(*given: object) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr("qconv.cli.train.run_main", broken)
+    assert train_as("qconv train", []) == 1
+    assert capfd.readouterr().err == "qconv train: error: [Errno 32] Broken pipe\n"
+
+
 def test_flags_may_stand_anywhere() -> None:
     words = ["seed=1,2", "-m", "model.width=4", "--config-dir", "conf", "scheme=bwn", "--cfg=job"]
     assert flags_last(words) == [*words[:1], *words[2:3], "scheme=bwn", "-m", "--config-dir", "conf", "--cfg=job"]

@@ -62,7 +62,7 @@ def two_stage(scheme: Scheme, start: float = 0.5) -> Scheme:
 def layerwise(
     scheme: Scheme, inputs: tuple[float, float] = (0.0, 0.4), weights: tuple[float, float] = (0.4, 0.8)
 ) -> Scheme:
-    """Layer after layer, from the network's input to its output: ``scheme``, which each layer begins at another time.
+    """Layer after layer, from the input of the network to its output, begins to follow ``scheme``.
 
     Before that, a layer's inputs and weights are float. The layer of depth d, 0 for the first one that follows the
     scheme and 1 for the last, quantizes its inputs from the progress ``i₀ + d (i₁ − i₀)`` on, where ``(i₀, i₁)`` is
