@@ -28,7 +28,7 @@ class _EWGS(LearnedRange):
 
     def __init__(self, bits: int, delta: float) -> None:
         super().__init__()
-        self.bits = self._bits = check_bits("bits", bits)
+        self.bits = check_bits("bits", bits)
         self.count = 2**bits - 1
         check_numbers(delta=delta)
         if not 0 <= delta < 1:
