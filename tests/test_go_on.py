@@ -49,12 +49,10 @@ def told(
 ) -> Iterator[Callable[..., str]]:
     """Runs the command line in this process, and returns what it said, or the error that it ended with."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
     monkeypatch.chdir(tmp_path)
 
     def run(*words: str) -> str:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
         try:
             train_as("train.py", words)
         except SystemExit as error:
@@ -231,7 +229,6 @@ def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:
     words = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", send(signal.SIGINT, 1, 3), "run_dir=run")
     command = [sys.executable, str(ROOT / "train.py"), *TWO, *words]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT / "tests")}
-    environment.pop("HYDRA_FULL_ERROR", None)  # the program sets it in its own process, which here may be the tests'
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background is started deaf to it
     run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, preexec_fn=heard)
     assert run.returncode == 130, run.stderr

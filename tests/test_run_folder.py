@@ -103,7 +103,6 @@ def test_hydra_leaves_a_run_that_is_there_as_it_is(
     monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
     words = [f"hydra.run.dir={folder}", *ONE, "seed=2"]
     for more in ([], [f"ckpt_path={run / 'checkpoints/last.ckpt'}"]):
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
         monkeypatch.setattr(sys, "argv", ["train.py", *words, *more])
         with pytest.raises(SystemExit, match=r"error: run_dir .* holds a run already|error: .*seed"):
             program.run_main("train.py", sys.argv[1:])

@@ -82,7 +82,6 @@ def line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., None]
     """Runs the command line in this process: importing Lightning takes another one 7 s."""
 
     def run(*arguments: str) -> None:
-        monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
         monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
         monkeypatch.chdir(tmp_path)
@@ -570,6 +569,14 @@ def test_the_whole_traceback_on_request(fails: Callable[..., str], monkeypatch: 
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(Exception, match="Could not find 'scheme/nonsense'"):
         program.run_main("train.py", sys.argv[1:])
+    assert os.environ["HYDRA_FULL_ERROR"] == "1"
+
+
+def test_the_environment_stays_the_callers(fails: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or programs that this process starts later end errors with a traceback."""
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    fails("scheme=nonsense")
+    assert "HYDRA_FULL_ERROR" not in os.environ
 
 
 @pytest.mark.parametrize("key", ["hydra.run.dir", "run_dir"])

@@ -120,10 +120,16 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
             raise told(error) from None  # Hydra would put its own line before an exception
 
     sys.argv = [program, *flags_last(arguments)]  # where Hydra looks for its arguments
+    full_error = os.environ.get("HYDRA_FULL_ERROR")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then leaves the exception to us
     try:
         hydra.main(config_path=str(folder()), config_name="config", version_base="1.3")(as_called)()
     finally:
         sys.argv = called
+        if full_error is None:
+            del os.environ["HYDRA_FULL_ERROR"]
+        else:
+            os.environ["HYDRA_FULL_ERROR"] = full_error
 
 
 def flags_last(words: Sequence[str]) -> list[str]:
@@ -144,7 +150,6 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
     """Run the program without chatter, and end a user's error with one line instead of a traceback."""
     warnings.filterwarnings("ignore", module="pytorch_lightning|lightning_fabric")
     in_full = os.environ.get("HYDRA_FULL_ERROR") == "1"
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra then leaves the exception to us
     # Read when torch loads OpenMP (GNU's): for how long a thread that waits spins before it sleeps. At the default, 30
     # times as long, a run on cores that something else uses, too, took up to 10 times as long.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")

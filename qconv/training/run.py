@@ -82,7 +82,9 @@ def fit_and_test(
 ) -> Result:
     """The run itself, in its folder."""
     check_validation(trainer)
-    word = make_lean(classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator))
+    word = make_lean(
+        classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator), compiled=cfg.compile
+    )
     about["lean"] = mode_of(classifier.model)
     if trainer.is_global_zero:
         show_note(f"lean: {word}")
