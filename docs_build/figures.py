@@ -22,6 +22,7 @@ from qconv import schemes
 
 from .curves import Curve, Role, curve, roles
 from .house import draw_house, draw_layer
+from .oscillations import draw_oscillations
 
 FOLDER = Path(__file__).parent.parent / "docs" / "figures"
 INK = "#8a8a8a"
@@ -131,6 +132,7 @@ DRAWN: dict[str, Callable[[], Figure]] = {
     **{name: partial(draw, scheme) for name, scheme in METHODS.items()},
     "house": draw_house,
     "layer": draw_layer,
+    "oscillations": draw_oscillations,
 }
 """What draws each figure."""
 

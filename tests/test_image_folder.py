@@ -9,11 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule
+from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule, RandomCrop, RandomFlip
 from qconv.images import SUFFIXES, DecodingError, opened, read_picture, reads_heif
+from qconv.training import assemble
 
+CONFIGS = Path(__file__).parent.parent / "configs"
 Tree = Callable[..., Path]
 
 
@@ -55,6 +58,14 @@ def test_what_is_read(tree: Path) -> None:
     train = torch.cat([images for images, _ in made(tree, augment=()).train_dataloader()])
     assert train.mean().abs() < 1e-5
     assert (train.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-5
+
+
+def test_augmentations_of_the_command_line(tree: Path) -> None:
+    words = ["data=image_folder", f"data.root='{tree}'", "data.augment=[{_target_: qconv.data.RandomFlip, p: 1.0}]"]
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        asked, plain = (assemble.made(compose("config", some).data) for some in (words, words[:2]))
+    assert asked.augment == (RandomFlip(1.0),)
+    assert plain.augment == (RandomCrop(4), RandomFlip())
 
 
 def test_every_training_picture_is_in_one_split(tree: Path) -> None:

@@ -57,7 +57,7 @@ ROOMS = {
     "sensitivity": {
         *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
     },
-    "optim": {"layers", "quantizers"},
+    "optim": {"checks", "layers", "lifecycle", "quantizers"},
     "models": {"checks"},
     "packed": {"convert", "files", "layers", "lean", "quantizers", "scheme", "models"},
     "zoo": {"packed", "run_files"},

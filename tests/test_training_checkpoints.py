@@ -188,6 +188,8 @@ PACT = {"_target_": "qconv.schemes.pact", "input_bits": 4}
         ({**PACT, "alpha": 8.0}, {**PACT, "alpha": 8.0}, None),
         ({**PACT, "alpha": 8.0, "input_bits": 2}, {**PACT, "alpha": None, "input_bits": 2}, "add scheme.alpha=8.0"),
         ({**PACT, "alpha": 6.0}, {**PACT, "alpha": None}, "add scheme.alpha=6.0"),
+        (BWN, {**BWN, "augment": None, "progressive_size": None}, None),
+        (BWN, {**BWN, "augment": []}, "add '~scheme.augment'"),
     ],
 )
 def test_runs_from_before_a_default_changed_go_on(found: Any, asked: Any, message: str | None, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ CHANGED = {
     "qconv.schemes.reste",  # o follows the authors' code
     "qconv.quantizers.ReSTE",
     "qconv.quantizers.FixedPoint",  # bound
+    "qconv.training.Classifier",  # step_rules and dampening
 }
 """What CHANGELOG tells of."""
 

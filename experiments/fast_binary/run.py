@@ -48,12 +48,12 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "plain": Variant([]),
-    "flips alone": Variant([f"+data.augment=[{FLIP}]"]),
+    "flips alone": Variant([f"data.augment=[{FLIP}]"]),
     "ReActNet": Variant(REACT),
     "Adam": Variant(ADAM),
     "weights later": Variant(LATER),
     "small pictures first": Variant([SMALL], 22),
-    "crops of 2 pixels": Variant([f"+data.augment=[{{_target_: qconv.data.RandomCrop, padding: 2}}, {FLIP}]"]),
+    "crops of 2 pixels": Variant([f"data.augment=[{{_target_: qconv.data.RandomCrop, padding: 2}}, {FLIP}]"]),
     "batches of 64": Variant(["data.batch_size=64", "optimizer.lr=0.05"]),
     "moving average": Variant(["callbacks=ema"]),
     "layerwise": Variant(["scheme=layerwise"]),

@@ -37,7 +37,7 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     for layer in layers:
         layer.is_stepped, layer.lacks_step = True, False
-    return _innermost(optimizer).register_step_post_hook(_AfterStep(model))
+    return innermost(optimizer).register_step_post_hook(_AfterStep(model))
 
 
 class _AfterStep:
@@ -50,7 +50,7 @@ class _AfterStep:
         after_step(self.model)
 
 
-def _innermost(optimizer: Any) -> Optimizer:
+def innermost(optimizer: Any) -> Optimizer:
     """Return the optimizer that makes the step: Accelerate's, Lightning's and others wrap it."""
     seen: set[int] = set()
     while id(optimizer) not in seen:

@@ -1,5 +1,8 @@
-"""Optimizers of quantized networks: parameter groups by what a parameter is, Bop, and DeepShift-PS's weight decay."""
+"""Optimizers of quantized networks, groups of parameters, and what else happens to weights around a step."""
 
 from .bop import Bop as Bop
 from .groups import KINDS as KINDS, ModelOptimizer as ModelOptimizer, parameter_groups as parameter_groups
-from .penalty import shift_penalty as shift_penalty
+from .oscillations import Oscillations as Oscillations
+from .penalty import dampening_penalty as dampening_penalty, shift_penalty as shift_penalty
+from .silent_weights import OvSW as OvSW
+from .step_rules import StepRule as StepRule

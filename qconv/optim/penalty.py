@@ -1,9 +1,13 @@
-"""DeepShift-PS's weight decay as a term of the loss (arXiv:1905.13298)."""
+"""Terms of the loss: DeepShift-PS's weight decay, and oscillation dampening."""
+
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
+from ..layers import QuantizedLayer
 from ..quantizers import ShiftPS
+from .oscillations import are_levels_kept
 
 
 def shift_penalty(model: nn.Module) -> Tensor:
@@ -30,3 +34,52 @@ def shift_penalty(model: nn.Module) -> Tensor:
     shifts = {quantizer.shift: None for _, quantizer in quantizers}  # each parameter once, in order
     wide = (shift.to(torch.promote_types(shift.dtype, torch.float32)) for shift in shifts)
     return 0.5 * torch.stack([shift.exp2().square().sum() for shift in wide]).sum()
+
+
+def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:
+    r"""Oscillation dampening, :math:`\sum (w - w_q)^2` over latent weights within their range (arXiv:2203.11086).
+
+    Add ``factor * dampening_penalty(model)`` to the loss: it pulls weights to their levels, away from the thresholds
+    between two of them. The authors let the factor rise from 0 to 0.1, as half a cosine. Levels and scales get no
+    gradient, and neither do weights that their quantizer clips.
+
+    Args:
+        model: any module.
+        max_bits: weights of more bits are left alone.
+
+    Returns:
+        A scalar, float32 or wider; shared weights count once.
+
+    Raises:
+        ValueError: no trainable quantized weight of at most so many bits.
+        TypeError: weights whose levels are quantized to others, since they are normalized first.
+    """
+    layers: dict[Tensor, tuple[str, QuantizedLayer]] = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLayer) or layer.weight_quantizer.replaces_weight:
+            continue
+        if layer.weight.requires_grad and layer.weight_quantizer.bits <= max_bits:
+            layers.setdefault(layer.weight, (name, layer))
+    if not layers:
+        raise ValueError(f"model ({type(model).__name__}) must have a trainable weight of at most {max_bits} bits")
+    return torch.stack([_distance(name, layer) for name, layer in layers.values()]).sum()
+
+
+_checked: WeakSet[QuantizedLayer] = WeakSet()
+
+
+def _distance(name: str, layer: QuantizedLayer) -> Tensor:
+    """``Σ (w − w_q)²`` over the weights of a layer that its quantizer does not clip."""
+    if layer not in _checked and not are_levels_kept(layer):
+        raise TypeError(
+            f"{name}.weight can't be drawn to its levels: {layer.scheme} quantizes a level to another one, since it "
+            "normalizes it first; a scheme such as qconv.schemes.lsq does not"
+        )
+    _checked.add(layer)
+    with torch.no_grad():
+        quantizer, filters = layer.weight_quantizer, layer.filters()
+        level = layer.quantized_weight()
+        grad = quantizer.backward(torch.ones_like(filters), filters, *quantizer.tensors())[0]
+        inside = True if grad is None else layer.from_filters(grad) != 0
+    distance = (layer.weight - level) * inside
+    return distance.to(torch.promote_types(distance.dtype, torch.float32)).square().sum()

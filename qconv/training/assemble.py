@@ -25,6 +25,11 @@ from .resume import CONFIG_VERSION
 C = TypeVar("C", bound=Callback)
 
 
+def made(node: Any, **more: Any) -> Any:
+    """Return what a node of the config says, with plain lists: Hydra's own turn dataclasses in them back into nodes."""
+    return instantiate(node, _convert_="all", **more)
+
+
 def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
     """Return data, network with optimizer and schedule, and a description of them."""
     with open_dict(cfg):
@@ -33,7 +38,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     if HydraConfig.initialized():
         config["choices"] = dict(HydraConfig.get().runtime.choices)  # for messages about a checkpoint that doesn't fit
-    data = instantiate(cfg.data)
+    data = made(cfg.data)
     model, scheme = quantized_model(cfg, data)
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
         told = load_weights(model, cfg.init_from)
@@ -47,14 +52,16 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     rank_zero_only(show_model)(table, "{}, {scheme}, on {}".format(*names, scheme=about["scheme"]))
     classifier = Classifier(
         model,
-        instantiate(cfg.optimizer),
-        instantiate(cfg.scheduler),
+        made(cfg.optimizer),
+        made(cfg.scheduler),
         config,
         # Evaluation needs no teacher.
         build_loss(cfg.loss, data.in_channels, data.num_classes) if cfg.evaluate is None else None,
         channels_last=cfg.channels_last,
         shift_decay=cfg.shift_decay,
         compile=cfg.compile,
+        step_rules=[] if cfg.evaluate is not None else made(cfg.step_rules),
+        dampening=cfg.dampening,
     )
     return data, classifier, about
 
@@ -77,16 +84,16 @@ def check_sizes(model: nn.Module, data: Any) -> None:
 
 def float_model(cfg: DictConfig, data: Any) -> nn.Module:
     """Return the network for these pictures and classes, before it is quantized."""
-    return instantiate(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+    return made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
 
 
 def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
     """Return the quantized network and its scheme."""
     model = float_model(cfg, data)
-    scheme = instantiate(cfg.scheme)
-    overrides = None if cfg.overrides is None else {key: instantiate(node) for key, node in cfg.overrides.items()}
-    first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else instantiate(cfg.first_last)
-    grad = instantiate(cfg.grad_quantizer) or None
+    scheme = made(cfg.scheme)
+    overrides = None if cfg.overrides is None else {key: made(node) for key, node in cfg.overrides.items()}
+    first_last: Any = cfg.first_last if isinstance(cfg.first_last, str) else made(cfg.first_last)
+    grad = made(cfg.grad_quantizer) or None
     if grad is not None:
         scheme = scheme.with_grad(grad)
     convert(
@@ -104,17 +111,17 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
 def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
     """Return the loss; its teacher, if it has one, is a network for these pictures and classes."""
     if "teacher" not in node:
-        return instantiate(node)
-    teacher = instantiate(node.teacher, in_channels=in_channels, num_classes=num_classes)
-    return instantiate(node, teacher=teacher)
+        return made(node)
+    teacher = made(node.teacher, in_channels=in_channels, num_classes=num_classes)
+    return made(node, teacher=teacher)
 
 
 @contextmanager
 def started(cfg: DictConfig) -> Iterator[tuple[Trainer, list[Callback]]]:
     """Context manager: the trainer of a run, and its callbacks. An evaluation is not logged: it is no run."""
-    callbacks = [instantiate(node) for node in cfg.callbacks.values()]
+    callbacks = [made(node) for node in cfg.callbacks.values()]
     with started_loggers(cfg) if cfg.evaluate is None else nullcontext([]) as loggers:
-        yield instantiate(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
+        yield made(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
 
 
 def find(callbacks: list[Callback], kind: type[C]) -> C:

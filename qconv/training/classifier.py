@@ -1,6 +1,6 @@
 """The LightningModule: cross-entropy of a network, with the optimizer and schedule given."""
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,7 +15,8 @@ from torchmetrics import Metric
 from ..checks import check_flags
 from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
-from ..optim import ModelOptimizer, shift_penalty
+from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty
+from ..optim.step_rules import at
 from ..quantizers import Stages
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
@@ -70,6 +71,9 @@ class Classifier(LightningModule):
         channels_last: whether network and pictures have this memory format; None means True on a GPU.
         shift_decay: weight decay of DeepShift-PS in the loss, the factor of `qconv.optim.shift_penalty`.
         compile: whether to run the network through `torch.compile`.
+        step_rules: what else happens to weights around each optimizer step, see `qconv.optim.StepRule`.
+        dampening: the factor of `qconv.optim.dampening_penalty` in the loss at the end of training, to which it rises
+            from 0 as half a cosine.
     """
 
     def __init__(
@@ -82,12 +86,15 @@ class Classifier(LightningModule):
         channels_last: bool | None = None,
         shift_decay: float = 0.0,
         compile: bool = False,
+        step_rules: Sequence[StepRule] = (),
+        dampening: float = 0.0,
     ) -> None:
         super().__init__()
         check_flags(compile=compile)
         if channels_last is not None:
             check_flags(channels_last=channels_last)
-        self._channels_last, self.shift_decay = channels_last, shift_decay
+        self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
+        self.step_rules = list(step_rules)
         self.model = model
         if compile:
             allow_stages(model)
@@ -135,7 +142,12 @@ class Classifier(LightningModule):
         for name, value in figures.items():
             self.means[name].update(value, len(batch[1]))
             self.log(name, self.means[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
-        return loss if self.shift_decay == 0 else loss + self.shift_decay * shift_penalty(self.model)
+        if self.shift_decay != 0:
+            loss = loss + self.shift_decay * shift_penalty(self.model)
+        if self.dampening != 0:
+            progress = self.trainer.global_step / self.trainer.estimated_stepping_batches
+            loss = loss + at((0.0, self.dampening), progress) * dampening_penalty(self.model)
+        return loss
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""
@@ -152,6 +164,8 @@ class Classifier(LightningModule):
         make = self.make_optimizer
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
+        for rule in self.step_rules:
+            rule.attach(self.model, optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
         if self.make_scheduler is None:
             return optimizer
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from hydra.utils import instantiate
 from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
 
 from ..packed import load_packed, save_packed
 from ..run_files import BEST, CONFIG, PACKED
-from .assemble import float_model, quantized_model
+from .assemble import float_model, made, quantized_model
 from .initial_weights import read_weights
 from .shipping import description
 from .stored_config import config_errors, read_config
@@ -39,7 +38,7 @@ class FinishedRun:
     def data(self) -> LightningDataModule:
         """The pictures of the run."""
         with config_errors(self.folder / CONFIG):
-            data: LightningDataModule = instantiate(self.cfg.data)
+            data: LightningDataModule = made(self.cfg.data)
             data.prepare_data()
             data.setup("fit")
         return data

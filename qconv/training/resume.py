@@ -23,6 +23,8 @@ FORMER: dict[str, Any] = {
     "loss": {"_target_": "qconv.training.losses.CrossEntropy", "label_smoothing": 0.0},
     "first_last": "float",
     "shift_decay": 0.0,
+    "dampening": 0.0,
+    "step_rules": [],
     "init_from": None,
     "channels_last": None,
     "compile": False,
@@ -34,6 +36,8 @@ FORMER: dict[str, Any] = {
 # these arguments, with the values that they had before version 1.
 CONFIG_VERSION = 1
 FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.reste", "qconv.quantizers.ReSTE")}
+NULLS = ("augment", "progressive_size")
+"""The keys of data that have been added with null for what was done without them."""
 # Where the pictures lie and who reads them; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
@@ -104,6 +108,7 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
     filled = {key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()}
     if "before_sign" not in stored and "before_sign" in asked:
         filled["before_sign"] = asked["before_sign"]
+    filled |= {key: None for key in NULLS if key not in stored and key in asked and asked[key] is None}
     target = str(stored.get("_target_")).rpartition(".")[2]
     if target == "shift_ps" and "random_until" in asked and "random_until" not in stored:
         is_random = stored.get("rounding", "deterministic") != "deterministic"

@@ -24,7 +24,19 @@ except ImportError:  # Windows
 
 # The parts of the config that a checkpoint and its reader must share: to evaluate, and to resume.
 NETWORK = ("model", "scheme", "grad_quantizer", "skip", "first_last", "overrides", "before_sign")
-RUN = (*NETWORK, "data", "seed", "loss", "shift_decay", "optimizer", "scheduler", "trainer", "init_from")
+RUN = (
+    *NETWORK,
+    "data",
+    "seed",
+    "loss",
+    "shift_decay",
+    "dampening",
+    "step_rules",
+    "optimizer",
+    "scheduler",
+    "trainer",
+    "init_from",
+)
 BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
 NAMING = ("hydra.run.dir=", "hydra.run=", "hydra.sweep.dir=", "hydra.sweep.subdir=", "hydra.sweep=")
 

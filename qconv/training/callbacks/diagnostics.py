@@ -7,14 +7,19 @@ from typing import Any
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ...files import atomic_file
 from ...layers import QuantizedLayer
+from ...lifecycle.steps import innermost
+from ...optim.oscillations import FREQUENCY, FROZEN, OFTEN
 from ...table import write_csv
 
 FIGURES = {
     "flip_rate": "weights that changed their level in the epoch, %",
     "weights_never_flipped": "weights that never changed their level, %",
+    "weights_oscillating": "weights that have oscillated in more than 1 of 200 steps, %",
+    "weights_frozen": "weights frozen because they oscillated, %",
     "weights_saturated": "weights without gradient, %",
     "inputs_saturated": "inputs without gradient, %",
     "inputs_dead": "input channels of one value, %",
@@ -105,6 +110,7 @@ class Diagnostics(Callback):
                 "flip_rate": share(changed),
                 "weights_never_flipped": share(~self.flipped[name]),
                 **of_weight(layer),
+                **of_steps(layer, trainer.optimizers),
                 **of_input(layer, self.inputs.pop(name, None)),
             }
             self.rows.append({"epoch": trainer.current_epoch, "layer": name, **row})
@@ -167,6 +173,18 @@ def of_weight(layer: QuantizedLayer) -> dict[str, float]:
         figures["weight_error"] = error(layer.quantized_weight(), layer.weight)
     with contextlib.suppress(TypeError):  # real numbers have no codes
         figures["step"] = float(layer.weight_codes().scale.float().mean())
+    return figures
+
+
+def of_steps(layer: QuantizedLayer, optimizers: list[Optimizer]) -> dict[str, float]:
+    """What `qconv.optim.Oscillations` has measured of the weight, if it is at work."""
+    figures: dict[str, float] = {}
+    for optimizer in map(innermost, optimizers):
+        state = optimizer.state.get(layer.weight, {})
+        if FREQUENCY in state:
+            figures["weights_oscillating"] = share(state[FREQUENCY] > OFTEN)
+        if FROZEN in state:
+            figures["weights_frozen"] = share(state[FROZEN] > 0)
     return figures
 
 

@@ -1,0 +1,144 @@
+"""What else happens to the weights of quantized layers around each optimizer step: the base of such rules."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ..layers import QuantizedLayer
+from ..lifecycle.steps import innermost
+
+State = dict[str, Any]
+Schedule = float | tuple[float, float]
+
+
+class StepRule:
+    """Changes the gradients of latent weights before each optimizer step, or the weights after it.
+
+    A subclass overrides `wants`, and `before_step` or `after_step`. What it remembers of a weight it keeps in the
+    optimizer's state, ``optimizer.state[weight]``, under names of its own: the state is saved, resumed and moved with
+    it. Of a model trained by several processes each gets the same, since gradients and weights are the same.
+
+    Example:
+        >>> model = nn.Sequential(qconv.QConv2d(3, 8, 3, scheme=qconv.schemes.lsq(2, 2)))
+        >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> handle = qconv.optim.Oscillations(freeze=0.02).attach(model, optimizer)
+    """
+
+    schedules: ClassVar[tuple[str, ...]] = ()
+    """The options that may be a pair: their values at the start and at the end of training, see `at`."""
+
+    def wants(self, layer: QuantizedLayer) -> bool:
+        """Whether the rule is for this layer."""
+        raise NotImplementedError
+
+    def check(self, name: str, layer: QuantizedLayer) -> None:
+        """Raise an error if the rule can't work on a layer that it `wants`."""
+
+    def before_step(self, layer: QuantizedLayer, state: State) -> None:
+        """Change ``layer.weight.grad``. The optimizer's state of the weight is not to be written yet."""
+
+    def after_step(self, layer: QuantizedLayer, state: State, progress: float) -> None:
+        """Change ``layer.weight`` or the state; ``progress`` goes from 0 to 1 during training."""
+
+    def attach(self, model: nn.Module, optimizer: Optimizer, total_steps: int | None = None) -> "Attached":
+        """Let the rule work on the trainable weights of ``model`` around each ``optimizer.step()``.
+
+        Call it after `qconv.after_every_step`, and again for copies of the optimizer.
+
+        Args:
+            model: holds quantized layers.
+            optimizer: a torch optimizer, or one that wraps it.
+            total_steps: the length of the training in optimizer steps, for options that are schedules.
+
+        Returns:
+            A handle; ``handle.remove()`` undoes it.
+
+        Raises:
+            ValueError: no trainable weight of a layer that the rule is for is among the optimizer's parameters; an
+                option is a schedule, and there are no ``total_steps``.
+            TypeError: ``optimizer`` is not a torch optimizer; a layer whose scheme the rule can't work with.
+        """
+        inner = innermost(optimizer)
+        held = {parameter for group in inner.param_groups for parameter in group["params"]}
+        layers: dict[nn.Parameter, QuantizedLayer] = {}  # a shared weight once
+        for name, layer in model.named_modules():
+            if isinstance(layer, QuantizedLayer) and self.wants(layer) and layer.weight in held:
+                self.check(name, layer)
+                layers.setdefault(layer.weight, layer)
+        if not layers:
+            raise ValueError(f"{self!r} finds no layer in model ({type(model).__name__}) whose weight it could work on")
+        scheduled = [name for name in self.schedules if isinstance(getattr(self, name), tuple)]
+        if total_steps is None and scheduled:
+            raise ValueError(f"{self!r} has a schedule, {scheduled[0]}: attach it with total_steps")
+        return Attached(self, list(layers.values()), inner, total_steps)
+
+    def __repr__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in vars(self).items())
+        return f"{type(self).__name__}({options})"
+
+
+def at(value: Schedule, progress: float) -> float:
+    """``end + (start − end) · (1 + cos π·progress) / 2`` of a pair; a number stays what it is."""
+    if not isinstance(value, tuple):
+        return value
+    start, end = value
+    return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
+
+
+class Attached:
+    """A rule at work on the layers of a model, by hooks of one optimizer."""
+
+    def __init__(
+        self, rule: StepRule, layers: list[QuantizedLayer], optimizer: Optimizer, total_steps: int | None
+    ) -> None:
+        self.rule, self.layers, self.total_steps = rule, layers, total_steps
+        self.steps = f"{type(rule).__name__}_steps"
+        self.handles = (
+            optimizer.register_step_pre_hook(self.before),
+            optimizer.register_step_post_hook(self.after),
+        )
+
+    def remove(self) -> None:
+        """End the work of the rule; what it keeps in the optimizer's state stays there."""
+        for handle in self.handles:
+            handle.remove()
+
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Change the gradients; those that a closure computes, as under Lightning, when it has done so."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.change_gradients(optimizer)
+            return None
+
+        def then_change() -> Any:
+            loss = closure()
+            self.change_gradients(optimizer)
+            return loss
+
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": then_change}
+        return (args[0], then_change, *args[2:]), kwargs
+
+    @torch.no_grad()
+    def change_gradients(self, optimizer: Optimizer) -> None:
+        """Call the rule for each weight that has a gradient."""
+        for layer, state in self.trained(optimizer):
+            self.rule.before_step(layer, state)
+
+    @torch.no_grad()
+    def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Call the rule for each weight that the step has changed."""
+        del args, kwargs
+        for layer, state in self.trained(optimizer):
+            steps = state[self.steps] = state.get(self.steps, 0) + 1
+            self.rule.after_step(layer, state, 0.0 if self.total_steps is None else steps / self.total_steps)
+
+    def trained(self, optimizer: Optimizer) -> Iterator[tuple[QuantizedLayer, State]]:
+        """The layers whose weights have a gradient, with the optimizer's state of them."""
+        for layer in self.layers:
+            if layer.weight.grad is not None:
+                yield layer, optimizer.state[layer.weight]

@@ -1,0 +1,321 @@
+"""Rules around optimizer steps: oscillations, frozen and dampened, and OvSW, against formulas written out in numpy."""
+
+import copy
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.optim import Oscillations, OvSW, StepRule, dampening_penalty
+from qconv.optim.step_rules import at
+
+
+def network(scheme: qconv.Scheme, seed: int = 0) -> nn.Sequential:
+    """A convolution and a transposed one with groups, whose filters are not the rows of its weight."""
+    torch.manual_seed(seed)
+    layers = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.ConvTranspose2d(4, 6, 3, groups=2))
+    return nn.Sequential(qconv.convert(layers, scheme, skip=()), nn.Flatten(), nn.Linear(6 * 36, 4))
+
+
+def loss(model: nn.Module, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(8, 3, 6, 6, generator=generator)
+    return nn.functional.cross_entropy(model(x), torch.arange(8) % 4)
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, first: int = 0) -> None:
+    for index in range(first, first + count):
+        optimizer.zero_grad()
+        loss(model, index % 30).backward()
+        optimizer.step()
+
+
+def quantized(model: nn.Module) -> list[Any]:
+    return [layer for layer in model.modules() if isinstance(layer, qconv.layers.QuantizedLayer)]
+
+
+class Follow(StepRule):
+    """Keeps the codes after each step."""
+
+    def __init__(self) -> None:
+        self.codes: list[np.ndarray] = []
+
+    def wants(self, layer: Any) -> bool:
+        return isinstance(layer, qconv.QConvTranspose2d)
+
+    def after_step(self, layer: Any, state: Any, progress: float) -> None:
+        self.codes.append(layer.weight_codes().values.numpy().copy())
+
+
+def optimizer_of(model: nn.Module, kind: str) -> torch.optim.Optimizer:
+    made = OPTIMIZERS[kind](model.parameters())
+    qconv.after_every_step(made, model)
+    return made
+
+
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.3),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.03),
+}
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(2, 4), schemes.bnn(), schemes.twn()], ids=str)
+def test_frequencies_follow_their_formula(scheme: qconv.Scheme) -> None:
+    model = network(scheme)
+    optimizer = optimizer_of(model, "adam")
+    Oscillations(momentum=0.05).attach(model, optimizer)
+    follow = Follow()
+    follow.attach(model, optimizer)
+    steps(model, optimizer, 40)
+    frequency = np.zeros(follow.codes[0].shape)
+    last = np.zeros(frequency.shape)  # direction of the last change
+    for before, after in zip(follow.codes, follow.codes[1:], strict=False):
+        for index in np.ndindex(frequency.shape):
+            change = np.sign(float(after[index]) - float(before[index]))
+            frequency[index] = 0.05 * (change * last[index] == -1) + 0.95 * frequency[index]
+            last[index] = change or last[index]
+    layer = quantized(model)[1]
+    assert frequency.max() > 0.05
+    np.testing.assert_allclose(optimizer.state[layer.weight]["oscillation_frequency"], frequency, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_frozen_weights_keep_their_code(optimizer: str) -> None:
+    model = network(schemes.lsq(3, 4))
+    made = optimizer_of(model, optimizer)
+    Oscillations(freeze=0.015).attach(model, made)
+    steps(model, made, 60)
+    layer = quantized(model)[1]
+    frozen = made.state[layer.weight]["oscillation_frozen"].bool()
+    codes, scale = layer.weight_codes().values.clone(), layer.weight_codes().scale.clone()
+    assert 0 < frozen.sum() < frozen.numel()
+    steps(model, made, 20, 60)
+    later = layer.weight_codes()
+    assert torch.equal(later.values[frozen], codes[frozen])
+    assert not torch.equal(later.values, codes)
+    assert not torch.equal(later.scale, scale)  # the levels move, and the frozen weights with them
+    assert torch.equal(layer.quantized_weight()[layer.from_filters(frozen)], layer.weight[layer.from_filters(frozen)])
+
+
+def test_a_weight_freezes_at_the_nearest_code_to_its_average() -> None:
+    model = nn.Sequential(qconv.convert(nn.Conv2d(1, 1, 1, bias=False), schemes.lsq(3, 8), skip=()))
+    layer: Any = model[0]
+    with torch.no_grad():
+        layer.weight_quantizer.step.fill_(1.0)
+        layer.weight.fill_(0.0)
+    optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+    Oscillations(freeze=0.4, momentum=0.3).attach(model, optimizer)
+    codes, average, frequency, direction, frozen = [], None, 0.0, 0.0, None
+    for step, to in enumerate([2.0, 2.0, 3.0, 1.0, 3.0, -3.0, 0.0]):
+        layer.weight.grad = layer.weight.detach() - to  # a step of 1 leads there
+        optimizer.step()
+        if step == 0:
+            average, last = to, to
+        else:
+            change = np.sign(to - last) if frozen is None else 0.0
+            frequency = 0.3 * (change * direction == -1) + 0.7 * frequency
+            direction, last = change or direction, to
+            if frozen is None and frequency > 0.4:
+                frozen = round(average)
+            average = 0.3 * to + 0.7 * average
+        codes.append(int(layer.weight_codes().values))
+        assert codes[-1] == (to if frozen is None else frozen)
+    assert codes == [2, 2, 3, 1, 2, 2, 2]
+
+
+def test_ovsw_follows_its_formula() -> None:
+    model = network(schemes.bnn())
+    twin = copy.deepcopy(model)
+    optimizers = [optimizer_of(each, "momentum") for each in (model, twin)]
+    OvSW(delta=0.05, decay=0.01, momentum=0.8, threshold=0.03).attach(model, optimizers[0])
+    flips: dict[int, Tensor] = {}
+    signs: dict[int, Tensor] = {}
+    for step in range(25):
+        optimizers[0].zero_grad()
+        loss(model, step % 3).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        loss(twin, step % 3).backward()
+        for number, layer in enumerate(quantized(twin)):
+            weight, grad = layer.weight.detach(), layer.weight.grad
+            silent = flips.get(number, torch.zeros_like(weight)) < 0.03
+            of_filter = [weight[c] for c in range(4)] if number == 0 else [
+                weight[2 * (c // 3) : 2 * (c // 3) + 2, c % 3] for c in range(6)
+            ]  # fmt: skip
+            of_grad = [grad[c] for c in range(4)] if number == 0 else [
+                grad[2 * (c // 3) : 2 * (c // 3) + 2, c % 3] for c in range(6)
+            ]  # fmt: skip
+            for w, g in zip(of_filter, of_grad, strict=True):
+                share = g.square().sum().sqrt().clamp(min=1e-6) / w.square().sum().sqrt().clamp(min=1e-3)
+                if share < 0.05:
+                    g.mul_(0.05 / share)
+            grad.add_(0.01 * weight * silent)
+        optimizers[1].step()
+        for number, layer in enumerate(quantized(twin)):
+            sign = layer.weight >= 0
+            if number in signs:
+                flips[number] = 0.8 * flips[number] + 0.2 * (sign != signs[number]).float()
+            else:
+                flips[number] = torch.zeros_like(layer.weight)
+            signs[number] = sign
+    assert max(float(each.max()) for each in flips.values()) > 0.1
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", [Oscillations(freeze=(0.04, 0.01)), OvSW(delta=0.05)], ids=str)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_resumed_optimizer_goes_on_bit_for_bit(rule: StepRule, optimizer: str) -> None:
+    model = network(schemes.bnn())
+    made = optimizer_of(model, optimizer)
+    rule.attach(model, made, total_steps=40)
+    steps(model, made, 20)
+    file = io.BytesIO()
+    torch.save({"model": model.state_dict(), "optimizer": made.state_dict()}, file)
+    steps(model, made, 20, 20)
+    file.seek(0)
+    stored = torch.load(file, weights_only=True)
+    again = network(schemes.bnn(), seed=1)
+    remade = optimizer_of(again, optimizer)
+    rule.attach(again, remade, total_steps=40)
+    again.load_state_dict(stored["model"])
+    remade.load_state_dict(stored["optimizer"])
+    steps(again, remade, 20, 20)
+    for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("rule", [Oscillations(freeze=0.015), OvSW(delta=0.5)], ids=str)
+@pytest.mark.parametrize("as_keyword", [False, True])
+def test_gradients_of_a_closure_are_changed_too(rule: StepRule, as_keyword: bool) -> None:
+    models = [network(schemes.bnn()) for _ in range(2)]
+    optimizers = [optimizer_of(model, "momentum") for model in models]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        rule.attach(model, optimizer)
+    for step in range(20):
+
+        def closure(step: int = step) -> Tensor:
+            optimizers[0].zero_grad()
+            value = loss(models[0], step)
+            value.backward()
+            return value
+
+        value = optimizers[0].step(closure=closure) if as_keyword else optimizers[0].step(closure)
+        assert isinstance(value, Tensor)
+    steps(models[1], optimizers[1], 20)
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_removed_rule_does_nothing() -> None:
+    models = [network(schemes.bnn()) for _ in range(2)]
+    optimizers = [optimizer_of(model, "momentum") for model in models]
+    OvSW(delta=0.5).attach(models[0], optimizers[0]).remove()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        steps(model, optimizer, 3)
+    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not any("flip_frequency" in state for state in optimizers[0].state.values())
+
+
+def test_frozen_layers_are_left_alone() -> None:
+    model = network(schemes.bnn())
+    quantized(model)[0].weight.requires_grad_(False)
+    before = quantized(model)[0].weight.clone()
+    optimizer = optimizer_of(model, "adam")
+    Oscillations(freeze=0.0).attach(model, optimizer)
+    OvSW().attach(model, optimizer)
+    steps(model, optimizer, 5)
+    assert torch.equal(quantized(model)[0].weight, before)
+
+
+def test_dampening_is_the_distance_to_the_levels() -> None:
+    model = network(schemes.lsq(2, 4))
+    steps(model, optimizer_of(model, "adam"), 5)
+    expected, gradients = 0.0, []
+    for layer in quantized(model):
+        with torch.no_grad():
+            layer.weight.flatten()[::5] *= 8  # beyond the levels
+        scale = float(layer.weight_codes().scale.detach())
+        weight = layer.weight.detach().double().numpy()
+        inside = (weight >= -2 * scale) & (weight <= scale)
+        distance = (weight - scale * np.clip(np.round(weight / scale), -2, 1)) * inside
+        expected += (distance**2).sum()
+        gradients.append(2 * distance)
+        assert not inside.all()
+    model.zero_grad()
+    penalty = dampening_penalty(model)
+    penalty.backward()
+    np.testing.assert_allclose(float(penalty.detach()), expected, rtol=1e-5)
+    for layer, gradient in zip(quantized(model), gradients, strict=True):
+        np.testing.assert_allclose(layer.weight.grad.numpy(), gradient, atol=1e-6)
+        assert layer.weight_quantizer.step.grad is None
+
+
+def test_a_schedule_is_half_a_cosine() -> None:
+    assert [at((0.04, 0.01), p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([0.04, 0.025, 0.01, 0.01])
+    assert at(0.3, 0.7) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: Oscillations(freeze=2.0), ValueError, r"freeze \(=2.0\) must be from 0 to 1"),
+        (lambda: Oscillations(freeze=(0.1, 0.2, 0.3)), ValueError, r"must be a number, a pair of numbers or None"),
+        (lambda: Oscillations(freeze="0.1"), TypeError, r"freeze \(='0.1'\) must be a number"),  # pyright: ignore
+        (lambda: Oscillations(momentum=0.0), ValueError, r"momentum \(=0.0\)"),
+        (lambda: Oscillations(max_bits=0), ValueError, r"max_bits \(=0\) must be"),
+        (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
+        (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
+    ],
+)
+def test_bad_options_are_refused(make: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("rule", "scheme", "error", "message"),
+    [
+        (Oscillations(), schemes.lsq(8, 8), ValueError, r"Oscillations\(.*\) finds no layer in model \(Sequential\)"),
+        (OvSW(), schemes.lsq(2, 2), ValueError, r"finds no layer"),
+        (Oscillations(freeze=(0.1, 0.2)), schemes.bnn(), ValueError, r"schedule, freeze: attach it with total_steps"),
+        (Oscillations(freeze=0.1), schemes.adabin(), TypeError, r"can't freeze 0\.0\.weight: adabin.* normalizes"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_said(rule: StepRule, scheme: Any, error: type[Exception], message: str) -> None:
+    model = network(scheme)
+    with pytest.raises(error, match=message):
+        rule.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_dampening_says_what_cannot_work() -> None:
+    with pytest.raises(TypeError, match=r"0\.0\.weight can't be drawn to its levels: adabin"):
+        dampening_penalty(network(schemes.adabin()))
+    with pytest.raises(ValueError, match="must have a trainable weight of at most 4 bits"):
+        dampening_penalty(network(schemes.lsq(8, 8)))
+    with pytest.raises(TypeError, match="must be a torch"):
+        OvSW().attach(network(schemes.bnn()), object())  # pyright: ignore[reportArgumentType]
+
+
+def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a user does, from the command line, with an interruption."""
+    from qconv.cli import train_as
+    from qconv.table import read_csv
+
+    words = [
+        "scheme=lsq", "scheme.weight_bits=3", "trainer.max_epochs=2", "trainer.accelerator=cpu", "report=false",
+        "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01]}]", "dampening=0.001",
+    ]  # fmt: skip
+    assert train_as("qconv train", [*words, f"run_dir={tmp_path / 'run'}"]) == 0
+    rows = read_csv(tmp_path / "run/diagnostics.csv")
+    assert max(float(row["weights_frozen"]) for row in rows) > 0
+    assert max(float(row["weights_oscillating"]) for row in rows) > 0
