@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         zoo as zoo,
     )
     from .bench.model import compare_models as compare_models
+    from .bit_assignment import BitAssignment as BitAssignment, assign_bits as assign_bits
     from .convert import (
         Plan as Plan,
         convert as convert,
@@ -84,6 +85,7 @@ __version__ = "0.1.0"
 # The same at run time: the names that other modules than those of their own name define.
 _PLACES = {
     "bench.model": ("compare_models",),
+    "bit_assignment": ("BitAssignment", "assign_bits"),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
     "inference": ("freeze", "verify"),
     "layers": (

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 MODULES = {
     "train": (
         *("pytorch_lightning", "lightning_fabric", "torchmetrics", "torchvision", "hydra", "omegaconf", "sklearn"),
-        *("matplotlib", "numpy", "PIL", "rich", "jinja2", "yaml"),
+        *("scipy", "matplotlib", "numpy", "PIL", "rich", "jinja2", "yaml"),
     ),
     "sweep": ("hydra_plugins", "optuna", "submitit"),
     "tensorboard": ("tensorboard",),

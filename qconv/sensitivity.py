@@ -177,7 +177,7 @@ def sensitivity(
     """
     check_whole("batch_size", batch_size)
     check_whole("max_samples", max_samples)
-    batches = list(_batches(images, labels, batch_size, max_samples))
+    batches = list(batches_of(images, labels, batch_size, max_samples))
     if not batches:
         raise ValueError("images must hold at least one sample")
     is_converted = any(isinstance(module, QuantizedLayer) for module in model.modules())
@@ -197,11 +197,11 @@ def sensitivity(
             with torch.no_grad():
                 layer.weight.copy_(layer.float_weight())
     with trial(model):
-        with _float_but(layers.values()):
+        with float_but(layers.values()):
             reference = [model(images) for images, _ in batches]
         rows = []
         for name, layer in shown(list(layers.items()), "sensitivity", len(layers)):
-            with _float_but([other for other in layers.values() if other is not layer]):
+            with float_but([other for other in layers.values() if other is not layer]):
                 rows.append(_cost(name, layer.scheme.name, model, batches, reference))
         together = _cost(ALL, "", model, batches, reference)
     loss = _mean_loss(reference, batches)
@@ -215,7 +215,7 @@ def calibrate_what_waits(model: nn.Module, batches: Sequence[tuple[Tensor, Tenso
         calibrate(model, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
 
 
-def _batches(
+def batches_of(
     images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, most: int
 ) -> Iterator[tuple[Tensor, Tensor | None]]:
     """Yield images and labels, if there are any, up to ``most`` samples."""
@@ -242,7 +242,7 @@ def _batches(
 
 
 @contextmanager
-def _float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
+def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
     """Let these layers compute what their float twins do."""
     layers = list(layers)
     for layer in layers:

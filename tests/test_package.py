@@ -57,6 +57,10 @@ ROOMS = {
     "sensitivity": {
         *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
     },
+    "bit_assignment": {
+        *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "sensitivity"),
+        *("summary", "table"),
+    },
     "optim": {"checks", "layers", "lifecycle", "quantizers"},
     "models": {"checks"},
     "packed": {"convert", "files", "layers", "lean", "quantizers", "scheme", "models"},

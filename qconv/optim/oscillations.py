@@ -22,7 +22,7 @@ class Oscillations(StepRule):
     A weight oscillates at a step if its code changes in the direction opposite to that of its last change. Its
     frequency is an exponential moving average, with the momentum m:
 
-    .. math:: f_t = m \\cdot [oscillates] + (1 - m) \\cdot f_{t-1}
+    .. math:: f_t = m \cdot [oscillates] + (1 - m) \cdot f_{t-1}
 
     With ``freeze``, a weight of :math:`f_t` above this threshold stays at the nearest code to the moving average (also
     with m) of its codes: after each further step it is set to that level at the scale of then.

@@ -18,10 +18,10 @@ class OvSW(StepRule):
 
     .. math::
 
-        g_c \\leftarrow g_c \\cdot \\max(1, \\delta \\lVert w_c \\rVert / \\lVert g_c \\rVert), \\qquad
-        g \\leftarrow g + \\lambda w \\cdot [f < \\sigma]
+        g_c \leftarrow g_c \cdot \max(1, \delta \lVert w_c \rVert / \lVert g_c \rVert), \qquad
+        g \leftarrow g + \lambda w \cdot [f < \sigma]
 
-    with :math:`f \\leftarrow m f + (1 - m) [\\text{the sign has changed in the step}]`, which begins at 0. The first is
+    with :math:`f \leftarrow m f + (1 - m) [\text{the sign has changed in the step}]`, which begins at 0. The first is
     the adaptive gradient scale; norms are taken as at least 1e-6 (gradient) and 1e-3 (weight). The second, silence
     awareness, lets weights decay that don't change their sign, so that they can.
 
@@ -31,10 +31,10 @@ class OvSW(StepRule):
     optimizer's own weight decay comes on top.
 
     Args:
-        delta: :math:`\\delta`, the least norm of a filter's gradient relative to that of the filter; 0 leaves it.
-        decay: :math:`\\lambda`; 0 leaves silent weights alone.
+        delta: :math:`\delta`, the least norm of a filter's gradient relative to that of the filter; 0 leaves it.
+        decay: :math:`\lambda`; 0 leaves silent weights alone.
         momentum: m, at least 0 and below 1.
-        threshold: :math:`\\sigma`.
+        threshold: :math:`\sigma`.
 
     Raises:
         ValueError: an option out of its range.

@@ -1,0 +1,419 @@
+"""Bits of each layer for a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
+
+import copy
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .checks import check_whole
+from .convert import convert
+from .extras import needed
+from .files import atomic_file
+from .layers import QuantizedLayer
+from .layers.bypassed import forget
+from .layers.trial import trial
+from .lean import lean
+from .lifecycle.calibrate import calibrate
+from .progress import shown
+from .scheme import Scheme
+from .sensitivity import batches_of, float_but, sensitivity
+from .summary import Summary, summarize
+from .table import Column, lines, write_csv
+
+Measure = Literal["hessian", "measured"]
+Batches = Sequence[tuple[Tensor, Tensor | None]]
+
+COLUMNS = (
+    Column("layer"),
+    Column("scheme"),
+    *(Column(head, is_right=True) for head in ("bits w/in", "cost", "packed bytes", "BOPs")),
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One scheme for one layer.
+
+    Attributes:
+        layer: the name of the layer.
+        scheme: the name of the scheme.
+        weight_bits: of the layer's weight.
+        input_bits: of its input.
+        cost: the expected increase of the loss, see `assign_bits`.
+        packed_bytes: of the layer in a packed file.
+        bops: bit operations for one sample, as `qconv.summary` counts them.
+    """
+
+    layer: str
+    scheme: str
+    weight_bits: float
+    input_bits: float
+    cost: float
+    packed_bytes: int
+    bops: int
+
+
+@dataclass(frozen=True, repr=False)
+class BitAssignment:
+    """The scheme that each layer gets; ``str`` of it is a table.
+
+    Attributes:
+        rows: the choice for each layer, in the order of the model.
+        overrides: the schemes by regular expressions, for `qconv.convert` and `qconv.plan`.
+        others: everything that could have been chosen, by layer.
+        packed_bytes: of the whole model.
+        bops: of the whole model, for one sample.
+        traces: the mean of the diagonal of the Hessian by each layer's weight; empty if costs were measured.
+    """
+
+    rows: tuple[Choice, ...]
+    overrides: Mapping[str, Scheme]
+    others: Mapping[str, tuple[Choice, ...]]
+    packed_bytes: int
+    bops: int
+    traces: Mapping[str, float]
+
+    @property
+    def cost(self) -> float:
+        """The sum of the costs."""
+        return sum(row.cost for row in self.rows)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write a row for each choice of each layer, with a column that says which was taken."""
+        taken = set(self.rows)
+        write_csv([{**asdict(row), "taken": row in taken} for rows in self.others.values() for row in rows], Path(path))
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Draw the bits of each layer's weight, and what each choice would cost, into a PNG file.
+
+        Raises:
+            ImportError: matplotlib is not installed.
+        """
+        with needed("BitAssignment.plot"):
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+            from matplotlib.figure import Figure
+        figure = Figure(figsize=(9, 1.4 + 0.24 * len(self.rows)), dpi=120, layout="constrained")
+        canvas = FigureCanvasAgg(figure)
+        left, right = figure.subplots(1, 2, sharey=True)
+        names = [row.layer for row in self.rows]
+        left.barh(names, [row.weight_bits for row in self.rows], color="#4c72b0")
+        left.invert_yaxis()
+        left.set_xlabel("bits of the weight")
+        for place, row in enumerate(self.rows):
+            others = self.others[row.layer]
+            right.plot([max(other.cost, 1e-12) for other in others], [place] * len(others), ".", color="#bbbbbb")
+            right.plot(max(row.cost, 1e-12), place, "o", color="#dd8452", markersize=5)
+        right.set_xscale("log")
+        right.set_xlabel("expected increase of the loss (grey: the other choices)")
+        for axes in (left, right):
+            axes.tick_params(labelsize=8)
+            axes.margins(y=0.01)
+            axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
+        with atomic_file(Path(path)) as file:
+            canvas.print_png(file)
+
+    def __str__(self) -> str:
+        cells = [
+            (
+                *(row.layer, row.scheme, f"{row.weight_bits:.3g}/{row.input_bits:.3g}", f"{row.cost:.3g}"),
+                *(f"{row.packed_bytes:,}", f"{row.bops:,}"),
+            )
+            for row in self.rows
+        ]
+        total = ("all", "", "", f"{self.cost:.3g}", f"{self.packed_bytes:,}", f"{self.bops:,}")
+        end = "cost: expected increase of the loss; bytes and BOPs of all are those of the whole model"
+        return "\n".join([*lines([*cells, None, total], COLUMNS), "", end])
+
+    def __repr__(self) -> str:
+        return f"BitAssignment({len(self.rows)} layers, {self.packed_bytes} bytes, {self.bops} BOPs)"
+
+
+def assign_bits(
+    model: nn.Module,
+    images: Tensor | Iterable[Any],
+    labels: Tensor | None = None,
+    *,
+    choices: Sequence[Scheme],
+    max_bytes: int | None = None,
+    max_bops: int | None = None,
+    measure: Measure = "hessian",
+    skip: Sequence[str] = ("first", "last"),
+    probes: int = 16,
+    batch_size: int = 64,
+    max_samples: int = 128,
+    seed: int = 0,
+    **options: Any,
+) -> BitAssignment:
+    r"""Choose a scheme for each layer, so that the loss rises least within a budget of bytes or of bit operations.
+
+    The sum of the layers' costs is minimized by an integer program (`scipy.optimize.milp`), as in HAWQ-V3
+    (arXiv:2011.10680). The cost of a scheme for a layer is, with ``measure="hessian"``,
+
+    .. math::
+
+        \tfrac12 \, \overline{H}_w \lVert w_q - w \rVert^2 +
+        \tfrac12 \, \overline{H}_x \lVert x_q - x \rVert^2
+
+    where :math:`\overline{H}` is the mean of the diagonal of the loss's Hessian by the layer's weight or input: its
+    trace, which Hutchinson's estimator takes from products with random signs, over the number of elements; the first
+    term is HAWQ-V2's (arXiv:1911.03852), the second is left out if all choices have the same bits for inputs. A
+    negative estimate counts as 0. With ``measure="measured"`` it is what
+    `qconv.sensitivity` measures for the layer alone. Neither knows what several layers do together, nor how training
+    repairs it: compare the result with `qconv.sensitivity`, and train it.
+
+        >>> found = qconv.assign_bits(model, images, labels, choices=[lsq(2, 2), lsq(4, 4), lsq(8, 8)],
+        ...                           max_bytes=100_000)  # doctest: +SKIP
+        >>> print(found)  # doctest: +SKIP
+        >>> qconv.convert(model, lsq(4, 4), overrides=found.overrides)  # doctest: +SKIP
+
+    Args:
+        model: a float model that takes one tensor and returns logits. It is not changed.
+        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader.
+        labels: the samples' classes, beside a tensor of images. Without labels the loss is the cross-entropy to the
+            model's own probabilities.
+        choices: the schemes from which each layer gets one.
+        max_bytes: the most bytes of the packed model, as `qconv.summary` counts them.
+        max_bops: the most bit operations of the whole model for one sample, as `qconv.summary` counts them.
+        measure: ``"hessian"`` or ``"measured"``.
+        skip: layers that stay float, as for `qconv.convert`; they count in the budget.
+        probes: random vectors for each tensor and batch; a product of the Hessian takes a few times as long as a step.
+        batch_size: of a tensor of images.
+        max_samples: the number of samples that are used.
+        seed: of the random vectors.
+        options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
+
+    Raises:
+        ValueError: no choices; neither budget; a budget that the cheapest choices exceed; a converted model; no
+            samples; an unknown measure.
+        TypeError: a choice that is no scheme, and as for `qconv.convert`.
+        ImportError: scipy is not installed.
+    """
+    with needed("qconv.assign_bits"):  # before the work
+        from scipy.optimize import milp
+
+        del milp
+    _check(model, choices, max_bytes, max_bops, measure)
+    for name, value in {"batch_size": batch_size, "max_samples": max_samples, "probes": probes}.items():
+        check_whole(name, value)
+    batches = list(batches_of(images, labels, batch_size, max_samples))
+    if not batches:
+        raise ValueError("images must hold at least one sample")
+    options = {"before_sign": "keep", "skip": skip, **options}
+    converted = [_converted(model, scheme, batches, options) for scheme in choices]
+    names = list(_layers(converted[0]))
+    if measure == "measured":
+        costs, traces = [_measured(each, batches) for each in converted], {}
+    else:
+        tensors = _traces(converted[0], batches, probes, seed, of_inputs=_differ_in_inputs(converted))
+        costs = [_expected(each, batches, tensors) for each in converted]
+        traces = {name: of_weight for name, (of_weight, _) in tensors.items()}
+    input_size = tuple(batches[0][0].shape[1:])
+    summaries = [summarize(each, input_size) for each in converted]
+    others = {
+        name: tuple(
+            _choice(name, scheme, summary, cost[name])
+            for scheme, summary, cost in zip(choices, summaries, costs, strict=True)
+        )
+        for name in names
+    }
+    rest = {"packed_bytes": min(summary.header_bytes for summary in summaries), "bops": 0}
+    for figure in rest:
+        rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
+    while True:
+        taken = _solve(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
+        overrides = {re.escape(name): choices[index] for name, index in taken.items()}
+        whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
+        if max_bytes is None or whole.packed_bytes <= max_bytes:
+            break
+        rest["packed_bytes"] += whole.packed_bytes - max_bytes  # the file's header is larger with several schemes
+    rows = tuple(others[name][index] for name, index in taken.items())
+    return BitAssignment(rows, overrides, others, whole.packed_bytes, whole.bops, traces)
+
+
+def _check(
+    model: nn.Module, choices: Sequence[Scheme], max_bytes: int | None, max_bops: int | None, measure: str
+) -> None:
+    if not choices:
+        raise ValueError("choices (=[]) must hold at least one scheme, such as [schemes.lsq(2, 2), schemes.lsq(4, 4)]")
+    for choice in choices:
+        if not isinstance(choice, Scheme):
+            raise TypeError(f"choices: {choice!r} must be a scheme, such as qconv.schemes.lsq(4, 4)")
+    if max_bytes is None and max_bops is None:
+        raise ValueError("give a budget: max_bytes, max_bops, or both")
+    for name, value in {"max_bytes": max_bytes, "max_bops": max_bops}.items():
+        if value is not None:
+            check_whole(name, value)
+    if measure not in ("hessian", "measured"):
+        raise ValueError(f"measure (={measure!r}) must be 'hessian' or 'measured'")
+    if any(isinstance(module, QuantizedLayer) for module in model.modules()):
+        raise ValueError(f"model ({type(model).__name__}) is converted already: give the float one")
+
+
+def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapping[str, Any]) -> nn.Module:
+    """Return a calibrated copy in evaluation."""
+    each = convert(copy.deepcopy(model), scheme, **options)
+    lean(each, False)
+    each.eval()
+    calibrate(each, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
+    forget(each)
+    return each
+
+
+def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+
+
+def _differ_in_inputs(models: Sequence[nn.Module]) -> bool:
+    """Whether the models have other quantizers of the inputs."""
+    kinds = {tuple(repr(layer.input_quantizer) for layer in _layers(model).values()) for model in models}
+    return len(kinds) > 1
+
+
+def _measured(model: nn.Module, batches: Batches) -> dict[str, float]:
+    given = ((images,) if labels is None else (images, labels) for images, labels in batches)
+    found = sensitivity(model, given, max_samples=sum(len(images) for images, _ in batches))
+    return {name: max(cost, 0.0) for name, cost in found.costs.items()}
+
+
+@contextmanager
+def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the layers' inputs, as tensors that the output depends on if they are to have gradients."""
+    found: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def hook(name: str):
+        def collect(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            del module
+            input = args[0]
+            if grad and not input.requires_grad:
+                input = input.detach().requires_grad_()
+            found[name].append(input)
+            return (input, *args[1:])
+
+        return collect
+
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(hook(name)).remove)
+        yield found
+
+
+def _traces(
+    model: nn.Module, batches: Batches, probes: int, seed: int, *, of_inputs: bool = True
+) -> dict[str, tuple[float, float]]:
+    """Return the means of the Hessian's diagonal by the weight and, unless left out, by the input of each layer.
+
+    The expectation of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors:
+    one vector for all of them would have the same expectation, but the coupling of layers as noise.
+    """
+    layers = _layers(model)
+    generator = torch.Generator().manual_seed(seed)
+    sums = {name: [0.0, 0.0] for name in layers}
+    samples = sum(len(images) for images, _ in batches)
+    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    for parameter in was:
+        parameter.requires_grad_(False)
+    try:
+        for layer in layers.values():
+            layer.weight.requires_grad_()
+        for images, labels in batches:
+            with float_but(layers.values()), _inputs(layers, grad=True) as inputs, torch.enable_grad():
+                loss = _loss(model(images), labels)
+            tensors = [(name, 0, layer.weight) for name, layer in layers.items()]
+            tensors += [(name, 1, input) for name, each in inputs.items() for input in each if of_inputs]
+            values = [tensor for _, _, tensor in tensors]
+            gradients = torch.autograd.grad(loss, values, create_graph=True, allow_unused=True)
+            pairs = list(zip(tensors, gradients, strict=True))
+            for (name, place, value), gradient in shown(pairs, "Hessian", len(pairs)):
+                if gradient is None or not gradient.requires_grad or value.numel() == 0:  # the loss is linear in it
+                    continue
+                trace = sum(_probe(gradient, value, generator) for _ in range(probes)) / probes
+                sums[name][place] += trace / value.numel() * len(images) / samples
+    finally:
+        for parameter, required in was.items():
+            parameter.requires_grad_(required)
+    return {name: (max(of_weight, 0.0), max(of_input, 0.0)) for name, (of_weight, of_input) in sums.items()}
+
+
+def _probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
+    """One sample of Hutchinson's estimator."""
+    signs = (torch.randint(0, 2, value.shape, generator=generator) * 2 - 1).to(value.device, value.dtype)
+    (product,) = torch.autograd.grad(gradient, value, signs, retain_graph=True, allow_unused=True)
+    return 0.0 if product is None else float((signs * product).double().sum())
+
+
+def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
+    target = logits.detach().softmax(1) if labels is None else labels
+    return F.cross_entropy(logits, target)
+
+
+def _expected(model: nn.Module, batches: Batches, traces: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Return the expected increase of the mean loss for each layer.
+
+    The diagonal by an input is that of the loss of a batch, in which a sample has a share of one over its size.
+    """
+    layers = _layers(model)
+    samples = sum(len(images) for images, _ in batches)
+    costs = {
+        name: 0.5 * traces[name][0] * float((layer.quantized_weight() - layer.weight.detach()).double().square().sum())
+        for name, layer in layers.items()
+    }
+    for images, _ in batches:
+        with trial(model), float_but(layers.values()), _inputs(layers, grad=False) as inputs:
+            model(images)
+        for name, layer in layers.items():
+            quantizer = layer.input_quantizer
+            with torch.no_grad():
+                noise = [quantizer.quantize(input, *quantizer.tensors()) - input for input in inputs[name]]
+            error = sum(float(each.double().square().sum()) for each in noise)
+            costs[name] += 0.5 * traces[name][1] * error * len(images) / samples
+    return costs
+
+
+def _choice(name: str, scheme: Scheme, summary: Summary, cost: float) -> Choice:
+    row = next(row for row in summary.rows if row.name == name)
+    return Choice(name, scheme.name, row.weight_bits, row.input_bits, cost, row.packed_bytes, row.bops)
+
+
+def _rest(summary: Summary, names: Sequence[str], figure: str) -> int:
+    """What the modules have that are not chosen for."""
+    return sum(getattr(row, figure) for row in summary.rows if row.name not in names)
+
+
+def _solve(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple[int | None, int]]) -> dict[str, int]:
+    """Return the number of the choice for each layer, of least cost within the budgets."""
+    with needed("qconv.assign_bits"):
+        import numpy as np
+        from scipy.optimize import Bounds, LinearConstraint, milp
+    for figure, (most, rest) in budgets.items():
+        least = rest + sum(min(getattr(choice, figure) for choice in choices) for choices in others.values())
+        if most is not None and least > most:
+            name = "max_bytes" if figure == "packed_bytes" else "max_bops"
+            raise ValueError(f"{name} (={most}) must be at least {least}, what the cheapest choices take")
+    flat = [choice for choices in others.values() for choice in choices]
+    costs = np.array([choice.cost for choice in flat])
+    one = np.zeros((len(others), len(flat)))
+    start = 0
+    for place, choices in enumerate(others.values()):
+        one[place, start : start + len(choices)] = 1
+        start += len(choices)
+    limits = [LinearConstraint(one, 1, 1)]
+    for figure, (most, rest) in budgets.items():
+        if most is not None:
+            sizes = np.array([[float(getattr(choice, figure)) for choice in flat]])
+            limits.append(LinearConstraint(sizes / max(most, 1), -np.inf, (most - rest) / max(most, 1)))
+    scaled = costs / max(costs.max(), 1e-300)  # the solver's tolerances are absolute
+    found = milp(scaled, constraints=limits, integrality=np.ones(len(flat)), bounds=Bounds(0, 1))
+    if found.x is None:
+        raise ValueError(f"no assignment meets {', '.join(budgets)} together: {found.message}")
+    taken = iter(np.round(found.x).reshape(-1))
+    return {name: [next(taken) for _ in choices].index(1) for name, choices in others.items()}

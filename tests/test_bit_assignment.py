@@ -1,0 +1,199 @@
+"""Bits for a budget, against the exact Hessian and all combinations."""
+
+import copy
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.bit_assignment import BitAssignment, Choice, _solve, _traces  # pyright: ignore[reportPrivateUsage]
+from qconv.table import read_csv
+
+CHOICES = [schemes.lsq(2, 4), schemes.lsq(4, 4), schemes.lsq(8, 8)]
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(),
+        nn.Conv2d(3, 2, 3, stride=2), nn.Softplus(),
+        nn.Flatten(), nn.Linear(8, 3),
+    ).eval()  # fmt: skip
+
+
+def pictures(count: int = 12) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.rand(count, 1, 7, 7, generator=generator), torch.arange(count) % 3
+
+
+def assign(model: nn.Module, *data: Any, **options: Any) -> BitAssignment:
+    return qconv.assign_bits(model, *data, **{"choices": CHOICES, "skip": (), "max_bytes": 10**6, **options})
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_traces_are_those_of_the_exact_hessian(labelled: bool) -> None:
+    model = network().double()
+    images, labels = pictures(4)
+    images = images.double()
+    converted = qconv.convert(copy.deepcopy(model), schemes.lsq(4, 8), skip=()).eval()
+    found = _traces(converted, [(images, labels if labelled else None)], 2000, 0)
+    assert list(found) == ["0", "3", "6"]
+    target = labels if labelled else model(images).detach().softmax(1)
+
+    def loss_of_weight(weight: Tensor) -> Tensor:
+        return F.cross_entropy(torch.func.functional_call(model, {"3.weight": weight}, images), target)
+
+    def loss_of_input(x: Tensor) -> Tensor:
+        return F.cross_entropy(model[3:](x), target)
+
+    for place, (loss, at) in enumerate([(loss_of_weight, model[3].weight), (loss_of_input, model[:3](images))]):
+        hessian: Any = torch.autograd.functional.hessian(loss, at.detach())
+        count = at.numel()
+        exact = hessian.reshape(count, count).diagonal().mean().item()
+        assert found["3"][place] == pytest.approx(exact, rel=0.1)
+        assert exact > 0
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
+def test_the_program_finds_the_best_of_all_combinations(share: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    others = {
+        f"layer{number}": tuple(
+            Choice(f"layer{number}", "", bits, bits, 4.0**-bits * draw(1, 50), bits * draw(9, 99), bits * draw(9, 99))
+            for bits in (2, 4, 8)
+        )
+        for number in range(5)
+    }  # fmt: skip
+    sums = [sum(choice.packed_bytes for choice in each) for each in itertools.product(*others.values())]
+    most = min(sums) + round(share * (max(sums) - min(sums)))
+    of_bops = [sum(choice.bops for choice in each) for each in itertools.product(*others.values())]
+    most_bops = round(1.2 * sum(of_bops) / len(of_bops))
+    for budgets in ({"packed_bytes": (most + 7, 7)}, {"packed_bytes": (most, 0), "bops": (most_bops, 0)}):
+        fits = [
+            each
+            for each in itertools.product(*others.values())
+            if sum(choice.packed_bytes for choice in each) <= most
+            and ("bops" not in budgets or sum(choice.bops for choice in each) <= most_bops)
+        ]
+        if not fits:
+            with pytest.raises(ValueError, match="no assignment meets packed_bytes, bops together"):
+                _solve(others, budgets)
+            continue
+        taken = _solve(others, budgets)
+        chosen = [others[name][index] for name, index in taken.items()]
+        assert sum(choice.packed_bytes for choice in chosen) <= most
+        best = min(sum(choice.cost for choice in each) for each in fits)
+        assert sum(choice.cost for choice in chosen) == pytest.approx(best, rel=1e-9)
+
+
+@pytest.mark.parametrize("measure", ["hessian", "measured"])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_budget_is_kept_by_the_file(measure: Any, labelled: bool, tmp_path: Path) -> None:
+    model = network()
+    before = copy.deepcopy(model.state_dict())
+    data = pictures() if labelled else pictures()[:1]
+    free = assign(model, *data, measure=measure)
+    assert free.cost == sum(min(choice.cost for choice in each) for each in free.others.values())
+    cheapest = sum(min(choice.packed_bytes for choice in each) for each in free.others.values())
+    least = free.packed_bytes - sum(row.packed_bytes for row in free.rows) + cheapest
+    budget = (least + free.packed_bytes) // 2
+    found = assign(model, *data, measure=measure, max_bytes=budget)
+    assert found.packed_bytes <= budget
+    assert found.cost >= free.cost
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    converted = qconv.convert(copy.deepcopy(model), schemes.bnn(), skip=(), overrides=found.overrides)
+    qconv.calibrate(converted, [data[0]])
+    layers = [module for module in converted.modules() if isinstance(module, qconv.QuantizedLayer)]
+    assert [layer.scheme.name for layer in layers] == [row.scheme for row in found.rows]
+    assert qconv.summarize(converted, (1, 7, 7)).packed_bytes == found.packed_bytes
+    qconv.save_packed(converted, tmp_path / "a.qconv")
+    assert (tmp_path / "a.qconv").stat().st_size <= budget + 200  # with what tests the file when it is loaded
+    assert (found.traces == {}) == (measure == "measured")
+
+
+def test_costs_are_the_curvature_times_the_squared_error() -> None:
+    model, (images, labels) = network(), pictures()
+    found = assign(model, images, labels, probes=8)
+    for scheme, place in zip(CHOICES, range(3), strict=True):
+        converted = qconv.convert(copy.deepcopy(model), scheme, skip=()).eval()
+        qconv.calibrate(converted, [images])
+        traces = _traces(converted, [(images, labels)], 8, 0)
+        layer: Any = converted[3]
+        x = model[:3](images).detach()
+        x_q = layer.input_quantizer.quantize(x, *layer.input_quantizer.tensors())
+        of_weight = (layer.quantized_weight() - layer.weight).square().sum().item() * traces["3"][0]
+        of_input = (x_q - x).square().sum().item() * traces["3"][1]
+        assert found.others["3"][place].cost == pytest.approx((of_weight + of_input) / 2, rel=1e-3)
+
+
+def test_bit_operations_are_a_budget_too() -> None:
+    model, data = network(), pictures()
+    free = assign(model, *data, max_bytes=None, max_bops=10**9)
+    found = assign(model, *data, max_bytes=None, max_bops=free.bops // 2)
+    assert found.bops <= free.bops // 2
+    converted = qconv.convert(copy.deepcopy(model), schemes.bnn(), skip=(), overrides=found.overrides)
+    assert qconv.summarize(converted, (1, 7, 7)).bops == found.bops
+
+
+def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
+    found = assign(network(), *pictures(), skip=("first", "last"))
+    assert [row.layer for row in found.rows] == ["3"]
+    assert found.packed_bytes > found.rows[0].packed_bytes + 4 * 27
+    found.plot(tmp_path / "bits.png")
+    assert (tmp_path / "bits.png").read_bytes().startswith(b"\x89PNG")
+    found.to_csv(tmp_path / "bits.csv")
+    rows = read_csv(tmp_path / "bits.csv")
+    assert len(rows) == 3
+    assert [row["taken"] for row in rows].count("True") == 1
+    assert "lsq(weight_bits=8" in str(found)
+    assert repr(found).startswith("BitAssignment(1 layers, ")
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"max_bytes": None}, ValueError, "give a budget: max_bytes, max_bops, or both"),
+        ({"max_bytes": 10}, ValueError, r"max_bytes \(=10\) must be at least \d+, what the cheapest choices take"),
+        ({"max_bops": 10}, ValueError, r"max_bops \(=10\) must be at least"),
+        ({"max_bytes": 1.5}, ValueError, r"max_bytes \(=1.5\) must be a whole number"),
+        ({"choices": []}, ValueError, r"choices \(=\[\]\) must hold at least one scheme"),
+        ({"choices": ["lsq"]}, TypeError, r"choices: 'lsq' must be a scheme"),
+        ({"measure": "trace"}, ValueError, r"measure \(='trace'\) must be 'hessian' or 'measured'"),
+        ({"skip": (".*",)}, ValueError, "has nothing left to convert"),
+    ],
+)
+def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        assign(network(), *pictures(), **options)
+
+
+def test_a_converted_model_and_no_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="is converted already: give the float one"):
+        assign(qconv.convert(network(), schemes.lsq(4, 4)), *pictures())
+    with pytest.raises(ValueError, match="images must hold at least one sample"):
+        assign(network(), torch.empty(0, 1, 7, 7))
+
+
+def test_a_residual_network_in_batches() -> None:
+    """With shortcuts, ReLUs in place, and batches as a loader gives them; the estimates repeat with the seed."""
+    torch.manual_seed(0)
+    model = qconv.models.resnet20(activation=nn.ReLU, shortcut="normal").eval()
+    images = torch.rand(6, 3, 8, 8)
+    batches = [(images[:4], torch.arange(4)), (images[4:], torch.arange(2))]
+    options: Any = {"choices": CHOICES[:2], "skip": ("first", "last"), "probes": 2, "max_bytes": 125_000}
+    runs = [assign(model, batches, **options) for _ in range(2)]
+    assert runs[0] == runs[1]
+    assert len(runs[0].rows) == 18
+    assert {row.weight_bits for row in runs[0].rows} == {2, 4}
+    assert all(math.isfinite(row.cost) for row in runs[0].rows)
