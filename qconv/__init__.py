@@ -71,6 +71,7 @@ if TYPE_CHECKING:
     from .optim import parameter_groups as parameter_groups
     from .packed import PackedFileError as PackedFileError, load_packed as load_packed, save_packed as save_packed
     from .quantizers import Quantizer as Quantizer
+    from .reconstruct import Reconstruction as Reconstruction, reconstruct as reconstruct
     from .scheme import Scheme as Scheme
     from .sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
     from .summary import summarize as summarize, summary as summary
@@ -101,6 +102,7 @@ _PLACES = {
     "packed": ("PackedFileError", "load_packed", "save_packed"),
     "quantizers": ("Quantizer",),
     "scheme": ("Scheme",),
+    "reconstruct": ("Reconstruction", "reconstruct"),
     "sensitivity": ("Sensitivity", "sensitivity"),
     "summary": ("summarize", "summary"),
     "summary.table": ("Summary",),

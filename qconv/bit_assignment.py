@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .checks import check_whole
+from .checks import check_at_least_one, check_whole
 from .convert import convert
 from .extras import needed
 from .files import atomic_file
@@ -205,6 +205,9 @@ def assign_bits(
     _check(model, choices, max_bytes, max_bops, measure)
     for name, value in {"batch_size": batch_size, "max_samples": max_samples, "probes": probes}.items():
         check_whole(name, value)
+        check_at_least_one(**{name: value})
+    if "overrides" in options:
+        raise ValueError("overrides: they are what assign_bits chooses; name layers that stay float in skip")
     batches = list(batches_of(images, labels, batch_size, max_samples))
     if not batches:
         raise ValueError("images must hold at least one sample")
@@ -214,6 +217,9 @@ def assign_bits(
     if measure == "measured":
         costs, traces = [_measured(each, batches) for each in converted], {}
     else:
+        for name, layer in _layers(converted[0]).items():
+            if layer.filters_are_computed:
+                raise TypeError(f"{name} quantizes what it computes from its weight: take measure='measured'")
         tensors = _traces(converted[0], batches, probes, seed, of_inputs=_differ_in_inputs(converted))
         costs = [_expected(each, batches, tensors) for each in converted]
         traces = {name: of_weight for name, (of_weight, _) in tensors.items()}
@@ -294,8 +300,8 @@ def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dic
         def collect(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             del module
             input = args[0]
-            if grad and not input.requires_grad:
-                input = input.detach().requires_grad_()
+            if grad:  # a node of its own: others, such as a shortcut, may take the same tensor, or write to it
+                input = input.clone() if input.requires_grad else input.detach().clone().requires_grad_()
             found[name].append(input)
             return (input, *args[1:])
 
@@ -309,15 +315,17 @@ def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dic
 
 def _traces(
     model: nn.Module, batches: Batches, probes: int, seed: int, *, of_inputs: bool = True
-) -> dict[str, tuple[float, float]]:
-    """Return the means of the Hessian's diagonal by the weight and, unless left out, by the input of each layer.
+) -> dict[str, tuple[float, list[float]]]:
+    """Return the means of the Hessians' diagonals by the weight of each layer, and by the input of each call of it.
 
+    The first is that of the mean loss, the second that of a sample's loss; it may be left out.
     The expectation of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors:
     one vector for all of them would have the same expectation, but the coupling of layers as noise.
     """
     layers = _layers(model)
     generator = torch.Generator().manual_seed(seed)
-    sums = {name: [0.0, 0.0] for name in layers}
+    of_weights = dict.fromkeys(layers, 0.0)
+    by_inputs: dict[str, list[float]] = {name: [] for name in layers}
     samples = sum(len(images) for images, _ in batches)
     was = {parameter: parameter.requires_grad for parameter in model.parameters()}
     for parameter in was:
@@ -328,20 +336,26 @@ def _traces(
         for images, labels in batches:
             with float_but(layers.values()), _inputs(layers, grad=True) as inputs, torch.enable_grad():
                 loss = _loss(model(images), labels)
-            tensors = [(name, 0, layer.weight) for name, layer in layers.items()]
-            tensors += [(name, 1, input) for name, each in inputs.items() for input in each if of_inputs]
+            tensors = [(name, -1, layer.weight) for name, layer in layers.items()]
+            for name, each in inputs.items():
+                tensors += [(name, call, input) for call, input in enumerate(each) if of_inputs]
+                by_inputs[name] += [0.0] * (len(each) - len(by_inputs[name]))
             values = [tensor for _, _, tensor in tensors]
             gradients = torch.autograd.grad(loss, values, create_graph=True, allow_unused=True)
             pairs = list(zip(tensors, gradients, strict=True))
-            for (name, place, value), gradient in shown(pairs, "Hessian", len(pairs)):
+            for (name, call, value), gradient in shown(pairs, "Hessian", len(pairs)):
                 if gradient is None or not gradient.requires_grad or value.numel() == 0:  # the loss is linear in it
                     continue
                 trace = sum(_probe(gradient, value, generator) for _ in range(probes)) / probes
-                sums[name][place] += trace / value.numel() * len(images) / samples
+                mean, share = trace / value.numel(), len(images) / samples
+                if call < 0:
+                    of_weights[name] += mean * share
+                else:  # the loss of a batch is a mean: each sample has a share of one over its size
+                    by_inputs[name][call] += mean * len(images) * share
     finally:
         for parameter, required in was.items():
             parameter.requires_grad_(required)
-    return {name: (max(of_weight, 0.0), max(of_input, 0.0)) for name, (of_weight, of_input) in sums.items()}
+    return {name: (max(of_weights[name], 0.0), [max(each, 0.0) for each in by_inputs[name]]) for name in layers}
 
 
 def _probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
@@ -356,11 +370,8 @@ def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
     return F.cross_entropy(logits, target)
 
 
-def _expected(model: nn.Module, batches: Batches, traces: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Return the expected increase of the mean loss for each layer.
-
-    The diagonal by an input is that of the loss of a batch, in which a sample has a share of one over its size.
-    """
+def _expected(model: nn.Module, batches: Batches, traces: Mapping[str, tuple[float, list[float]]]) -> dict[str, float]:
+    """Return the expected increase of the mean loss for each layer."""
     layers = _layers(model)
     samples = sum(len(images) for images, _ in batches)
     costs = {
@@ -374,8 +385,8 @@ def _expected(model: nn.Module, batches: Batches, traces: Mapping[str, tuple[flo
             quantizer = layer.input_quantizer
             with torch.no_grad():
                 noise = [quantizer.quantize(input, *quantizer.tensors()) - input for input in inputs[name]]
-            error = sum(float(each.double().square().sum()) for each in noise)
-            costs[name] += 0.5 * traces[name][1] * error * len(images) / samples
+            errors = [float(each.double().square().sum()) for each in noise]
+            costs[name] += sum(0.5 * h * error / samples for h, error in zip(traces[name][1], errors, strict=True))
     return costs
 
 

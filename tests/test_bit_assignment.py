@@ -46,19 +46,66 @@ def test_traces_are_those_of_the_exact_hessian(labelled: bool) -> None:
     found = _traces(converted, [(images, labels if labelled else None)], 2000, 0)
     assert list(found) == ["0", "3", "6"]
     target = labels if labelled else model(images).detach().softmax(1)
+    rest, weight = nn.Sequential(*list(model)[3:]), model.get_parameter("3.weight")
 
     def loss_of_weight(weight: Tensor) -> Tensor:
         return F.cross_entropy(torch.func.functional_call(model, {"3.weight": weight}, images), target)
 
     def loss_of_input(x: Tensor) -> Tensor:
-        return F.cross_entropy(model[3:](x), target)
+        return F.cross_entropy(rest(x), target)
 
-    for place, (loss, at) in enumerate([(loss_of_weight, model[3].weight), (loss_of_input, model[:3](images))]):
+    for place, (loss, at) in enumerate(
+        [(loss_of_weight, weight), (loss_of_input, nn.Sequential(*list(model)[:3])(images))]
+    ):
         hessian: Any = torch.autograd.functional.hessian(loss, at.detach())
         count = at.numel()
         exact = hessian.reshape(count, count).diagonal().mean().item()
-        assert found["3"][place] == pytest.approx(exact, rel=0.1)
+        of_weight, (of_input,) = found["3"]  # of a sample, which has a quarter of the loss
+        assert (of_weight, of_input / 4)[place] == pytest.approx(exact, rel=0.1)
         assert exact > 0
+
+
+class Shortcut(nn.Module):
+    """The tensor that the convolution takes goes past it, too, and is written to later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.conv, self.fc = nn.Conv2d(1, 2, 3), nn.Conv2d(2, 2, 3, padding=1), nn.Linear(50, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.conv(x).tanh()
+        x += y
+        return self.fc(x.flatten(1))
+
+
+def test_the_curvature_of_a_shortcut_does_not_count() -> None:
+    model = Shortcut().double().eval()
+    images, labels = pictures(4)
+    images = images.double()
+    found = _traces(qconv.convert(copy.deepcopy(model), schemes.lsq(4, 8), skip=()), [(images, labels)], 2000, 0)
+    x = model.first(images).detach()
+
+    def loss(input: Tensor) -> Tensor:
+        return F.cross_entropy(model.fc((x + model.conv(input).tanh()).flatten(1)), labels)
+
+    hessian: Any = torch.autograd.functional.hessian(loss, x)
+    exact = hessian.reshape(x.numel(), x.numel()).diagonal().mean().item()
+    assert found["conv"][1][0] / 4 == pytest.approx(exact, rel=0.1)
+
+
+def test_each_call_of_a_layer_counts() -> None:
+    """With batches of several sizes: the estimate is that of one batch."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(2, 2, 3, padding=1)
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), conv, nn.Tanh(), conv, nn.Tanh(), nn.Flatten(), nn.Linear(50, 3)).eval()
+    images, labels = pictures(9)
+    parts = [(images[:8], labels[:8]), (images[8:], labels[8:])]
+    options: Any = {"probes": 400, "choices": [schemes.lsq(8, 2), schemes.lsq(8, 3)]}
+    whole, split = (assign(model, [*data], **options) for data in ([(images, labels)], parts))
+    for one, other in zip(whole.rows, split.rows, strict=True):
+        assert other.cost == pytest.approx(one.cost, rel=0.25)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.3, 0.5, 0.8, 1.0])
@@ -133,7 +180,7 @@ def test_costs_are_the_curvature_times_the_squared_error() -> None:
         x = model[:3](images).detach()
         x_q = layer.input_quantizer.quantize(x, *layer.input_quantizer.tensors())
         of_weight = (layer.quantized_weight() - layer.weight).square().sum().item() * traces["3"][0]
-        of_input = (x_q - x).square().sum().item() * traces["3"][1]
+        of_input = (x_q - x).square().sum().item() * traces["3"][1][0] / len(images)
         assert found.others["3"][place].cost == pytest.approx((of_weight + of_input) / 2, rel=1e-3)
 
 
@@ -170,6 +217,8 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
         ({"choices": []}, ValueError, r"choices \(=\[\]\) must hold at least one scheme"),
         ({"choices": ["lsq"]}, TypeError, r"choices: 'lsq' must be a scheme"),
         ({"measure": "trace"}, ValueError, r"measure \(='trace'\) must be 'hessian' or 'measured'"),
+        ({"probes": 0}, ValueError, r"probes \(=0\) must be at least 1"),
+        ({"overrides": {"3": None}}, ValueError, "overrides: they are what assign_bits chooses"),
         ({"skip": (".*",)}, ValueError, "has nothing left to convert"),
     ],
 )

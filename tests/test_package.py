@@ -57,6 +57,7 @@ ROOMS = {
     "sensitivity": {
         *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
     },
+    "reconstruct": {"checks", "layers", "progress", "quantizers", "sensitivity", "table"},
     "bit_assignment": {
         *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "sensitivity"),
         *("summary", "table"),
@@ -139,14 +140,14 @@ def test_public_surface() -> None:
 
 def test_a_function_keeps_its_name_whatever_is_imported() -> None:
     code = """
-import qconv.convert, qconv.lean, qconv.sensitivity, qconv.summary.table, qconv
+import qconv.convert, qconv.lean, qconv.reconstruct, qconv.sensitivity, qconv.summary.table, qconv
 from qconv.summary import screen
-functions = [qconv.convert, qconv.lean, qconv.sensitivity, qconv.summary]
-from qconv import convert, lean, sensitivity, summary
-assert [convert, lean, sensitivity, summary] == functions
+functions = [qconv.convert, qconv.lean, qconv.reconstruct, qconv.sensitivity, qconv.summary]
+from qconv import convert, lean, reconstruct, sensitivity, summary
+assert [convert, lean, reconstruct, sensitivity, summary] == functions
 print([type(each).__name__ for each in functions], qconv.summary is qconv.summary)
 """
-    assert in_a_new_process(code) == f"{['function'] * 4} True\n"
+    assert in_a_new_process(code) == f"{['function'] * 5} True\n"
 
 
 def in_a_new_process(code: str) -> str:

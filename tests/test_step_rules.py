@@ -2,18 +2,24 @@
 
 import copy
 import io
+import signal
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
+from pytorch_lightning.utilities.exceptions import SIGTERMException
+from test_train import config, send
 from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
+from qconv.cli import train as program
 from qconv.optim import Oscillations, OvSW, StepRule, dampening_penalty
 from qconv.optim.step_rules import at
+from qconv.table import read_csv
+from qconv.training import Classifier
 
 
 def network(scheme: qconv.Scheme, seed: int = 0) -> nn.Sequential:
@@ -112,7 +118,7 @@ def test_a_weight_freezes_at_the_nearest_code_to_its_average() -> None:
         layer.weight.fill_(0.0)
     optimizer = torch.optim.SGD([layer.weight], lr=1.0)
     Oscillations(freeze=0.4, momentum=0.3).attach(model, optimizer)
-    codes, average, frequency, direction, frozen = [], None, 0.0, 0.0, None
+    codes, average, last, frequency, direction, frozen = [], 0.0, 0.0, 0.0, 0.0, None
     for step, to in enumerate([2.0, 2.0, 3.0, 1.0, 3.0, -3.0, 0.0]):
         layer.weight.grad = layer.weight.detach() - to  # a step of 1 leads there
         optimizer.step()
@@ -128,6 +134,22 @@ def test_a_weight_freezes_at_the_nearest_code_to_its_average() -> None:
         codes.append(int(layer.weight_codes().values))
         assert codes[-1] == (to if frozen is None else frozen)
     assert codes == [2, 2, 3, 1, 2, 2, 2]
+
+
+def test_a_binary_weight_freezes_at_the_sign_that_it_has_had_more_often() -> None:
+    model = nn.Sequential(qconv.convert(nn.Conv2d(1, 1, 1, bias=False), schemes.bnn(), skip=()))
+    layer: Any = model[0]
+    for often in (-1.0, 1.0):
+        with torch.no_grad():
+            layer.weight.fill_(often)
+        optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+        Oscillations(freeze=0.3, momentum=0.1).attach(model, optimizer)
+        for step in range(40):
+            to = -often if step % 4 == 3 else often
+            layer.weight.grad = layer.weight.detach() - to
+            optimizer.step()
+        assert float(optimizer.state[layer.weight]["oscillation_frozen"]) == 1
+        assert layer.weight.item() == often
 
 
 def test_ovsw_follows_its_formula() -> None:
@@ -201,7 +223,7 @@ def test_gradients_of_a_closure_are_changed_too(rule: StepRule, as_keyword: bool
         rule.attach(model, optimizer)
     for step in range(20):
 
-        def closure(step: int = step) -> Tensor:
+        def closure(step: int = step) -> Any:
             optimizers[0].zero_grad()
             value = loss(models[0], step)
             value.backward()
@@ -268,7 +290,11 @@ def test_a_schedule_is_half_a_cosine() -> None:
     ("make", "error", "message"),
     [
         (lambda: Oscillations(freeze=2.0), ValueError, r"freeze \(=2.0\) must be from 0 to 1"),
-        (lambda: Oscillations(freeze=(0.1, 0.2, 0.3)), ValueError, r"must be a number, a pair of numbers or None"),
+        (
+            lambda: Oscillations(freeze=cast(Any, (0.1, 0.2, 0.3))),
+            ValueError,
+            r"must be a number, a pair of numbers or None",
+        ),
         (lambda: Oscillations(freeze="0.1"), TypeError, r"freeze \(='0.1'\) must be a number"),  # pyright: ignore
         (lambda: Oscillations(momentum=0.0), ValueError, r"momentum \(=0.0\)"),
         (lambda: Oscillations(max_bits=0), ValueError, r"max_bits \(=0\) must be"),
@@ -287,7 +313,10 @@ def test_bad_options_are_refused(make: Any, error: type[Exception], message: str
         (Oscillations(), schemes.lsq(8, 8), ValueError, r"Oscillations\(.*\) finds no layer in model \(Sequential\)"),
         (OvSW(), schemes.lsq(2, 2), ValueError, r"finds no layer"),
         (Oscillations(freeze=(0.1, 0.2)), schemes.bnn(), ValueError, r"schedule, freeze: attach it with total_steps"),
-        (Oscillations(freeze=0.1), schemes.adabin(), TypeError, r"can't freeze 0\.0\.weight: adabin.* normalizes"),
+        (Oscillations(freeze=0.1), schemes.adabin(), TypeError, r"can't freeze 0\.0\.weight with adabin.* normalizes"),
+        (Oscillations(freeze=0.1, max_bits=5), schemes.shift_q(), TypeError, r"its levels are not evenly spaced"),
+        (OvSW(), schemes.two_stage(schemes.bnn()), TypeError, r"0\.0\.weight with two_stage.* changes in the course"),
+        (Oscillations(), schemes.two_stage(schemes.bnn()), TypeError, r"make each stage a run of its own"),
     ],
     ids=str,
 )
@@ -297,25 +326,73 @@ def test_what_cannot_work_is_said(rule: StepRule, scheme: Any, error: type[Excep
         rule.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_weights_of_low_precision_are_refused() -> None:
+    model = network(schemes.bnn()).bfloat16()
+    with pytest.raises(TypeError, match=r"OvSW.* needs 0\.0\.weight in float32, it is torch.bfloat16: use autocast"):
+        OvSW().attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_gradients_that_the_optimizer_unscales_are_refused() -> None:
+    def scaled() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+        model = network(schemes.bnn())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        qconv.after_every_step(optimizer, model)
+        OvSW().attach(model, optimizer)
+        scaler: Any = torch.amp.GradScaler("cpu", init_scale=1024.0)  # pyright: ignore[reportPrivateImportUsage]
+        scaler.scale(loss(model, 0)).backward()
+        return model, optimizer, scaler
+
+    _, optimizer, scaler = scaled()
+    with pytest.raises(RuntimeError, match=r"unscales later: call scaler.unscale_\(optimizer\) before the step"):
+        scaler.step(optimizer)
+    model, optimizer, scaler = scaled()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    twin = network(schemes.bnn())
+    plain = torch.optim.SGD(twin.parameters(), lr=0.1)
+    qconv.after_every_step(plain, twin)
+    OvSW().attach(twin, plain)
+    loss(twin, 0).backward()
+    plain.step()
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_dampening_says_what_cannot_work() -> None:
-    with pytest.raises(TypeError, match=r"0\.0\.weight can't be drawn to its levels: adabin"):
+    with pytest.raises(TypeError, match=r"0\.0\.weight with adabin.* can't be drawn to its levels: it normalizes"):
         dampening_penalty(network(schemes.adabin()))
+    with pytest.raises(TypeError, match=r"can't be drawn to its levels: its quantizer changes"):
+        dampening_penalty(network(schemes.two_stage(schemes.bnn())))
     with pytest.raises(ValueError, match="must have a trainable weight of at most 4 bits"):
         dampening_penalty(network(schemes.lsq(8, 8)))
     with pytest.raises(TypeError, match="must be a torch"):
         OvSW().attach(network(schemes.bnn()), object())  # pyright: ignore[reportArgumentType]
 
 
-def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As a user does, from the command line, with an interruption."""
-    from qconv.cli import train_as
-    from qconv.table import read_csv
-
+def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
+    """An interrupted run ends as one that was not, with the rules' state and schedules."""
     words = [
-        "scheme=lsq", "scheme.weight_bits=3", "trainer.max_epochs=2", "trainer.accelerator=cpu", "report=false",
-        "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01]}]", "dampening=0.001",
+        "scheme=lsq", "scheme.weight_bits=3", "trainer=cpu", "report=false", "data.batch_size=200",
+        "trainer.max_epochs=3", "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01]}]",
     ]  # fmt: skip
-    assert train_as("qconv train", [*words, f"run_dir={tmp_path / 'run'}"]) == 0
-    rows = read_csv(tmp_path / "run/diagnostics.csv")
+
+    def run(name: str, *more: str) -> dict[str, Tensor]:
+        program.train(config(*words, f"run_dir={tmp_path / name}", *more))
+        return torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+
+    whole = run("whole", "dampening=0.1")
+    rows = read_csv(tmp_path / "whole/diagnostics.csv")
     assert max(float(row["weights_frozen"]) for row in rows) > 0
     assert max(float(row["weights_oscillating"]) for row in rows) > 0
+    with pytest.raises(SIGTERMException):
+        run("parts", "dampening=0.1", send(signal.SIGTERM, 1, 3))
+    again = run("parts", "dampening=0.1", "ckpt_path=last")
+    assert whole.keys() == again.keys()
+    assert all(torch.equal(value, again[name]) for name, value in whole.items())
+    plain = run("plain")
+    assert any(not torch.equal(value, plain[name]) for name, value in whole.items())
+
+
+def test_dampening_of_a_run_is_checked() -> None:
+    with pytest.raises(ValueError, match=r"dampening \(=-1\) must be at least 0 and finite"):
+        Classifier(nn.Linear(2, 2), torch.optim.SGD, dampening=-1)  # pyright: ignore[reportArgumentType]

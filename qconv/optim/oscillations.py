@@ -1,13 +1,14 @@
 """Weights that oscillate between two levels: their measure, and iterative freezing (arXiv:2203.11086)."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ..checks import check_numbers
 from ..layers import QuantizedLayer
+from ..layers.own_levels import has_unit_steps, why_off_levels
 from .step_rules import Schedule, State, StepRule, at
 
 FREQUENCY, FROZEN = "oscillation_frequency", "oscillation_frozen"
@@ -25,7 +26,7 @@ class Oscillations(StepRule):
     .. math:: f_t = m \cdot [oscillates] + (1 - m) \cdot f_{t-1}
 
     With ``freeze``, a weight of :math:`f_t` above this threshold stays at the nearest code to the moving average (also
-    with m) of its codes: after each further step it is set to that level at the scale of then.
+    with m) of its codes: after each further step it is set to that level at its present scale.
 
     In the optimizer's state of each weight, by output channels first: ``oscillation_frequency``, and, with
     ``freeze``, ``oscillation_frozen`` (1 where it is frozen). `qconv.training.Diagnostics` draws both.
@@ -43,16 +44,17 @@ class Oscillations(StepRule):
         ValueError: an option out of its range.
 
     When attached (`attach`), it raises a TypeError for weights that have no codes, and with ``freeze`` for those whose
-    levels are quantized to others, since they are normalized first: AdaBin's, for example.
+    levels are not evenly spaced, or are quantized to others, since they are normalized first: AdaBin's, for example.
     """
 
     schedules = ("freeze",)
 
     def __init__(self, freeze: Schedule | None = None, momentum: float = 0.01, max_bits: int = 4) -> None:
-        pair = tuple(freeze) if isinstance(freeze, Sequence) and not isinstance(freeze, str) else None
-        if pair is not None and len(pair) != 2:
+        is_pair = isinstance(freeze, Sequence) and not isinstance(freeze, str)
+        threshold: Any = tuple(cast(Any, freeze)) if is_pair else freeze
+        if is_pair and len(threshold) != 2:
             raise ValueError(f"freeze (={freeze}) must be a number, a pair of numbers or None")
-        for end in (freeze,) if pair is None else pair:
+        for end in threshold if is_pair else (threshold,):
             check_numbers(freeze=end)
             if end is not None and not 0 <= end <= 1:
                 raise ValueError(f"freeze (={freeze}) must be from 0 to 1")
@@ -61,7 +63,7 @@ class Oscillations(StepRule):
             raise ValueError(f"momentum (={momentum}) must be above 0 and at most 1")
         if not isinstance(max_bits, int) or max_bits < 1:
             raise ValueError(f"max_bits (={max_bits}) must be a whole number from 1")
-        self.freeze: Schedule | None = freeze if pair is None else pair
+        self.freeze: Schedule | None = threshold
         self.momentum, self.max_bits = momentum, max_bits
 
     def wants(self, layer: QuantizedLayer) -> bool:
@@ -69,15 +71,21 @@ class Oscillations(StepRule):
         return not layer.weight_quantizer.replaces_weight and layer.weight_quantizer.bits <= self.max_bits
 
     def check(self, name: str, layer: QuantizedLayer) -> None:
-        """Raise a TypeError unless the weight has codes, and its levels are those of themselves."""
+        """Raise a TypeError unless the weight has codes, and with ``freeze`` stays on a level on which it is put."""
+        super().check(name, layer)
         try:
             layer.weight_codes()
         except TypeError as error:
-            raise TypeError(f"{self!r} needs codes, which {name}.weight with {layer.scheme} lacks: {error}") from error
-        if self.freeze is not None and not are_levels_kept(layer):
+            raise TypeError(f"{self!r} can't count codes of {name}.weight with {layer.scheme}: {error}") from error
+        if self.freeze is None:
+            return
+        why = why_off_levels(layer)
+        if not why and not layer.weight_quantizer.is_binary and not has_unit_steps(layer):
+            why = "its levels are not evenly spaced"
+        if why:
             raise TypeError(
-                f"{self!r} can't freeze {name}.weight: {layer.scheme} quantizes a weight that lies on a level to "
-                "another one, since it normalizes it first; a scheme such as qconv.schemes.lsq does not"
+                f"{self!r} can't freeze {name}.weight with {layer.scheme}: {why}; weights of a scheme such as "
+                "qconv.schemes.lsq can be frozen"
             )
 
     def after_step(self, layer: QuantizedLayer, state: State, progress: float) -> None:
@@ -105,7 +113,8 @@ class Oscillations(StepRule):
         """Freeze what oscillates too often, set the frozen weights to their levels, and return the codes."""
         average, frozen = state["oscillation_average"], state[FROZEN]
         newly = (state[FREQUENCY] > threshold) & (frozen == 0)
-        average.copy_(torch.where(newly, average.round(), average))
+        level = torch.where(average < 0, -1.0, 1.0) if layer.weight_quantizer.is_binary else average.round()
+        average.copy_(torch.where(newly, level.to(average.dtype), average))
         frozen.masked_fill_(newly, 1.0)
         average.lerp_(torch.where(frozen > 0, average, now), self.momentum)
         if not frozen.any():
@@ -114,16 +123,3 @@ class Oscillations(StepRule):
         levels = codes._replace(values=now).dequantize().to(layer.weight.dtype)
         layer.weight.copy_(torch.where(layer.from_filters(frozen) > 0, layer.from_filters(levels), layer.weight))
         return now
-
-
-def are_levels_kept(layer: QuantizedLayer) -> bool:
-    """Whether a weight that lies on one of its levels is quantized to this level: not if it is normalized first."""
-    quantizer = layer.weight_quantizer
-    with torch.no_grad():
-        if not torch.equal(layer.from_filters(layer.filters()), layer.weight):  # the layer normalizes it
-            return False
-        codes = layer.weight_codes()
-        levels = codes.dequantize().to(layer.weight.dtype)
-        again = quantizer.codes(levels, *quantizer.tensors())
-        near = torch.allclose(again.dequantize().to(levels.dtype), levels, rtol=1e-2)  # but for rounding, in any dtype
-    return near and torch.equal(again.values, codes.values)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import QuantizedLayer
-from ..quantizers import ShiftPS
-from .oscillations import are_levels_kept
+from ..layers.own_levels import why_off_levels
+from ..quantizers import Quantizer, ShiftPS
 
 
 def shift_penalty(model: nn.Module) -> Tensor:
@@ -52,7 +52,7 @@ def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:
 
     Raises:
         ValueError: no trainable quantized weight of at most so many bits.
-        TypeError: weights whose levels are quantized to others, since they are normalized first.
+        TypeError: weights whose levels are quantized to others, such as normalized ones.
     """
     layers: dict[Tensor, tuple[str, QuantizedLayer]] = {}
     for name, layer in model.named_modules():
@@ -65,17 +65,17 @@ def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:
     return torch.stack([_distance(name, layer) for name, layer in layers.values()]).sum()
 
 
-_checked: WeakSet[QuantizedLayer] = WeakSet()
+_checked: WeakSet[Quantizer] = WeakSet()
 
 
 def _distance(name: str, layer: QuantizedLayer) -> Tensor:
     """``Σ (w − w_q)²`` over the weights of a layer that its quantizer does not clip."""
-    if layer not in _checked and not are_levels_kept(layer):
+    if layer.weight_quantizer not in _checked and (why := why_off_levels(layer)):
         raise TypeError(
-            f"{name}.weight can't be drawn to its levels: {layer.scheme} quantizes a level to another one, since it "
-            "normalizes it first; a scheme such as qconv.schemes.lsq does not"
+            f"{name}.weight with {layer.scheme} can't be drawn to its levels: {why}; with a scheme such as "
+            "qconv.schemes.lsq it can"
         )
-    _checked.add(layer)
+    _checked.add(layer.weight_quantizer)
     with torch.no_grad():
         quantizer, filters = layer.weight_quantizer, layer.filters()
         level = layer.quantized_weight()

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from ..layers import QuantizedLayer
 from ..lifecycle.steps import innermost
+from ..quantizers import Stages
 
 State = dict[str, Any]
 Schedule = float | tuple[float, float]
@@ -36,7 +37,16 @@ class StepRule:
         raise NotImplementedError
 
     def check(self, name: str, layer: QuantizedLayer) -> None:
-        """Raise an error if the rule can't work on a layer that it `wants`."""
+        """Raise an error if the rule can't work on a layer that it `wants`.
+
+        Raises:
+            TypeError: a weight of fewer than 32 bits of floating point, in which running averages don't move.
+        """
+        if torch.finfo(layer.weight.dtype).bits < 32:
+            raise TypeError(
+                f"{self!r} needs {name}.weight in float32, it is {layer.weight.dtype}: use autocast "
+                "(trainer.precision=bf16-mixed) in place of weights in this dtype"
+            )
 
     def before_step(self, layer: QuantizedLayer, state: State) -> None:
         """Change ``layer.weight.grad``. The optimizer's state of the weight is not to be written yet."""
@@ -60,17 +70,28 @@ class StepRule:
         Raises:
             ValueError: no trainable weight of a layer that the rule is for is among the optimizer's parameters; an
                 option is a schedule, and there are no ``total_steps``.
-            TypeError: ``optimizer`` is not a torch optimizer; a layer whose scheme the rule can't work with.
+            TypeError: ``optimizer`` is not a torch optimizer; a layer whose scheme the rule can't work with, or whose
+                quantizer changes in the course of the training.
         """
         inner = innermost(optimizer)
         held = {parameter for group in inner.param_groups for parameter in group["params"]}
-        layers: dict[nn.Parameter, QuantizedLayer] = {}  # a shared weight once
+        layers: dict[torch.Tensor, QuantizedLayer] = {}  # a shared weight once
         for name, layer in model.named_modules():
-            if isinstance(layer, QuantizedLayer) and self.wants(layer) and layer.weight in held:
+            if not isinstance(layer, QuantizedLayer) or layer.weight not in held or not layer.weight.requires_grad:
+                continue
+            if isinstance(layer.weight_quantizer, Stages):
+                raise TypeError(
+                    f"{self!r} can't work on {name}.weight with {layer.scheme}, whose quantizer changes in the "
+                    "course of the training: make each stage a run of its own, with init_from="
+                )
+            if self.wants(layer):
                 self.check(name, layer)
                 layers.setdefault(layer.weight, layer)
         if not layers:
-            raise ValueError(f"{self!r} finds no layer in model ({type(model).__name__}) whose weight it could work on")
+            raise ValueError(
+                f"{self!r} finds no layer in model ({type(model).__name__}) to work on: {type(self).__name__}.wants "
+                "accepts none of the layers whose weights the optimizer trains"
+            )
         scheduled = [name for name in self.schedules if isinstance(getattr(self, name), tuple)]
         if total_steps is None and scheduled:
             raise ValueError(f"{self!r} has a schedule, {scheduled[0]}: attach it with total_steps")
@@ -108,7 +129,17 @@ class Attached:
             handle.remove()
 
     def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Change the gradients; those that a closure computes, as under Lightning, when it has done so."""
+        """Change the gradients; those that a closure computes, as under Lightning, when it has done so.
+
+        Raises:
+            RuntimeError: the gradients are still multiplied by the scale of a GradScaler.
+        """
+        changes = type(self.rule).before_step is not StepRule.before_step
+        if changes and getattr(optimizer, "grad_scale", None) is not None:
+            raise RuntimeError(
+                f"{self.rule!r} gets gradients that {type(optimizer).__name__} unscales later: call "
+                "scaler.unscale_(optimizer) before the step, or use fused=False"
+            )
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self.change_gradients(optimizer)
@@ -121,7 +152,7 @@ class Attached:
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": then_change}
-        return (args[0], then_change, *args[2:]), kwargs
+        return (*args[:1], then_change, *args[2:]), kwargs
 
     @torch.no_grad()
     def change_gradients(self, optimizer: Optimizer) -> None:

@@ -1,5 +1,6 @@
 """The LightningModule: cross-entropy of a network, with the optimizer and schedule given."""
 
+import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -12,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
-from ..checks import check_flags
+from ..checks import check_flags, check_numbers
 from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
 from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty
@@ -94,6 +95,9 @@ class Classifier(LightningModule):
         if channels_last is not None:
             check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
+        check_numbers(dampening=dampening)
+        if not 0 <= dampening < math.inf:
+            raise ValueError(f"dampening (={dampening}) must be at least 0 and finite")
         self.step_rules = list(step_rules)
         self.model = model
         if compile:
@@ -164,8 +168,11 @@ class Classifier(LightningModule):
         make = self.make_optimizer
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
+        steps = self.trainer.estimated_stepping_batches
+        if self.dampening and steps == math.inf:
+            raise ValueError(f"dampening (={self.dampening}) rises to the end of training: give trainer.max_epochs")
         for rule in self.step_rules:
-            rule.attach(self.model, optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
+            rule.attach(self.model, optimizer, total_steps=None if steps == math.inf else int(steps))
         if self.make_scheduler is None:
             return optimizer
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))

@@ -1,0 +1,102 @@
+"""Quantizes the zoo's float ResNet-20 without training it, and writes `results.csv` and `accuracy.png` here.
+
+uv run experiments/after_training/run.py /data/cifar10-jpeg
+"""
+
+import argparse
+import copy
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.data import ImageFolderDataModule
+from qconv.environment import commit, machine
+from qconv.table import write_csv
+
+HERE = Path(__file__).parent
+NETWORK = "resnet20-float-cifar10"
+SAMPLES = 512
+SCHEMES = {
+    "W4A8": schemes.minmax(4, 8),
+    "W4A4": schemes.minmax(4, 4),
+    "W3A8": schemes.minmax(3, 8),
+    "W2A8": schemes.minmax(2, 8),
+}
+
+
+def pictures(data: ImageFolderDataModule) -> tuple[Tensor, Tensor, Tensor]:
+    """Return training pictures without augmentation, and all test pictures with their classes."""
+    batches = list(data.test_dataloader())
+    chosen: list[Tensor] = []
+    for images, _ in data.train_dataloader():
+        chosen.append(images)
+        if sum(map(len, chosen)) >= SAMPLES:
+            break
+    return torch.cat(chosen)[:SAMPLES], torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
+    """Return the share of pictures that are classified correctly."""
+    model.eval()
+    right = [(model(x).argmax(1) == y).sum() for x, y in zip(images.split(500), labels.split(500), strict=True)]
+    return float(torch.stack(right).sum()) / len(labels)
+
+
+def run(root: str, iterations: int) -> list[dict[str, Any]]:
+    """Return a row for the float network, and two for each number of bits."""
+    data = ImageFolderDataModule(root, augment=(), seed=1)
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    few, images, labels = pictures(data)
+    network = qconv.to_float(qconv.load(NETWORK)).eval()
+    rows: list[dict[str, Any]] = [{"bits": "float", "rounding": "", "accuracy": accuracy(network, images, labels)}]
+    for bits, scheme in SCHEMES.items():
+        model = qconv.convert(copy.deepcopy(network), scheme)
+        qconv.calibrate(model, [few])
+        rows.append({"bits": bits, "rounding": "to nearest", "accuracy": accuracy(model, images, labels)})
+        start = time.perf_counter()
+        print(qconv.reconstruct(model, few, iterations=iterations))
+        seconds = time.perf_counter() - start
+        rows.append({"bits": bits, "rounding": "learned", "accuracy": accuracy(model, images, labels)})
+        rows[-1] |= {"iterations": iterations, "seconds": round(seconds, 1)}
+        print(rows[-2:], flush=True)
+    about = {**machine(), "torch": torch.__version__, "samples": SAMPLES, "commit": commit()}
+    return [{"network": NETWORK, "iterations": "", "seconds": "", **row, **about} for row in rows]
+
+
+def draw(rows: list[dict[str, Any]]) -> None:
+    """Write `accuracy.png`: a pair of bars for each number of bits, and the float network as a line."""
+    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for place, (rounding, colour) in enumerate({"to nearest": "#b8c4d8", "learned": "#4c72b0"}.items()):
+        heights = [100 * row["accuracy"] for row in rows if row["rounding"] == rounding]
+        bars = axes.bar([x + 0.4 * place for x in range(len(heights))], heights, 0.38, label=rounding, color=colour)
+        axes.bar_label(bars, fmt="%.1f", fontsize=8)
+    top = 100 * rows[0]["accuracy"]
+    axes.axhline(top, color="#555555", linewidth=0.8, linestyle=":")
+    axes.annotate(f"float {top:.1f}", (len(SCHEMES) - 0.4, top), xytext=(0, 10), textcoords="offset points", fontsize=8)
+    axes.set_xticks([x + 0.2 for x in range(len(SCHEMES))], list(SCHEMES))
+    axes.set(ylabel="test accuracy, %", ylim=(0, 92), xlim=(-0.4, len(SCHEMES) + 0.3))
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+    figure.savefig(HERE / "accuracy.png", dpi=120)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description="Quantize a trained network without training it.")
+    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("--iterations", type=int, default=2000, help="for each block; 2000 by default")
+    options = parser.parse_args()
+    found = run(options.data, options.iterations)
+    write_csv(found, HERE / "results.csv")
+    draw(found)

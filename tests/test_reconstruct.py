@@ -1,0 +1,252 @@
+"""Learned rounding, against the formula written out, and on a network that was trained."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import qconv
+from qconv import schemes
+from qconv.reconstruct import Reconstruction, _Rounding, reconstruct  # pyright: ignore[reportPrivateUsage]
+from qconv.table import read_csv
+
+QUICK: dict[str, Any] = {"iterations": 150, "learning_rate": 0.05, "batch_size": 16}
+
+
+class Residual(nn.Module):
+    """A block with a shortcut, and a transposed convolution with groups."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(channels, channels, 3, padding=1), nn.BatchNorm2d(channels)
+        self.conv2 = nn.ConvTranspose2d(channels, channels, 3, padding=1, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(x + self.conv2(torch.relu(self.bn1(self.conv1(x)))))
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    stages = nn.Sequential(Residual(4), nn.Sequential(nn.Conv2d(4, 6, 3, stride=2), nn.ReLU()))
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.ReLU(), stages, nn.Flatten(), nn.Linear(54, 3)).eval()
+
+
+def pictures(count: int = 40) -> Tensor:
+    return torch.rand(count, 2, 9, 9, generator=torch.Generator().manual_seed(1))
+
+
+def quantized(scheme: qconv.Scheme) -> nn.Module:
+    model = qconv.convert(network(), scheme, skip=())
+    qconv.calibrate(model, [pictures()])
+    return model.eval()
+
+
+def error(model: nn.Module, images: Tensor) -> float:
+    with torch.no_grad():
+        return float((model(images) - network()(images)).square().mean())
+
+
+@pytest.mark.parametrize(
+    "scheme", [schemes.lsq(3, 8), schemes.minmax(3, 8), schemes.minmax(2, None), schemes.lsq(2, None)], ids=str
+)
+def test_outputs_come_nearer_on_other_pictures_too(scheme: qconv.Scheme) -> None:
+    model = quantized(scheme)
+    other = torch.rand(64, 2, 9, 9, generator=torch.Generator().manual_seed(2))
+    before = error(model, other)
+    found = reconstruct(model, pictures(), **QUICK)
+    assert error(model, other) < 0.8 * before
+    assert [row.name for row in found.rows] == ["0", "2.0", "2.1.0", "4"]
+    assert [row.layers for row in found.rows] == [1, 2, 1, 1]
+    assert found.rows[-1].after < found.rows[-1].before
+    assert all(0 < row.moved < 0.6 for row in found.rows)
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(3, 8), schemes.minmax(3, 8)], ids=str)
+def test_weights_lie_on_a_level_beside_them(scheme: qconv.Scheme, tmp_path: Path) -> None:
+    model = quantized(scheme)
+    before = dict(copy.deepcopy(model).named_modules())
+    reconstruct(model, pictures(), **QUICK)
+    for name, layer in model.named_modules():
+        if not isinstance(layer, qconv.QuantizedLayer):
+            continue
+        was: Any = before[name]
+        assert torch.equal(layer.quantized_weight(), layer.weight)
+        scale = was.weight_codes().scale.detach()
+        torch.testing.assert_close(layer.weight_codes().scale.detach(), scale)
+        low, high = layer.weight_quantizer.whole_ends or (0, 0)
+        place = (was.filters() / scale).detach().clamp(low, high)
+        step = layer.weight_codes().values - place
+        assert step.abs().max() < 1 + 1e-3  # the level above or below, never a farther one
+        assert type(layer.weight_quantizer) is type(was.weight_quantizer)
+        assert all(parameter.requires_grad and parameter.grad is None for parameter in layer.parameters())
+    qconv.save_packed(model, tmp_path / "a.qconv", example=pictures(2))
+    again = qconv.load_packed(tmp_path / "a.qconv", network())
+    with torch.no_grad():
+        torch.testing.assert_close(again(pictures()), model(pictures()))
+
+
+def test_batch_norms_biases_and_the_mode_stay() -> None:
+    model = quantized(schemes.lsq(3, 8)).train()
+    model[2].eval()  # pyright: ignore[reportIndexIssue]
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    random = torch.random.get_rng_state()
+    reconstruct(model, pictures(), **QUICK)
+    assert [module.training for module in model.modules()] == modes
+    assert torch.equal(torch.random.get_rng_state(), random)
+    changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
+    assert {name.rpartition(".")[2] for name in changed} == {"weight", "step"}
+    assert not any(name.startswith("2.0.bn1") or "weight_quantizer" in name for name in changed)
+
+
+def test_it_repeats_itself() -> None:
+    models = [quantized(schemes.lsq(3, 8)) for _ in range(3)]
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        reconstruct(model, pictures(), seed=seed, **QUICK)
+    outputs = [model(pictures()).detach() for model in models]
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
+
+
+def test_the_start_is_the_latent_weight() -> None:
+    layer: Any = quantized(schemes.lsq(3, 8))[0]  # pyright: ignore[reportIndexIssue]
+    rounding = _Rounding(layer)
+    scale = float(layer.weight_codes().scale.detach())
+    torch.testing.assert_close(rounding.weight(), layer.weight.detach().clamp(-4 * scale, 3 * scale), rtol=0, atol=1e-3)
+    with torch.no_grad():
+        rounding.logits.copy_(torch.linspace(-3, 3, rounding.logits.numel()).view_as(rounding.logits))
+    logits = rounding.logits.detach()
+    h = (1.2 / (1 + (-logits).exp()) - 0.1).clamp(0, 1)
+    torch.testing.assert_close(rounding.up(), h)
+    expected = scale * ((layer.weight / scale).clamp(-4, 3).floor() + h).clamp(-4, 3)
+    torch.testing.assert_close(rounding.weight(), expected)
+
+
+def test_a_trained_network_keeps_its_accuracy(tmp_path: Path) -> None:
+    """On the handwritten digits, half of the bits of the weight that rounding to nearest needs."""
+    sklearn = pytest.importorskip("sklearn.datasets")
+    digits = sklearn.load_digits()
+    x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    y = torch.tensor(digits.target)
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
+        nn.Flatten(), nn.Linear(256, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for step in range(150):
+        batch = torch.arange(64) + (step * 64) % 1200
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
+        optimizer.step()
+    model.eval()
+
+    def right(network: nn.Module) -> float:
+        with torch.no_grad():
+            return float((network.eval()(x[1264:]).argmax(1) == y[1264:]).float().mean())
+
+    low = qconv.convert(copy.deepcopy(model), schemes.minmax(2, 8), skip=())
+    qconv.calibrate(low, [x[:200]])
+    nearest = right(low)
+    found = qconv.reconstruct(low, x[:200], iterations=300, learning_rate=0.03)
+    assert right(model) > 0.93
+    assert right(low) > max(nearest + 0.02, right(model) - 0.03)
+    found.to_csv(tmp_path / "a.csv")
+    assert [row["name"] for row in read_csv(tmp_path / "a.csv")] == ["0", "3", "7"]
+    assert "not to nearest" in str(found)
+    assert repr(found) == "Reconstruction(3 blocks, 200 samples)"
+
+
+class Two(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.conv(x) + y
+
+
+class Outer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.two = Two()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(x, x)
+
+
+class Named(nn.Module):
+    """A block that takes an argument by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8))
+
+    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
+        return self.conv(x) * factor
+
+
+class Twice(nn.Module):
+    def __init__(self, *, named: bool) -> None:
+        super().__init__()
+        if named:
+            self.block = Named()
+        else:
+            self.conv = qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(x, factor=3.0) if hasattr(self, "block") else self.conv(self.conv(x))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(*(qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8)) for _ in range(2)))
+    model[1].weight = model[0].weight
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "error", "message"),
+    [
+        (network, {}, ValueError, r"model \(Sequential\) is float: convert it first"),
+        (lambda: quantized(schemes.lsq(3, 8)), {"iterations": 0}, ValueError, r"iterations \(=0\) must be at least 1"),
+        (lambda: quantized(schemes.lsq(3, 8)), {"learning_rate": -1.0}, ValueError, r"learning_rate \(=-1.0\) must be"),
+        (
+            lambda: quantized(schemes.apot(4, 4)),
+            {},
+            TypeError,
+            r"0\.weight with apot.* can't be learned",
+        ),
+        (lambda: quantized(schemes.ttq()), {}, TypeError, r"0\.weight with ttq.* can't be learned: its levels are not"),
+        (lambda: quantized(schemes.bnn()), {}, TypeError, r"0\.weight with bnn.* can't be learned: its levels are not"),
+        (lambda: quantized(schemes.lsq(1, 8)), {}, TypeError, r"lsq\(weight_bits=1.* can't be learned: its levels"),
+        (lambda: quantized(schemes.sawb()), {}, TypeError, r"0\.weight with sawb.* can't be learned"),
+        (lambda: quantized(schemes.identity()), {}, TypeError, r"0\.weight with identity.* can't be learned"),
+        (
+            lambda: quantized(schemes.staged([(0, schemes.lsq(4, 8)), (0.5, schemes.lsq(2, 8))])),
+            {},
+            TypeError,
+            r"can't be learned: its quantizer changes",
+        ),
+        (lambda: Twice(named=False), {}, TypeError, r"conv \(QConv2d\) is called twice"),
+        (lambda: Twice(named=True), {}, TypeError, r"block \(Named\) must take one tensor and return one"),
+        (lambda: tied(), {}, TypeError, r"0 and 1 share a weight"),
+        (
+            lambda: qconv.convert(Outer(), schemes.lsq(3, 8), skip=()),
+            {},
+            TypeError,
+            r"two \(Two\) must take one tensor",
+        ),
+    ],
+)
+def test_what_cannot_work_is_said(make: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        reconstruct(make(), pictures(), **{"iterations": 2, **options})
+
+
+def test_no_samples_are_refused() -> None:
+    with pytest.raises(ValueError, match="images must hold at least one sample"):
+        reconstruct(quantized(schemes.lsq(3, 8)), pictures()[:0])
+    assert isinstance(reconstruct(quantized(schemes.lsq(3, 8)), [pictures(4)], iterations=2), Reconstruction)
