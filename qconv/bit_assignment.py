@@ -47,7 +47,7 @@ class Choice:
         scheme: the name of the scheme.
         weight_bits: of the layer's weight.
         input_bits: of its input.
-        cost: the expected increase of the loss, see `assign_bits`.
+        cost: the expected increase of the loss, or what was measured in its place, see `assign_bits`.
         packed_bytes: of the layer in a packed file.
         bops: bit operations for one sample, as `qconv.summary` counts them.
     """
@@ -112,7 +112,7 @@ class BitAssignment:
             right.plot([max(other.cost, 1e-12) for other in others], [place] * len(others), ".", color="#bbbbbb")
             right.plot(max(row.cost, 1e-12), place, "o", color="#dd8452", markersize=5)
         right.set_xscale("log")
-        right.set_xlabel("expected increase of the loss (grey: the other choices)")
+        right.set_xlabel("cost (grey: the other choices)")
         for axes in (left, right):
             axes.tick_params(labelsize=8)
             axes.margins(y=0.01)
@@ -131,7 +131,8 @@ class BitAssignment:
             for row in self.rows
         ]
         total = ("all", "", "", f"{self.cost:.3g}", f"{self.packed_bytes:,}", f"{self.bops:,}")
-        end = "cost: expected increase of the loss; bytes and BOPs of all are those of the whole model"
+        measure = "expected increase of the loss" if self.traces else "divergence of each layer alone"
+        end = f"cost: {measure}; bytes and BOPs of all are those of the whole model"
         return "\n".join([*lines([*cells, None, total], COLUMNS), "", end])
 
     def __repr__(self) -> str:
@@ -167,9 +168,9 @@ def assign_bits(
     where :math:`\overline{H}` is the mean of the diagonal of the loss's Hessian by the layer's weight or input: its
     trace, which Hutchinson's estimator takes from products with random signs, over the number of elements; the first
     term is HAWQ-V2's (arXiv:1911.03852), the second is left out if all choices have the same bits for inputs. A
-    negative estimate counts as 0. With ``measure="measured"`` it is what
-    `qconv.sensitivity` measures for the layer alone. Neither knows what several layers do together, nor how training
-    repairs it: compare the result with `qconv.sensitivity`, and train it.
+    negative estimate counts as 0. With ``measure="measured"`` it is the divergence of the classes' probabilities that
+    `qconv.sensitivity` measures for the layer alone; the error, if the outputs are no classes. Neither knows what
+    several layers do together, nor how training repairs it: compare the result with `qconv.sensitivity`, and train it.
 
         >>> found = qconv.assign_bits(model, images, labels, choices=[lsq(2, 2), lsq(4, 4), lsq(8, 8)],
         ...                           max_bytes=100_000)  # doctest: +SKIP
@@ -288,7 +289,8 @@ def _differ_in_inputs(models: Sequence[nn.Module]) -> bool:
 def _measured(model: nn.Module, batches: Batches) -> dict[str, float]:
     given = ((images,) if labels is None else (images, labels) for images, labels in batches)
     found = sensitivity(model, given, max_samples=sum(len(images) for images, _ in batches))
-    return {name: max(cost, 0.0) for name, cost in found.costs.items()}
+    # By chance the loss may fall where little is lost; a divergence can't.
+    return {row.layer: row.error if row.kl is None else row.kl for row in found.rows}
 
 
 @contextmanager
