@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from .checks import check_at_least_one, check_whole
 from .convert import convert
 from .extras import needed
-from .files import atomic_file
+from .layer_chart import BLUE, layer_chart
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
 from .layers.trial import trial
@@ -97,30 +97,16 @@ class BitAssignment:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        with needed("BitAssignment.plot"):
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        figure = Figure(figsize=(9, 1.4 + 0.24 * len(self.rows)), dpi=120, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        left, right = figure.subplots(1, 2, sharey=True)
-        names = [row.layer for row in self.rows]
-        left.barh(names, [row.weight_bits for row in self.rows], color="#4c72b0")
-        left.invert_yaxis()
-        left.set_xlabel("bits of the weight")
-        for place, row in enumerate(self.rows):
-            others = self.others[row.layer]
-            right.plot([max(other.cost, 1e-12) for other in others], [place] * len(others), ".", color="#bbbbbb")
-            right.plot(max(row.cost, 1e-12), place, "o", color="#dd8452", markersize=5)
-        right.set_xscale("log")
-        right.set_xlabel("cost (grey: the other choices)")
-        for axes in (left, right):
-            axes.tick_params(labelsize=8)
-            axes.margins(y=0.01)
-            axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-            axes.set_axisbelow(True)
-            axes.spines[["top", "right"]].set_visible(False)
-        with atomic_file(Path(path)) as file:
-            canvas.print_png(file)
+        with layer_chart(path, len(self.rows), 2, "BitAssignment.plot") as (left, right):
+            left.barh([row.layer for row in self.rows], [row.weight_bits for row in self.rows], color=BLUE)
+            left.invert_yaxis()
+            left.set_xlabel("bits of the weight")
+            for place, row in enumerate(self.rows):
+                others = self.others[row.layer]
+                right.plot([max(other.cost, 1e-12) for other in others], [place] * len(others), ".", color="#bbbbbb")
+                right.plot(max(row.cost, 1e-12), place, "o", color="#dd8452", markersize=5)
+            right.set_xscale("log")
+            right.set_xlabel("cost (grey: the other choices)")
 
     def __str__(self) -> str:
         cells = [

@@ -15,8 +15,7 @@ from torch.nn import functional as F
 
 from .checks import check_whole
 from .convert import convert
-from .extras import needed
-from .files import atomic_file
+from .layer_chart import BLUE, layer_chart
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
 from .layers.trial import trial
@@ -97,22 +96,10 @@ class Sensitivity:
         Raises:
             ImportError: matplotlib is not installed.
         """
-        with needed("Sensitivity.plot"):
-            from matplotlib.backends.backend_agg import FigureCanvasAgg
-            from matplotlib.figure import Figure
-        figure = Figure(figsize=(8, 1.2 + 0.22 * len(self.rows)), dpi=120, layout="constrained")
-        canvas = FigureCanvasAgg(figure)
-        axes = figure.subplots()
         rows = self.rows[::-1]
-        axes.barh([row.layer for row in rows], [row.cost for row in rows], color="#4c72b0")
-        axes.set_xlabel(f"{self._measure}, each layer quantized alone ({self.samples} samples)")
-        axes.tick_params(labelsize=8)
-        axes.margins(y=0.01)
-        axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
-        axes.set_axisbelow(True)
-        axes.spines[["top", "right"]].set_visible(False)
-        with atomic_file(Path(path)) as file:
-            canvas.print_png(file)
+        with layer_chart(path, len(rows), 1, "Sensitivity.plot") as (axes,):
+            axes.barh([row.layer for row in rows], [row.cost for row in rows], color=BLUE)
+            axes.set_xlabel(f"{self._measure}, each layer quantized alone ({self.samples} samples)")
 
     @property
     def _measure(self) -> str:

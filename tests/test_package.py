@@ -54,13 +54,14 @@ ROOMS = {
     },
     "convert": {"checks", "layers", "lean", "quantizers", "schemes", "scheme", "table"},
     "lifecycle": {"checks", "layers", "progress", "quantizers", "processes"},
+    "layer_chart": {"extras", "files"},
     "sensitivity": {
-        *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
+        *("checks", "convert", "layer_chart", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
     },
     "reconstruct": {"checks", "layers", "progress", "quantizers", "sensitivity", "table"},
     "bit_assignment": {
-        *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "progress", "scheme", "sensitivity"),
-        *("summary", "table"),
+        *("checks", "convert", "extras", "layer_chart", "layers", "lean", "lifecycle", "progress", "scheme"),
+        *("sensitivity", "summary", "table"),
     },
     "optim": {"checks", "layers", "lifecycle", "quantizers"},
     "models": {"checks"},

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..checks import check_numbers
+from ..checks import check_bits, check_numbers
 from ..layers import QuantizedLayer
 from ..layers.own_levels import has_unit_steps, why_off_levels
 from .step_rules import Schedule, State, StepRule, at
@@ -61,8 +61,7 @@ class Oscillations(StepRule):
         check_numbers(momentum=momentum)
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum (={momentum}) must be above 0 and at most 1")
-        if not isinstance(max_bits, int) or max_bits < 1:
-            raise ValueError(f"max_bits (={max_bits}) must be a whole number from 1")
+        check_bits("max_bits", max_bits)
         self.freeze: Schedule | None = threshold
         self.momentum, self.max_bits = momentum, max_bits
 
