@@ -27,11 +27,14 @@ PLAIN = [
     "scheme=bireal",
     "trainer.precision=bf16-mixed",
 ]
-ADAM = ["optimizer=adam", "optimizer.lr=3e-3", "optimizer.weight_decay=0"]
-LATER = ["scheme=two_stage", "scheme.start=0.5", "scheme.scheme._target_=qconv.schemes.bireal"]
-REACT = ["scheme=reactnet", "model.activation._target_=qconv.models.RPReLU"]
-SMALL = "data.progressive_size={_target_: qconv.data.ProgressiveSize, start: 0.5, grow_from: 0.3, full_from: 0.8}"
 FLIP = "{_target_: qconv.data.RandomFlip}"
+FLIPS = [f"data.augment=[{FLIP}]"]
+REACT = ["scheme=reactnet", "model.activation._target_=qconv.models.RPReLU"]
+JOINED = [*REACT, *FLIPS]
+ADAM = ["optimizer=adam", "optimizer.lr=3e-3", "optimizer.weight_decay=0"]
+LATER = ["scheme=two_stage", "scheme.start=0.5"]
+LAYERWISE = ["scheme=layerwise", "scheme.scheme._target_=qconv.schemes.reactnet"]
+SMALL = "data.progressive_size={_target_: qconv.data.ProgressiveSize, start: 0.5, grow_from: 0.3, full_from: 0.8}"
 
 
 class Variant(NamedTuple):
@@ -48,18 +51,19 @@ class Variant(NamedTuple):
 
 VARIANTS = {
     "plain": Variant([]),
-    "flips alone": Variant([f"data.augment=[{FLIP}]"]),
+    "flips alone": Variant(FLIPS),
     "ReActNet": Variant(REACT),
-    "Adam": Variant(ADAM),
-    "weights later": Variant(LATER),
-    "small pictures first": Variant([SMALL], 22),
-    "crops of 2 pixels": Variant([f"data.augment=[{{_target_: qconv.data.RandomCrop, padding: 2}}, {FLIP}]"]),
-    "batches of 64": Variant(["data.batch_size=64", "optimizer.lr=0.05"]),
-    "moving average": Variant(["callbacks=ema"]),
-    "layerwise": Variant(["scheme=layerwise"]),
-    "no weight decay": Variant(["optimizer.weight_decay=0"]),
+    "joined": Variant(JOINED),
+    "Adam": Variant([*JOINED, *ADAM]),
+    "weights later": Variant([*JOINED, *LATER]),
+    "layerwise": Variant([*JOINED, *LAYERWISE]),
+    "small pictures first": Variant([*JOINED, SMALL], 22),
+    "batches of 64": Variant([*JOINED, "data.batch_size=64", "optimizer.lr=0.05"]),
+    "moving average": Variant([*JOINED, "callbacks=ema"]),
+    "no weight decay": Variant([*JOINED, "optimizer.weight_decay=0"]),
 }
-"""All but the first change one thing; Adam comes with a learning rate and a weight decay of its own."""
+"""Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes with a
+learning rate and a weight decay of its own."""
 
 
 def folder(name: str) -> Path:
