@@ -3,33 +3,28 @@
 import copy
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .checks import check_at_least_one, check_whole
 from .convert import convert
 from .extras import needed
+from .hessian import Batches, expected_losses, quantized_layers, traces
 from .layer_chart import BLUE, layer_chart
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
-from .layers.trial import trial
 from .lean import lean
 from .lifecycle.calibrate import calibrate
-from .progress import shown
 from .scheme import Scheme
-from .sensitivity import batches_of, float_but, sensitivity
+from .sensitivity import batches_of, sensitivity
 from .summary import Summary, summarize
 from .table import Column, lines, write_csv
 
 Measure = Literal["hessian", "measured"]
-Batches = Sequence[tuple[Tensor, Tensor | None]]
 
 COLUMNS = (
     Column("layer"),
@@ -200,16 +195,16 @@ def assign_bits(
         raise ValueError("images must hold at least one sample")
     options = {"before_sign": "keep", "skip": skip, **options}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
-    names = list(_layers(converted[0]))
+    names = list(quantized_layers(converted[0]))
     if measure == "measured":
-        costs, traces = [_measured(each, batches) for each in converted], {}
+        costs, of_weights = [_measured(each, batches) for each in converted], {}
     else:
-        for name, layer in _layers(converted[0]).items():
+        for name, layer in quantized_layers(converted[0]).items():
             if layer.filters_are_computed:
                 raise TypeError(f"{name} quantizes what it computes from its weight: take measure='measured'")
-        tensors = _traces(converted[0], batches, probes, seed, of_inputs=_differ_in_inputs(converted))
-        costs = [_expected(each, batches, tensors) for each in converted]
-        traces = {name: of_weight for name, (of_weight, _) in tensors.items()}
+        found = traces(converted[0], batches, probes, seed, of_inputs=_differ_in_inputs(converted))
+        costs = [expected_losses(each, batches, found) for each in converted]
+        of_weights = {name: of_weight for name, (of_weight, _) in found.items()}
     input_size = tuple(batches[0][0].shape[1:])
     summaries = [summarize(each, input_size) for each in converted]
     others = {
@@ -230,7 +225,7 @@ def assign_bits(
             break
         rest["packed_bytes"] += whole.packed_bytes - max_bytes  # the file's header is larger with several schemes
     rows = tuple(others[name][index] for name, index in taken.items())
-    return BitAssignment(rows, overrides, others, whole.packed_bytes, whole.bops, traces)
+    return BitAssignment(rows, overrides, others, whole.packed_bytes, whole.bops, of_weights)
 
 
 def _check(
@@ -262,13 +257,9 @@ def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapp
     return each
 
 
-def _layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
-
-
 def _differ_in_inputs(models: Sequence[nn.Module]) -> bool:
     """Whether the models have other quantizers of the inputs."""
-    kinds = {tuple(repr(layer.input_quantizer) for layer in _layers(model).values()) for model in models}
+    kinds = {tuple(repr(layer.input_quantizer) for layer in quantized_layers(model).values()) for model in models}
     return len(kinds) > 1
 
 
@@ -277,105 +268,6 @@ def _measured(model: nn.Module, batches: Batches) -> dict[str, float]:
     found = sensitivity(model, given, max_samples=sum(len(images) for images, _ in batches))
     # By chance the loss may fall where little is lost; a divergence can't.
     return {row.layer: row.error if row.kl is None else row.kl for row in found.rows}
-
-
-@contextmanager
-def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dict[str, list[Tensor]]]:
-    """Collect the layers' inputs, as tensors that the output depends on if they are to have gradients."""
-    found: dict[str, list[Tensor]] = {name: [] for name in layers}
-
-    def hook(name: str):
-        def collect(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-            del module
-            input = args[0]
-            if grad:  # a node of its own: others, such as a shortcut, may take the same tensor, or write to it
-                input = input.clone() if input.requires_grad else input.detach().clone().requires_grad_()
-            found[name].append(input)
-            return (input, *args[1:])
-
-        return collect
-
-    with ExitStack() as stack:
-        for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(hook(name)).remove)
-        yield found
-
-
-def _traces(
-    model: nn.Module, batches: Batches, probes: int, seed: int, *, of_inputs: bool = True
-) -> dict[str, tuple[float, list[float]]]:
-    """Return the means of the Hessians' diagonals by the weight of each layer, and by the input of each call of it.
-
-    The first is that of the mean loss, the second that of a sample's loss; it may be left out.
-    The expectation of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors:
-    one vector for all of them would have the same expectation, but the coupling of layers as noise.
-    """
-    layers = _layers(model)
-    generator = torch.Generator().manual_seed(seed)
-    of_weights = dict.fromkeys(layers, 0.0)
-    by_inputs: dict[str, list[float]] = {name: [] for name in layers}
-    samples = sum(len(images) for images, _ in batches)
-    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
-    for parameter in was:
-        parameter.requires_grad_(False)
-    try:
-        for layer in layers.values():
-            layer.weight.requires_grad_()
-        for images, labels in batches:
-            with float_but(layers.values()), _inputs(layers, grad=True) as inputs, torch.enable_grad():
-                loss = _loss(model(images), labels)
-            tensors = [(name, -1, layer.weight) for name, layer in layers.items()]
-            for name, each in inputs.items():
-                tensors += [(name, call, input) for call, input in enumerate(each) if of_inputs]
-                by_inputs[name] += [0.0] * (len(each) - len(by_inputs[name]))
-            values = [tensor for _, _, tensor in tensors]
-            gradients = torch.autograd.grad(loss, values, create_graph=True, allow_unused=True)
-            pairs = list(zip(tensors, gradients, strict=True))
-            for (name, call, value), gradient in shown(pairs, "Hessian", len(pairs)):
-                if gradient is None or not gradient.requires_grad or value.numel() == 0:  # the loss is linear in it
-                    continue
-                trace = sum(_probe(gradient, value, generator) for _ in range(probes)) / probes
-                mean, share = trace / value.numel(), len(images) / samples
-                if call < 0:
-                    of_weights[name] += mean * share
-                else:  # the loss of a batch is a mean: each sample has a share of one over its size
-                    by_inputs[name][call] += mean * len(images) * share
-    finally:
-        for parameter, required in was.items():
-            parameter.requires_grad_(required)
-    return {name: (max(of_weights[name], 0.0), [max(each, 0.0) for each in by_inputs[name]]) for name in layers}
-
-
-def _probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
-    """One sample of Hutchinson's estimator."""
-    signs = (torch.randint(0, 2, value.shape, generator=generator) * 2 - 1).to(value.device, value.dtype)
-    (product,) = torch.autograd.grad(gradient, value, signs, retain_graph=True, allow_unused=True)
-    return 0.0 if product is None else float((signs * product).double().sum())
-
-
-def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
-    target = logits.detach().softmax(1) if labels is None else labels
-    return F.cross_entropy(logits, target)
-
-
-def _expected(model: nn.Module, batches: Batches, traces: Mapping[str, tuple[float, list[float]]]) -> dict[str, float]:
-    """Return the expected increase of the mean loss for each layer."""
-    layers = _layers(model)
-    samples = sum(len(images) for images, _ in batches)
-    costs = {
-        name: 0.5 * traces[name][0] * float((layer.quantized_weight() - layer.weight.detach()).double().square().sum())
-        for name, layer in layers.items()
-    }
-    for images, _ in batches:
-        with trial(model), float_but(layers.values()), _inputs(layers, grad=False) as inputs:
-            model(images)
-        for name, layer in layers.items():
-            quantizer = layer.input_quantizer
-            with torch.no_grad():
-                noise = [quantizer.quantize(input, *quantizer.tensors()) - input for input in inputs[name]]
-            errors = [float(each.double().square().sum()) for each in noise]
-            costs[name] += sum(0.5 * h * error / samples for h, error in zip(traces[name][1], errors, strict=True))
-    return costs
 
 
 def _choice(name: str, scheme: Scheme, summary: Summary, cost: float) -> Choice:

@@ -147,13 +147,22 @@ def decode(file: str | os.PathLike[str] | bytes) -> Tensor:
 def _decode_jpeg(data: bytes) -> Tensor:
     from torchvision.io import ImageReadMode, decode_jpeg
 
-    with warnings.catch_warnings():
-        # torchvision 0.29 points to torchcodec, whose versions for the oldest torch we take have no such function.
-        warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning)
-        image: Any = decode_jpeg(
-            torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB, apply_exif_orientation=True
-        )
+    _ignore_deprecation()
+    image: Any = decode_jpeg(
+        torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB, apply_exif_orientation=True
+    )
     return image
+
+
+def _ignore_deprecation() -> None:
+    """Ignore that torchvision 0.29 points to torchcodec: those for the oldest torch we take have no such function.
+
+    The filter stays: `warnings.catch_warnings` would change the filters of other threads that decode.
+    """
+    start = "The image decoding"
+    patterns = [getattr(message, "pattern", None) for action, message, *_ in warnings.filters if action == "ignore"]
+    if start not in patterns:
+        warnings.filterwarnings("ignore", start, DeprecationWarning)
 
 
 def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:

@@ -15,6 +15,7 @@ import qconv
 from qconv import schemes
 from qconv.bench import binary_conv, data, model, peak, train_step
 from qconv.cli import main
+from qconv.data import prepare_pictures
 from qconv.kernels import operators
 from qconv.models import small_cnn
 
@@ -113,12 +114,14 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_pictures_a_second(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = pictures.parent / "results.csv"
-    arguments = ["--small", str(pictures), "--large", str(pictures), "--rounds", "2", "--batch-size", "4"]
-    assert main(["bench", "data", *arguments, "--csv", str(file)]) == 0
+    prepared = pictures.parent / "prepared"
+    prepare_pictures(pictures, prepared)
+    sides = ["--small", str(pictures), "--large", str(pictures), "--prepared", str(prepared)]
+    assert main(["bench", "data", *sides, "--rounds", "2", "--batch-size", "4", "--csv", str(file)]) == 0
     rows = list(csv.DictReader(file.read_text().splitlines()))
-    assert [row["pictures"] for row in rows] == ["small", "large"]
+    assert [row["pictures"] for row in rows] == ["small", "large", "prepared"]
     assert all(float(row["ratio"]) > 0 and row["cpu"] and row["torch"] for row in rows)
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(capsys.readouterr().out.splitlines()) == 4
 
 
 def test_sides_that_differ_are_not_timed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,6 +133,8 @@ def test_sides_that_differ_are_not_timed(pictures: Path, monkeypatch: pytest.Mon
 def test_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "data"]) == 1
     assert "give --small, --large or both" in capsys.readouterr().err
+    assert main(["bench", "data", "--small", "a", "--prepared", "b"]) == 1
+    assert "--prepared needs --large" in capsys.readouterr().err
 
 
 def test_binary_convolutions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

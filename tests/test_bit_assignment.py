@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
-from qconv.bit_assignment import BitAssignment, Choice, _solve, _traces  # pyright: ignore[reportPrivateUsage]
+from qconv.bit_assignment import BitAssignment, Choice, _solve  # pyright: ignore[reportPrivateUsage]
+from qconv.hessian import traces
 from qconv.table import read_csv
 
 CHOICES = [schemes.lsq(2, 4), schemes.lsq(4, 4), schemes.lsq(8, 8)]
@@ -43,7 +44,7 @@ def test_traces_are_those_of_the_exact_hessian(labelled: bool) -> None:
     images, labels = pictures(4)
     images = images.double()
     converted = qconv.convert(copy.deepcopy(model), schemes.lsq(4, 8), skip=()).eval()
-    found = _traces(converted, [(images, labels if labelled else None)], 2000, 0)
+    found = traces(converted, [(images, labels if labelled else None)], 2000, 0)
     assert list(found) == ["0", "3", "6"]
     target = labels if labelled else model(images).detach().softmax(1)
     rest, weight = nn.Sequential(*list(model)[3:]), model.get_parameter("3.weight")
@@ -84,7 +85,7 @@ def test_the_curvature_of_a_shortcut_does_not_count() -> None:
     model = Shortcut().double().eval()
     images, labels = pictures(4)
     images = images.double()
-    found = _traces(qconv.convert(copy.deepcopy(model), schemes.lsq(4, 8), skip=()), [(images, labels)], 2000, 0)
+    found = traces(qconv.convert(copy.deepcopy(model), schemes.lsq(4, 8), skip=()), [(images, labels)], 2000, 0)
     x = model.first(images).detach()
 
     def loss(input: Tensor) -> Tensor:
@@ -175,12 +176,12 @@ def test_costs_are_the_curvature_times_the_squared_error() -> None:
     for scheme, place in zip(CHOICES, range(3), strict=True):
         converted = qconv.convert(copy.deepcopy(model), scheme, skip=()).eval()
         qconv.calibrate(converted, [images])
-        traces = _traces(converted, [(images, labels)], 8, 0)
+        known = traces(converted, [(images, labels)], 8, 0)
         layer: Any = converted[3]
         x = model[:3](images).detach()
         x_q = layer.input_quantizer.quantize(x, *layer.input_quantizer.tensors())
-        of_weight = (layer.quantized_weight() - layer.weight).square().sum().item() * traces["3"][0]
-        of_input = (x_q - x).square().sum().item() * traces["3"][1][0] / len(images)
+        of_weight = (layer.quantized_weight() - layer.weight).square().sum().item() * known["3"][0]
+        of_input = (x_q - x).square().sum().item() * known["3"][1][0] / len(images)
         assert found.others["3"][place].cost == pytest.approx((of_weight + of_input) / 2, rel=1e-3)
 
 

@@ -95,7 +95,7 @@ def test_a_resumed_epoch_has_the_pictures_of_its_own(workers: int, tree: Path) -
     got = [images for images, _, _ in batches]
     assert len(got) == len(expected) - 2 > 0
     assert all(torch.equal(a, b) for a, b in zip(got, expected[2:], strict=True))
-    assert resumed.state_dict() == {"epoch": 3, "batch": len(expected)}
+    assert resumed.state_dict() == {"epoch": 3, "batch": len(expected), "batches": len(expected), "pictures": 16}
 
 
 def test_test_pictures_are_torchvisions(tree: Path) -> None:

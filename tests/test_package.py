@@ -59,8 +59,9 @@ ROOMS = {
         *("checks", "convert", "layer_chart", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
     },
     "reconstruct": {"checks", "layers", "progress", "quantizers", "sensitivity", "table"},
+    "hessian": {"layers", "progress", "sensitivity"},
     "bit_assignment": {
-        *("checks", "convert", "extras", "layer_chart", "layers", "lean", "lifecycle", "progress", "scheme"),
+        *("checks", "convert", "extras", "hessian", "layer_chart", "layers", "lean", "lifecycle", "scheme"),
         *("sensitivity", "summary", "table"),
     },
     "optim": {"checks", "layers", "lifecycle", "quantizers"},
@@ -86,7 +87,7 @@ ROOMS = {
     },
     "cli": {
         *("extras", "progress", "run_files"),
-        *("bench", "comparison", "convert", "images", "inference", "layers", "onnx", "packed", "predict"),
+        *("bench", "comparison", "convert", "data", "images", "inference", "layers", "onnx", "packed", "predict"),
         *("schemes", "summary", "table", "training", "zoo"),
     },
 }

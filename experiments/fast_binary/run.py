@@ -66,8 +66,8 @@ VARIANTS = {
     "no weight decay": Variant([*JOINED, "optimizer.weight_decay=0"]),
     "an hour": Variant([], None, ["experiment=cifar10/fast_binary", "data=image_folder"]),
 }
-"""Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes with a
-learning rate and a weight decay of its own. The last one is the recipe that came of it, for an hour."""
+"""Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes with
+a learning rate and a weight decay of its own. The last one is the recipe that came of it, for an hour."""
 
 
 def folder(name: str) -> Path:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .. import __version__
 from ..extras import needed
-from . import bench, compare, evaluate, export, predict, report, summary, train_help, verify, zoo
+from . import bench, compare, data, evaluate, export, predict, report, summary, train_help, verify, zoo
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"qconv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     commands.add_parser("train", help="train a network, or evaluate one: qconv train --help")
-    for command in (evaluate, compare, predict, report, summary, verify, export, bench, zoo):
+    for command in (evaluate, compare, predict, report, summary, verify, export, data, bench, zoo):
         command.add(commands)
     # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE PICTURE
     options, more = parser.parse_known_args(words)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,13 +90,14 @@ def _add_data(kinds: Any) -> None:
         "data",
         help="pictures a second against torchvision's data sets with PIL transforms",
         description="Time qconv's loaders and torchvision's, in turn in one process: small pictures that lie in "
-        "memory, and large ones that one worker process decodes. Prints medians and the median of the ratios within a "
-        "round.",
+        "memory, and large ones that one worker process decodes, or only crops if they are prepared. Prints medians "
+        "and the median of the ratios within a round.",
         epilog="example: qconv bench data --small cifar10-tree --large imagenet",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--small", metavar="DIR", help="tree of small pictures, train/<class>/* and test/<class>/*")
     parser.add_argument("--large", metavar="DIR", help="tree of large pictures, train/<class>/* and val/<class>/*")
+    parser.add_argument("--prepared", metavar="DIR", help="those of --large as qconv data prepare has written them")
     parser.add_argument("--batch-size", type=int, default=64, help="pictures a batch")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds; each times both sides once")
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
@@ -180,7 +182,13 @@ def _data(options: argparse.Namespace) -> int:
 
     if not options.small and not options.large:
         raise ValueError("give --small, --large or both: folders of pictures")
-    sides = (options.small, data.measure_small), (options.large, data.measure_large)
+    if options.prepared and not options.large:
+        raise ValueError("--prepared needs --large, the pictures that were prepared")
+    sides = (
+        (options.small, data.measure_small),
+        (options.large, data.measure_large),
+        (options.prepared, partial(data.measure_prepared, options.large)),
+    )
     results = (measure(root, options.batch_size, options.rounds) for root, measure in sides if root)
     return _report(data.Result, options.csv, results)
 

@@ -19,6 +19,8 @@ from .image_folder import BrokenPictureError as BrokenPictureError, ImageFolderD
 from .imagenet import ImageNetDataModule as ImageNetDataModule
 from .loader import EpochOrder as EpochOrder, TensorLoader as TensorLoader
 from .pictures import Pictures as Pictures, PicturesDataModule as PicturesDataModule
+from .prepare import prepare_pictures as prepare_pictures
+from .prepared import PreparedDataModule as PreparedDataModule
 from .progressive import ProgressiveSize as ProgressiveSize
 from .shard_index import ShardError as ShardError
 from .shards import WebDatasetDataModule as WebDatasetDataModule

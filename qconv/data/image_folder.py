@@ -1,6 +1,5 @@
 """Any folder of pictures with a folder for each class, decoded once and cached in a file."""
 
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from ..files import DamagedFileError, atomic_file, load_tensors
 from ..images import DecodingError, read_picture
 from ..progress import terminal
 from .pictures import Pictures, PicturesDataModule
-from .tree import Tree, common_size, scan
+from .tree import Tree, common_size, fingerprint, scan
 
 FORMAT = 2  # of the cache file; each number has its own file
 Broken = Literal["fatal", "skip"]
@@ -142,13 +141,9 @@ class ImageFolderDataModule(PicturesDataModule):
 
 def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Path:
     """Return the cache file of this tree and these settings; it changes with any file's path, size or time."""
-    digest = hashlib.blake2b(f"{FORMAT} {settings} {tree.classes}".encode(), digest_size=16)
-    for name, files in tree.splits.items():
-        for path, _ in files:
-            stat = path.stat()
-            digest.update(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
     base = Path(folder).expanduser() if folder else cache_folder()
-    return base / f"{root.resolve().name}-{digest.hexdigest()}.pt"
+    digest = fingerprint(root, tree, f"{FORMAT} {settings}")
+    return base / f"{root.resolve().name}-{digest}.pt"
 
 
 def cache_folder() -> Path:

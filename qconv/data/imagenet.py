@@ -1,20 +1,18 @@
 """Large pictures from folders, decoded while the network trains."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
-from ..images import DecodingError
-from .large import Crop, LargePicturesDataModule, collate, one_thread
-from .loader import EpochLoader, EpochOrder, epoch_order
+from ..images import DecodingError, decode
+from .large import Crop, CroppingLoader, Item, LargePicturesDataModule
+from .loader import epoch_order
 from .pictures import share_out
 from .tree import Tree, scan
-
-Item = tuple[int, int]
 
 
 class ImageNetDataModule(LargePicturesDataModule):
@@ -50,11 +48,11 @@ class ImageNetDataModule(LargePicturesDataModule):
             self.splits["train"] = [file for file, chosen in zip(files, taken.tolist(), strict=True) if not chosen]
             self.splits["val"] = [file for file, chosen in zip(files, taken.tolist(), strict=True) if chosen]
 
-    def loader(self, name: str, *, train: bool) -> "DecodingLoader":
+    def loader(self, name: str, *, train: bool) -> "CroppingLoader":
         """The files of the split."""
         files = self.splits[name]
         order = epoch_order(self, len(files), shuffle=train)
-        return DecodingLoader(order, LargePictures(files, self.crop(train=train)), self.workers)
+        return CroppingLoader(order, LargePictures(files, self.crop(train=train)), self.workers)
 
 
 class LargePictures(Dataset[Any]):
@@ -62,7 +60,7 @@ class LargePictures(Dataset[Any]):
 
     Args:
         files: paths and labels.
-        crop: decodes and crops them.
+        crop: crops them.
     """
 
     def __init__(self, files: Sequence[tuple[Path, int]], crop: Crop) -> None:
@@ -77,42 +75,6 @@ class LargePictures(Dataset[Any]):
         """Return picture and label, or the problem with the file."""
         epoch, index = item
         try:
-            return self.crop(self.paths[index], epoch, index), self.labels[index]
+            return self.crop(decode(self.paths[index]), epoch, index), self.labels[index]
         except DecodingError as error:
             return f"{self.paths[index]} cannot be decoded ({error})"
-
-
-class DecodingLoader(EpochLoader):
-    """Batches of `LargePictures`, decoded by `workers` processes (0: by this process)."""
-
-    def __init__(self, sampler: EpochOrder, pictures: LargePictures, workers: int) -> None:
-        super().__init__(sampler)
-        self.order = EpochBatches(sampler)
-        self.loader = DataLoader(
-            pictures,
-            batch_sampler=self.order,
-            collate_fn=collate,
-            num_workers=workers,
-            pin_memory=torch.cuda.is_available(),
-            persistent_workers=workers > 0,
-            worker_init_fn=one_thread,
-            generator=torch.Generator(),  # otherwise it would use dropout's generator
-        )
-
-    def batches(self, start: int) -> Iterator[Any]:
-        self.order.start = start
-        yield from self.loader
-
-
-class EpochBatches:
-    """The batches of an `EpochOrder`, starting at number `start`, as items of `LargePictures`."""
-
-    def __init__(self, order: EpochOrder) -> None:
-        self.order, self.start = order, 0
-
-    def __len__(self) -> int:
-        return len(self.order) - self.start
-
-    def __iter__(self) -> Iterator[list[Item]]:
-        for indices in self.order.parts(self.start):
-            yield [(self.order.epoch, index) for index in indices.tolist()]

@@ -1,14 +1,19 @@
 """The order of an epoch, a function of (seed, epoch) alone, and loaders that follow it from any place."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Protocol, TypeVar
 
 import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
 from .augment import Augment
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 
 class EpochOrder:
@@ -101,15 +106,37 @@ class EpochLoader(ABC):
     def __len__(self) -> int:
         return len(self.sampler)
 
+    def cut(self) -> dict[str, int]:
+        """What decides which pictures a batch has, besides the order."""
+        return {"batches": len(self), "pictures": self.sampler.size}
+
     def __iter__(self) -> Iterator[Any]:
-        self.given = self.resumed["batch"] if self.resumed["epoch"] == self.sampler.epoch else 0
+        """Go through the epoch, or through the rest of the one that was interrupted.
+
+        Raises:
+            ValueError: that epoch was cut into other batches.
+        """
+        self.given = 0
+        if self.resumed["epoch"] == self.sampler.epoch:
+            self.given = self.resumed["batch"]
+            now = self.cut()
+            before = {name: self.resumed.get(name, value) for name, value in now.items()}  # runs of before had none
+            if before != now and self.given >= before["batches"]:  # it had ended
+                self.given = len(self)
+            elif before != now and self.given > 0:
+                name = next(name for name in now if before[name] != now[name])
+                raise ValueError(
+                    f"epoch {self.sampler.epoch} was interrupted after {self.given} of {before['batches']} batches, "
+                    f"with {before[name]} {name} in all, and has {now[name]} now: go on with the same data, and the "
+                    "same product of data.batch_size and the number of processes"
+                )
         for batch in self.batches(self.given):
             self.given += 1
             yield batch
 
     def state_dict(self) -> dict[str, int]:
-        """The epoch and the number of batches yielded so far; the same on all ranks."""
-        return {"epoch": self.sampler.epoch, "batch": self.given}
+        """The epoch, the number of batches yielded so far, and how the epoch is cut; the same on all ranks."""
+        return {"epoch": self.sampler.epoch, "batch": self.given, **self.cut()}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """Resume that epoch after those batches."""
@@ -148,3 +175,14 @@ class TensorLoader(EpochLoader):
             if self.resize is not None:
                 images = self.resize(images, self.sampler.epoch)
             yield images, self.labels[indices]
+
+
+def ahead(pool: ThreadPoolExecutor, function: Callable[[T], R], items: Iterable[T], most: int) -> Iterator[R]:
+    """Yield ``function(item)`` in order, at most ``most`` of them begun ahead, so that few have to be kept."""
+    begun: deque[Future[R]] = deque()
+    for item in items:
+        begun.append(pool.submit(function, item))
+        if len(begun) == most:
+            yield begun.popleft().result()
+    while begun:
+        yield begun.popleft().result()

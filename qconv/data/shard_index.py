@@ -48,7 +48,7 @@ def read_shard(url: str) -> Iterator[dict[str, Any]]:
 
 def picture(sample: dict[str, Any]) -> bytes | None:
     """Return the encoded picture of a sample."""
-    return next((sample[suffix] for suffix in ("jpg", "jpeg", "png", "webp") if suffix in sample), None)
+    return next((sample[suffix] for suffix in ("jpg", "jpeg", "png", "webp", "ppm") if suffix in sample), None)
 
 
 def label(sample: dict[str, Any]) -> int:

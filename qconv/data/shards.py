@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..images import DecodingError
+from ..images import DecodingError, decode
 from .large import Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import check_val_size
@@ -21,7 +21,7 @@ neither does the order of the pictures; and many numbers of workers divide it.""
 
 
 class WebDatasetDataModule(LargePicturesDataModule):
-    """Pictures in tar files of the WebDataset format: `<key>.jpg` (or png, webp) beside `<key>.cls`, the class number.
+    """Pictures in tar files of the WebDataset format: `<key>.jpg` (png, webp, ppm) beside `<key>.cls`, a class number.
 
     The package `webdataset` streams the files: paths and `http(s):` addresses (the latter by `curl`), with braces for
     many, as in ``/data/train-{0000..0146}.tar``. An epoch reads the shards in an order given by (seed, epoch), and each
@@ -110,6 +110,10 @@ class ShardLoader(EpochLoader):
         self.stream = stream
         self.workers = max((n for n in range(1, workers + 1) if LANES % n == 0), default=0)
 
+    def cut(self) -> dict[str, int]:
+        """As for all loaders; and each process reads a part of its own."""
+        return {**super().cut(), "processes": self.sampler.world_size}
+
     def batches(self, start: int) -> Iterator[Any]:
         self.stream.start = start
         pin = torch.cuda.is_available()
@@ -137,7 +141,7 @@ class ShardStream(IterableDataset[Any]):
     Args:
         shards: the shards to read.
         order: the order of the epoch: seed, epoch, rank and number of steps.
-        crop: decodes and crops a picture.
+        crop: crops a picture.
         buffer: pictures in the buffers of all lanes.
     """
 
@@ -203,6 +207,6 @@ class ShardStream(IterableDataset[Any]):
     def _item(self, number: int, sample: dict[str, Any]) -> tuple[Tensor, int] | str:
         name = f"{sample['__url__']}: {sample['__key__']}"
         try:
-            return self.crop(picture(sample) or b"", self.order.epoch, number), label(sample)
+            return self.crop(decode(picture(sample) or b""), self.order.epoch, number), label(sample)
         except DecodingError as error:
             return f"{name} cannot be decoded ({error})"

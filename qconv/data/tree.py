@@ -1,5 +1,6 @@
 """The files of a folder of pictures: their classes, their splits, and what is left out."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -35,19 +36,20 @@ class Tree(NamedTuple):
     told: tuple[str, ...] = ()
 
 
-def scan(root: Path, test_size: float | None = None, seed: int = 0) -> Tree:
+def scan(root: Path, test_size: float | None = None, seed: int = 0, called: str = "data.root") -> Tree:
     """Return the tree below ``root``, without hidden files and files without a picture's suffix.
 
     Args:
         root: a folder with ``train/<class>/*`` and ``test/<class>/*``, ``val/<class>/*`` or both; or ``<class>/*``.
         test_size: the share of a folder without splits that is the test split; None refuses such a folder.
         seed: chooses these pictures.
+        called: the name of ``root`` in messages.
 
     Raises:
         FileNotFoundError, ValueError: as for `ImageFolderDataModule`.
     """
     if not root.is_dir():
-        raise FileNotFoundError(f"data.root (={root}): there is no such folder")
+        raise FileNotFoundError(f"{called} (={root}): there is no such folder")
     names = [name for name in SPLITS if (root / name).is_dir()]
     folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
     if test_size is not None and not names:
@@ -59,24 +61,24 @@ def scan(root: Path, test_size: float | None = None, seed: int = 0) -> Tree:
         if test_size is not None and not names:
             needed = f"<class>/*, or {needed}"
         raise FileNotFoundError(
-            f"data.root (={root}) must hold {needed}; it has "
+            f"{called} (={root}) must hold {needed}; it has "
             + (", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing")
         )
     files = {name: {d.name: pictures_in(d) for d in sorted((root / name).iterdir()) if d.is_dir()} for name in names}
     classes = [name for name, pictures in files["train"].items() if pictures]
     if len(classes) < 2:
-        raise ValueError(f"data.root (={root}): train has {len(classes)} class with pictures; it must have at least 2")
+        raise ValueError(f"{called} (={root}): train has {len(classes)} class with pictures; it must have at least 2")
     for name in names:
         only = [other for other, pictures in files[name].items() if pictures and other not in classes]
         if only:
-            raise ValueError(f"data.root (={root}): class {only[0]!r} is in {name}, but has no training pictures")
+            raise ValueError(f"{called} (={root}): class {only[0]!r} is in {name}, but has no training pictures")
     listed = {
         name: [(path, index) for index, label in enumerate(classes) for path in files[name].get(label, ())]
         for name in names
     }
     for name, paths in listed.items():
         if not paths:
-            raise FileNotFoundError(f"data.root (={root}): {name} has no pictures")
+            raise FileNotFoundError(f"{called} (={root}): {name} has no pictures")
     if "test" not in listed:
         listed["test"] = listed.pop("val")
     return Tree(classes, listed, left_out([root / name / label for name in names for label in classes]))
@@ -107,6 +109,16 @@ def _without_splits(
     if empty:
         told += f"; no pictures in {_some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class"
     return Tree(classes, splits, (told, *left_out(folders)))
+
+
+def fingerprint(root: Path, tree: Tree, settings: str) -> str:
+    """Return 32 digits that change with the settings, the classes, and any file's path, size or time."""
+    digest = hashlib.blake2b(f"{settings} {tree.classes}".encode(), digest_size=16)
+    for name, files in tree.splits.items():
+        for path, _ in files:
+            stat = path.stat()
+            digest.update(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    return digest.hexdigest()
 
 
 def pictures_in(folder: Path) -> list[Path]:

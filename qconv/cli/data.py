@@ -1,0 +1,59 @@
+"""``qconv data``: pictures made ready for training."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def add(commands: Any) -> None:
+    """The command, what it can do, and the arguments of that."""
+    parser = commands.add_parser("data", help="prepare large pictures for fast training")
+    kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_prepare(kinds)
+
+
+def _add_prepare(kinds: Any) -> None:
+    parser = kinds.add_parser(
+        "prepare",
+        help="decode and resize large pictures once",
+        description="Write the pictures of SOURCE, resized to a shorter side of --size pixels if theirs is longer, "
+        "into tar files in FOLDER, which data=prepared reads many times as fast while training. After an interruption "
+        "the same command goes on. The files have the format of WebDataset.",
+        epilog="example: qconv data prepare imagenet imagenet-256",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("source", metavar="SOURCE", help="train/<class>/* and val/<class>/*, test/<class>/* or both")
+    parser.add_argument("folder", metavar="FOLDER", help="where the tar files go: a new folder")
+    parser.add_argument("--size", type=int, default=256, help="shorter side in pixels")
+    parser.add_argument(
+        "--form", choices=["raw", "jpeg"], default="raw", help="pixels as they are, or JPEG: smaller, slower to read"
+    )
+    parser.add_argument("--quality", type=int, default=90, help="of JPEG, 1 to 100")
+    parser.add_argument("--pictures-per-file", type=int, default=1000, metavar="COUNT", help="pictures in a tar file")
+    parser.add_argument(
+        "--broken", choices=["fatal", "skip"], default="fatal", help="files that are no whole pictures: stop, or skip"
+    )
+    parser.set_defaults(run=_prepare)
+
+
+def _prepare(options: argparse.Namespace) -> int:
+    """Prepare the pictures, and say what there is and how to train with it."""
+    from ..data.prepare import prepare_pictures
+
+    folder = Path(options.folder).expanduser()
+    prepared = prepare_pictures(
+        Path(options.source).expanduser(),
+        folder,
+        size=options.size,
+        form=options.form,
+        quality=options.quality,
+        pictures_per_file=options.pictures_per_file,
+        broken=options.broken,
+    )
+    splits = prepared.splits
+    counts = ", ".join(f"{len(stored.labels):,} {name}" for name, stored in splits.items())
+    files = sum(len(stored.files) for stored in splits.values())
+    size = sum(sum(stored.sizes) for stored in splits.values())
+    print(f"{folder}: {counts} pictures of {len(prepared.classes)} classes in {files} files, {size / 1e6:,.1f} MB")
+    print(f"train with them: qconv train data=prepared data.root={folder}")
+    return 0

@@ -1,0 +1,140 @@
+"""Large pictures that `qconv data prepare` has made ready: read from their places in large files, and cropped."""
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..images import DecodingError, decode
+from .large import Batch, Crop, LargePicturesDataModule
+from .loader import EpochLoader, EpochOrder, ahead, epoch_order
+from .pictures import share_out
+from .prepared_files import Prepared, Stored, read_index
+
+
+class PreparedDataModule(LargePicturesDataModule):
+    """Pictures in a folder that ``qconv data prepare`` has written.
+
+    Raw pictures need no decoding: what is left is to crop and resize them. The crops of training pictures are cut from
+    the stored pictures, which are smaller than the originals; where a crop covers little of a picture, it shows less
+    detail than one of `ImageNetDataModule`.
+
+    If there is no `val`, a fixed part of the training pictures is used for validation.
+
+    Args:
+        root: the folder.
+        val_size: number or share of the training pictures used for validation.
+        split_seed: chooses these pictures.
+        options: those of `LargePicturesDataModule`; `workers` counts threads.
+
+    Raises:
+        FileNotFoundError: `root` was not prepared, or not to its end.
+        ShardError: one of its files is missing or was changed.
+        ValueError: `resize` is larger than the stored pictures, or an argument out of range.
+    """
+
+    def __init__(self, root: str, *, val_size: float = 0.01, split_seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        self.root = Path(root).expanduser()
+        self.prepared: Prepared = read_index(self.root)
+        size = self.prepared.settings["size"]
+        if self.resize > size:
+            raise ValueError(
+                f"resize (={self.resize}) must be at most {size}, the shorter side of the pictures in {self.root}"
+            )
+        self.classes, self.num_classes = self.prepared.classes, len(self.prepared.classes)
+        self.val_size, self.split_seed = val_size, split_seed
+        self.splits: dict[str, tuple[Stored, Tensor]] = {}
+
+    def setup(self, stage: str) -> None:
+        """Assign the pictures to the splits."""
+        del stage
+        stored = self.prepared.splits
+        self.splits = {name: (of, torch.arange(len(of.labels))) for name, of in stored.items()}
+        if "val" not in stored:
+            taken = share_out(stored["train"].labels, self.val_size, self.split_seed)
+            self.splits["train"] = stored["train"], (~taken).nonzero().squeeze(1)
+            self.splits["val"] = stored["train"], taken.nonzero().squeeze(1)
+
+    def loader(self, name: str, *, train: bool) -> "ThreadedLoader":
+        """The pictures of the split."""
+        stored, chosen = self.splits[name]
+        pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
+        return ThreadedLoader(epoch_order(self, len(chosen), shuffle=train), pictures, self.workers)
+
+
+class ThreadedLoader(EpochLoader):
+    """Batches of `PreparedPictures`, cropped by `workers` threads (0: by this one).
+
+    Not by processes: there is hardly any Python to run for a picture, and to hand over a batch would take half as long
+    as to make it.
+    """
+
+    def __init__(self, sampler: EpochOrder, pictures: "PreparedPictures", workers: int) -> None:
+        super().__init__(sampler)
+        self.pictures, self.workers = pictures, workers
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        make = partial(self.pictures.batch, self.sampler.epoch)
+        if not self.workers:
+            yield from map(make, self.sampler.parts(start))
+            return
+        threads = torch.get_num_threads()
+        with ThreadPoolExecutor(self.workers, "crop", initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            for batch in ahead(pool, make, self.sampler.parts(start), 2 * self.workers):
+                torch.set_num_threads(threads)  # the number for other threads that begin: the pool has set it to 1
+                yield batch
+
+
+class PreparedPictures:
+    """Stored and cropped pictures.
+
+    Args:
+        folder: where the files are.
+        stored: the pictures of a split.
+        chosen: which of them, in order.
+        crop: crops them.
+    """
+
+    def __init__(self, folder: Path, stored: Stored, chosen: Tensor, crop: Crop) -> None:
+        self.folder, self.stored, self.chosen, self.crop = folder, stored, chosen, crop
+
+    def batch(self, epoch: int, numbers: Tensor) -> Batch:
+        """The pictures with these numbers in an epoch, their labels, and the problems with others."""
+        indices = self.chosen[numbers]
+        images = torch.empty(len(indices), 3, self.crop.size, self.crop.size, dtype=torch.uint8)
+        whole: list[int] = []
+        problems: list[str] = []
+        for number, index in zip(numbers.tolist(), indices.tolist(), strict=True):
+            try:
+                images[len(whole)] = self.crop(self.picture(index), epoch, number)
+            except DecodingError as error:
+                name = self.stored.files[int(self.stored.file[index])]
+                place = f"the picture at byte {int(self.stored.offset[index])}"
+                problems.append(f"{self.folder / name}: {place} is damaged ({error})")
+            else:
+                whole.append(index)
+        images = images[: len(whole)]
+        return images.pin_memory() if torch.cuda.is_available() else images, self.stored.labels[whole], problems
+
+    def picture(self, index: int) -> Tensor:
+        """The pixels, `(3, H, W)`.
+
+        Raises:
+            DecodingError: the file is shorter than it was, or a JPEG file in it is damaged.
+        """
+        stored = self.stored
+        content = torch.empty(int(stored.length[index]), dtype=torch.uint8)
+        # Not mapped: a file that is cut off meanwhile would kill the process, and a copy costs less than the crop.
+        with (self.folder / stored.files[int(stored.file[index])]).open("rb", buffering=0) as file:
+            file.seek(int(stored.offset[index]))
+            if file.readinto(content.numpy().data) != len(content):
+                raise DecodingError("the file is cut off")
+        height, width = stored.shape[index].tolist()
+        if not height:
+            return decode(content.numpy().tobytes())
+        return content.view(height, width, 3).permute(2, 0, 1)

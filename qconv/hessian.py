@@ -1,0 +1,123 @@
+"""What rounding costs to second order: traces of the loss's Hessian, and the increase of the loss that they predict."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .layers import QuantizedLayer
+from .layers.trial import trial
+from .progress import shown
+from .sensitivity import float_but
+
+Batches = Sequence[tuple[Tensor, Tensor | None]]
+"""Pictures, and their classes if they are known."""
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
+    """The quantized layers by their names."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+
+
+def traces(
+    model: nn.Module, batches: Batches, probes: int, seed: int, *, of_inputs: bool = True
+) -> dict[str, tuple[float, list[float]]]:
+    """Return the means of the Hessians' diagonals by the weight of each layer, and by the input of each call of it.
+
+    The first is that of the mean loss, the second that of a sample's loss, and 0 without ``of_inputs``. The expectation
+    of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors: one vector for
+    all of them would have the same expectation, but the coupling of layers as noise.
+    """
+    layers = quantized_layers(model)
+    generator = torch.Generator().manual_seed(seed)
+    of_weights = dict.fromkeys(layers, 0.0)
+    by_inputs: dict[str, list[float]] = {name: [] for name in layers}
+    samples = sum(len(images) for images, _ in batches)
+    was = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    for parameter in was:
+        parameter.requires_grad_(False)
+    try:
+        for layer in layers.values():
+            layer.weight.requires_grad_()
+        for images, labels in batches:
+            with float_but(layers.values()), _inputs(layers, grad=True) as inputs, torch.enable_grad():
+                loss = _loss(model(images), labels)
+            tensors = [(name, -1, layer.weight) for name, layer in layers.items()]
+            for name, each in inputs.items():
+                tensors += [(name, call, input) for call, input in enumerate(each) if of_inputs]
+                by_inputs[name] += [0.0] * (len(each) - len(by_inputs[name]))
+            values = [tensor for _, _, tensor in tensors]
+            gradients = torch.autograd.grad(loss, values, create_graph=True, allow_unused=True)
+            pairs = list(zip(tensors, gradients, strict=True))
+            for (name, call, value), gradient in shown(pairs, "Hessian", len(pairs)):
+                if gradient is None or not gradient.requires_grad or value.numel() == 0:  # the loss is linear in it
+                    continue
+                trace = sum(_probe(gradient, value, generator) for _ in range(probes)) / probes
+                mean, share = trace / value.numel(), len(images) / samples
+                if call < 0:
+                    of_weights[name] += mean * share
+                else:  # the loss of a batch is a mean: each sample has a share of one over its size
+                    by_inputs[name][call] += mean * len(images) * share
+    finally:
+        for parameter, required in was.items():
+            parameter.requires_grad_(required)
+    return {name: (max(of_weights[name], 0.0), [max(each, 0.0) for each in by_inputs[name]]) for name in layers}
+
+
+def _probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
+    """One sample of Hutchinson's estimator."""
+    signs = (torch.randint(0, 2, value.shape, generator=generator) * 2 - 1).to(value.device, value.dtype)
+    (product,) = torch.autograd.grad(gradient, value, signs, retain_graph=True, allow_unused=True)
+    return 0.0 if product is None else float((signs * product).double().sum())
+
+
+def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
+    target = logits.detach().softmax(1) if labels is None else labels
+    return F.cross_entropy(logits, target)
+
+
+def expected_losses(
+    model: nn.Module, batches: Batches, found: Mapping[str, tuple[float, list[float]]]
+) -> dict[str, float]:
+    """Return how much the mean loss should rise by the quantization of each layer, from the result of `traces`."""
+    layers = quantized_layers(model)
+    samples = sum(len(images) for images, _ in batches)
+    costs = {
+        name: 0.5 * found[name][0] * float((layer.quantized_weight() - layer.weight.detach()).double().square().sum())
+        for name, layer in layers.items()
+    }
+    for images, _ in batches:
+        with trial(model), float_but(layers.values()), _inputs(layers, grad=False) as inputs:
+            model(images)
+        for name, layer in layers.items():
+            quantizer = layer.input_quantizer
+            with torch.no_grad():
+                noise = [quantizer.quantize(input, *quantizer.tensors()) - input for input in inputs[name]]
+            errors = [float(each.double().square().sum()) for each in noise]
+            costs[name] += sum(0.5 * h * error / samples for h, error in zip(found[name][1], errors, strict=True))
+    return costs
+
+
+@contextmanager
+def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dict[str, list[Tensor]]]:
+    """Collect the layers' inputs, as tensors that the output depends on if they are to have gradients."""
+    found: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def hook(name: str):
+        def collect(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+            del module
+            input = args[0]
+            if grad:  # a node of its own: others, such as a shortcut, may take the same tensor, or write to it
+                input = input.clone() if input.requires_grad else input.detach().clone().requires_grad_()
+            found[name].append(input)
+            return (input, *args[1:])
+
+        return collect
+
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.callback(layer.register_forward_pre_hook(hook(name)).remove)
+        yield found

@@ -1,0 +1,402 @@
+"""Large pictures that are prepared once: what is stored, what is read, and what is said of damage."""
+
+import itertools
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from PIL import Image
+from torch import Tensor
+from torchvision.transforms import v2
+
+from qconv.cli import main
+from qconv.data import (
+    BrokenPictureError,
+    ImageNetDataModule,
+    PreparedDataModule,
+    ShardError,
+    WebDatasetDataModule,
+    prepare,
+    prepare_pictures,
+)
+from qconv.data.prepared import PreparedPictures, ThreadedLoader
+from qconv.data.prepared_files import INDEX, read_index
+from qconv.files import DamagedFileError
+from qconv.images import decode
+from qconv.training.run import train
+
+SIZE = 20
+SMALL = {"image_size": 16, "resize": SIZE, "val_size": 4, "batch_size": 5, "workers": 0}
+
+
+def picture(seed: int, height: int, width: int) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
+    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Twenty pictures to train with and six to test, in five sizes, the smallest smaller than `SIZE`."""
+    sizes = ((40, 50), (50, 40), (20, 60), (25, 21), (12, 30))
+    for split, count in (("train", 10), ("val", 3)):
+        for label, name in enumerate(("n01", "n02")):
+            folder = tmp_path / "tree" / split / name
+            folder.mkdir(parents=True)
+            for index in range(count):
+                seed = 100 * label + index + (50 if split == "val" else 0)
+                picture(seed, *sizes[index % 5]).save(folder / f"{index}.JPEG", quality=95)
+    return tmp_path / "tree"
+
+
+@pytest.fixture
+def folder(tree: Path, tmp_path: Path) -> Path:
+    """The same pictures, prepared, seven in a file."""
+    prepare_pictures(tree, tmp_path / "prepared", size=SIZE, pictures_per_file=7)
+    return tmp_path / "prepared"
+
+
+def made(folder: Path, **options: Any) -> PreparedDataModule:
+    data = PreparedDataModule(str(folder), **{**SMALL, **options})
+    data.setup("fit")
+    return data
+
+
+def pictures_of(data: PreparedDataModule, *, train: bool) -> PreparedPictures:
+    loader = data.train_dataloader() if train else data.test_dataloader()
+    return cast(ThreadedLoader, loader).pictures
+
+
+def raw(loader: Any, epoch: int = 0) -> list[tuple[Tensor, Tensor]]:
+    loader.sampler.set_epoch(epoch)
+    batches = [(images, labels) for images, labels, problems in loader if not problems]
+    assert len(batches) == len(loader)
+    return batches
+
+
+def shrunk(path: Path) -> Tensor:
+    """The picture as it should be stored."""
+    image = decode(path)
+    return image if min(image.shape[1:]) <= SIZE else v2.Resize(SIZE, antialias=True)(image)
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_every_picture_is_stored_with_its_class(tree: Path, folder: Path) -> None:
+    prepared = read_index(folder)
+    assert prepared.classes == ["n01", "n02"]
+    assert {name: len(stored.files) for name, stored in prepared.splits.items()} == {"train": 3, "test": 1}
+    data = made(folder)
+    for name, split in (("train", "train"), ("test", "val")):
+        expected = [(shrunk(path), label) for label in (0, 1) for path in sorted(tree.glob(f"{split}/n0{label + 1}/*"))]
+        stored = prepared.splits[name]
+        pictures = pictures_of(data, train=name == "train")
+        found = [(pictures.picture(index), int(label)) for index, label in enumerate(stored.labels)]
+        assert len(found) == len(expected)
+        if name == "train":  # mixed: find each, once
+            left = list(expected)
+            for image, label in found:
+                left.pop(next(at for at, item in enumerate(left) if item[1] == label and item[0].equal(image)))
+            assert not left
+            assert [label for _, label in found] != sorted(label for _, label in found)
+        else:
+            assert all(one.equal(other) and a == b for (one, a), (other, b) in zip(found, expected, strict=True))
+
+
+def test_test_pictures_are_those_of_the_tree(tree: Path, folder: Path) -> None:
+    large = ImageNetDataModule(str(tree), **SMALL)
+    large.setup("fit")
+    theirs = torch.cat([images for images, _, _ in large.test_dataloader()])
+    found = torch.cat([images for images, _ in raw(made(folder).test_dataloader())])
+    assert found.equal(theirs)  # resized once, by the same function
+
+
+def test_other_threads_keep_their_number_of_threads(folder: Path) -> None:
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(torch.get_num_threads).result()
+    loader = made(folder, workers=2, batch_size=2).train_dataloader()
+    next(iter(loader))  # and is left
+    list(loader)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(torch.get_num_threads).result() == first
+    assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_the_order_and_the_crops_are_those_of_any_number_of_processes(epoch: int, folder: Path) -> None:
+    alone = raw(made(folder, batch_size=4).train_dataloader(), epoch)
+    assert not alone[0][0].equal(raw(made(folder, batch_size=4).train_dataloader(), epoch + 1)[0][0])
+    with_workers = raw(made(folder, batch_size=4, workers=2).train_dataloader(), epoch)
+    assert all(one[0].equal(other[0]) for one, other in zip(alone, with_workers, strict=True))
+    ranks = []
+    for rank in range(2):
+        loader = made(folder, batch_size=2).train_dataloader()
+        loader.sampler.rank, loader.sampler.world_size = rank, 2
+        loader.sampler.steps = len(alone)
+        ranks.append(raw(loader, epoch))
+    for step, (images, labels) in enumerate(alone):
+        for rank, batches in enumerate(ranks):
+            assert batches[step][0].equal(images[rank::2])
+            assert batches[step][1].equal(labels[rank::2])
+
+
+def test_an_interrupted_epoch_goes_on_with_other_processes_or_says_why_not(folder: Path) -> None:
+    alone = made(folder, batch_size=4).train_dataloader()
+    expected = raw(alone, 3)
+    batches = iter(alone)
+    for _ in range(2):
+        next(batches)
+    state = alone.state_dict()
+    assert state == {"epoch": 3, "batch": 2, "batches": 4, "pictures": 16}
+    for rank in range(2):
+        loader = made(folder, batch_size=2).train_dataloader()
+        loader.sampler.rank, loader.sampler.world_size, loader.sampler.steps = rank, 2, 4
+        loader.load_state_dict(state)
+        loader.sampler.set_epoch(3)
+        rest = [images for images, _, _ in loader]
+        assert all(one.equal(images[rank::2]) for one, (images, _) in zip(rest, expected[2:], strict=True))
+    other = made(folder, batch_size=2).train_dataloader()
+    other.load_state_dict(state)
+    other.sampler.set_epoch(3)
+    with pytest.raises(
+        ValueError, match=r"epoch 3 was interrupted after 2 of 4 batches, with 4 batches in all, and has 8 now: "
+    ):
+        next(iter(other))
+    fewer = made(folder, batch_size=3, val_size=8).train_dataloader()
+    fewer.load_state_dict(state)
+    fewer.sampler.set_epoch(3)
+    assert len(fewer) == 4
+    with pytest.raises(ValueError, match=r"with 16 pictures in all, and has 12 now: go on with the same data"):
+        next(iter(fewer))
+    fewer.load_state_dict({**state, "batch": 4})  # it had ended
+    assert not list(fewer)
+    other.sampler.set_epoch(4)  # from the next epoch on everything may change
+    assert sum(len(images) for images, _, _ in other) == 16
+
+
+def test_jpeg_files_are_copied_if_small_and_smaller_if_not(tree: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "jpeg"
+    prepared = prepare_pictures(tree, folder, size=SIZE, form="jpeg", quality=95)
+    data = made(folder)
+    pictures = pictures_of(data, train=False)
+    whole = (folder / "test-00000.tar").read_bytes()
+    paths = sorted(tree.glob("val/*/*"))
+    for index, path in enumerate(paths):
+        stored = prepared.splits["test"]
+        begin, length = int(stored.offset[index]), int(stored.length[index])
+        small = min(decode(path).shape[1:]) <= SIZE
+        assert (whole[begin : begin + length] == path.read_bytes()) == small
+        error = (pictures.picture(index).float() - shrunk(path).float()).abs()
+        assert error.mean() < (1e-6 if small else 8)
+    assert any(min(decode(path).shape[1:]) <= SIZE for path in paths)
+    assert len(torch.cat([images for images, _ in raw(data.train_dataloader())])) == 16
+
+
+@pytest.mark.parametrize("form", ["raw", "jpeg"])
+def test_webdataset_reads_the_files(form: Any, tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "prepared"
+    prepare_pictures(tree, folder, size=SIZE, form=form, pictures_per_file=10)
+    options: dict[str, Any] = {**SMALL, "val_size": 1}
+    streamed = WebDatasetDataModule(f"{folder}/train-{{00000..00001}}.tar", test=f"{folder}/test-00000.tar", **options)
+    streamed.setup("fit")
+    theirs = [(images, labels) for images, labels, _ in streamed.test_dataloader()]
+    ours = raw(made(folder).test_dataloader())
+    assert torch.cat([images for images, _ in ours]).equal(torch.cat([images for images, _ in theirs]))
+    assert torch.cat([labels for _, labels in ours]).equal(torch.cat([labels for _, labels in theirs]))
+
+
+def test_it_goes_on_after_an_interruption(
+    tree: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    encode, numbers, calls = prepare.picture_file, itertools.count(1), []
+
+    def interrupted(path: Path, **options: Any) -> bytes:
+        calls.append(path)
+        if next(numbers) == 12:  # in one thread alone
+            raise KeyboardInterrupt
+        return encode(path, **options)
+
+    monkeypatch.setattr(prepare, "picture_file", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
+    assert sorted(path.name for path in other.iterdir()) == ["settings.json", "train-00000.tar"]
+    with pytest.raises(FileNotFoundError, match=r"other\): was not prepared to its end: give the command again"):
+        made(other)
+    calls.clear()
+    prepare_pictures(tree, other, size=SIZE, pictures_per_file=7)
+    assert len(calls) == 26 - 7
+    assert content(other) == content(folder)
+    prepare_pictures(str(tree), str(other), size=SIZE, pictures_per_file=7)  # once more: nothing to do
+    assert len(calls) == 26 - 7
+
+
+def change(tree: Path) -> None:
+    picture(9, 30, 30).save(tree / "train/n01/new.JPEG")
+
+
+@pytest.mark.parametrize(
+    ("options", "before", "message"),
+    [
+        ({"size": 24}, None, r"was prepared with size=20, not 24: remove it, or name a new folder"),
+        ({"form": "jpeg"}, None, r"was prepared with form=raw, not jpeg"),
+        ({}, change, r"was prepared from other pictures, or they have changed since"),
+    ],
+)
+def test_other_pictures_or_settings_are_refused(
+    options: dict[str, Any], before: Callable[[Path], None] | None, message: str, tree: Path, folder: Path
+) -> None:
+    if before is not None:
+        before(tree)
+    with pytest.raises(FileExistsError, match=message):
+        prepare_pictures(tree, folder, **{"size": SIZE, "pictures_per_file": 7, **options})
+
+
+def test_a_folder_of_other_files_is_refused(tree: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes/a.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match=r"notes holds other files \(a.txt\): name a new folder"):
+        prepare_pictures(tree, tmp_path / "notes", size=SIZE)
+    assert [path.name for path in (tmp_path / "notes").iterdir()] == ["a.txt"]
+    (tmp_path / "notes/a.txt").rename(tmp_path / "notes/settings.json")
+    with pytest.raises(FileExistsError, match=r"settings.json is damaged"):
+        prepare_pictures(tree, tmp_path / "notes", size=SIZE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, r"size \(=0\) must be at least 1"),
+        ({"pictures_per_file": 0}, r"pictures_per_file \(=0\) must be at least 1"),
+        ({"quality": 0}, r"quality \(=0\) must be from 1 to 100"),
+        ({"form": "png"}, r"form \(='png'\) must be 'raw' or 'jpeg'"),
+        ({"broken": "hide"}, r"broken \(='hide'\) must be 'fatal' or 'skip'"),
+    ],
+)
+def test_arguments_out_of_range(options: dict[str, Any], message: str, tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepare_pictures(tree, tmp_path / "new", **options)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_source_that_is_no_tree(tree: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"source \(=.*nowhere\): there is no such folder"):
+        prepare_pictures(tmp_path / "nowhere", tmp_path / "new")
+    with pytest.raises(FileNotFoundError, match=r"source \(=.*train\) must hold train/<class>/\*"):
+        prepare_pictures(tree / "train", tmp_path / "new")
+
+
+def test_a_picture_too_long_for_jpeg_is_named(tree: Path, tmp_path: Path) -> None:
+    long = tree / "train/n01/long.png"
+    Image.new("RGB", (70_000, 20)).save(long)
+    assert len(prepare_pictures(tree, tmp_path / "raw", size=SIZE).splits["train"].labels) == 21
+    with pytest.raises(BrokenPictureError, match=rf"{long} is no whole picture \(JPEG has no"):
+        prepare_pictures(tree, tmp_path / "jpeg", size=SIZE, form="jpeg")
+
+
+def test_broken_pictures_are_named_or_left_out(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tree / "train/n01/3.JPEG"
+    bad.write_bytes(bad.read_bytes()[:-50])
+    with pytest.raises(BrokenPictureError, match=rf"{bad} is no whole picture \(.+\); repair or remove it, or leave"):
+        prepare_pictures(tree, tmp_path / "a", size=SIZE)
+    prepared = prepare_pictures(tree, tmp_path / "a", size=SIZE, broken="skip")
+    assert len(prepared.splits["train"].labels) == 19
+    told = capsys.readouterr().err.replace("\n", "")
+    assert f"left out: {bad} (" in told
+    assert sum(len(images) for images, _ in raw(made(tmp_path / "a").train_dataloader())) == 15
+    for path in tree.glob("train/n02/*"):
+        path.write_text("no picture")
+    with pytest.raises(BrokenPictureError, match="class 'n02' has no whole training picture"):
+        prepare_pictures(tree, tmp_path / "c", size=SIZE, broken="skip")
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "RGBA", "P"])
+def test_other_modes(mode: str, tree: Path, tmp_path: Path) -> None:
+    path = tree / "val/n01/0.JPEG"
+    picture(1, 30, 40).convert(mode).save(path, "PNG" if mode in ("RGBA", "P") else "JPEG")
+    for form in ("raw", "jpeg"):
+        prepare_pictures(tree, tmp_path / form, size=SIZE, form=form)
+        stored = pictures_of(made(tmp_path / form), train=False).picture(0)
+        assert (stored.float() - shrunk(path).float()).abs().mean() < (1e-6 if form == "raw" else 12)
+
+
+def test_a_file_that_is_cut_off_meanwhile_is_named(folder: Path) -> None:
+    data = made(folder)
+    path = folder / "test-00000.tar"
+    path.write_bytes(path.read_bytes()[:3000])
+    with pytest.raises(
+        BrokenPictureError, match=r"test-00000.tar: the picture at byte \d+ is damaged \(the file is cut off\)"
+    ):
+        data.on_before_batch_transfer(next(iter(data.test_dataloader())), 0)
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize(
+    ("damage", "name", "error", "message"),
+    [
+        (remove, "train-00001.tar", ShardError, r"train-00001.tar is missing: remove index.pt and it"),
+        (cut, "train-00001.tar", ShardError, r"train-00001.tar has [\d,]+ bytes instead of [\d,]+"),
+        (cut, INDEX, DamagedFileError, r"index .*index.pt: cut off"),
+        (remove, INDEX, FileNotFoundError, r"was not prepared to its end: give the command again \(qconv data prepare"),
+        (lambda path: torch.save([1], path), INDEX, DamagedFileError, r"not written by this version of qconv"),
+    ],
+)
+def test_damage_is_named(
+    damage: Callable[[Path], None], name: str, error: type[Exception], message: str, folder: Path
+) -> None:
+    damage(folder / name)
+    with pytest.raises(error, match=message):
+        made(folder)
+
+
+def test_a_damaged_file_is_written_again(tree: Path, folder: Path) -> None:
+    before = content(folder)
+    remove(folder / "train-00001.tar")
+    remove(folder / INDEX)
+    prepare_pictures(tree, folder, size=SIZE, pictures_per_file=7)
+    assert content(folder) == before
+    cut(folder / "test-00000.tar")
+    shutil.copy(folder / "test-00000.tar", folder / "train-00000.tar")
+    (folder / "train-00000.tar").write_bytes((folder / "train-00000.tar").read_bytes()[:700])
+    remove(folder / INDEX)
+    with pytest.raises(ShardError, match=r"train-00000.tar: damaged \(.+\): remove it and prepare the pictures again"):
+        prepare_pictures(tree, folder, size=SIZE, pictures_per_file=7)
+
+
+def test_a_missing_folder_and_too_large_a_crop(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"data.root \(=.*nowhere\): there is no such folder"):
+        made(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"resize \(=21\) must be at most 20, the shorter side of the pictures"):
+        made(folder, resize=21)
+
+
+def test_the_program_prepares_and_a_run_trains(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "prepared"
+    assert main(["data", "prepare", str(tree), str(folder), "--size", str(SIZE)]) == 0
+    told = capsys.readouterr()
+    assert "20 train, 6 test pictures of 2 classes in 2 files, " in told.out
+    assert f"qconv train data=prepared data.root={folder}" in told.out
+    assert not told.err
+    assert main(["data", "prepare", str(tree), str(folder), "--size", "21"]) == 1
+    assert "was prepared with size=20, not 21" in capsys.readouterr().err
+    with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
+        small = [f"data.{name}={value}" for name, value in SMALL.items()]
+        words = ["data=prepared", f"data.root={folder}", *small, "model=resnet20", "trainer=cpu"]
+        run = compose("config", [*words, "trainer.max_epochs=1", f"run_dir={tmp_path / 'run'}"])
+    assert train(run).epochs == 1
