@@ -11,6 +11,7 @@ import torch
 from .checks import check_bits, check_flags, check_padding_value
 from .quantizers.base import Quantizer
 from .quantizers.identity import Identity
+from .quantizers.mixed import Mixed
 from .quantizers.stages import Stages
 from .quantizers.surrogates import Surrogate
 
@@ -29,14 +30,24 @@ class Starts:
         scheme: the name of the scheme.
         inputs: the progress at which the inputs of the first and of the last layer begin to be quantized.
         weights: the same for their weights.
+        ramp: how long it takes from the first element of a tensor to the last; 0 is at once.
     """
 
     scheme: str
     inputs: tuple[float, float]
     weights: tuple[float, float]
+    ramp: float = 0.0
 
     def __str__(self) -> str:
-        return f"layerwise({self.scheme}, inputs={self.inputs}, weights={self.weights})"
+        ramp = f", ramp={self.ramp}" if self.ramp else ""
+        return f"layerwise({self.scheme}, inputs={self.inputs}, weights={self.weights}{ramp})"
+
+    def stages(self, factory: Factory, start: float, is_weight: bool) -> Factory:
+        """What makes the quantizer of a layer that begins at ``start``."""
+        if not self.ramp:
+            return partial(Stages, [(0.0, Identity), (start, factory)]) if start > 0 else factory
+        mixed = [(start, partial(Mixed, factory, is_weight)), (start + self.ramp, factory)]
+        return partial(Stages, [(0.0, Identity), *mixed] if start > 0 else mixed)
 
 
 @dataclass(frozen=True)
@@ -141,11 +152,10 @@ class Scheme:
             return self
         _, grad = split_name(self.name)
         begin = [first + depth * (last - first) for first, last in (self.starts.inputs, self.starts.weights)]
-        name = "{} + inputs from {:.3g} + weights from {:.3g}{}".format(self.starts.scheme, *begin, grad)
-        input, weight = (
-            partial(Stages, [(0.0, Identity), (start, factory)]) if start > 0 else factory
-            for start, factory in zip(begin, (self.input, self.weight), strict=True)
-        )
+        ramp = f" + ramp of {self.starts.ramp:.3g}" if self.starts.ramp else ""
+        name = "{} + inputs from {:.3g} + weights from {:.3g}{}{}".format(self.starts.scheme, *begin, ramp, grad)
+        input = self.starts.stages(self.input, begin[0], is_weight=False)
+        weight = self.starts.stages(self.weight, begin[1], is_weight=True)
         return replace(self, name=name, starts=None, input=input, weight=weight)
 
     def with_signed_input(self, signed: bool) -> "Scheme":
@@ -210,16 +220,21 @@ def identity() -> Scheme:
 
 
 def of_input(
-    quantizer: type[Quantizer], input_bits: int | None, *arguments: object, low: int = 1, method: str = ""
+    quantizer: type[Quantizer],
+    input_bits: int | None,
+    *arguments: object,
+    low: int = 1,
+    high: int = 8,
+    method: str = "",
 ) -> Factory:
-    """Return a factory of input quantizers with so many bits, at least ``low``; `Identity` for None.
+    """Return a factory of input quantizers with so many bits, from ``low`` to ``high``; `Identity` for None.
 
     Raises:
         ValueError: ``input_bits`` out of range, for this ``method``.
     """
     if input_bits is None:
         return Identity
-    return partial(quantizer, check_bits("input_bits", input_bits, low, method=method), *arguments)
+    return partial(quantizer, check_bits("input_bits", input_bits, low, high, method), *arguments)
 
 
 def named(function: Callable[P, Scheme]) -> Callable[P, Scheme]:

@@ -242,6 +242,27 @@ def recu_input(v: Array, g: Array, d: Scalar, training: bool) -> Found:
     return each(sign, v), dv.reshape(v.shape)
 
 
+def siman_weight(v: Array, g: Array, alpha: Array, d: Scalar, percent: float = 15.0) -> Found:
+    v_q, dv, dalpha = np.empty_like(v), np.empty_like(v), np.zeros_like(alpha)
+    for c, (row, grad) in enumerate(zip(v, g, strict=True)):
+        values, derivative = jacobian(row, 1, 1e-5)
+        order = sorted(range(len(row)), key=lambda i: -abs(values[i]))  # the first of equal ones is first
+        b = np.array([1.0 if order.index(i) < len(row) // 2 else -1.0 for i in range(len(row))])
+        v_q[c], dalpha[c] = alpha[c] * b, sum(grad * b)
+        smallest = abs(values[order[len(row) // 2 - 1]])
+        slope = each(lambda x, m=smallest: d(abs(x) - m), values)
+        dv[c] = through(alpha[c] * grad * slope * np.sign(values), derivative)
+    return v_q, dv, dalpha
+
+
+def siman_input(v: Array, g: Array, d: Scalar) -> Found:
+    v_q, dv = np.empty_like(rows(v)), np.empty_like(rows(v))
+    for c, (row, grad) in enumerate(zip(rows(v), rows(g), strict=True)):
+        values, derivative = jacobian(row, 1, 1e-5)
+        v_q[c], dv[c] = each(sign, values), through(grad * each(d, values), derivative)
+    return v_q.reshape(v.shape), dv.reshape(v.shape)
+
+
 def adabin_weight(v: Array, g: Array, d: Scalar) -> Found:
     v_q, dv = np.empty_like(v), np.empty_like(v)
     for c, (row, grad) in enumerate(zip(v, g, strict=True)):
@@ -918,6 +939,8 @@ QUANTIZERS: dict[str, Entry] = {
         {"frequency": POSITIVE},
         "filters",
     ),
+    "SiManWeight": Entry(siman_weight, [Row({}, (PER_FILTER,))], {"percent": Range(0, 50, "[)")}, "filters"),
+    "SiManInput": Entry(siman_input),
     "AdaBinWeight": Entry(
         adabin_weight, [Row()], {}, "filters", printed=[Printed({}, (), ([-0.677508] * 4 + [0.540008] * 4,))]
     ),
@@ -1053,8 +1076,8 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "DoReFaInput": Entry(
         dorefa_input,
-        [Row({"bits": b}) for b in EVERY],
-        {"bits": Range(1, 8)},
+        [Row({"bits": b}) for b in (*EVERY, 16)],
+        {"bits": Range(1, 16)},
         printed=[
             Printed({}, (), ([0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1], [0, 0, 0, 4, 5, 6, 7, 0])),
             Printed({"bits": 4}, (), (np.array([0, 0, 0, 0, 4, 10, 15, 15]) / 15, [0, 0, 0, 4, 5, 6, 7, 0])),
@@ -1064,8 +1087,8 @@ QUANTIZERS: dict[str, Entry] = {
     "DoReFaGradient": Entry(dorefa_gradient, [Row({"bits": b}) for b in EVERY], {"bits": Range(1, 8)}, exact=True),
     "PACT": Entry(
         pact,
-        [Row({"bits": b}, (alpha,)) for b in EVERY for alpha in (0.75, 1.0)],
-        {"bits": Range(1, 8), "alpha": STEP},
+        [Row({"bits": b}, (alpha,)) for b in (*EVERY, 16) for alpha in (0.75, 1.0)],
+        {"bits": Range(1, 16), "alpha": STEP},
         printed=[Printed({"bits": 2}, (1.0,), ([0, 0, 0, 0, 1 / 3, 2 / 3, 1, 1], [0, 0, 0, 4, 5, 6, 0, 0], 15.0))],
         exact=True,
     ),
@@ -1125,8 +1148,9 @@ QUANTIZERS: dict[str, Entry] = {
             for signed in (False, True)
             for scale in ("paper", "numel")
         ]
-        + [Row({"bits": 2, "signed": True, "strict": True}, (0.5,))],
-        {"bits": Range(1, 8), "step_init": STEP},
+        + [Row({"bits": 2, "signed": True, "strict": True}, (0.5,))]
+        + [Row({"bits": 16, "signed": signed}, (2.0**-15,)) for signed in (False, True)],
+        {"bits": Range(1, 16), "step_init": STEP},
         levels=of_each_channel,
         printed=[
             Printed({"bits": 2}, (0.5,), ([0, 0, 0, 0, 0.5, 0.5, 1, 1.5], [0, 0, 0, 4, 5, 6, 7, 0], 4.817329827473585))
@@ -1147,8 +1171,12 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "LSQPlusInput": Entry(
         lsq_plus_input,
-        [Row({"bits": b, "grad_scale": scale}, (2.0 ** (1 - b), -0.5)) for b in EVERY for scale in ("paper", "numel")],
-        {"bits": Range(1, 8)},
+        [
+            Row({"bits": b, "grad_scale": scale}, (2.0 ** (1 - b), -0.5))
+            for b in (*EVERY, 16)
+            for scale in ("paper", "numel")
+        ],
+        {"bits": Range(1, 16)},
         printed=[
             Printed(
                 {"bits": 2},
@@ -1241,7 +1269,7 @@ QUANTIZERS: dict[str, Entry] = {
     "MinMaxInput": Entry(
         minmax_input,
         [Row({"bits": b, "symmetric": s, "per_channel": c}, extents(100, s, c)) for b, s, c in UNIFORM],
-        {"bits": Range(2, 8)},
+        {"bits": Range(2, 16)},
         levels=of_each_symmetric_channel,
         exact=True,
     ),
@@ -1251,7 +1279,7 @@ QUANTIZERS: dict[str, Entry] = {
             Row({"bits": b, "symmetric": s, "per_channel": c, "percentile": 80.0}, extents(80, s, c))
             for b, s, c in UNIFORM
         ],
-        {"bits": Range(2, 8), "percentile": Range(50, 100, "(]")},
+        {"bits": Range(2, 16), "percentile": Range(50, 100, "(]")},
         levels=of_each_symmetric_channel,
         exact=True,
     ),
@@ -1305,6 +1333,7 @@ SCHEMES: dict[str, SchemeEntry] = {
     "recu": SchemeEntry([({"scale_init": "mean"}, (0, A))]),
     "adabin": SchemeEntry([({}, (0, A))], [{}, {"offset": "code"}]),
     "reste": SchemeEntry([({}, (0, A))]),
+    "siman": SchemeEntry([({}, (0, A))]),
     "fda": SchemeEntry([({}, (0, A))]),
     "biper": SchemeEntry([({"scale_init": "mean"}, (0, A))], [{}, {"sine": True}, {"frequency": 5.0}]),
     "twn": SchemeEntry([({}, (0, A))], [{}, {"per_channel": False}]),

@@ -16,7 +16,7 @@ from torch import Tensor
 
 import qconv
 from qconv import quantizers, schemes
-from qconv.quantizers import HardClip, Identity, Int8Stochastic, Quantizer, Sign, Stages, Straight, Surrogate
+from qconv.quantizers import HardClip, Identity, Int8Stochastic, Mixed, Quantizer, Sign, Stages, Straight, Surrogate
 
 Make = Callable[[], Quantizer]
 
@@ -28,7 +28,7 @@ def classes(base: type) -> dict[str, type]:
 
 
 KINDS: dict[str, type[Quantizer]] = {
-    name: kind for name, kind in classes(Quantizer).items() if kind not in (Quantizer, Stages)
+    name: kind for name, kind in classes(Quantizer).items() if kind not in (Quantizer, Stages, Mixed)
 }
 SURROGATES: dict[str, type[Surrogate]] = {
     name: kind for name, kind in classes(Surrogate).items() if kind is not Surrogate

@@ -64,6 +64,7 @@ INTEGER = {
     "irnet": schemes.irnet(),
     "bireal": schemes.bireal(),
     "recu": schemes.recu(),
+    "siman": schemes.siman(),
     "reste": schemes.reste(),
     "reactnet": schemes.reactnet(),
     "xnorpp": schemes.xnorpp(),
@@ -94,6 +95,8 @@ FLOAT = {
     "lsq_plus": schemes.lsq_plus(),
     "adabin": schemes.adabin(),
     "dsq": schemes.dsq(),
+    "lsq16": schemes.lsq(8, 16),
+    "minmax16": schemes.minmax(4, 16),
     "fp8": schemes.fp8(),
 }
 

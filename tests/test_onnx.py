@@ -35,6 +35,8 @@ SCHEMES = {
     "lsq4": schemes.lsq(4, 4),
     "lsq8": schemes.lsq(8, 8),
     "signed": schemes.lsq(4, 4, signed_input=True),
+    "lsq16": schemes.lsq(4, 16),
+    "siman": schemes.siman(),
     "dorefa": schemes.dorefa(2, 4),
     "apot": schemes.apot(),
     "lsq_plus": schemes.lsq_plus(),

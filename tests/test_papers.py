@@ -45,11 +45,14 @@ from qconv.quantizers import (
     ShiftPS,
     ShiftQ,
     Sign,
+    SiManInput,
+    SiManWeight,
     Straight,
     XNORppWeight,
 )
 from qconv.quantizers.filters import standardize
 from qconv.quantizers.levels import ternary
+from qconv.quantizers.percentiles import quantile
 from qconv.training.checkpoint_io import CheckpointError
 from qconv.training.initial_weights import load_weights
 
@@ -155,6 +158,7 @@ PUBLISHED = {
     "reactnet": ("ApproxSign()", "HardClip(1.0)"),
     "irnet": ("EDE(t_min=0.1, t_max=10.0)", "EDE(t_min=0.1, t_max=10.0)"),
     "recu": ("ApproxSign()", "Straight()"),
+    "siman": ("ApproxSign()", "Straight()"),
     "adabin": ("ApproxSign()", "EDE(t_min=0.001, t_max=10.0)"),
     "reste": ("ReSTE(o_max=3.0, m=0.1, t=1.5, schedule='cosine')",) * 2,
 }
@@ -848,3 +852,47 @@ def test_how_many_cosines_fda_has() -> None:
         assert surrogate.terms == count
     far = torch.tensor([-torch.inf, -1.5, 1.5, torch.inf])
     assert surrogate.backward(torch.ones(4), far, surrogate.terms).equal(torch.zeros(4))
+
+
+def test_half_of_a_filter_of_siman_is_positive() -> None:
+    weight = torch.randn(6, 5, 3, 3)
+    weight[0] = 0.7  # all are equal: the first ones count as larger
+    quantizer = SiManWeight()
+    quantizer.initialize(weight)
+    found = quantizer(weight).detach() / quantizer.alpha.detach().view(-1, 1, 1, 1)
+    assert (found == 1).flatten(1).sum(1).tolist() == [45 // 2] * 6
+    assert (found[0].flatten() == 1).tolist() == [True] * 22 + [False] * 23
+    for c in range(1, 6):
+        distance = (weight[c] - weight[c].mean()).abs()
+        assert distance[found[c] == 1].min() >= distance[found[c] == -1].max()
+    torch.testing.assert_close(quantizer.alpha.detach(), weight.abs().mean((1, 2, 3)))
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.6, 1.0])
+def test_latent_weights_of_siman_after_a_step(progress: float) -> None:
+    weight = torch.randn(6, 5, 3, 3, dtype=torch.double) * torch.arange(1, 7).view(-1, 1, 1, 1) + 0.3
+    quantizer = SiManWeight(percent=20.0)
+    quantizer.set_progress_(progress, weight)
+    expected = (weight - weight.mean((1, 2, 3), keepdim=True)).numpy()
+    low, high = np.percentile(abs(expected), [20 * (1 - progress), 100 - 20 * (1 - progress)])
+    expected = np.sign(expected) * abs(expected).clip(low, high)
+    quantizer.after_step_(weight)
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-6)
+    quantizer.after_step_(torch.empty(0, 5, 3, 3))
+    with pytest.raises(ValueError, match=r"percent \(=50.0\) must be at least 0 and below 50"):
+        SiManWeight(percent=50.0)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1, 1 / 3, 0.999, 1.0])
+def test_quantile_is_numpys(share: float) -> None:
+    values = torch.randn(1001, dtype=torch.double)
+    assert float(quantile(values, share)) == pytest.approx(np.percentile(values.numpy(), 100 * share), rel=1e-9)
+
+
+def test_inputs_of_siman_are_those_of_their_sample() -> None:
+    x = torch.randn(3, 4, 5, 5) + torch.tensor([0.0, 5.0, -5.0]).view(-1, 1, 1, 1)
+    quantizer = SiManInput()
+    expected = torch.where(x >= x.mean((1, 2, 3), keepdim=True), 1.0, -1.0)
+    for mode in (True, False):
+        assert quantizer.train(mode)(x).equal(expected)
+    assert quantizer(torch.full((2, 3, 4, 4), 0.1)).equal(torch.ones(2, 3, 4, 4))

@@ -11,7 +11,7 @@ import torch
 from methods import QUANTIZERS, Make, entry_of, handed, ready, tensor_dtypes
 from torch import Tensor, nn
 
-from qconv.quantizers import BiPerWeight, Quantizer, ReCUWeight, SineWeight, Stages
+from qconv.quantizers import BiPerWeight, Quantizer, ReCUWeight, SiManWeight, SineWeight, Stages
 
 ALL = pytest.mark.parametrize(("make", "levels"), QUANTIZERS.values(), ids=QUANTIZERS.keys())
 DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -84,7 +84,7 @@ FILLED = 0.0, 0.7, -0.7, 1e-30, 1e30
 
 
 def check_finite(make: Make, x: Tensor) -> None:
-    if x.ndim == 1 and isinstance(make(), ReCUWeight | BiPerWeight | SineWeight):
+    if x.ndim == 1 and isinstance(make(), ReCUWeight | BiPerWeight | SineWeight | SiManWeight):
         return  # a weight has filters, and it a scale for each
     quantizer, tensors = ready(make, x)
     x_q = quantizer.quantize(x, *tensors)

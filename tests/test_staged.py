@@ -1,6 +1,8 @@
 """Schemes that change in the course of training."""
 
+import copy
 import math
+import pickle
 from typing import Any, cast
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 import qconv
 from qconv import schemes
 from qconv.lifecycle.steps import final_from, is_final
+from qconv.quantizers import Mixed, Sign
 from qconv.training.classifier import allow_stages
 
 
@@ -183,6 +186,17 @@ def test_one_layer_has_no_depth() -> None:
         (lambda: schemes.layerwise(schemes.bnn(), weights=0.5), TypeError, "must be a pair"),  # pyright: ignore
         (lambda: schemes.layerwise(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
         (lambda: schemes.layerwise(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise itself"),
+        (
+            lambda: schemes.layerwise(schemes.bnn(), ramp=0.2),
+            ValueError,
+            r"ramp \(=0.2\) must be 0, or .* end before 1",
+        ),
+        (lambda: schemes.layerwise(schemes.bnn(), ramp=-0.1), ValueError, r"ramp \(=-0.1\) must be 0, or at least"),
+        (lambda: schemes.layerwise(schemes.bnn(), ramp=1e-20), ValueError, r"ramp \(=1e-20\) must be 0, or at least"),
+        (lambda: schemes.layerwise(schemes.bnn(), ramp=math.nan), ValueError, r"ramp \(=nan\) must be 0, or at least"),
+        (lambda: schemes.layerwise(schemes.bnn(), ramp="a"), TypeError, r"ramp \(='a'\)"),  # pyright: ignore
+        (lambda: Mixed(schemes.shift_ps().weight, True), ValueError, "replace the weight"),
+        (lambda: Mixed(schemes.lsq().weight, False), ValueError, "must be one for an input"),
         (lambda: schemes.layerwise(schemes.bnn()).at_depth(1.5), ValueError, r"depth \(=1.5\) must be from 0"),
         (lambda: schemes.two_stage(schemes.bnn(), 0), ValueError, r"start \(=0\) must be above 0 and at most 1"),
         (lambda: schemes.two_stage(schemes.bnn(), math.nan), ValueError, r"start \(=nan\) must be above 0"),
@@ -228,3 +242,82 @@ def test_ranges_of_ewgs_go_on_with_fewer_bits() -> None:
     for role, quantizer in layer.quantizers().items():
         for now, then in zip(quantizer.quantizers[1].tensors(), before[role], strict=True):  # pyright: ignore
             assert now.equal(then), role
+
+
+def test_a_ramp_quantizes_more_and_more_elements_of_a_weight() -> None:
+    scheme = schemes.layerwise(schemes.bnn(), inputs=(0, 0), weights=(0.4, 0.4), ramp=0.4)
+    assert scheme.name == "layerwise(bnn(), inputs=(0.0, 0.0), weights=(0.4, 0.4), ramp=0.4)"
+    layer = qconv.QConv2d(8, 16, 3, scheme=scheme.at_depth(0))
+    with torch.no_grad():
+        layer.weight.mul_(20)  # some are beyond ±1, where they are clipped
+    trained_before = torch.zeros_like(layer.weight, dtype=torch.bool)
+    for progress, share in ((0.2, 0.0), (0.4, 0.0), (0.5, 0.25), (0.6, 0.5), (0.79, 0.975), (0.8, 1.0)):
+        qconv.set_progress(layer, progress)
+        weight = layer.weight.detach()
+        found = layer.weight_quantizer(weight)  # as in training; quantized_weight() is that of evaluation
+        signs = torch.where(weight < 0, -1.0, 1.0)
+        rest = weight if progress < 0.4 else weight.clamp(-1, 1)
+        is_sign = (found == signs) & (rest != signs)
+        assert ((found == signs) | (found == rest)).all()
+        unsure = rest == signs  # the two can't be told apart
+        assert is_sign[~unsure].float().mean().item() == pytest.approx(share, abs=0.06)
+        assert not (trained_before & ~is_sign & ~unsure).any()  # what was quantized once stays so
+        trained_before |= is_sign
+        layer.eval()
+        assert progress < 0.4 or layer.quantized_weight().equal(signs)
+        assert is_final(layer) == (progress >= 0.8)
+        layer.train()
+    assert final_from(layer) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("is_weight", [True, False])
+def test_gradients_of_a_mixture(is_weight: bool) -> None:
+    mixed = Mixed(Sign, is_weight)
+    mixed.set_progress_(0.5, None)
+    masks = []
+    for _ in range(2):
+        x = (torch.randn(40, 50, dtype=torch.double) * 1.5).requires_grad_()
+        key, step = mixed.stream.tensors()
+        quantized = mixed.stream.uniform(x, key, step) < 0.5
+        grad = torch.randn(40, 50, dtype=torch.double)
+        found = mixed(x)
+        signs = torch.where(x < 0, -1.0, 1.0).double()
+        assert found.equal(torch.where(quantized, signs, x.clamp(-1, 1)))
+        found.backward(grad)
+        assert x.grad is not None
+        assert x.grad.equal(grad * (x.abs() <= 1))  # the hard clip's, and the clamp's
+        assert quantized.float().mean().item() == pytest.approx(0.5, abs=0.05)
+        masks.append(quantized)
+        mixed.after_step_(None)
+    assert masks[0].equal(masks[1]) == is_weight
+
+
+def test_learned_tensors_of_a_mixture_go_on_with_all_elements() -> None:
+    scheme = schemes.layerwise(schemes.siman(), inputs=(0, 0), weights=(0.2, 0.2), ramp=0.2)
+    layer = qconv.QConv2d(4, 8, 3, scheme=scheme.at_depth(0))
+    for progress in (0.0, 0.2, 0.3):
+        trained_at(layer, progress)
+    mixed = cast(Any, layer.weight_quantizer).quantizers[1].quantizer
+    learned = mixed.alpha.detach().clone()
+    assert not learned.equal(layer.weight.detach().abs().mean((1, 2, 3)))
+    qconv.set_progress(layer, 0.4)
+    assert cast(Any, layer.weight_quantizer).quantizers[2].alpha.equal(learned)
+    assert layer.quantized_weight().abs().equal(learned.abs().view(-1, 1, 1, 1).expand_as(layer.weight))
+
+
+def test_a_mixture_is_saved_copied_and_compiled() -> None:
+    scheme = schemes.layerwise(schemes.reactnet(), inputs=(0, 0), weights=(0.2, 0.2), ramp=0.3).at_depth(0)
+    layer = trained_at(qconv.QConv2d(4, 8, 3, scheme=scheme), 0.25)
+    input = torch.randn(2, 4, 6, 6)
+    expected = layer(input)
+    again = qconv.QConv2d(4, 8, 3, scheme=scheme)
+    again.load_state_dict(layer.state_dict())
+    assert again(input).equal(expected)
+    for copied in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert copied(input).equal(expected)
+    torch.testing.assert_close(torch.compile(layer, backend="aot_eager")(input), expected)
+    qconv.lean(layer)
+    torch.testing.assert_close(layer(input), expected)
+    wrong = layer.state_dict() | {"input_quantizer.quantizers.0.share": torch.tensor(2.0)}
+    with pytest.raises(ValueError, match=r"share \(=2.0\) in the checkpoint must be from 0 to 1"):
+        again.load_state_dict(wrong)

@@ -52,6 +52,8 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     levels, weight = quantizer.levels(*quantizer.tensors()), layer.weight_codes()
     if levels is None:
         return Arithmetic("float", f"the levels of its input are not fixed: {type(quantizer).__name__} states none")
+    if not quantizer.is_elementwise and isinstance(layer, QLinear):  # which is frozen as a layer of its rows
+        return Arithmetic("float", f"{type(quantizer).__name__} quantizes a sample as a whole")
     is_plain = weight.offset is None and weight.negative_scale is None and weight.zero == 0
     for what, fits in (("input", levels.offset is None), ("weight", is_plain)):
         if not fits:

@@ -236,6 +236,8 @@ class Rewriter:
                 raise _StaysFloat(f"'{reader.target}' behind it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.scheme.scale_map or layer.padding_mode != "zeros":  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' behind it needs floats")
+            if not layer.input_quantizer.is_elementwise:  # pyright: ignore
+                raise _StaysFloat(f"'{reader.target}' behind it quantizes a sample as a whole")
             shares = arithmetic.kind == "binary" and all(
                 self.arithmetic[other].levels.rounding == "sign" for other in readers
             )

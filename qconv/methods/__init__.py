@@ -42,6 +42,7 @@ from .reactnet import ReActNetInput as ReActNetInput, reactnet as reactnet
 from .recu import ReCUInput as ReCUInput, ReCUWeight as ReCUWeight, recu as recu
 from .reste import ReSTEWeight as ReSTEWeight, reste as reste
 from .sawb import SAWB as SAWB, sawb as sawb
+from .siman import SiManInput as SiManInput, SiManWeight as SiManWeight, siman as siman
 from .staged import layerwise as layerwise, staged as staged, two_stage as two_stage
 from .ttq import TTQ as TTQ, ttq as ttq
 from .twn import TWN as TWN, twn as twn

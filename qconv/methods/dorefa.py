@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
+from ..quantizers.codes import integer_dtype
 from ..quantizers.kept_codes import Coded, Coding, Passing
 from ..quantizers.levels import Levels, level_step
 from ..quantizers.numbers import ABOVE_ONE, BELOW_ZERO, wide, within
@@ -96,7 +97,7 @@ class DoReFaInput(Passing):
     The paper leaves the input of the first layer as it is, and clips the input of the last one without rounding it.
 
     Args:
-        bits: 1 to 8.
+        bits: 1 to 16.
 
     Raises:
         ValueError: ``bits`` out of range.
@@ -104,7 +105,8 @@ class DoReFaInput(Passing):
 
     def __init__(self, bits: int = 2) -> None:
         super().__init__()
-        self.bits = check_bits("bits", bits)
+        self.bits = check_bits("bits", bits, 1, 16)
+        self.code_dtype = integer_dtype(bits)
 
     @property
     def is_unsigned(self) -> bool:
@@ -217,7 +219,7 @@ def dorefa(
     """
     check_bits("weight_bits", weight_bits)
     return Scheme(
-        input=of_input(DoReFaInput, input_bits),
+        input=of_input(DoReFaInput, input_bits, high=16),
         weight=partial(DoReFaWeight, weight_bits, detach_max),
         grad=None if grad_bits is None else partial(DoReFaGradient, check_bits("grad_bits", grad_bits)),
     )

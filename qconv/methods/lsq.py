@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ..checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues
+from ..quantizers.codes import integer_dtype
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
@@ -96,13 +97,15 @@ class LSQ(Coded):
     """
 
     roles = ("weight",)
+    max_bits = 8
     step: nn.Parameter
 
     def __init__(
         self, bits: int = 4, per_channel: bool = False, grad_scale: GradScale = "paper", strict: bool = False
     ) -> None:
         super().__init__()
-        self.bits = check_bits("bits", bits)
+        self.bits = check_bits("bits", bits, 1, self.max_bits)
+        self.code_dtype = integer_dtype(bits)
         self.is_binary = bits == 1 and not self.changes_values
         check_grad_scale(grad_scale)
         check_flags(per_channel=per_channel, strict=strict)
@@ -215,7 +218,7 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
     Zeros, infinities and NaN as in `LSQ`.
 
     Args:
-        bits: 1 to 8.
+        bits: 1 to 16.
         signed: levels on both sides of 0, for inputs that a ReLU has not cut; None chooses by the data, and is False
             with ``step_init``, where nothing comes from data.
         per_channel: a step for each channel of the input instead of one for the layer.
@@ -229,6 +232,7 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
     """
 
     roles = ("input",)
+    max_bits = 16
 
     def __init__(
         self,
@@ -323,6 +327,6 @@ def lsq(
     if signed_input is not None:
         check_flags(signed_input=signed_input)
     return Scheme(
-        input=of_input(LSQInput, input_bits, signed_input, False, grad_scale, strict, step_init),
+        input=of_input(LSQInput, input_bits, signed_input, False, grad_scale, strict, step_init, high=16),
         weight=partial(LSQ, weight_bits, per_channel, grad_scale, strict),
     )

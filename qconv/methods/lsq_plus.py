@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import check_bits
 from ..quantizers.base import Codes
+from ..quantizers.codes import integer_dtype
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
@@ -55,7 +56,7 @@ class LSQPlusInput(FromData[Values], Coded):
     NaN gives NaN, no gradient to x, and a NaN in ds.
 
     Args:
-        bits: 1 to 8.
+        bits: 1 to 16.
         grad_scale: ``"paper"`` or ``"numel"``.
 
     Raises:
@@ -66,7 +67,8 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def __init__(self, bits: int = 4, grad_scale: GradScale = "paper") -> None:
         super().__init__()
-        self.bits = check_bits("bits", bits)
+        self.bits = check_bits("bits", bits, 1, 16)
+        self.code_dtype = integer_dtype(bits)
         check_grad_scale(grad_scale)
         self.grad_scale: GradScale = grad_scale
         self.high = 2**self.bits - 1
@@ -106,7 +108,7 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
         values, step, beta = self._levels(x, *tensors)
-        return Codes(values.to(torch.int16), step, offset=beta)
+        return Codes(values.to(self.code_dtype), step, offset=beta)
 
     def _levels(self, x: Tensor, step: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whole numbers from 0 to Q_p, the step and the offset."""
@@ -162,6 +164,6 @@ def lsq_plus(
     """
     check_bits("weight_bits", weight_bits)
     return Scheme(
-        input=of_input(LSQPlusInput, input_bits, grad_scale),
+        input=of_input(LSQPlusInput, input_bits, grad_scale, high=16),
         weight=partial(LSQPlus, weight_bits, per_channel, grad_scale),
     )

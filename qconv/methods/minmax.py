@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Whole
+from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding, Passing
@@ -182,7 +183,7 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
     Jacob et al. (arXiv:1712.05877) use a running average instead.
 
     Args:
-        bits: 2 to 8.
+        bits: 2 to 16.
         symmetric: whether the range is the same on both sides of 0; after a ReLU it wastes a bit.
         per_channel: whether each channel has its own range, or the layer one.
 
@@ -198,7 +199,8 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
 
     def __init__(self, bits: int = 8, symmetric: bool = False, per_channel: bool = False) -> None:
         super().__init__()
-        self.bits = self._bits = check_bits("bits", bits, 2, 8, type(self).__name__)
+        self.bits = self._bits = check_bits("bits", bits, 2, 16, type(self).__name__)
+        self.code_dtype = integer_dtype(bits)
         check_flags(symmetric=symmetric, per_channel=per_channel)
         self.symmetric = symmetric
         self.per_channel = per_channel
@@ -269,7 +271,7 @@ class PercentileInput(MinMaxInput):
     McKinstry et al. (arXiv:1809.04191) calibrate with percentiles of 99.9 and above.
 
     Args:
-        bits: 2 to 8.
+        bits: 2 to 16.
         percentile: above 50, at most 100, which is `MinMaxInput`.
         symmetric: whether the range is the same on both sides of 0.
         per_channel: whether each channel has its own range, or the layer one.
@@ -305,7 +307,7 @@ def minmax(
 
     Args:
         weight_bits: 2 to 8.
-        input_bits: 2 to 8; None leaves the input float. Its range comes from the first training batch or `calibrate`.
+        input_bits: 2 to 16; None leaves the input float. Its range comes from the first training batch or `calibrate`.
         symmetric: whether the range of the weight is the same on both sides of 0.
         input_symmetric: whether that of the input is.
         per_channel: whether each filter has its own range; the input has one for the layer.
@@ -313,7 +315,7 @@ def minmax(
     check_bits("weight_bits", weight_bits, 2, method="minmax")
     check_flags(input_symmetric=input_symmetric)
     return Scheme(
-        input=of_input(MinMaxInput, input_bits, input_symmetric, low=2, method="minmax"),
+        input=of_input(MinMaxInput, input_bits, input_symmetric, low=2, high=16, method="minmax"),
         weight=partial(MinMaxWeight, weight_bits, symmetric, per_channel),
     )
 
@@ -331,7 +333,7 @@ def percentile(
 
     Args:
         weight_bits: 2 to 8.
-        input_bits: 2 to 8; None leaves the input float.
+        input_bits: 2 to 16; None leaves the input float.
         percentile: above 50, at most 100, of weights and of inputs.
         symmetric: whether the range of the weight is the same on both sides of 0.
         input_symmetric: whether that of the input is.
@@ -340,6 +342,6 @@ def percentile(
     check_bits("weight_bits", weight_bits, 2, method="percentile")
     check_flags(input_symmetric=input_symmetric)
     return Scheme(
-        input=of_input(PercentileInput, input_bits, percentile, input_symmetric, low=2, method="percentile"),
+        input=of_input(PercentileInput, input_bits, percentile, input_symmetric, low=2, high=16, method="percentile"),
         weight=partial(PercentileWeight, weight_bits, percentile, symmetric, per_channel),
     )

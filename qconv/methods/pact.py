@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_numbers
 from ..quantizers.base import Whole
+from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
@@ -38,7 +39,7 @@ class PACT(Passing):
     quantizer.
 
     Args:
-        bits: 1 to 8.
+        bits: 1 to 16.
         alpha: the initial bound; None means ``min(8, 8 · n / 15)``.
 
     Raises:
@@ -50,7 +51,8 @@ class PACT(Passing):
 
     def __init__(self, bits: int = 4, alpha: float | None = None) -> None:
         super().__init__()
-        self.bits = check_bits("bits", bits)
+        self.bits = check_bits("bits", bits, 1, 16)
+        self.code_dtype = integer_dtype(bits)
         check_numbers(alpha=alpha)
         if alpha is None:
             alpha = min(8.0, 8.0 * (2**self.bits - 1) / 15)
@@ -129,4 +131,4 @@ def pact(weight_bits: int = 4, input_bits: int | None = 4, alpha: float | None =
     float.
     """
     check_bits("weight_bits", weight_bits)
-    return Scheme(input=of_input(PACT, input_bits, alpha), weight=partial(DoReFaWeight, weight_bits))
+    return Scheme(input=of_input(PACT, input_bits, alpha, high=16), weight=partial(DoReFaWeight, weight_bits))

@@ -123,6 +123,6 @@ def sawb(
     """
     check_bits("weight_bits", weight_bits, 2, 4, "sawb")
     return Scheme(
-        input=of_input(PACT, input_bits, alpha),
+        input=of_input(PACT, input_bits, alpha, high=16),
         weight=partial(SAWB, weight_bits, zero, per_channel, plus),
     )

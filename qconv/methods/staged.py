@@ -60,7 +60,10 @@ def two_stage(scheme: Scheme, start: float = 0.5) -> Scheme:
 
 
 def layerwise(
-    scheme: Scheme, inputs: tuple[float, float] = (0.0, 0.4), weights: tuple[float, float] = (0.4, 0.8)
+    scheme: Scheme,
+    inputs: tuple[float, float] = (0.0, 0.4),
+    weights: tuple[float, float] = (0.4, 0.8),
+    ramp: float = 0.0,
 ) -> Scheme:
     """Layer after layer, from the input of the network to its output, begins to follow ``scheme``.
 
@@ -68,8 +71,9 @@ def layerwise(
     scheme and 1 for the last, quantizes its inputs from the progress ``i₀ + d (i₁ − i₀)`` on, where ``(i₀, i₁)`` is
     ``inputs``, and its weights accordingly. When the inputs of a layer change, those behind it are still float and can
     adapt; in the other order, binary activations would cut the layers before them off from the gradient (StoMPP,
-    arXiv:2601.22660, which also mixes float and binary elements within a layer by random masks; here a layer changes as
-    a whole). The weights follow when all inputs are quantized, if the two ranges do not overlap.
+    arXiv:2601.22660). The weights follow when all inputs are quantized, if the two ranges do not overlap. With a
+    ``ramp``, a layer does not change as a whole: the elements that are quantized are chosen at random, and from none to
+    all they take that share of the training, as with the paper's masks (`qconv.quantizers.Mixed`).
 
     `convert` gives the layers their depths, in the order of ``model.named_modules()``; `Scheme.at_depth` is for a layer
     of your own.
@@ -78,11 +82,13 @@ def layerwise(
         scheme: the scheme to reach.
         inputs: the progress at which the inputs of the first and of the last layer begin to be quantized.
         weights: the same for their weights.
+        ramp: the progress from the first quantized element of a tensor to the last.
 
     Raises:
         ValueError: a number of ``inputs`` or ``weights`` is not at least 0 and below 1 (a stage at 1 would never
-            begin), the second is below the first, or the scheme is layerwise itself, or replaces the weight.
-        TypeError: ``scheme`` is not a scheme, or ``inputs`` or ``weights`` is not a pair of numbers.
+            begin), the second is below the first, ``ramp`` is neither 0 nor at least 1e-6, or would not end before 1,
+            or the scheme is layerwise itself, or replaces the weight.
+        TypeError: ``scheme`` is not a scheme, ``inputs`` or ``weights`` is not a pair of numbers, or ``ramp`` is none.
 
     Example:
         >>> layer = torch.nn.Sequential(*(torch.nn.Conv2d(4, 4, 3) for _ in range(3)))
@@ -93,7 +99,13 @@ def layerwise(
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme, such as qconv.schemes.bireal()")
     plain, grad = split_name(scheme.name)
-    starts = Starts(plain, _range("inputs", inputs), _range("weights", weights))
+    check_numbers(ramp=ramp)
+    starts = Starts(plain, _range("inputs", inputs), _range("weights", weights), float(ramp))
+    latest = max(starts.inputs[1], starts.weights[1])
+    if ramp and not (ramp >= 1e-6 and latest + ramp < 1):  # or a stage would have no length
+        raise ValueError(
+            f"ramp (={ramp}) must be 0, or at least 1e-6 and end before 1 in the last layer, which begins at {latest}"
+        )
     if scheme.starts is not None:
         raise ValueError(f"scheme (={scheme}) must not be layerwise itself")
     made = replace(scheme, name=f"{starts}{grad}", starts=starts)

@@ -62,7 +62,7 @@ def build_network(node: Mapping[str, Any]) -> nn.Module:
 
 def _quantizer_classes() -> dict[str, Callable[..., Any]]:
     named = {f"qconv.quantizers.{name}": getattr(quantizers, name) for name in dir(quantizers)}
-    abstract = (quantizers.Quantizer, quantizers.Stages)
+    abstract = (quantizers.Quantizer, quantizers.Stages, quantizers.Mixed)
     return {
         name: value
         for name, value in named.items()

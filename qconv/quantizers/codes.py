@@ -44,6 +44,11 @@ class Whole(NamedTuple):
     scale: Tensor | None = None
 
 
+def integer_dtype(bits: float) -> torch.dtype:
+    """The dtype of codes of so many bits, with or without a sign."""
+    return torch.int16 if bits < 16 else torch.int32
+
+
 def in_bytes(whole: Whole | Tensor, offset: int) -> Whole | None:
     """Return `whole` numbers plus ``offset`` as uint8 modulo 256, and their scale; None for a tensor of other ones."""
     if isinstance(whole, Tensor):

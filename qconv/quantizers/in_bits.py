@@ -19,11 +19,13 @@ class InBits(Part):
 
     Attributes:
         signs: every value is +1 or -1, so a convolution may run on the codes alone.
+        is_elementwise: each value depends on its own ``x`` alone, and on the tensors.
         is_binary: the values of `whole` are +1 and -1, and there is one scale, or one for each filter.
         has_rounding: whether `rounding_of` describes `whole`: no subclass has overridden `whole` or `quantize` alone.
     """
 
     signs: bool = False
+    is_elementwise: bool = True
     is_binary: bool = False
     has_rounding: bool = True
 

@@ -44,6 +44,17 @@ def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Te
     return low.clamp(max=0), high.clamp(min=0)
 
 
+def quantile(values: Tensor, share: float) -> Tensor:
+    """The value at ``share`` of the way from the smallest to the largest of some values, linear between neighbours.
+
+    NumPy's percentile; `torch.quantile` takes at most 2^24 values.
+    """
+    place = share * (values.numel() - 1)
+    rank = math.floor(place) + 1
+    low = values.kthvalue(rank).values
+    return low if place == rank - 1 else low + (values.kthvalue(rank + 1).values - low) * (place - rank + 1)
+
+
 def _rank(percentile: float, count: int) -> int:
     return max(math.ceil(round(percentile * count / 100, 6)), 1)  # 99.9 % of 1000 is a little more than 999
 

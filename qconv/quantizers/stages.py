@@ -12,6 +12,7 @@ from .base import Codes, Quantizer, Whole, whole_of
 from .flags import SHARE, flags_up_to, has_values
 from .form import Form
 from .levels import Levels
+from .mixed import Mixed
 from .observers import Observer, Several
 from .part import Rule, with_dimension
 from .rounding import Rounding
@@ -128,6 +129,11 @@ class Stages(Quantizer):
     def signs(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """That of the current stage."""
         return self.current.signs
+
+    @property
+    def is_elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """That of the current stage."""
+        return self.current.is_elementwise
 
     @property
     def is_binary(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -276,6 +282,9 @@ class Stages(Quantizer):
             for name, parameter in self.current.named_parameters():
                 if name in values and (value := with_dimension(values[name], parameter)).shape == parameter.shape:
                     parameter.copy_(value)
+        if isinstance(before, Mixed) and type(before.quantizer) is type(self.current):  # it now quantizes all elements
+            self.current.load_state_dict(before.quantizer.state_dict())
+            return
         self.current.go_on_from_(before if self.current.goes_on_from(before) else fresh, x)
 
     def _end(self, stage: int) -> float:
