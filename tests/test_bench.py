@@ -119,9 +119,9 @@ def test_pictures_a_second(pictures: Path, capsys: pytest.CaptureFixture[str]) -
     sides = ["--small", str(pictures), "--large", str(pictures), "--prepared", str(prepared)]
     assert main(["bench", "data", *sides, "--rounds", "2", "--batch-size", "4", "--csv", str(file)]) == 0
     rows = list(csv.DictReader(file.read_text().splitlines()))
-    assert [row["pictures"] for row in rows] == ["small", "large", "prepared"]
+    assert [row["pictures"] for row in rows] == ["small", "large", "prepared", "prepared, bytes"]
     assert all(float(row["ratio"]) > 0 and row["cpu"] and row["torch"] for row in rows)
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 def test_sides_that_differ_are_not_timed(pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:

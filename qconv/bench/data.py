@@ -23,7 +23,7 @@ class Result(Row):
     """Medians over the rounds; `ratio` is the median of the ratios within a round, `low` and `high` its quartiles."""
 
     columns = (
-        Column("pictures", width=10),
+        Column("pictures", width=15),
         *(Column(head, is_right=True, width=10) for head in ("ours/s", "PIL/s")),
         Column("ratio", is_right=True, width=22),
     )
@@ -89,39 +89,55 @@ def measure_large(root: str, batch_size: int, rounds: int, count: int = 200) -> 
 
 
 def measure_prepared(
-    root: str, prepared: str, batch_size: int, rounds: int, count: int = 200, prepared_count: int = 2000
+    root: str,
+    prepared: str,
+    batch_size: int,
+    rounds: int,
+    *,
+    normalized: bool,
+    count: int = 200,
+    prepared_count: int = 2000,
 ) -> Result:
-    """Crop, resize, flip and normalize prepared pictures with one thread; the other side as for large ones.
+    """Crop, resize and flip prepared pictures with one thread; the other side as for large ones.
 
-    Our side reads ``prepared_count`` pictures a round, in several epochs if need be, since it is so much faster.
+    Our side reads ``prepared_count`` pictures a round, in several epochs if need be, since it is so much faster. Bytes
+    are what goes to a GPU, which normalizes them itself; floats are normalized by this process, theirs by the worker.
     """
     data = PreparedDataModule(prepared, batch_size=batch_size, workers=1, val_size=0.05)
-    one, theirs = _loader(data), pil_folder(root, data, batch_size)
+    one, theirs = _loader(data, normalized), pil_folder(root, data, batch_size, normalized)
 
     def ours() -> Iterable[Any]:
         return chain.from_iterable(one() for _ in repeat(None))
 
-    return _measure("prepared", batch_size, count, rounds, ours, theirs, prepared_count)
+    name = "prepared" if normalized else "prepared, bytes"
+    return _measure(name, batch_size, count, rounds, ours, theirs, prepared_count)
 
 
-def _loader(data: LargePicturesDataModule) -> Callable[[], Iterable[Any]]:
-    """An epoch of normalized batches."""
+def _loader(data: LargePicturesDataModule, normalized: bool = True) -> Callable[[], Iterable[Any]]:
+    """An epoch of batches."""
     data.setup("fit")
     loader = data.train_dataloader()
-    return lambda: (data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0) for batch in loader)
+
+    def epoch() -> Iterable[Any]:
+        batches = (data.on_before_batch_transfer(batch, 0) for batch in loader)
+        return (data.on_after_batch_transfer(batch, 0) for batch in batches) if normalized else batches
+
+    return epoch
 
 
-def pil_folder(root: str, data: LargePicturesDataModule, batch_size: int) -> Callable[[], Iterable[Any]]:
+def pil_folder(
+    root: str, data: LargePicturesDataModule, batch_size: int, normalized: bool = True
+) -> Callable[[], Iterable[Any]]:
     """Torchvision's ImageFolder with the usual transforms, read by one worker process."""
     from torchvision import transforms as T
     from torchvision.datasets import ImageFolder
 
+    floats = [T.ToTensor(), T.Normalize((0.5,) * 3, (0.2,) * 3)]
     transform = T.Compose(
         [
             T.RandomResizedCrop(data.image_size[0]),
             T.RandomHorizontalFlip(),
-            T.ToTensor(),
-            T.Normalize((0.5,) * 3, (0.2,) * 3),
+            *(floats if normalized else [T.PILToTensor()]),
         ]
     )
     pictures = ImageFolder(str(Path(root) / "train"), transform)

@@ -187,7 +187,8 @@ def _data(options: argparse.Namespace) -> int:
     sides = (
         (options.small, data.measure_small),
         (options.large, data.measure_large),
-        (options.prepared, partial(data.measure_prepared, options.large)),
+        (options.prepared, partial(data.measure_prepared, options.large, normalized=True)),
+        (options.prepared, partial(data.measure_prepared, options.large, normalized=False)),
     )
     results = (measure(root, options.batch_size, options.rounds) for root, measure in sides if root)
     return _report(data.Result, options.csv, results)
