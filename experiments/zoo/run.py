@@ -40,6 +40,8 @@ class Recipe(NamedTuple):
         words: the command line behind ``qconv train``, without the folders of pictures and run.
         data: the pictures, and how they are split.
         optimizer: in words.
+        notes: for the card.
+        per_thousand: how many of 1,000 decisions may differ between the run and its packed file, by rounding.
     """
 
     title: str
@@ -47,6 +49,8 @@ class Recipe(NamedTuple):
     words: list[str]
     data: str = CIFAR
     optimizer: str = SGD
+    notes: str = JPEG
+    per_thousand: int = 1
 
 
 def cifar(title: str, bits: str, *words: str) -> Recipe:
@@ -56,7 +60,7 @@ def cifar(title: str, bits: str, *words: str) -> Recipe:
 
 RECIPES = {
     "smallcnn-bnn-digits": Recipe(
-        "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine"
+        "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine", ""
     ),
     "resnet20-float-cifar10": cifar("float", "32/32"),
     "resnet20-lsq4-cifar10": cifar("LSQ", "4/4", *bits("lsq", 4)),
@@ -65,6 +69,11 @@ RECIPES = {
     "resnet20-shift-cifar10": cifar("DeepShift-Q", "5/32", "scheme=shift_q"),
     "resnet20-recu-cifar10": cifar("ReCU, a shortcut around each convolution", "1/1", *BINARY, "scheme=recu",
                                    "compile=false", "lean=true"),
+    "resnet20-reactnet-cifar10": Recipe(
+        "ResNet-20, ReActNet's scheme and RPReLU, a shortcut around each convolution, CIFAR-10", "1/1",
+        ["experiment=cifar10/fast_binary", "data=image_folder", "seed=1"],
+        notes=f"{JPEG} Trained and tested in bfloat16; the stored file has no such rounding: 7,864 of the 10,000 test "
+        "pictures are right by it.", per_thousand=3),
 }  # fmt: skip
 
 
@@ -88,7 +97,7 @@ def store(name: str, run: Path) -> Card:
         commit=result["commit"],
         versions=result["versions"],
         machine=result["machine"],
-        notes=JPEG if recipe.data == CIFAR else "",
+        notes=recipe.notes,
         **{key: result[key] for key in same},
     )
     with atomic_file(file.with_suffix(".json")) as written:
@@ -100,8 +109,8 @@ def check(name: str, data: Path) -> None:
     """Classify the test pictures by the stored file, and print the accuracy beside that of the card.
 
     Raises:
-        SystemExit: they differ by more than a picture in a thousand. Rounding decides a few: the compiled, the eager
-            and the integer form of one network with 4 bits have 8,361, 8,362 and 8,363 of 10,000 right.
+        SystemExit: they differ by more than rounding does. It decides a few: the compiled, the eager and the integer
+            form of one network with 4 bits have 8,361, 8,362 and 8,363 of 10,000 right.
     """
     predictor, right, count = Predictor(zoo.file(name)), 0, 0
     for path, guesses in predictor.many(sorted((data / "test").glob("*/*.jpg")), top=1, batch_size=250):
@@ -109,7 +118,7 @@ def check(name: str, data: Path) -> None:
         count += 1
     stated = zoo.card(name).test_accuracy
     print(f"{name}: {right} of {count} test pictures are right, {100 * stated:.2f} % on the card", flush=True)
-    if abs(right - stated * count) > count / 1000:
+    if abs(right - stated * count) > RECIPES[name].per_thousand * count / 1000:
         raise SystemExit(f"{name}: the stored file is not the network of its card")
 
 
