@@ -174,7 +174,7 @@ def test_an_interrupted_epoch_goes_on_with_other_processes_or_says_why_not(folde
     fewer.load_state_dict(state)
     fewer.sampler.set_epoch(3)
     assert len(fewer) == 4
-    with pytest.raises(ValueError, match=r"with 16 pictures in all, and has 12 now: go on with the same data"):
+    with pytest.raises(ValueError, match=r"with 16 pictures in all, and has 12 now: go on with as many"):
         next(iter(fewer))
     fewer.load_state_dict({**state, "batch": 4})  # it had ended
     assert not list(fewer)

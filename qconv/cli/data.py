@@ -17,8 +17,8 @@ def _add_prepare(kinds: Any) -> None:
         "prepare",
         help="decode and resize large pictures once",
         description="Write the pictures of SOURCE, resized to a shorter side of --size pixels if theirs is longer, "
-        "into tar files in FOLDER, which data=prepared reads many times as fast while training. After an interruption "
-        "the same command goes on. The files have the format of WebDataset.",
+        "into tar files in FOLDER, which data=prepared reads several times as fast while training. After an "
+        "interruption the same command goes on. The files have the format of WebDataset.",
         epilog="example: qconv data prepare imagenet imagenet-256",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
@@ -42,7 +42,7 @@ def _prepare(options: argparse.Namespace) -> int:
 
     folder = Path(options.folder).expanduser()
     prepared = prepare_pictures(
-        Path(options.source).expanduser(),
+        options.source,
         folder,
         size=options.size,
         form=options.form,

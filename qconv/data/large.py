@@ -193,7 +193,7 @@ class CroppingLoader(EpochLoader):
 
     def __init__(self, sampler: EpochOrder, pictures: Dataset[Any], workers: int) -> None:
         super().__init__(sampler)
-        self.pictures, self.order = pictures, EpochBatches(sampler)
+        self.order = EpochBatches(sampler)
         self.loader = DataLoader(
             pictures,
             batch_sampler=self.order,

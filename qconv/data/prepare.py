@@ -1,4 +1,4 @@
-"""Prepares large pictures once, so that training reads them many times as fast: what `qconv data prepare` does."""
+"""Prepares large pictures once, so that training reads them several times as fast: what `qconv data prepare` does."""
 
 import io
 import json
