@@ -91,6 +91,20 @@ def test_normalized_by_exact_figures() -> None:
     assert normalized[:, 2].eq(0).all()
 
 
+def test_normalized_in_any_memory_format() -> None:
+    images = torch.randint(0, 256, (3, 3, 5, 4), dtype=torch.uint8)
+    normalize = Normalize([100.0, 110.0, 120.0], [50.0, 60.0, 70.0])
+    expected, channels_last = normalize(images), images.contiguous(memory_format=torch.channels_last)
+    found = normalize(channels_last)
+    assert found.equal(expected)
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert normalize(images[0]).equal(expected[0])
+    assert normalize(channels_last[:, :, ::2]).equal(expected[:, :, ::2])
+    floats = images.float()
+    assert normalize(floats).equal(expected)
+    assert floats.equal(images.float())  # what was given stays
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -1,5 +1,6 @@
 """Large pictures, decoded while a network trains."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 from torchvision.transforms import v2
 
 from qconv.data import BrokenPictureError, ImageNetDataModule
-from qconv.data.large import MEAN, STD, random_crop
+from qconv.data.large import MEAN, STD, Crop
 from qconv.images import centre_crop
-from qconv.training import make_trainer
+from qconv.training import Classifier, make_trainer
 from qconv.training.assemble import build
 from qconv.training.run import reestimate_batch_norm, train
 
@@ -117,8 +118,7 @@ def test_random_crops_are_torchvisions_in_distribution() -> None:
         y, x = crop[0].float(), crop[1].float()
         return [float(y.min()), float(y.max()), float(x.min()), float(x.max()), float(x[0, 0] > x[0, -1])]
 
-    generator = torch.Generator().manual_seed(0)
-    found = torch.tensor([corners(random_crop(image, 32, generator)) for _ in range(1500)])
+    found = torch.tensor([corners(Crop(32, 32, seed)(image, 0, 0)) for seed in range(1500)])
     theirs = v2.Compose([v2.RandomResizedCrop(32, antialias=True), v2.RandomHorizontalFlip()])
     expected = torch.tensor([corners(theirs(image)) for _ in range(1500)])
     for ours, other in zip(found.T, expected.T, strict=True):
@@ -127,11 +127,23 @@ def test_random_crops_are_torchvisions_in_distribution() -> None:
         assert 0.85 < ours.std() / other.std() < 1.18
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_network_gets_the_memory_format_that_was_asked_for(asked: bool, tree: Path) -> None:
+    data = made(tree)
+    images, _ = next(iter(batches(data, data.train_dataloader())))
+    assert images.is_contiguous(memory_format=torch.channels_last)  # as the crops are
+    given: list[Tensor] = []
+    model = nn.Sequential(nn.Conv2d(3, 2, 3))
+    model.register_forward_pre_hook(lambda _, args: given.append(args[0]))
+    Classifier(model, partial(torch.optim.SGD, lr=0.1), channels_last=asked)(images)
+    assert given[0].is_contiguous(memory_format=torch.channels_last if asked else torch.contiguous_format)
+
+
 @pytest.mark.parametrize("size", [(1, 200), (200, 1), (3, 3)])
 def test_pictures_of_any_shape(size: tuple[int, int]) -> None:
     image = torch.randint(0, 256, (3, *size), dtype=torch.uint8)
     for seed in range(20):
-        assert random_crop(image, 8, torch.Generator().manual_seed(seed)).shape == (3, 8, 8)
+        assert Crop(8, 10, seed)(image, 0, 0).shape == (3, 8, 8)
     assert centre_crop(image, 8, 10).shape == (3, 8, 8)
 
 

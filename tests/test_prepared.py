@@ -14,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import resize
 
 from qconv.cli import main
 from qconv.data import (
@@ -25,8 +26,9 @@ from qconv.data import (
     prepare,
     prepare_pictures,
 )
+from qconv.data.large import random_box
 from qconv.data.prepared import PreparedPictures, ThreadedLoader
-from qconv.data.prepared_files import INDEX, read_index
+from qconv.data.prepared_files import INDEX, Form, Stored, read_index
 from qconv.files import DamagedFileError
 from qconv.images import decode
 from qconv.training.run import train
@@ -67,9 +69,17 @@ def made(folder: Path, **options: Any) -> PreparedDataModule:
     return data
 
 
-def pictures_of(data: PreparedDataModule, *, train: bool) -> PreparedPictures:
-    loader = data.train_dataloader() if train else data.test_dataloader()
-    return cast(ThreadedLoader, loader).pictures
+def pictures_of(data: PreparedDataModule) -> PreparedPictures:
+    return cast(ThreadedLoader, data.train_dataloader()).pictures
+
+
+def stored_picture(folder: Path, stored: Stored, index: int) -> Tensor:
+    begin, length = int(stored.offset[index]), int(stored.length[index])
+    content = (folder / stored.files[int(stored.file[index])]).read_bytes()[begin : begin + length]
+    height, width = stored.shape[index].tolist()
+    if not height:
+        return decode(content)
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8).view(height, width, 3).permute(2, 0, 1)
 
 
 def raw(loader: Any, epoch: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -93,12 +103,10 @@ def test_every_picture_is_stored_with_its_class(tree: Path, folder: Path) -> Non
     prepared = read_index(folder)
     assert prepared.classes == ["n01", "n02"]
     assert {name: len(stored.files) for name, stored in prepared.splits.items()} == {"train": 3, "test": 1}
-    data = made(folder)
     for name, split in (("train", "train"), ("test", "val")):
         expected = [(shrunk(path), label) for label in (0, 1) for path in sorted(tree.glob(f"{split}/n0{label + 1}/*"))]
         stored = prepared.splits[name]
-        pictures = pictures_of(data, train=name == "train")
-        found = [(pictures.picture(index), int(label)) for index, label in enumerate(stored.labels)]
+        found = [(stored_picture(folder, stored, index), int(label)) for index, label in enumerate(stored.labels)]
         assert len(found) == len(expected)
         if name == "train":  # mixed: find each, once
             left = list(expected)
@@ -116,6 +124,27 @@ def test_test_pictures_are_those_of_the_tree(tree: Path, folder: Path) -> None:
     theirs = torch.cat([images for images, _, _ in large.test_dataloader()])
     found = torch.cat([images for images, _ in raw(made(folder).test_dataloader())])
     assert found.equal(theirs)  # resized once, by the same function
+
+
+@pytest.mark.parametrize("form", ["raw", "jpeg"])
+def test_crops_are_those_of_the_whole_pictures(form: Form, tree: Path, tmp_path: Path) -> None:
+    prepare_pictures(tree, tmp_path / form, size=SIZE, form=form)
+    data = made(tmp_path / form, seed=3)
+    pictures, numbers = pictures_of(data), torch.tensor([7, 0, 15, 3])
+    images, labels, problems = pictures.batch(2, numbers)
+    assert images.is_contiguous(memory_format=torch.channels_last)
+    assert problems == []
+    for image, label, number in zip(images, labels, numbers.tolist(), strict=True):
+        index = int(pictures.chosen[number])
+        whole = stored_picture(tmp_path / form, pictures.stored, index)
+        box = random_box(*whole.shape[1:], torch.Generator().manual_seed((3 * 1_000_003 + 2) * 1_000_003 + number))
+        part = whole[:, box.top : box.top + box.height, box.left : box.left + box.width]
+        expected = resize(part, [16, 16], antialias=True)
+        expected = expected.flip(2) if box.is_mirrored else expected
+        torch.testing.assert_close(image, expected, rtol=0, atol=1)  # torchvision rounds later on some processors
+        assert label == pictures.stored.labels[index]
+    nothing, _, _ = pictures.batch(2, numbers[:0])
+    assert nothing.shape == (0, 3, 16, 16)
 
 
 def test_other_threads_keep_their_number_of_threads(folder: Path) -> None:
@@ -186,7 +215,6 @@ def test_jpeg_files_are_copied_if_small_and_smaller_if_not(tree: Path, tmp_path:
     folder = tmp_path / "jpeg"
     prepared = prepare_pictures(tree, folder, size=SIZE, form="jpeg", quality=95)
     data = made(folder)
-    pictures = pictures_of(data, train=False)
     whole = (folder / "test-00000.tar").read_bytes()
     paths = sorted(tree.glob("val/*/*"))
     for index, path in enumerate(paths):
@@ -194,7 +222,7 @@ def test_jpeg_files_are_copied_if_small_and_smaller_if_not(tree: Path, tmp_path:
         begin, length = int(stored.offset[index]), int(stored.length[index])
         small = min(decode(path).shape[1:]) <= SIZE
         assert (whole[begin : begin + length] == path.read_bytes()) == small
-        error = (pictures.picture(index).float() - shrunk(path).float()).abs()
+        error = (stored_picture(folder, stored, index).float() - shrunk(path).float()).abs()
         assert error.mean() < (1e-6 if small else 8)
     assert any(min(decode(path).shape[1:]) <= SIZE for path in paths)
     assert len(torch.cat([images for images, _ in raw(data.train_dataloader())])) == 16
@@ -324,8 +352,8 @@ def test_other_modes(mode: str, tree: Path, tmp_path: Path) -> None:
     path = tree / "val/n01/0.JPEG"
     picture(1, 30, 40).convert(mode).save(path, "PNG" if mode in ("RGBA", "P") else "JPEG")
     for form in ("raw", "jpeg"):
-        prepare_pictures(tree, tmp_path / form, size=SIZE, form=form)
-        stored = pictures_of(made(tmp_path / form), train=False).picture(0)
+        prepared = prepare_pictures(tree, tmp_path / form, size=SIZE, form=form)
+        stored = stored_picture(tmp_path / form, prepared.splits["test"], 0)
         assert (stored.float() - shrunk(path).float()).abs().mean() < (1e-6 if form == "raw" else 12)
 
 

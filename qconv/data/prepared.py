@@ -104,37 +104,48 @@ class PreparedPictures:
         self.folder, self.stored, self.chosen, self.crop = folder, stored, chosen, crop
 
     def batch(self, epoch: int, numbers: Tensor) -> Batch:
-        """The pictures with these numbers in an epoch, their labels, and the problems with others."""
-        indices = self.chosen[numbers]
-        images = torch.empty(len(indices), 3, self.crop.size, self.crop.size, dtype=torch.uint8)
+        """The pictures with these numbers in an epoch, channels last, their labels, and the problems with others."""
+        indices, size, stored = self.chosen[numbers], self.crop.size, self.stored
+        images = torch.empty(len(indices), size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
+        buffer = torch.empty(int(stored.length[indices].max()) if len(indices) else 0, dtype=torch.uint8)
+        fields = (numbers, stored.file[indices], stored.offset[indices], stored.length[indices], stored.shape[indices])
         whole: list[int] = []
         problems: list[str] = []
-        for number, index in zip(numbers.tolist(), indices.tolist(), strict=True):
+        for index, (number, file, *place) in enumerate(zip(*(field.tolist() for field in fields), strict=True)):
+            path = self.folder / stored.files[file]
             try:
-                images[len(whole)] = self.crop(self.picture(index), epoch, number)
+                images[len(whole)] = self._crop(path, *place, buffer, epoch, number)
             except DecodingError as error:
-                name = self.stored.files[int(self.stored.file[index])]
-                place = f"the picture at byte {int(self.stored.offset[index])}"
-                problems.append(f"{self.folder / name}: {place} is damaged ({error})")
+                problems.append(f"{path}: the picture at byte {place[0]} is damaged ({error})")
             else:
                 whole.append(index)
-        images = images[: len(whole)]
-        return images.pin_memory() if torch.cuda.is_available() else images, self.stored.labels[whole], problems
+        images, labels = images[: len(whole)], stored.labels[indices[whole]]
+        return images.pin_memory() if torch.cuda.is_available() else images, labels, problems
 
-    def picture(self, index: int) -> Tensor:
-        """The pixels, `(3, H, W)`.
-
-        Raises:
-            DecodingError: the file is shorter than it was, or a JPEG file in it is damaged.
-        """
-        stored = self.stored
-        content = torch.empty(int(stored.length[index]), dtype=torch.uint8)
-        # Not mapped: a file that is cut off meanwhile would kill the process, and a copy costs less than the crop.
-        with (self.folder / stored.files[int(stored.file[index])]).open("rb", buffering=0) as file:
-            file.seek(int(stored.offset[index]))
-            if file.readinto(content.numpy().data) != len(content):
-                raise DecodingError("the file is cut off")
-        height, width = stored.shape[index].tolist()
+    def _crop(
+        self, path: Path, offset: int, length: int, shape: tuple[int, int], buffer: Tensor, epoch: int, number: int
+    ) -> Tensor:
+        """Read a picture into the buffer, of pixels only the rows that are needed, and crop it."""
+        height, width = shape
         if not height:
-            return decode(content.numpy().tobytes())
-        return content.view(height, width, 3).permute(2, 0, 1)
+            return self.crop(decode(_read(path, offset, buffer[:length]).numpy().tobytes()), epoch, number)
+        box = self.crop.box(height, width, epoch, number)
+        top, rows = (0, height) if box is None else (box.top, box.height)
+        line = 3 * width
+        pixels = _read(path, offset + top * line, buffer[: rows * line]).view(rows, width, 3).permute(2, 0, 1)
+        return self.crop(pixels, epoch, number) if box is None else self.crop.cut(pixels, box)
+
+
+def _read(path: Path, offset: int, content: Tensor) -> Tensor:
+    """Fill the bytes from a place in a file.
+
+    Not mapped: a file that is cut off meanwhile would kill the process, and a copy costs less than the crop.
+
+    Raises:
+        DecodingError: the file is shorter than it was.
+    """
+    with path.open("rb", buffering=0) as file:
+        file.seek(offset)
+        if file.readinto(content.numpy().data) != len(content):
+            raise DecodingError("the file is cut off")
+    return content

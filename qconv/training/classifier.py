@@ -112,9 +112,8 @@ class Classifier(LightningModule):
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the pictures."""
         images = self._as_weights(images)
-        if self.channels_last:
-            images = images.contiguous(memory_format=torch.channels_last)
-        return self.model(images)
+        memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
+        return self.model(images.contiguous(memory_format=memory_format))
 
     def _as_weights(self, images: Tensor) -> Tensor:
         """Convert pictures to the dtype of the weights, for `trainer.precision=64-true`, which the data don't know."""
