@@ -101,7 +101,8 @@ class PreparedPictures:
     """
 
     def __init__(self, folder: Path, stored: Stored, chosen: Tensor, crop: Crop) -> None:
-        self.folder, self.stored, self.chosen, self.crop = folder, stored, chosen, crop
+        self.stored, self.chosen, self.crop = stored, chosen, crop
+        self.paths = [folder / name for name in stored.files]
 
     def batch(self, epoch: int, numbers: Tensor) -> Batch:
         """The pictures with these numbers in an epoch, channels last, their labels, and the problems with others."""
@@ -112,11 +113,10 @@ class PreparedPictures:
         whole: list[int] = []
         problems: list[str] = []
         for index, (number, file, *place) in enumerate(zip(*(field.tolist() for field in fields), strict=True)):
-            path = self.folder / stored.files[file]
             try:
-                images[len(whole)] = self._crop(path, *place, buffer, epoch, number)
+                images[len(whole)] = self._crop(self.paths[file], *place, buffer, epoch, number)
             except DecodingError as error:
-                problems.append(f"{path}: the picture at byte {place[0]} is damaged ({error})")
+                problems.append(f"{self.paths[file]}: the picture at byte {place[0]} is damaged ({error})")
             else:
                 whole.append(index)
         images, labels = images[: len(whole)], stored.labels[indices[whole]]
