@@ -1,100 +1,186 @@
-"""Trains every method of the study, one after another, and writes `results.csv` and `accuracy.png` beside this file.
+"""Trains every method of the study, one after another, and writes `results.csv`, `summary.csv` and `accuracy.png` here.
 
-    uv run experiments/cifar10_methods/run.py /data/cifar10-jpeg [METHOD…]
+    uv run experiments/cifar10_methods/run.py /data/cifar10-jpeg [METHOD…] [--seeds 1 2 3] [--epochs 8]
 
 A run that was interrupted goes on from its last checkpoint; one that is done is not run again.
 """
 
 import argparse
+import math
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from scipy.stats import t as student_t
 
 from qconv.run_files import RESULT
-from qconv.table import read_csv, write_csv
+from qconv.table import Column, lines, read_csv, write_csv
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import APOT_RULES, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments
+from trainings import APOT_RULES, BFLOAT16, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/cifar10_methods"
-RESULTS, STEP_TIMES = HERE / "results.csv", HERE / "step_times.csv"
-SEED = 1
+RESULTS, SUMMARY, STEP_TIMES = HERE / "results.csv", HERE / "summary.csv", HERE / "step_times.csv"
+EPOCHS = 8
+CONFIDENCE = 0.95
 # Name: bits of weights and inputs, overrides.
 METHODS: dict[str, tuple[str, list[str]]] = {
     "float": ("32/32", []),
-    "XNOR, exact gradient": ("1/1", [*BINARY, "scheme=xnor"]),
     "STE": ("1/1", [*BINARY, "scheme=bireal", "scheme.surrogate={_target_:qconv.quantizers.HardClip,_partial_:true}"]),
-    "LSQ 4/4": ("4/4", bits("lsq", 4)),
-    "BWN": ("1/32", ["scheme=bwn", "scheme.numel_gradient=true"]),
-    "IR-Net": ("1/1", [*BINARY, "scheme=irnet", "scheme.t_min=0.001"]),
-    "DoReFa 4/4": ("4/4", bits("dorefa", 4)),
     "Bi-Real": ("1/1", [*BINARY, "scheme=bireal"]),
-    "LSQ 2/2": ("2/2", bits("lsq", 2)),
-    "TWN": ("1.58/32", ["scheme=twn"]),
+    "IR-Net": ("1/1", [*BINARY, "scheme=irnet", "scheme.t_min=0.001"]),
     "ReCU": ("1/1", [*BINARY, "scheme=recu"]),
-    "DeepShift-Q": ("5/32", ["scheme=shift_q"]),
     "ReSTE": ("1/1", [*BINARY, "scheme=reste"]),
+    "FDA": ("1/1", [*BINARY, "scheme=fda"]),
+    "BiPer": ("1/1", [*BINARY, "scheme=biper"]),
+    "SiMaN": ("1/1", [*BINARY, "scheme=siman", "optimizer.rules={binary_weights:{weight_decay:0}}"]),
+    "OvSW": ("1/1", [*BINARY, "scheme=bireal", "step_rules=[{_target_:qconv.optim.OvSW}]"]),
+    "StoMPP": ("1/1", [*BINARY, "scheme=layerwise", "scheme.ramp=0.2"]),
+    "XNOR, exact gradient": ("1/1", [*BINARY, "scheme=xnor"]),
+    "BWN": ("1/32", ["scheme=bwn", "scheme.numel_gradient=true"]),
+    "TWN": ("1.58/32", ["scheme=twn"]),
+    "DeepShift-Q": ("5/32", ["scheme=shift_q"]),
+    "LSQ 2/2": ("2/2", bits("lsq", 2)),
+    "LSQ, dampened 2/2": ("2/2", [*bits("lsq", 2), "dampening=0.1"]),
+    "LSQ, frozen 2/2": ("2/2", [*bits("lsq", 2), "step_rules=[{_target_:qconv.optim.Oscillations,freeze:[0.1,0.01]}]"]),
+    "EWGS 2/2": ("2/2", bits("ewgs", 2)),
+    "SAWB+ 2/2": ("2/2", [*bits("sawb", 2), "scheme.alpha=8", "scheme.plus=true"]),
     "DoReFa 2/2": ("2/2", bits("dorefa", 2)),
+    "LSQ 4/4": ("4/4", bits("lsq", 4)),
+    "DoReFa 4/4": ("4/4", bits("dorefa", 4)),
     "APoT 4/4": ("4/4", [*bits("apot", 4), APOT_RULES]),
 }
 
 
-def folder(method: str) -> Path:
-    """Where the files of a method's run are."""
-    return RUNS / f"{method.replace('/', '-').replace(' ', '_').replace(',', '')}-seed{SEED}"
+def folder(method: str, epochs: int | str, seed: int | str) -> Path:
+    """Return where the files of a run are; "*" stands for any number."""
+    name = method.replace("/", "-").replace(" ", "_").replace(",", "")
+    return RUNS / f"{name}-{epochs}epochs-seed{seed}"
 
 
-def collect() -> list[dict[str, Any]]:
-    """A row for each method that is done.
+def rows() -> list[dict[str, Any]]:
+    """Return a row for each run that is done; those of runs whose folders are elsewhere stay as they are.
 
-    `float_gap` is the float network's test accuracy minus the method's, `step_ratio` the time of a training step over
-    that of the network with `nn.Conv2d`. The rows of runs whose folders are elsewhere stay as they are.
+    `float_gap` is the test accuracy of the float network with the same epochs and seed minus that of the method.
     """
-    rows: list[dict[str, Any]] = []
-    written = {row["method"]: row for row in read_csv(RESULTS)}
-    ratios = {(row["case"], row["compiled"]): row["ratio"] for row in read_csv(STEP_TIMES)}
+    key = ("method", "epochs", "seed")
+    written = {tuple(str(row[name]) for name in key): row for row in read_csv(RESULTS)} if RESULTS.is_file() else {}
     for method, (width, _) in METHODS.items():
-        if (folder(method) / RESULT).is_file():
-            rows.append({"method": method, "bits": width, **figures(folder(method))})
-        elif method in written:
-            rows.append(written[method])
-    reference = float(rows[0]["test_accuracy"]) if rows[0]["method"] == "float" else None
+        for place in RUNS.glob(folder(method, "*", "*").name):
+            if (place / RESULT).is_file():
+                row = {"method": method, "bits": width, **figures(place)}
+                written[tuple(str(row[name]) for name in key)] = row
+    for (_, epochs, seed), row in written.items():
+        reference = written.get(("float", epochs, seed))
+        gap = None if reference is None else float(reference["test_accuracy"]) - float(row["test_accuracy"])
+        row["float_gap"] = gap
+    order = list(METHODS)
+    return sorted(written.values(), key=lambda row: (int(row["epochs"]), order.index(row["method"]), int(row["seed"])))
+
+
+def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return a row for each method and number of epochs, the most accurate first.
+
+    `low` and `high` bound the mean with Student's t, at a confidence of 95 %: for two seeds or more. `step_ratio` is
+    the time of a training step over that of the network with `nn.Conv2d`.
+    """
+    ratios = {(row["case"], row["compiled"]): row["ratio"] for row in read_csv(STEP_TIMES)}
+    groups: dict[tuple[str, str, int], list[float]] = {}
     for row in rows:
-        row["float_gap"] = None if reference is None else reference - float(row["test_accuracy"])
-        row["step_ratio"] = ratios.get((row["method"], "False"))
-        row["step_ratio_compiled"] = ratios.get((row["method"], "True"))
-    return rows
+        key = row["method"], row["bits"], int(row["epochs"])
+        groups.setdefault(key, []).append(float(row["test_accuracy"]))
+    result: list[dict[str, Any]] = []
+    for (method, width, epochs), accuracies in groups.items():
+        mean, count = statistics.fmean(accuracies), len(accuracies)
+        deviation = statistics.stdev(accuracies) if count > 1 else None
+        half = None
+        if deviation is not None:
+            half = float(student_t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * deviation / math.sqrt(count)
+        result.append({
+            "method": method,
+            "bits": width,
+            "epochs": epochs,
+            "seeds": count,
+            "test_accuracy": mean,
+            "deviation": deviation,
+            "low": None if half is None else mean - half,
+            "high": None if half is None else mean + half,
+            "step_ratio": ratios.get((method, "False")),
+            "step_ratio_compiled": ratios.get((method, "True")),
+        })  # fmt: skip
+    return sorted(result, key=lambda row: (row["epochs"], -row["test_accuracy"]))
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """Write `accuracy.png`: a bar for each method, the most accurate first."""
-    rows = sorted(rows, key=lambda row: float(row["test_accuracy"]))
-    figure = Figure(figsize=(7, 0.6 + 0.32 * len(rows)), layout="constrained")
+    """Write `accuracy.png`: each method's mean and its interval, the most accurate first; a panel for each budget."""
+    budgets = sorted({row["epochs"] for row in rows})
+    counts = [sum(row["epochs"] == epochs for row in rows) for epochs in budgets]
+    figure = Figure(figsize=(7, 0.9 * len(budgets) + 0.3 * sum(counts)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    names = [f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}" for row in rows]
-    bars = axes.barh(names, [100 * float(row["test_accuracy"]) for row in rows], color="tab:blue")
-    axes.bar_label(bars, fmt="%.2f", padding=3)
-    axes.set(xlabel="test accuracy, %", title="ResNet-20, 15 epochs; bits of weights/activations")
-    axes.spines[["top", "right"]].set_visible(False)
+    panels = figure.subplots(len(budgets), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": counts})
+    for axes, epochs in zip(panels[:, 0], budgets, strict=True):
+        for y, row in enumerate(row for row in reversed(rows) if row["epochs"] == epochs):
+            mean = 100 * row["test_accuracy"]
+            color = "tab:orange" if row["bits"] == "1/1" else "tab:blue"
+            end = mean
+            if row["low"] is not None:
+                end = 100 * row["high"]
+                axes.plot([100 * row["low"], end], [y, y], color=color, linewidth=5, alpha=0.3, solid_capstyle="butt")
+            axes.plot([mean], [y], marker="o", color=color, markersize=5)
+            deviation = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.2f}"
+            axes.annotate(f"{mean:.2f}{deviation}", (end, y), xytext=(6, 0), textcoords="offset points", va="center")
+        names = [
+            f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}"
+            for row in reversed(rows)
+            if row["epochs"] == epochs
+        ]
+        axes.set_yticks(range(len(names)), names)
+        axes.set(title=f"ResNet-20, {epochs} epochs; bits of weights/activations", ylim=(-0.6, len(names) - 0.4))
+        axes.margins(x=0.15)
+        axes.grid(axis="x", alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[-1, 0].set_xlabel("test accuracy, %: mean ± deviation of the seeds\nbars: 95 % intervals of the mean")
     figure.savefig(HERE / "accuracy.png", dpi=120)
+
+
+def text(rows: list[dict[str, Any]]) -> str:
+    """Return the table to print."""
+    columns = [Column("method"), Column("bits"), *(Column(head, True) for head in ("epochs", "seeds", "test", "± "))]
+    cells = [
+        (
+            row["method"],
+            row["bits"],
+            str(row["epochs"]),
+            str(row["seeds"]),
+            f"{100 * row['test_accuracy']:.2f} %",
+            "" if row["deviation"] is None else f"{100 * row['deviation']:.2f}",
+        )
+        for row in rows
+    ]
+    return "\n".join(lines(cells, columns))
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train the methods of the study one after another.")
     parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"some of: {', '.join(METHODS)}; all by default")
-    options = parser.parse_args()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="1 by default")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"{EPOCHS} by default")
+    options = parser.parse_intermixed_args()
     unknown = [method for method in options.methods if method not in METHODS]
     if unknown:
         parser.error(f"METHOD (={unknown[0]!r}) must be one of {', '.join(METHODS)}")
-    for method in options.methods or METHODS:
-        words = ["experiment=cifar10_methods", f"data.root='{options.data}'", f"seed={SEED}", *METHODS[method][1]]
-        train(words, folder(method))
-        rows = collect()
-        write_csv(rows, RESULTS)
-        draw(rows)
+    for seed in options.seeds:
+        for method in options.methods or METHODS:
+            words = ["experiment=cifar10_methods", BFLOAT16, f"trainer.max_epochs={options.epochs}", f"seed={seed}"]
+            train([*words, f"data.root='{options.data}'", *METHODS[method][1]], folder(method, options.epochs, seed))
+            done = rows()
+            write_csv(done, RESULTS)
+            means = summary(done)
+            write_csv(means, SUMMARY)
+            draw(means)
+    print(text(summary(rows())))

@@ -15,7 +15,7 @@ from qconv.run_files import RESULT
 from qconv.table import read_csv, write_csv
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import BINARY, ROOT, figures, train  # beside the folders of the experiments
+from trainings import BFLOAT16, BINARY, ROOT, figures, train  # beside the folders of the experiments
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/fast_binary"
@@ -26,7 +26,7 @@ PLAIN = [
     "experiment=cifar10_methods",
     *BINARY,
     "scheme=bireal",
-    "trainer.precision=bf16-mixed",
+    BFLOAT16,
 ]
 FLIP = "{_target_: qconv.data.RandomFlip}"
 FLIPS = [f"data.augment=[{FLIP}]"]
