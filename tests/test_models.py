@@ -29,7 +29,7 @@ CONFIGS = Path(__file__).parent.parent / "configs"
 CIFAR = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "vgg_small", "vgg7")
 IMAGENET = (
     *("birealnet18", "birealnet34", "reactnet18", "reactnet_a"),
-    *("quicknet_small", "quicknet", "quicknet_large", "torchvision_resnet"),
+    *("quicknet_small", "quicknet", "quicknet_large", "torchvision_resnet", "torchvision_mobilenet_v2"),
 )
 NAMES = (*CIFAR, *IMAGENET, "small_cnn")
 
@@ -131,6 +131,15 @@ def test_vggs_have_the_size_written_out() -> None:
 def test_torchvision_resnets_have_torchvisions_size(depth: int, parameters: int, gmacs: float) -> None:
     found = table("torchvision_resnet", 224, depth=depth)  # the numbers: torchvision's table of weights
     assert (found.parameters, round(found.macs / 1e9, 3)) == (parameters, gmacs)
+
+
+def test_torchvision_mobilenet_has_torchvisions_size() -> None:
+    found = table("torchvision_mobilenet_v2", 224)
+    assert (found.parameters, round(found.macs / 1e9, 3)) == (3_504_872, 0.301)
+    small = make("torchvision_mobilenet_v2", num_classes=10, small_pictures=True)
+    assert sum(p.numel() for p in small.parameters()) == 3_504_872 - 990 * 1281
+    features: Any = small.features
+    assert features(images("vgg7", 1)).shape == (1, 1280, 4, 4)
 
 
 # Bi-Real Net's shape differs from ResNet's in its shortcuts alone, so both count the same. Its 1-bit and 32-bit
@@ -268,7 +277,9 @@ def test_what_stays_float_in_the_published_networks() -> None:
         assert {key for key, layer in layers.items() if not isinstance(layer, qconv.QuantizedLayer)} == expected
 
 
-@pytest.mark.parametrize("name", [*CIFAR, "birealnet18", "reactnet_a", "quicknet_small", "torchvision_resnet"])
+@pytest.mark.parametrize(
+    "name", [*CIFAR, "birealnet18", "reactnet_a", "quicknet_small", "torchvision_resnet", "torchvision_mobilenet_v2"]
+)
 def test_other_numbers_of_channels_and_classes(name: str) -> None:
     model = make(name, in_channels=1, num_classes=2).eval()
     assert model(images(name)[:, :1]).shape == (2, 2)
@@ -558,6 +569,7 @@ def test_activations_can_be_named_in_a_config(activation: str) -> None:
         (partial(make, "vgg7", image_size=0), r"image_size \(=0\) must be at least 1"),
         (partial(models.VGG, 3, 10, hidden=0, pool_first=True), r"hidden \(=0\) must be at least 1"),
         (partial(make, "torchvision_resnet", depth=20), r"depth \(=20\) must be one of 18, 34, 50, 101, 152"),
+        (partial(make, "torchvision_mobilenet_v2", width=0), r"width \(=0\) must be above 0"),
         (partial(models.BiRealNet, 3, 10, blocks=(4, 4)), r"blocks \(=\(4, 4\)\) must be as many positive numbers"),
         (partial(models.QuickNet, 3, 10, widths=(), blocks=()), r"widths \(=\(\)\) and blocks"),
         (partial(models.QuickNet, 3, 10, widths=(8, 8), blocks=(1, 0)), r"blocks \(=\(1, 0\)\)"),

@@ -1,6 +1,6 @@
-"""Quantizes the zoo's float ResNet-20 without training it, and writes `results.csv` and `accuracy.png` here.
+"""Quantizes trained float networks without training them, and writes `results.csv` and `accuracy.png` here.
 
-uv run experiments/after_training/run.py /data/cifar10-jpeg
+uv run experiments/after_training/run.py /data/cifar10-jpeg [NETWORK…]
 """
 
 import argparse
@@ -18,9 +18,10 @@ import qconv
 from qconv import schemes
 from qconv.data import ImageFolderDataModule
 from qconv.environment import commit, machine
-from qconv.table import write_csv
+from qconv.table import read_csv, write_csv
 
 HERE = Path(__file__).parent
+RESULTS = HERE / "results.csv"
 NETWORK = "resnet20-float-cifar10"
 SAMPLES = 512
 SCHEMES = {
@@ -50,14 +51,14 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return float(torch.stack(right).sum()) / len(labels)
 
 
-def run(root: str, iterations: int) -> list[dict[str, Any]]:
+def run(root: str, source: str, iterations: int) -> list[dict[str, Any]]:
     """Return a row for the float network, and two for each number of bits."""
     data = ImageFolderDataModule(root, augment=(), seed=1)
     data.prepare_data()
     data.setup("fit")
     data.setup("test")
     few, images, labels = pictures(data)
-    network = qconv.to_float(qconv.load(NETWORK)).eval()
+    network = qconv.to_float(qconv.load(source)).eval()
     rows: list[dict[str, Any]] = [{"bits": "float", "rounding": "", "accuracy": accuracy(network, images, labels)}]
     for bits, scheme in SCHEMES.items():
         model = qconv.convert(copy.deepcopy(network), scheme)
@@ -70,33 +71,47 @@ def run(root: str, iterations: int) -> list[dict[str, Any]]:
         rows[-1] |= {"iterations": iterations, "seconds": round(seconds, 1)}
         print(rows[-2:], flush=True)
     about = {**machine(), "torch": torch.__version__, "samples": SAMPLES, "commit": commit()}
-    return [{"network": NETWORK, "iterations": "", "seconds": "", **row, **about} for row in rows]
+    name = Path(source).name  # that of the folder, if it is one
+    return [{"network": name, "iterations": "", "seconds": "", **row, **about} for row in rows]
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """Write `accuracy.png`: a pair of bars for each number of bits, and the float network as a line."""
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
+    """Write `accuracy.png`: for each network a pair of bars for each number of bits, and the float one as a line."""
+    networks = list(dict.fromkeys(row["network"] for row in rows))
+    figure = Figure(figsize=(6, 3.2 * len(networks)), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    for place, (rounding, colour) in enumerate({"to nearest": "#b8c4d8", "learned": "#4c72b0"}.items()):
-        heights = [100 * row["accuracy"] for row in rows if row["rounding"] == rounding]
-        bars = axes.bar([x + 0.4 * place for x in range(len(heights))], heights, 0.38, label=rounding, color=colour)
-        axes.bar_label(bars, fmt="%.1f", fontsize=8)
-    top = 100 * rows[0]["accuracy"]
-    axes.axhline(top, color="#555555", linewidth=0.8, linestyle=":")
-    axes.annotate(f"float {top:.1f}", (len(SCHEMES) - 0.4, top), xytext=(0, 10), textcoords="offset points", fontsize=8)
-    axes.set_xticks([x + 0.2 for x in range(len(SCHEMES))], list(SCHEMES))
-    axes.set(ylabel="test accuracy, %", ylim=(0, 92), xlim=(-0.4, len(SCHEMES) + 0.3))
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+    for axes, network in zip(figure.subplots(len(networks), 1, squeeze=False)[:, 0], networks, strict=True):
+        own = [row for row in rows if row["network"] == network]
+        for place, (rounding, colour) in enumerate({"to nearest": "#b8c4d8", "learned": "#4c72b0"}.items()):
+            heights = [100 * float(row["accuracy"]) for row in own if row["rounding"] == rounding]
+            bars = axes.bar([x + 0.4 * place for x in range(len(heights))], heights, 0.38, label=rounding, color=colour)
+            axes.bar_label(bars, fmt="%.1f", fontsize=8)
+        top = 100 * float(own[0]["accuracy"])
+        axes.axhline(top, color="#555555", linewidth=0.8, linestyle=":")
+        end = (len(SCHEMES) - 0.4, top)
+        axes.annotate(f"float {top:.1f}", end, xytext=(0, 10), textcoords="offset points", fontsize=8)
+        axes.set_xticks([x + 0.2 for x in range(len(SCHEMES))], list(SCHEMES))
+        axes.set(ylabel="test accuracy, %", ylim=(0, 98), xlim=(-0.4, len(SCHEMES) + 0.3))
+        axes.set_title(network, fontsize=9, loc="right")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
     figure.savefig(HERE / "accuracy.png", dpi=120)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Quantize a trained network without training it.")
+    parser = argparse.ArgumentParser(description="Quantize trained networks without training them.")
     parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument(
+        "networks",
+        nargs="*",
+        default=[NETWORK],
+        metavar="NETWORK",
+        help=f"float networks of the zoo, or folders of runs; {NETWORK} by default",
+    )
     parser.add_argument("--iterations", type=int, default=2000, help="for each block; 2000 by default")
     options = parser.parse_args()
-    found = run(options.data, options.iterations)
-    write_csv(found, HERE / "results.csv")
-    draw(found)
+    for source in options.networks:
+        found = run(options.data, source, options.iterations)
+        others = [row for row in read_csv(RESULTS) if row["network"] != found[0]["network"]]
+        write_csv([*others, *found], RESULTS)
+        draw([*others, *found])

@@ -18,5 +18,6 @@ from .resnet import (
     resnet56 as resnet56,
 )
 from .small_cnn import SmallCNN as SmallCNN, small_cnn as small_cnn
+from .torchvision_mobilenet import torchvision_mobilenet_v2 as torchvision_mobilenet_v2
 from .torchvision_resnet import torchvision_resnet as torchvision_resnet
 from .vgg import VGG as VGG, vgg7 as vgg7, vgg_small as vgg_small

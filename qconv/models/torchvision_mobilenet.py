@@ -1,0 +1,43 @@
+"""torchvision's MobileNetV2 (Sandler et al. 2018, arXiv:1801.04381, table 2)."""
+
+from torch import nn
+
+from ..checks import check_at_least_one
+
+BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
+"""The paper's t, c, n and s: expansion, output channels, number of blocks, and stride of the first one."""
+
+
+def torchvision_mobilenet_v2(
+    in_channels: int = 3, num_classes: int = 1000, *, width: float = 1.0, small_pictures: bool = False
+) -> nn.Module:
+    """`torchvision.models.mobilenet_v2`, randomly initialised; torchvision must be installed.
+
+    Low-bit versions leave the first and the last layer float, or give them 8 bits. Most of its convolutions are
+    depthwise or 1×1, and few weights are left to make up for the rounding of others: it loses more than a ResNet.
+
+    Args:
+        in_channels: channels of the picture; if it is not 3, the stem is a new convolution with torchvision's
+            initialisation.
+        num_classes: outputs.
+        width: the width multiplier, above 0; numbers of channels are rounded to multiples of 8.
+        small_pictures: leave out the strides of the stem and of the second group of blocks, so that pictures of 32×32
+            end as 4×4 rather than 1×1.
+
+    Raises:
+        ValueError: a number below 1, or a width that is not above 0.
+    """
+    check_at_least_one(in_channels=in_channels, num_classes=num_classes)
+    if not width > 0:
+        raise ValueError(f"width (={width}) must be above 0")
+    from torchvision import models
+
+    blocks = [[t, c, n, 1 if small_pictures and c == 24 else s] for t, c, n, s in BLOCKS]
+    model = models.mobilenet_v2(num_classes=num_classes, width_mult=width, inverted_residual_setting=blocks)
+    stem = model.features[0][0]
+    if small_pictures:
+        stem.stride = (1, 1)
+    if in_channels != 3:
+        model.features[0][0] = nn.Conv2d(in_channels, stem.out_channels, 3, stem.stride, 1, bias=False)
+        nn.init.kaiming_normal_(model.features[0][0].weight, mode="fan_out")
+    return model
