@@ -569,7 +569,7 @@ def test_activations_can_be_named_in_a_config(activation: str) -> None:
         (partial(make, "vgg7", image_size=0), r"image_size \(=0\) must be at least 1"),
         (partial(models.VGG, 3, 10, hidden=0, pool_first=True), r"hidden \(=0\) must be at least 1"),
         (partial(make, "torchvision_resnet", depth=20), r"depth \(=20\) must be one of 18, 34, 50, 101, 152"),
-        (partial(make, "torchvision_mobilenet_v2", width=0), r"width \(=0\) must be above 0"),
+        (partial(make, "torchvision_mobilenet_v2", width=0), r"width \(=0\) must be above 0 and finite"),
         (partial(models.BiRealNet, 3, 10, blocks=(4, 4)), r"blocks \(=\(4, 4\)\) must be as many positive numbers"),
         (partial(models.QuickNet, 3, 10, widths=(), blocks=()), r"widths \(=\(\)\) and blocks"),
         (partial(models.QuickNet, 3, 10, widths=(8, 8), blocks=(1, 0)), r"blocks \(=\(1, 0\)\)"),

@@ -71,7 +71,7 @@ def run(root: str, source: str, iterations: int) -> list[dict[str, Any]]:
         rows[-1] |= {"iterations": iterations, "seconds": round(seconds, 1)}
         print(rows[-2:], flush=True)
     about = {**machine(), "torch": torch.__version__, "samples": SAMPLES, "commit": commit()}
-    name = Path(source).name  # that of the folder, if it is one
+    name = Path(source).resolve().name  # that of the folder, if it is one
     return [{"network": name, "iterations": "", "seconds": "", **row, **about} for row in rows]
 
 
@@ -109,7 +109,9 @@ if __name__ == "__main__":
         help=f"float networks of the zoo, or folders of runs; {NETWORK} by default",
     )
     parser.add_argument("--iterations", type=int, default=2000, help="for each block; 2000 by default")
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
+    if files := [source for source in options.networks if Path(source).is_file()]:
+        parser.error(f"NETWORK (={files[0]!r}) must be a name of the zoo or the folder of a run")
     for source in options.networks:
         found = run(options.data, source, options.iterations)
         others = [row for row in read_csv(RESULTS) if row["network"] != found[0]["network"]]

@@ -24,7 +24,7 @@ from trainings import APOT_RULES, BFLOAT16, BINARY, ROOT, bits, figures, train  
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/cifar10_methods"
-RESULTS, SUMMARY, STEP_TIMES = HERE / "results.csv", HERE / "summary.csv", HERE / "step_times.csv"
+RESULTS, SUMMARY = HERE / "results.csv", HERE / "summary.csv"
 EPOCHS = 8
 CONFIDENCE = 0.95
 # Name: bits of weights and inputs, overrides.
@@ -67,13 +67,17 @@ def rows() -> list[dict[str, Any]]:
 
     `float_gap` is the test accuracy of the float network with the same epochs and seed minus that of the method.
     """
-    key = ("method", "epochs", "seed")
-    written = {tuple(str(row[name]) for name in key): row for row in read_csv(RESULTS)} if RESULTS.is_file() else {}
+    written = {
+        (row["method"], row["epochs"], row["seed"]): row for row in read_csv(RESULTS) if row["method"] in METHODS
+    }
     for method, (width, _) in METHODS.items():
         for place in RUNS.glob(folder(method, "*", "*").name):
-            if (place / RESULT).is_file():
-                row = {"method": method, "bits": width, **figures(place)}
-                written[tuple(str(row[name]) for name in key)] = row
+            if not (place / RESULT).is_file():
+                continue
+            row = {"method": method, "bits": width, **figures(place)}
+            epochs, seed = str(row["epochs"]), str(row["seed"])
+            if place == folder(method, epochs, seed):  # and no copy, nor a run that was made longer
+                written[method, epochs, seed] = row
     for (_, epochs, seed), row in written.items():
         reference = written.get(("float", epochs, seed))
         gap = None if reference is None else float(reference["test_accuracy"]) - float(row["test_accuracy"])
@@ -83,84 +87,87 @@ def rows() -> list[dict[str, Any]]:
 
 
 def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each method and number of epochs, the most accurate first.
+    """Return a row for each method and number of epochs, the most accurate first: see `spread`.
 
-    `low` and `high` bound the mean with Student's t, at a confidence of 95 %: for two seeds or more. `step_ratio` is
-    the time of a training step over that of the network with `nn.Conv2d`.
+    The gap to the float network is taken seed by seed, over the seeds that both have.
     """
-    ratios = {(row["case"], row["compiled"]): row["ratio"] for row in read_csv(STEP_TIMES)}
-    groups: dict[tuple[str, str, int], list[float]] = {}
+    groups: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for row in rows:
-        key = row["method"], row["bits"], int(row["epochs"])
-        groups.setdefault(key, []).append(float(row["test_accuracy"]))
-    result: list[dict[str, Any]] = []
-    for (method, width, epochs), accuracies in groups.items():
-        mean, count = statistics.fmean(accuracies), len(accuracies)
-        deviation = statistics.stdev(accuracies) if count > 1 else None
-        half = None
-        if deviation is not None:
-            half = float(student_t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * deviation / math.sqrt(count)
-        result.append({
+        groups.setdefault((row["method"], row["bits"], int(row["epochs"])), []).append(row)
+    result = [
+        {
             "method": method,
             "bits": width,
             "epochs": epochs,
-            "seeds": count,
-            "test_accuracy": mean,
-            "deviation": deviation,
-            "low": None if half is None else mean - half,
-            "high": None if half is None else mean + half,
-            "step_ratio": ratios.get((method, "False")),
-            "step_ratio_compiled": ratios.get((method, "True")),
-        })  # fmt: skip
+            "seeds": len(own),
+            **spread("test_accuracy", [float(row["test_accuracy"]) for row in own]),
+            **spread("float_gap", [float(row["float_gap"]) for row in own if row["float_gap"] not in (None, "")]),
+        }
+        for (method, width, epochs), own in groups.items()
+    ]
     return sorted(result, key=lambda row: (row["epochs"], -row["test_accuracy"]))
+
+
+def spread(name: str, values: list[float]) -> dict[str, float | None]:
+    """Return the mean, the standard deviation, and bounds of the mean by Student's t at a confidence of 95 %.
+
+    Bounds are given from three values on: of two they would lie 9 deviations from the mean.
+    """
+    count = len(values)
+    mean = statistics.fmean(values) if values else None
+    deviation = statistics.stdev(values) if count > 1 else None
+    low = high = None
+    if mean is not None and deviation is not None and count > 2:
+        half = float(student_t.ppf(0.5 + CONFIDENCE / 2, count - 1)) * deviation / math.sqrt(count)
+        low, high = mean - half, mean + half
+    return {name: mean, f"{name}_deviation": deviation, f"{name}_low": low, f"{name}_high": high}
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
     """Write `accuracy.png`: each method's mean and its interval, the most accurate first; a panel for each budget."""
     budgets = sorted({row["epochs"] for row in rows})
-    counts = [sum(row["epochs"] == epochs for row in rows) for epochs in budgets]
-    figure = Figure(figsize=(7, 0.9 * len(budgets) + 0.3 * sum(counts)), layout="constrained")
+    panels = {epochs: [row for row in reversed(rows) if row["epochs"] == epochs] for epochs in budgets}
+    counts = [len(own) for own in panels.values()]
+    figure = Figure(figsize=(7, 0.9 * len(panels) + 0.3 * sum(counts)), layout="constrained")
     FigureCanvasAgg(figure)
-    panels = figure.subplots(len(budgets), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": counts})
-    for axes, epochs in zip(panels[:, 0], budgets, strict=True):
-        for y, row in enumerate(row for row in reversed(rows) if row["epochs"] == epochs):
-            mean = 100 * row["test_accuracy"]
+    places = figure.subplots(len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": counts})[:, 0]
+    for axes, (epochs, own) in zip(places, panels.items(), strict=True):
+        for y, row in enumerate(own):
+            mean, low, high = (row[f"test_accuracy{end}"] for end in ("", "_low", "_high"))
             color = "tab:orange" if row["bits"] == "1/1" else "tab:blue"
-            end = mean
-            if row["low"] is not None:
-                end = 100 * row["high"]
-                axes.plot([100 * row["low"], end], [y, y], color=color, linewidth=5, alpha=0.3, solid_capstyle="butt")
-            axes.plot([mean], [y], marker="o", color=color, markersize=5)
-            deviation = "" if row["deviation"] is None else f" ± {100 * row['deviation']:.2f}"
-            axes.annotate(f"{mean:.2f}{deviation}", (end, y), xytext=(6, 0), textcoords="offset points", va="center")
-        names = [
-            f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}"
-            for row in reversed(rows)
-            if row["epochs"] == epochs
-        ]
+            if low is not None:
+                axes.plot([100 * low, 100 * high], [y, y], color=color, linewidth=5, alpha=0.3, solid_capstyle="butt")
+            axes.plot([100 * mean], [y], marker="o", color=color, markersize=5)
+            place = (100 * (high or mean), y)
+            axes.annotate(in_percent(row), place, xytext=(6, 0), textcoords="offset points", va="center")
+        names = [f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}" for row in own]
         axes.set_yticks(range(len(names)), names)
         axes.set(title=f"ResNet-20, {epochs} epochs; bits of weights/activations", ylim=(-0.6, len(names) - 0.4))
         axes.margins(x=0.15)
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
-    panels[-1, 0].set_xlabel("test accuracy, %: mean ± deviation of the seeds\nbars: 95 % intervals of the mean")
+    places[-1].set_xlabel(
+        "test accuracy, %: mean ± deviation of the seeds\n"
+        "orange: 1/1; bars: 95 % intervals of the mean, of 3 seeds or more"
+    )
     figure.savefig(HERE / "accuracy.png", dpi=120)
+
+
+def in_percent(row: dict[str, Any]) -> str:
+    """Return the mean, and the deviation if there is one."""
+    deviation = row["test_accuracy_deviation"]
+    return f"{100 * row['test_accuracy']:.2f}" + ("" if deviation is None else f" ± {100 * deviation:.2f}")
 
 
 def text(rows: list[dict[str, Any]]) -> str:
     """Return the table to print."""
-    columns = [Column("method"), Column("bits"), *(Column(head, True) for head in ("epochs", "seeds", "test", "± "))]
-    cells = [
-        (
-            row["method"],
-            row["bits"],
-            str(row["epochs"]),
-            str(row["seeds"]),
-            f"{100 * row['test_accuracy']:.2f} %",
-            "" if row["deviation"] is None else f"{100 * row['deviation']:.2f}",
-        )
-        for row in rows
+    columns = [
+        Column("method"),
+        Column("bits"),
+        *(Column(head, True) for head in ("epochs", "seeds")),
+        Column("test, %"),
     ]
+    cells = [(row["method"], row["bits"], str(row["epochs"]), str(row["seeds"]), in_percent(row)) for row in rows]
     return "\n".join(lines(cells, columns))
 
 
@@ -179,8 +186,8 @@ if __name__ == "__main__":
             words = ["experiment=cifar10_methods", BFLOAT16, f"trainer.max_epochs={options.epochs}", f"seed={seed}"]
             train([*words, f"data.root='{options.data}'", *METHODS[method][1]], folder(method, options.epochs, seed))
             done = rows()
-            write_csv(done, RESULTS)
             means = summary(done)
+            write_csv(done, RESULTS)
             write_csv(means, SUMMARY)
             draw(means)
-    print(text(summary(rows())))
+            print(text(means), flush=True)

@@ -1,8 +1,9 @@
-"""Trains a binary ResNet-20 with each way to shorten the training, in the same time, and writes `results.csv` here.
+"""Trains a ResNet-20 in little time: binary, with each way to shorten the training; and LSQ and BWN beside float.
 
     uv run experiments/fast_binary/run.py /data/cifar10-jpeg [VARIANT…]
 
-A run that was interrupted goes on from its last checkpoint; one that is done is not run again.
+Writes `results.csv` here. A run that was interrupted goes on from its last checkpoint; one that is done is not run
+again.
 """
 
 import argparse
@@ -44,7 +45,7 @@ class Variant(NamedTuple):
 
     Attributes:
         words: overrides after those of the plain recipe.
-        epochs: as many as take about the time of the plain recipe; None leaves them to the recipe.
+        epochs: as many as take about a quarter of an hour, or half of one; None leaves them to the recipe.
         recipe: what comes before.
     """
 

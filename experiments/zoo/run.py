@@ -54,7 +54,7 @@ class Recipe(NamedTuple):
 
 
 def cifar(title: str, bits: str, *words: str) -> Recipe:
-    """A ResNet-20 with the budget of `experiments/cifar10_methods`."""
+    """A ResNet-20 with the budget of `experiment=cifar10_methods`."""
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
 
 

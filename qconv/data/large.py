@@ -144,7 +144,8 @@ class Crop:
         Raises:
             DecodingError: it is too long and narrow.
         """
-        box = self.box(*image.shape[1:], epoch, number)
+        _, height, width = image.shape
+        box = self.box(height, width, epoch, number)
         if box is None:
             return centre_crop(image, self.size, self.resize)
         return self.cut(image[:, box.top : box.top + box.height], box)
@@ -172,8 +173,8 @@ def random_box(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """Return a random part of a picture, to be resized to a square: Inception's crop."""
-    *tries, y, x, side = torch.rand(23, generator=generator).tolist()  # one call: each costs as much as all else here
+    """Return a random part of a picture, to be resized to a square and mirrored at random: Inception's crop."""
+    *tries, y, x, mirror = torch.rand(23, generator=generator).tolist()  # one call: each costs as much as all else here
     for share, position in zip(tries[::2], tries[1::2], strict=True):
         target = height * width * (area[0] + (area[1] - area[0]) * share)
         aspect = ratio[0] * (ratio[1] / ratio[0]) ** position  # evenly in the logarithm
@@ -182,7 +183,7 @@ def random_box(
             break
     else:  # the whole picture, as far as the ratio allows
         w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
-    return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w, side < 0.5)
+    return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w, mirror < 0.5)
 
 
 def collate(items: Sequence[tuple[Tensor, int] | str]) -> Batch:

@@ -109,26 +109,28 @@ class PreparedPictures:
         indices, size, stored = self.chosen[numbers], self.crop.size, self.stored
         images = torch.empty(len(indices), size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
         buffer = torch.empty(int(stored.length[indices].max()) if len(indices) else 0, dtype=torch.uint8)
-        fields = (numbers, stored.file[indices], stored.offset[indices], stored.length[indices], stored.shape[indices])
+        fields: Any = (
+            numbers,
+            *(field[indices] for field in (stored.file, stored.offset, stored.length, stored.shape)),
+        )
         whole: list[int] = []
         problems: list[str] = []
-        for index, (number, file, *place) in enumerate(zip(*(field.tolist() for field in fields), strict=True)):
+        rows = zip(*(field.tolist() for field in fields), strict=True)
+        for position, (number, file, offset, length, shape) in enumerate(rows):
             try:
-                images[len(whole)] = self._crop(self.paths[file], *place, buffer, epoch, number)
+                images[len(whole)] = self._crop(self.paths[file], offset, buffer[:length], shape, epoch, number)
             except DecodingError as error:
-                problems.append(f"{self.paths[file]}: the picture at byte {place[0]} is damaged ({error})")
+                problems.append(f"{self.paths[file]}: the picture at byte {offset} is damaged ({error})")
             else:
-                whole.append(index)
+                whole.append(position)
         images, labels = images[: len(whole)], stored.labels[indices[whole]]
         return images.pin_memory() if torch.cuda.is_available() else images, labels, problems
 
-    def _crop(
-        self, path: Path, offset: int, length: int, shape: tuple[int, int], buffer: Tensor, epoch: int, number: int
-    ) -> Tensor:
-        """Read a picture into the buffer, of pixels only the rows that are needed, and crop it."""
+    def _crop(self, path: Path, offset: int, buffer: Tensor, shape: tuple[int, int], epoch: int, number: int) -> Tensor:
+        """Read a picture into the buffer, of pixels only the rows of the crop, and crop it."""
         height, width = shape
         if not height:
-            return self.crop(decode(_read(path, offset, buffer[:length]).numpy().tobytes()), epoch, number)
+            return self.crop(decode(_read(path, offset, buffer).numpy().tobytes()), epoch, number)
         box = self.crop.box(height, width, epoch, number)
         top, rows = (0, height) if box is None else (box.top, box.height)
         line = 3 * width

@@ -1,8 +1,11 @@
 """torchvision's MobileNetV2 (Sandler et al. 2018, arXiv:1801.04381, table 2)."""
 
+import math
+from typing import Any
+
 from torch import nn
 
-from ..checks import check_at_least_one
+from ..checks import check_at_least_one, check_flags, check_numbers
 
 BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """The paper's t, c, n and s: expansion, output channels, number of blocks, and stride of the first one."""
@@ -14,7 +17,7 @@ def torchvision_mobilenet_v2(
     """`torchvision.models.mobilenet_v2`, randomly initialised; torchvision must be installed.
 
     Low-bit versions leave the first and the last layer float, or give them 8 bits. Most of its convolutions are
-    depthwise or 1×1, and few weights are left to make up for the rounding of others: it loses more than a ResNet.
+    depthwise or 1×1: their outputs are sums of few products, in which errors of rounding cancel less.
 
     Args:
         in_channels: channels of the picture; if it is not 3, the stem is a new convolution with torchvision's
@@ -25,15 +28,17 @@ def torchvision_mobilenet_v2(
             end as 4×4 rather than 1×1.
 
     Raises:
-        ValueError: a number below 1, or a width that is not above 0.
+        ValueError: a number below 1, or a width that is not above 0 and finite.
     """
     check_at_least_one(in_channels=in_channels, num_classes=num_classes)
-    if not width > 0:
-        raise ValueError(f"width (={width}) must be above 0")
+    check_numbers(width=width)
+    check_flags(small_pictures=small_pictures)
+    if not 0 < width < math.inf:
+        raise ValueError(f"width (={width}) must be above 0 and finite")
     from torchvision import models
 
     blocks = [[t, c, n, 1 if small_pictures and c == 24 else s] for t, c, n, s in BLOCKS]
-    model = models.mobilenet_v2(num_classes=num_classes, width_mult=width, inverted_residual_setting=blocks)
+    model: Any = models.mobilenet_v2(num_classes=num_classes, width_mult=width, inverted_residual_setting=blocks)
     stem = model.features[0][0]
     if small_pictures:
         stem.stride = (1, 1)

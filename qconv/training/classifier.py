@@ -111,13 +111,12 @@ class Classifier(LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the pictures."""
-        images = self._as_weights(images)
-        memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
-        return self.model(images.contiguous(memory_format=memory_format))
+        return self.model(self._as_weights(images))
 
     def _as_weights(self, images: Tensor) -> Tensor:
-        """Convert pictures to the dtype of the weights, for `trainer.precision=64-true`, which the data don't know."""
-        return images.to(next(self.model.parameters()).dtype)
+        """Give pictures the format and dtype of the weights; the data don't know of ``trainer.precision=64-true``."""
+        memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
+        return images.to(next(self.model.parameters()).dtype).contiguous(memory_format=memory_format)
 
     @property
     def channels_last(self) -> bool:
