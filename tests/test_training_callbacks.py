@@ -126,6 +126,45 @@ def test_a_bad_latent_weight_is_named_and_not_saved(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "last.ckpt")["epoch"] == 0
 
 
+def test_a_learned_scale_that_falls_to_its_bound_is_named_with_the_remedy(tmp_path: Path) -> None:
+    rules = {"weight_quantizers": {"lr": 1.0}}
+    adam = qconv.optim.ModelOptimizer(torch.optim.Adam, rules, lr=0.01)
+    torch.manual_seed(0)
+    module = Classifier(qconv.convert(small_cnn(1, 10, width=4), schemes.lsq()), adam)
+
+    def poison(module: Classifier) -> None:
+        network(module).fc.weight.register_hook(lambda grad: grad / 0)
+
+    callbacks = (FiniteGuard(), Break(12, poison))
+    with (
+        pytest.warns(UserWarning, match="fell to the lower bound") as warned,
+        pytest.raises(FloatingPointError) as error,
+    ):
+        trainer(*callbacks).fit(module, datamodule=DigitsDataModule())
+    messages = [str(each.message) for each in warned if "fell to" in str(each.message)]
+    message = messages[0]
+    assert message.startswith("epoch 0, step ")
+    assert "the learned 'blocks." in message
+    assert "weight_quantizer.step'" in message
+    assert message.endswith("such as optimizer.rules={quantizers:{lr:0.0001}}")
+    names = [name for line in messages for name in line.split("'") if name.endswith(".step")]
+    assert len(names) == len(set(names)), "once for each"
+    assert "NaN or inf in the gradient of 'fc.weight'; the learned 'blocks." in str(error.value)
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(), schemes.pact(), schemes.adabin(), schemes.ttq(), schemes.apot()])
+def test_scales_of_usual_size_are_not_said_to_have_fallen(scheme: qconv.Scheme) -> None:
+    torch.manual_seed(0)
+    module = Classifier(qconv.convert(small_cnn(1, 10, width=4), scheme), partial(torch.optim.Adam, lr=0.001))
+    guard = FiniteGuard()
+    seen = []
+    watch = Break(3, lambda module: seen.append(set(guard._highest())))
+    trainer(guard, watch, epochs=1).fit(module, datamodule=DigitsDataModule())
+    learned = {name for name, parameter in network(module).named_parameters() if "_quantizer." in name}
+    assert {name for name in learned if not name.endswith("beta")} == seen[0], "AdaBin's offset beta is no scale"
+    assert guard.fallen == []
+
+
 def test_the_guard_changes_nothing_and_leaves_no_hook() -> None:
     states = []
     for guards in ([], [FiniteGuard()]):

@@ -1,5 +1,7 @@
-"""The callback that stops a run at the first NaN or inf, before it reaches a weight."""
+"""The callback that stops a run at the first NaN or inf, before it reaches a weight, and warns of what leads there."""
 
+import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +13,9 @@ from torch.optim import Optimizer
 
 from ...layers import QuantizedLayer
 from ...layers.naming import name_of
+from ...quantizers import Quantizer
+from ...quantizers.numbers import SMALLEST
+from ...quantizers.part import POSITIVE
 from .checkpoints import where_to_go_on
 
 WATCHED = (QuantizedLayer, _ConvNd, nn.Linear)
@@ -24,9 +29,15 @@ class FiniteGuard(Callback):
     finite). Once per step, before the optimizer acts, all sums are checked together, in one transfer from the device.
     Under 16-mixed precision gradients may overflow, and the gradient scaler skips such steps, so they are not checked
     there. The message names epoch, step, the first place, and the last checkpoint, which stays unchanged.
+
+    It also warns, once for each, of learned scales (LSQ's steps, PACT's alpha) that the optimizer has moved to their
+    lower bound of 2^-20. What such a scale multiplies is almost zero, so the layer gives a constant, and gradients grow
+    in the batch norms behind it. Adam does that to a scale that is not much larger than its learning rate.
     """
 
     def __init__(self) -> None:
+        self.scales: dict[str, tuple[Quantizer, str]] = {}
+        self.fallen: list[str] = []
         self.sums: list[tuple[str, Tensor]] = []
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
 
@@ -37,6 +48,8 @@ class FiniteGuard(Callback):
             if isinstance(module, WATCHED):
                 place = f"the input of {name_of(module, name.removeprefix('model.'))}"
                 self.handles.append(module.register_forward_pre_hook(self._hook(place)))
+        self.scales = learned_scales(pl_module)
+        self.fallen = []
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Stop watching."""
@@ -45,6 +58,7 @@ class FiniteGuard(Callback):
             handle.remove()
         self.handles.clear()
         self.sums.clear()
+        self.scales = {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Check the pictures."""
@@ -60,12 +74,13 @@ class FiniteGuard(Callback):
         if trainer.precision != "16-mixed":
             self._add_norms("the gradient of", {k: p.grad for k, p in parameters.items() if p.grad is not None})
         self._add_norms("the parameter", parameters)
-        self._judge(trainer, f"epoch {trainer.current_epoch}, step {trainer.global_step}")
+        self._judge(trainer, f"epoch {trainer.current_epoch}, step {trainer.global_step}", self._highest())
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Check the parameters after the last step, before they are saved."""
         self._add_norms("the parameter", dict(pl_module.named_parameters()))
-        self._judge(trainer, f"epoch {trainer.current_epoch}, after step {trainer.global_step - 1}")
+        when = f"epoch {trainer.current_epoch}, after step {trainer.global_step - 1}"
+        self._judge(trainer, when, self._highest())
 
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
@@ -116,14 +131,54 @@ class FiniteGuard(Callback):
         norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in values]
         self.sums += [(f"{what} '{name.removeprefix('model.')}'", n) for name, n in zip(tensors, norms, strict=True)]
 
-    def _judge(self, trainer: Trainer, when: str) -> None:
+    def _highest(self) -> dict[str, Tensor]:
+        """The largest element of each learned scale that is trained and has not fallen before."""
+        scales = {
+            name: getattr(quantizer, attribute)
+            for name, (quantizer, attribute) in self.scales.items()
+            if name not in self.fallen
+        }
+        trained = {name: scale for name, scale in scales.items() if scale is not None and scale.requires_grad}
+        return {name: scale.detach().max() for name, scale in trained.items() if scale.numel()}
+
+    def _judge(self, trainer: Trainer, when: str, highest: Mapping[str, Tensor] | None = None) -> None:
+        highest = {} if highest is None else highest
         places, sums = zip(*self.sums, strict=True)
         self.sums.clear()
-        finite = torch.stack([value.float() for value in sums]).isfinite()
+        values = torch.stack([value.float() for value in (*sums, *highest.values())]).tolist()
+        finite = [math.isfinite(value) for value in values[: len(sums)]]
+        now = [name for name, value in zip(highest, values[len(sums) :], strict=True) if value <= SMALLEST]
+        self.fallen += now
         # All processes stop together: a remaining one would wait for the others forever.
-        if trainer.strategy.reduce_boolean_decision(not bool(finite.all()), all=False):
-            bad = [place for place, ok in zip(places, finite.tolist(), strict=True) if not ok]
-            raise FloatingPointError(f"{when}: {explain(bad)}; {where_to_go_on(trainer)}")
+        if trainer.strategy.reduce_boolean_decision(not all(finite), all=False):
+            bad = [place for place, ok in zip(places, finite, strict=True) if not ok]
+            cause = f"; {explain_fallen(self.fallen, trainer)}" if self.fallen else ""
+            raise FloatingPointError(f"{when}: {explain(bad)}{cause}; {where_to_go_on(trainer)}")
+        if now and trainer.is_global_zero:
+            warnings.warn(f"{when}: {explain_fallen(now, trainer)}", stacklevel=2)
+
+
+def learned_scales(model: nn.Module) -> dict[str, tuple[Quantizer, str]]:
+    """The learned tensors that must be positive: their names, their quantizers and their names there."""
+    return {
+        f"{name}.{attribute}".removeprefix("model."): (module, attribute)
+        for name, module in model.named_modules()
+        if isinstance(module, Quantizer)
+        for attribute, rule in module.rules().items()
+        if rule is POSITIVE and attribute in module._parameters
+    }
+
+
+def explain_fallen(names: list[str], trainer: Trainer) -> str:
+    """Which learned scales have fallen to their lower bound, why, and what to do."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    shown = ", ".join(f"'{name}'" for name in names[:3])
+    rate = max(optimizer.defaults["lr"] for optimizer in trainer.optimizers)  # as given, before any schedule
+    return (
+        f"the learned {shown}{more} fell to the lower bound of 2^-20, so that what it scales is almost zero: "
+        f"the optimizer's steps are too large for it; a smaller learning rate of quantizers avoids that, such as "
+        f"optimizer.rules={{quantizers:{{lr:{float(rate) / 100:g}}}}}"
+    )
 
 
 def explain(bad: list[str]) -> str:
