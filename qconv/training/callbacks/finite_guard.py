@@ -152,10 +152,10 @@ class FiniteGuard(Callback):
         # All processes stop together: a remaining one would wait for the others forever.
         if trainer.strategy.reduce_boolean_decision(not all(finite), all=False):
             bad = [place for place, ok in zip(places, finite, strict=True) if not ok]
-            cause = f"; {explain_fallen(self.fallen, trainer)}" if self.fallen else ""
+            cause = f"; {explain_fallen(self.fallen)}" if self.fallen else ""
             raise FloatingPointError(f"{when}: {explain(bad)}{cause}; {where_to_go_on(trainer)}")
         if now and trainer.is_global_zero:
-            warnings.warn(f"{when}: {explain_fallen(now, trainer)}", stacklevel=2)
+            warnings.warn(f"{when}: {explain_fallen(now)}", stacklevel=2)
 
 
 def learned_scales(model: nn.Module) -> dict[str, tuple[Quantizer, str]]:
@@ -169,15 +169,14 @@ def learned_scales(model: nn.Module) -> dict[str, tuple[Quantizer, str]]:
     }
 
 
-def explain_fallen(names: list[str], trainer: Trainer) -> str:
-    """Which learned scales have fallen to their lower bound, why, and what to do."""
+def explain_fallen(names: list[str]) -> str:
+    """Which learned scales are at their lower bound, what follows, and what to do."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     shown = ", ".join(f"'{name}'" for name in names[:3])
-    rate = max(optimizer.defaults["lr"] for optimizer in trainer.optimizers)  # as given, before any schedule
     return (
-        f"the learned {shown}{more} fell to the lower bound of 2^-20, so that what it scales is almost zero: "
-        f"the optimizer's steps are too large for it; a smaller learning rate of quantizers avoids that, such as "
-        f"optimizer.rules={{quantizers:{{lr:{float(rate) / 100:g}}}}}"
+        f"at the lower bound of 2^-20, so that what it scales is almost zero: the learned {shown}{more}; if steps of "
+        "the optimizer are too large for it, give quantizers a hundredth of the learning rate, such as "
+        "optimizer.rules={quantizers:{lr:1e-4}}"
     )
 
 
