@@ -13,7 +13,9 @@ import qconv
 from qconv.cli.configs import store_schemes
 
 store_schemes()  # for tests that compose configs
-os.environ.pop("COLUMNS", None)  # pytest-xdist sets it, and tables would fit themselves to it
+# Tables would fit themselves to it. pytest-xdist sets it, and readline does so where os.environ does not show it.
+os.environ.pop("COLUMNS", None)
+os.unsetenv("COLUMNS")
 
 
 @pytest.fixture(autouse=True)

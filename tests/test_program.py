@@ -56,7 +56,8 @@ def test_both_entries_compose_the_same(
 @pytest.mark.parametrize("before", [[], ["scheme=identity"]])
 def test_a_scheme_of_the_current_folder(before: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = [*before, "scheme._target_=my_methods.coarse", "+scheme.weight_bits=4"]
-    assert main(["train", *words, "model.width=4", "trainer=cpu", "trainer.max_epochs=1", "run_dir=run"]) == 0
+    small = ["model.width=4", "optimizer.lr=1e-3", "trainer=cpu", "trainer.max_epochs=1", "run_dir=run"]
+    assert main(["train", *words, *small]) == 0
     shown = capsys.readouterr()
     assert "lsq(weight_bits=4, input_bits=2)" in shown.out
     names = "padding_value, stochastic, surrogate, weight_surrogate"

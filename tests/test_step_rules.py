@@ -373,6 +373,7 @@ def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
     """An interrupted run ends as one that was not, with the rules' state and schedules."""
     words = [
         "scheme=lsq", "scheme.weight_bits=3", "trainer=cpu", "report=false", "data.batch_size=200",
+        "optimizer.rules={quantizers:{lr:1e-4}}",
         "trainer.max_epochs=3", "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01]}]",
     ]  # fmt: skip
 
