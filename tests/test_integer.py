@@ -204,3 +204,18 @@ def test_compiled_and_empty_run_on_floats(monkeypatch: pytest.MonkeyPatch) -> No
     assert outputs == []
     assert layer(input).equal(compiled)
     assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
+@pytest.mark.parametrize(("value", "usable"), [("AVX512_CORE", False), ("avx2", False), ("ALL", True), ("", True)])
+def test_an_environment_without_vnni(name: str, value: str, usable: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """oneDNN's sums of two products would saturate."""
+    for other in ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_vnni": True})
+    onednn.has_fast_integers.cache_clear()
+    try:
+        assert onednn.has_fast_integers() == usable
+    finally:
+        onednn.has_fast_integers.cache_clear()

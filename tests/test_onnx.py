@@ -1,6 +1,7 @@
 """ONNX files: what ONNX Runtime computes of them, against the frozen and the trained model."""
 
 import copy
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from onnx import numpy_helper
 from torch import Tensor, nn
 
 import qconv
@@ -21,6 +23,7 @@ from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
 from qconv.onnx.codes import LinearEncode, OtherEncode, Quantize, encoder
 from qconv.onnx.export import in_onnx
+from qconv.onnx.layers import may_saturate
 from qconv.onnx.rounding import whole_bias
 from qconv.onnx.sums import steps_of_a_sum
 from tests.test_freeze import chain, trained
@@ -96,6 +99,51 @@ def test_every_kind_of_scheme(name: str, tmp_path: Path) -> None:
     assert not floats or name == "fp8", stored  # 253 numbers, which batch norm's factors make one set for each channel
     if name in ("bnn", "lsq2", "lsq4", "bwn", "twn"):
         assert all(kind in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) for kind in stored.values())
+
+
+@pytest.mark.parametrize(("highest", "count"), [(255, 1), (255, 5), (128, 3), (15, 2), (1, 4)])
+def test_which_sums_of_two_products_may_saturate(highest: int, count: int) -> None:
+    for most in (1, 63, 64, 65, 127):
+        weight = torch.randint(-most - 1, most + 1, (3, count, 1, 1)).to(torch.int8)
+        values = weight.flatten(1).tolist()
+        two = [sum(pair) for filter in values for pair in ((w,) for w in filter)]
+        two += [a + b for filter in values for a, b in itertools.combinations(filter, 2)]
+        # A code is 0 or more: of two weights with different signs, the one alone gives the extreme.
+        wanted = not all(-(2**15) < highest * sum_ < 2**15 for sum_ in two)
+        assert may_saturate(weight, highest) == wanted, (most, values)
+    assert not may_saturate(weight[:, :0], highest)
+
+
+WIDE = {
+    "W8A8": schemes.minmax(8, 8),
+    "uneven W8A8": schemes.dorefa(8, 8),
+    "W7A8": schemes.minmax(7, 8),
+    "W4A8": schemes.minmax(4, 8),
+    "W2A8": schemes.minmax(2, 8),
+    "W8A7": schemes.minmax(8, 7),
+    "W8A4": schemes.minmax(8, 4),
+    "W1A8": schemes.lsq(1, 8),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_processors_without_vnni(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime adds two products in 16 bits there, unless it is told to be precise."""
+    input, path = torch.randn(32, 3, 9, 8), tmp_path / "model.onnx"
+    model = trained(chain(activation=nn.ReLU), WIDE[name], input)
+    compared = qconv.export_onnx(model, path, input)
+    assert compared is not None
+    assert compared.decisions == 0
+    assert compared.saturating == (("3", "6") if name.endswith("W8A8") else ())
+    assert ("unless session.x64quantprecision is 1" in str(compared)) == name.endswith("W8A8")
+    usual = OnnxModel(path)(input)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    precise = OnnxModel(path)
+    assert precise.session.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
+    torch.testing.assert_close(precise(input), usual, rtol=0, atol=1e-5)
+    weights = [numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer if np.prod(each.dims) > 2000]
+    if "A8" in name and not name.endswith("W8A8"):
+        assert max(int(np.abs(weight.astype(int)).max()) for weight in weights) <= 64
 
 
 @pytest.mark.parametrize("name", ["lsq2", "lsq4", "lsq8", "signed"])

@@ -5,6 +5,7 @@ are exact in float32, and bfloat16 convolutions sum in float32. So the integer a
 for bit, and a training step may run whichever is faster. A scale is multiplied with the exact sum, and rounded once.
 """
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -17,13 +18,17 @@ from . import bits as _registered  # noqa: F401
 from .exact_sums import are_floats_exact
 from .window import Window
 
+_WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX512_CORE")
+"""The values of ONEDNN_MAX_CPU_ISA, or by its old name DNNL_MAX_CPU_ISA, that keep oneDNN from using VNNI."""
 _MOST = 4  # layouts of one weight: sizes of pictures used in turn
 _packed: Any = WeakTensorKeyDictionary()  # weights in oneDNN's layout, while the weight lives
 
 
 @cache
 def has_fast_integers() -> bool:
-    """Whether this machine multiplies 8-bit integers faster than floats, and torch has the operator for it."""
+    """Whether oneDNN multiplies 8-bit integers faster than floats here, and torch has the operator for it."""
+    if any(os.environ.get(f"{name}_MAX_CPU_ISA", "").upper() in _WITHOUT_VNNI for name in ("ONEDNN", "DNNL")):
+        return False
     return torch.cpu.get_capabilities().get("avx512_vnni", False) and hasattr(torch.ops.onednn, "qconv_pointwise")
 
 

@@ -24,7 +24,7 @@ from ..inference.sign_conv import SignConv2d
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d, StoredCodes
 from .ranges import Ranges, ranges
-from .run import OnnxComparison, compare_onnx
+from .run import ROUNDED, SATURATING, OnnxComparison, compare_onnx
 from .sums import round_sums
 
 _COMPARED = 64
@@ -44,8 +44,12 @@ def export_onnx(
     Conv of whole float numbers: equal to the frozen layer up to float rounding, but not faster than a float layer. With
     `round_outputs`, float outputs of layers of 2 to 8 bits and values added to them are computed in integers too: they
     are rounded to 256 numbers over their range with `example`. With many channels that is much faster, and it can
-    change decisions: `qconv.onnx.compare_onnx` counts them. Sums are recognized if `torch.fx` can trace the model. On
-    x86 processors without VNNI, ONNX Runtime's sums of 8-bit codes can saturate; those of fewer bits can't.
+    change decisions: `qconv.onnx.compare_onnx` counts them. Sums are recognized if `torch.fx` can trace the model.
+
+    On x86 processors without VNNI (most from before 2020), ONNX Runtime multiplies 8-bit codes with 8-bit weights so
+    that sums of two products saturate, unless the session's option ``session.x64quantprecision`` is ``"1"``.
+    `OnnxModel` sets it there. The result names the layers that this is about; codes or weights of fewer bits can't
+    saturate.
 
     The file stores weights as integers of 4, 8 or 16 bits, or as indices into a list of numbers, wherever that
     reproduces them exactly; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of DSQ with more
@@ -71,7 +75,7 @@ def export_onnx(
         import onnx
         import onnx_ir
         import onnxscript  # noqa: F401  # torch.onnx needs it
-    from .store import store_integers
+    from .store import own_zero_points, store_integers
 
     path = Path(path)
     _check(path, example)
@@ -108,8 +112,11 @@ def export_onnx(
     for node in program.model.graph:  # where in Python it was made
         node.metadata_props.clear()
     store_integers(program.model)
+    own_zero_points(program.model)
     program.model.producer_name = "qconv"
-    program.model.metadata_props["qconv.round_outputs"] = str(round_outputs).lower()
+    program.model.metadata_props[ROUNDED] = str(round_outputs).lower()
+    layers_of_codes = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, QuantizedConv2d)]
+    program.model.metadata_props[SATURATING] = "\n".join(name for name, layer in layers_of_codes if layer.saturates)
     content = onnx_ir.to_proto(program.model)
     onnx.checker.check_model(content, full_check=True)
     with atomic_file(path) as file:

@@ -16,6 +16,20 @@ from .ranges import Ends
 from .rounding import whole_bias
 
 _MOST = 2**30  # of a bias, and of sums: their total must be a 32-bit integer
+_MOST_OF_TWO = 2**15 - 1
+"""Of two products: x86 processors without VNNI add them in 16 bits, with saturation."""
+
+
+def may_saturate(weight: Tensor, highest: int) -> bool:
+    """Whether uint8 codes up to ``highest``, times two weights of one filter, can exceed 16 bits in either direction.
+
+    Which two are added depends on the runtime, so that any two may be.
+    """
+    if not weight.numel():
+        return False
+    filters = weight.flatten(1).int()
+    two = (part.clamp(min=0).topk(min(2, part.shape[1])).values.sum(1).max() for part in (filters, -filters))
+    return highest * int(max(two)) > _MOST_OF_TWO
 
 
 class FloatConv2d(nn.Module):
@@ -91,6 +105,9 @@ class QuantizedConv2d(nn.Module):
     Codes are uint8, with a zero point if they can be negative. A float output is rounded to 256 numbers over its range,
     so that a runtime can multiply integers.
 
+    Attributes:
+        saturates: whether ONNX Runtime, left to itself, can get wrong sums on x86 processors without VNNI.
+
     Args:
         layer: the frozen layer.
         low: the smallest code of the input.
@@ -119,7 +136,9 @@ class QuantizedConv2d(nn.Module):
         # The bias is a whole number in units of the sums. With few bits that is coarse, so the weights are multiplied.
         magnitudes = layer_weight.long().abs()
         bound = int(magnitudes.flatten(1).sum(1).max()) * max(high, -low) if magnitudes.numel() else 0
-        finer = 127 // max(int(magnitudes.max()), 1) if magnitudes.numel() else 1
+        highest = high + self.offset  # as uint8
+        largest = min(127, _MOST_OF_TWO // max(2 * highest, 1))
+        finer = largest // max(int(magnitudes.max()), 1) if magnitudes.numel() else 1
         finer = max(min(finer, _MOST // max(bound, 1)), 1)
         if layer.low is not None and layer.high is not None:
             self.after: nn.Module = Clip(layer.low, layer.high)
@@ -139,6 +158,7 @@ class QuantizedConv2d(nn.Module):
         least = (bias.abs() / _MOST).clamp(min=2.0**-100)
         vanishes = scale.abs() < least
         weight[vanishes] = 0
+        self.saturates = may_saturate(weight, highest)
         scale = torch.where(vanishes, least, scale.abs()).float()
         tensors = {
             "weight": weight,
