@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
-from qconv.training import CheckpointError
+from qconv.training import CheckpointError, make_trainer
 from qconv.training.initial_weights import describe_quantizers, load_weights
 from qconv.training.losses import CrossEntropy, Distillation
 from qconv.training.schedules import cosine, linear, steps
@@ -232,3 +232,17 @@ def test_the_sign_of_inputs_is_that_of_the_file(tmp_path: Path) -> None:
         quantizer: Any = model.get_submodule("0.input_quantizer")
         assert quantizer.signed is (asked is not False)
         assert quantizer.calibrated is (asked is not False)
+
+
+@pytest.mark.parametrize(("known", "native"), [({"avx512_bf16": True}, True), ({"bf16": False}, False), ({}, False)])
+@pytest.mark.parametrize("asked", ["bf16-if-native", "bf16-mixed", "32-true", "auto"])
+def test_bfloat16_on_processors(
+    known: dict[str, bool], native: bool, asked: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: known)
+    trainer = make_trainer(accelerator="cpu", precision=asked)
+    wanted = {"bf16-if-native": "bf16-mixed" if native else "32-true", "auto": "32-true"}
+    assert trainer.precision == wanted.get(asked, asked)
+    said = [text for text in caplog.messages if "no instructions for bfloat16" in text]
+    assert len(said) == (asked == "bf16-mixed" and not native)
+    assert all("trainer.precision=bf16-mixed" in text and "trainer.precision=32-true" in text for text in said)
