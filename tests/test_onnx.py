@@ -11,19 +11,19 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from onnx import numpy_helper
 from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
 from qconv.inference import freeze
+from qconv.inference.freeze import build
 from qconv.inference.layers import Encode, IntegerConv2d
 from qconv.kernels.window import Window
 from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
 from qconv.onnx.codes import LinearEncode, OtherEncode, Quantize, encoder
-from qconv.onnx.export import in_onnx
-from qconv.onnx.layers import may_saturate
+from qconv.onnx.export import TOLERANCE, in_onnx
+from qconv.onnx.layers import QuantizedConv2d, may_saturate
 from qconv.onnx.rounding import whole_bias
 from qconv.onnx.sums import steps_of_a_sum
 from tests.test_freeze import chain, trained
@@ -115,35 +115,89 @@ def test_which_sums_of_two_products_may_saturate(highest: int, count: int) -> No
 
 
 WIDE = {
-    "W8A8": schemes.minmax(8, 8),
-    "uneven W8A8": schemes.dorefa(8, 8),
-    "W7A8": schemes.minmax(7, 8),
-    "W4A8": schemes.minmax(4, 8),
-    "W2A8": schemes.minmax(2, 8),
-    "W8A7": schemes.minmax(8, 7),
-    "W8A4": schemes.minmax(8, 4),
-    "W1A8": schemes.lsq(1, 8),
+    "W8A8": (schemes.minmax(8, 8), True),
+    "uneven W8A8": (schemes.dorefa(8, 8), True),
+    "uneven W7A8": (schemes.dorefa(7, 8), True),  # whole numbers up to 127
+    "W7A8": (schemes.minmax(7, 8), False),
+    "W4A8": (schemes.minmax(4, 8), False),
+    "W2A8": (schemes.minmax(2, 8), False),
+    "W8A7": (schemes.minmax(8, 7), False),
+    "W8A4": (schemes.minmax(8, 4), False),
+    "W1A8": (schemes.lsq(1, 8), False),
 }
+OPTION = "session.x64quantprecision"
+
+
+def is_precise(runtime: OnnxModel) -> bool:
+    try:
+        return runtime.session.get_session_options().get_session_config_entry(OPTION) == "1"
+    except RuntimeError:  # it is not set
+        return False
 
 
 @pytest.mark.parametrize("name", WIDE)
 def test_processors_without_vnni(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """ONNX Runtime adds two products in 16 bits there, unless it is told to be precise."""
+    """ONNX Runtime adds two products in 16 bits there, unless it is in its precise mode."""
     input, path = torch.randn(32, 3, 9, 8), tmp_path / "model.onnx"
-    model = trained(chain(activation=nn.ReLU), WIDE[name], input)
+    scheme, saturates = WIDE[name]
+    model = trained(chain(activation=nn.ReLU), scheme, input)
     compared = qconv.export_onnx(model, path, input)
     assert compared is not None
     assert compared.decisions == 0
-    assert compared.saturating == (("3", "6") if name.endswith("W8A8") else ())
-    assert ("unless session.x64quantprecision is 1" in str(compared)) == name.endswith("W8A8")
+    assert compared.saturating == (("3", "6") if saturates else ())
+    assert (f"unless {OPTION} is 1" in str(compared)) == saturates
+    written = in_onnx(build(model, TOLERANCE, input), input, False)
+    found = [layer for layer in written.modules() if isinstance(layer, QuantizedConv2d)]
+    assert len(found) == 2
+    for layer in found:
+        codes = 255 if "A8" in name else 127
+        assert (2 * codes * int(layer.weight.long().abs().max()) > 32767) == saturates
     usual = OnnxModel(path)(input)
+    for vnni in ("avx512_vnni", "avx_vnni", "none"):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda vnni=vnni: {vnni: True})
+        runtime = OnnxModel(path)
+        assert is_precise(runtime) == (saturates and vnni == "none")
+        torch.testing.assert_close(runtime(input), usual, rtol=0, atol=1e-5)
+
+
+def test_equal_layers_in_the_precise_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The exporter makes one tensor of equal weights."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
-    precise = OnnxModel(path)
-    assert precise.session.get_session_options().get_session_config_entry("session.x64quantprecision") == "1"
-    torch.testing.assert_close(precise(input), usual, rtol=0, atol=1e-5)
-    weights = [numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer if np.prod(each.dims) > 2000]
-    if "A8" in name and not name.endswith("W8A8"):
-        assert max(int(np.abs(weight.astype(int)).max()) for weight in weights) <= 64
+    input, path = torch.randn(8, 3, 9, 8), tmp_path / "model.onnx"
+    stages = [nn.Sequential(nn.Conv2d(8, 8, 3, groups=8, padding=1), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(5)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), *stages, nn.Flatten(), nn.Linear(8 * 7 * 6, 4))
+    for stage in stages:
+        conv: Any = stage[0]
+        nn.init.constant_(conv.weight, 0.1)
+    trained(model, schemes.minmax(8, 8), input)
+    compared = qconv.export_onnx(model, path, input)
+    assert compared is not None
+    assert compared.decisions == 0
+    assert len(compared.saturating) == 4
+    assert is_precise(OnnxModel(path))
+
+
+def test_a_file_of_an_earlier_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    input, path = torch.randn(8, 3, 9, 8), tmp_path / "model.onnx"
+    qconv.export_onnx(trained(chain(activation=nn.ReLU), schemes.minmax(8, 8), input), path, input)
+    file = onnx.load(path)
+    del file.metadata_props[:]
+    onnx.save(file, path)
+    OnnxModel(path)
+    monkeypatch.setattr(torch.cpu, "get_capabilities", dict)
+    with pytest.warns(UserWarning, match=r"written by an earlier version.*no VNNI: export it again"):
+        OnnxModel(path)
+
+
+def test_saturating_layers_have_the_names_of_the_model(tmp_path: Path) -> None:
+    input = torch.randn(8, 3, 9, 8)
+    reflect: Any = dict(kernel_size=3, padding=1, padding_mode="reflect")
+    parts = [[nn.Conv2d(8, 8, **reflect), nn.BatchNorm2d(8), nn.ReLU()] for _ in range(3)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), *itertools.chain(*parts), nn.Flatten(), nn.Linear(8 * 7 * 6, 4))
+    trained(model, schemes.minmax(8, 8), input)
+    compared = qconv.export_onnx(model, tmp_path / "model.onnx", input, round_outputs=True)
+    assert compared is not None
+    assert compared.saturating == ("1", "4", "7")
 
 
 @pytest.mark.parametrize("name", ["lsq2", "lsq4", "lsq8", "signed"])

@@ -46,10 +46,10 @@ def export_onnx(
     are rounded to 256 numbers over their range with `example`. With many channels that is much faster, and it can
     change decisions: `qconv.onnx.compare_onnx` counts them. Sums are recognized if `torch.fx` can trace the model.
 
-    On x86 processors without VNNI (most from before 2020), ONNX Runtime multiplies 8-bit codes with 8-bit weights so
-    that sums of two products saturate, unless the session's option ``session.x64quantprecision`` is ``"1"``.
-    `OnnxModel` sets it there. The result names the layers that this is about; codes or weights of fewer bits can't
-    saturate.
+    On x86 processors without VNNI (most from before 2020), ONNX Runtime adds two products of 8-bit codes and weights in
+    16 bits, where they can saturate, unless the session's option ``session.x64quantprecision`` is ``"1"``: its precise
+    mode, which `OnnxModel` takes there. The result names the layers concerned. Codes of 7 bits can't saturate, nor can
+    weights whose whole numbers are at most 64.
 
     The file stores weights as integers of 4, 8 or 16 bits, or as indices into a list of numbers, wherever that
     reproduces them exactly; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of DSQ with more
@@ -75,7 +75,7 @@ def export_onnx(
         import onnx
         import onnx_ir
         import onnxscript  # noqa: F401  # torch.onnx needs it
-    from .store import own_zero_points, store_integers
+    from .store import own_weights, store_integers
 
     path = Path(path)
     _check(path, example)
@@ -111,12 +111,12 @@ def export_onnx(
             raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {_reason(error)}") from error
     for node in program.model.graph:  # where in Python it was made
         node.metadata_props.clear()
+    own_weights(program.model)
     store_integers(program.model)
-    own_zero_points(program.model)
     program.model.producer_name = "qconv"
     program.model.metadata_props[ROUNDED] = str(round_outputs).lower()
-    layers_of_codes = [(name, layer) for name, layer in network.named_modules() if isinstance(layer, QuantizedConv2d)]
-    program.model.metadata_props[SATURATING] = "\n".join(name for name, layer in layers_of_codes if layer.saturates)
+    saturating = [n for n, layer in network.named_modules() if isinstance(layer, QuantizedConv2d) and layer.saturates]
+    program.model.metadata_props[SATURATING] = "\n".join(_name_of(name, frozen) for name in saturating)
     content = onnx_ir.to_proto(program.model)
     onnx.checker.check_model(content, full_check=True)
     with atomic_file(path) as file:
@@ -165,6 +165,12 @@ def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mod
     if round_outputs and isinstance(network, fx.GraphModule):
         round_sums(network, reached.nodes)
     return network.eval()
+
+
+def _name_of(name: str, frozen: FrozenModel) -> str:
+    """The name in the model of a layer that padding may have wrapped."""
+    around = [told.name for told in frozen.layers if f"{name}.".startswith(f"{told.name}.")]
+    return max(around, key=len, default=name)
 
 
 def _handed_on(giver: nn.Module, zero: int) -> tuple[int, int]:

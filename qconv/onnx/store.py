@@ -28,23 +28,24 @@ def store_integers(model: ir.Model) -> None:
             _store_float(graph, value, array)
 
 
-def own_zero_points(model: ir.Model) -> None:
-    """Give each weight a zero point of its own, which the exporter has made one for all weights of equal shapes.
+def own_weights(model: ir.Model) -> None:
+    """Give each layer a weight and a zero point of its own; the exporter has made one of those that are equal.
 
-    Told to be precise, ONNX Runtime moves weights to uint8, and fails at a zero point that it has moved before.
+    In its precise mode ONNX Runtime moves both to uint8, and fails at a tensor that it has moved before.
     """
     graph, seen = model.graph, set[ir.Value]()
     for node in graph:
-        zero = node.inputs[2] if node.op_type == "DequantizeLinear" and len(node.inputs) == 3 else None
-        if zero is None or zero.const_value is None or zero.dtype != ir.DataType.INT8:
+        if node.op_type != "DequantizeLinear":
             continue
-        if zero in seen:
-            weight = node.inputs[0]
-            assert weight is not None  # the operator's first input is required
-            own = ir.val(f"{weight.name}.zero", const_value=ir.tensor(zero.const_value.numpy()))
-            graph.register_initializer(own)
-            node.replace_input_with(2, own)
-        seen.add(zero)
+        for place, value in enumerate(node.inputs):
+            if value is None or value.const_value is None or value.dtype != ir.DataType.INT8:
+                continue
+            if value in seen:
+                name = f"{node.outputs[0].name}.{('weight', 'scale', 'zero')[place]}"
+                own = ir.val(name, const_value=ir.tensor(value.const_value.numpy(), name=name))
+                graph.register_initializer(own)
+                node.replace_input_with(place, own)
+            seen.add(value)
 
 
 def _store_int8(graph: ir.Graph, value: ir.Value, array: NDArray[np.int8]) -> None:

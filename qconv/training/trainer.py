@@ -42,14 +42,14 @@ class ProgressBar(RichProgressBar):
 
 
 def computes_bfloat16(accelerator: str) -> bool:
-    """Whether the GPU, or this machine's processor, has instructions that multiply bfloat16 numbers.
+    """Whether CUDA's GPU or this machine's processor has instructions that multiply bfloat16 numbers; else False.
 
     A processor without them converts every operand: a training step of the float ResNet-20 took about twice as long as
     in float32.
     """
     if accelerator in ("gpu", "cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return any(torch.cpu.get_capabilities().get(name) for name in BFLOAT16)
+    return accelerator == "cpu" and any(torch.cpu.get_capabilities().get(name) for name in BFLOAT16)
 
 
 def make_trainer(
@@ -68,7 +68,7 @@ def make_trainer(
     Args:
         accelerator: "auto", or any known to Lightning.
         precision: "auto" means bf16-mixed on GPUs that support it and 32-true elsewhere; "bf16-if-native" means
-            bf16-mixed on every device that has instructions for it, a processor, too, and 32-true elsewhere; or any
+            bf16-mixed on any GPU of CUDA and any processor that has instructions for it, and 32-true elsewhere; or any
             known to Lightning.
         devices: number of devices, or a list of them.
         callbacks: those of the Trainer.
@@ -85,7 +85,7 @@ def make_trainer(
         precision = "bf16-mixed" if computes_bfloat16(accelerator) else "32-true"
     if accelerator == "cpu":
         keep_freed_memory()
-        if precision in ("bf16-mixed", "bf16-true") and not computes_bfloat16(accelerator):
+        if precision in ("bf16", "bf16-mixed", "bf16-true") and not computes_bfloat16(accelerator):
             tell_of_slow_bfloat16(precision)
     check_numbers(timeout_s=timeout_s)
     if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
