@@ -137,6 +137,7 @@ def test_what_a_run_leaves_behind(whole: tuple[Path, Any]) -> None:
         "test_accuracy val_accuracy_best val_accuracy_final epochs seconds scheme model seed commit versions machine"
     )
     assert set(wanted.split()) <= stored.keys()
+    assert stored["precision"] == "32-true"
     assert (stored["epochs"], stored["scheme"], stored["model"]) == (4, "bnn()", "qconv.models.small_cnn(width=4)")
     assert stored["test_accuracy"] == result.test_accuracy
     rows = [line.split(",") for line in (folder / "metrics.csv").read_text().splitlines()]

@@ -86,6 +86,7 @@ def fit_and_test(
         classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator), compiled=cfg.compile
     )
     about["lean"] = mode_of(classifier.model)
+    about["precision"] = trainer.precision  # that of the last part, if a run has gone on on another processor
     if trainer.is_global_zero:
         show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)

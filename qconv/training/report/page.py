@@ -101,6 +101,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
         ("layers left float", ", ".join(map(str, config.get("skip", ())))),
         ("epochs", f"{len(report.history)} of {config.get('trainer', {}).get('max_epochs', '?')}"),
         ("lean gradients", str(result.get("lean", ""))),
+        ("precision", str(result.get("precision", ""))),
         ("seed", str(config.get("seed", ""))),
         ("machine", _machine(result.get("machine"))),
         ("versions", ", ".join(f"{name} {version}" for name, version in (result.get("versions") or {}).items())),
