@@ -46,7 +46,7 @@ def export_onnx(
     are rounded to 256 numbers over their range with `example`. With many channels that is much faster, and it can
     change decisions: `qconv.onnx.compare_onnx` counts them. Sums are recognized if `torch.fx` can trace the model.
 
-    On x86 processors without VNNI (most from before 2020), ONNX Runtime adds two products of 8-bit codes and weights in
+    On x86 processors without VNNI (as AMD's before Zen 4), ONNX Runtime adds two products of 8-bit codes and weights in
     16 bits, where they can saturate, unless the session's option ``session.x64quantprecision`` is ``"1"``: its precise
     mode, which `OnnxModel` takes there. The result names the layers concerned. Codes of 7 bits can't saturate, nor can
     weights whose whole numbers are at most 64.
