@@ -16,6 +16,8 @@ BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtan
 """The blocks of binary networks."""
 BFLOAT16 = "trainer.precision=bf16-mixed"
 """Convolutions read and write bfloat16, weights stay float32: steps are faster, and no formula changes."""
+BFLOAT16_IF_NATIVE = "trainer.precision=bf16-if-native"
+"""bfloat16 where the processor multiplies it by instructions, float32 elsewhere."""
 APOT_RULES = (
     "optimizer.rules={input_quantizers:{lr:0.1,weight_decay:1e-4},weight_quantizers:{lr:0.02,weight_decay:1e-4}}"
 )
@@ -68,6 +70,7 @@ def figures(folder: Path) -> dict[str, Any]:
     return {
         **{name: result[name] for name in of_run},
         "train_accuracy_final": read_csv(folder / METRICS)[-1]["train_accuracy"],
+        "precision": result["precision"],
         **result["machine"],
         "torch": result["versions"]["torch"],
     }

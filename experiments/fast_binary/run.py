@@ -16,7 +16,7 @@ from qconv.run_files import RESULT
 from qconv.table import read_csv, write_csv
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import BFLOAT16, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments
+from trainings import BFLOAT16_IF_NATIVE, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/fast_binary"
@@ -27,7 +27,7 @@ PLAIN = [
     "experiment=cifar10_methods",
     *BINARY,
     "scheme=bireal",
-    BFLOAT16,
+    BFLOAT16_IF_NATIVE,
 ]
 FLIP = "{_target_: qconv.data.RandomFlip}"
 FLIPS = [f"data.augment=[{FLIP}]"]
@@ -36,7 +36,7 @@ JOINED = [*REACT, *FLIPS]
 ADAM = ["optimizer=adam", "optimizer.lr=3e-3", "optimizer.weight_decay=0"]
 LATER = ["scheme=two_stage", "scheme.start=0.5"]
 LAYERWISE = ["scheme=layerwise", "scheme.scheme._target_=qconv.schemes.reactnet"]
-HALF = ["experiment=cifar10_methods", BFLOAT16]
+HALF = ["experiment=cifar10_methods", BFLOAT16_IF_NATIVE]
 SMALL = "data.progressive_size={_target_: qconv.data.ProgressiveSize, start: 0.5, grow_from: 0.3, full_from: 0.8}"
 
 
@@ -67,9 +67,9 @@ VARIANTS = {
     "moving average": Variant([*JOINED, "callbacks=ema"]),
     "no weight decay": Variant([*JOINED, "optimizer.weight_decay=0"]),
     "an hour": Variant([], None, ["experiment=cifar10/fast_binary", "data=image_folder"]),
-    "float, half an hour": Variant([], 26, HALF),
-    "LSQ 4/4, half an hour": Variant(bits("lsq", 4), 22, HALF),
-    "BWN, half an hour": Variant(["scheme=bwn", "scheme.numel_gradient=true"], 26, HALF),
+    "float, half an hour": Variant([], 17, HALF),
+    "LSQ 4/4, half an hour": Variant(bits("lsq", 4), 14, HALF),
+    "BWN, half an hour": Variant(["scheme=bwn", "scheme.numel_gradient=true"], 17, HALF),
 }
 """Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes with
 a learning rate and a weight decay of its own. "An hour" is the recipe that came of it. What has half an hour is not
