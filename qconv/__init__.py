@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         plan as plan,
         to_float as to_float,
     )
+    from .ewgs_deltas import set_ewgs_deltas as set_ewgs_deltas
     from .grad import composed, deform
     from .inference import freeze as freeze, verify as verify
     from .layers import (
@@ -88,6 +89,7 @@ _PLACES = {
     "bench.model": ("compare_models",),
     "bit_assignment": ("BitAssignment", "assign_bits"),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
+    "ewgs_deltas": ("set_ewgs_deltas",),
     "inference": ("freeze", "verify"),
     "layers": (
         *("BNNConv2d", "BWNConv2d", "Conv2dShift", "Conv2dShiftQ", "XNORConv2d", "QuantizedLayer"),

@@ -55,7 +55,7 @@ def traces(
             for (name, call, value), gradient in shown(pairs, "Hessian", len(pairs)):
                 if gradient is None or not gradient.requires_grad or value.numel() == 0:  # the loss is linear in it
                     continue
-                trace = sum(_probe(gradient, value, generator) for _ in range(probes)) / probes
+                trace = sum(probe(gradient, value, generator) for _ in range(probes)) / probes
                 mean, share = trace / value.numel(), len(images) / samples
                 if call < 0:
                     of_weights[name] += mean * share
@@ -67,7 +67,7 @@ def traces(
     return {name: (max(of_weights[name], 0.0), [max(each, 0.0) for each in by_inputs[name]]) for name in layers}
 
 
-def _probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
+def probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
     """One sample of Hutchinson's estimator."""
     signs = (torch.randint(0, 2, value.shape, generator=generator) * 2 - 1).to(value.device, value.dtype)
     (product,) = torch.autograd.grad(gradient, value, signs, retain_graph=True, allow_unused=True)

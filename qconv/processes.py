@@ -25,6 +25,11 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def process_count() -> int:
+    """The number of processes of the run; 1 without `torch.distributed`."""
+    return dist.get_world_size() if is_distributed() else 1
+
+
 def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
     """Return the sums over all processes, which must all call it; without `torch.distributed` the numbers themselves.
 

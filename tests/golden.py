@@ -374,16 +374,12 @@ def ewgs_part(v: Array, g: Array, lower: float, upper: float, bits: int, delta: 
     return q, dv, dlower, dupper
 
 
-def ewgs_weight(
-    v: Array, g: Array, lower: float, upper: float, scale: float, bits: int = 4, delta: float = 1e-3
-) -> Found:
+def ewgs_weight(v: Array, g: Array, lower: float, upper: float, scale: float, delta: float, bits: int = 4) -> Found:
     q, dv, dlower, dupper = ewgs_part(v, 2 * scale * g, lower, upper, bits, delta)
     return scale * (2 * q - 1), dv, dlower, dupper, np.sum(g * (2 * q - 1))
 
 
-def ewgs_input(
-    v: Array, g: Array, lower: float, upper: float, width: float, bits: int = 4, delta: float = 1e-3
-) -> Found:
+def ewgs_input(v: Array, g: Array, lower: float, upper: float, width: float, delta: float, bits: int = 4) -> Found:
     q, *grads = ewgs_part(v, width * g, lower, upper, bits, delta)
     return width * q, *grads
 
@@ -1217,15 +1213,14 @@ QUANTIZERS: dict[str, Entry] = {
     ),
     "EWGSWeight": Entry(
         ewgs_weight,
-        [Row({"bits": b, "delta": d}, (-1.5, 1.25, 0.75)) for b in EVERY for d in (0.0, 0.2)]
-        + [Row({}, (-0.5, 1.0, 0.5))],
+        [Row({"bits": b}, (-1.5, 1.25, 0.75, d)) for b in EVERY for d in (0.0, 0.2)]
+        + [Row({}, (-0.5, 1.0, 0.5, 1e-3))],
         {"bits": Range(1, 8), "delta": Range(0, 1, "[)")},
         "filters",
     ),
     "EWGSInput": Entry(
         ewgs_input,
-        [Row({"bits": b, "delta": d}, (-0.75, 1.5, 1.25)) for b in EVERY for d in (0.0, 0.2)]
-        + [Row({}, (0.0, 1.0, 2.0))],
+        [Row({"bits": b}, (-0.75, 1.5, 1.25, d)) for b in EVERY for d in (0.0, 0.2)] + [Row({}, (0.0, 1.0, 2.0, 1e-3))],
         {"bits": Range(1, 8), "delta": Range(0, 1, "[)")},
     ),
     "DSQWeight": Entry(

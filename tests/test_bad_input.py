@@ -120,7 +120,7 @@ def test_values_in_a_checkpoint(name: str, key: str) -> None:
     wrong = torch.zeros_like(tensor)
     if key.endswith("upper"):
         refused(name, key, wrong - 9, ValueError, r"lower \(=.*\) must be at most upper \(=-9.0\)")
-    elif may_be_zero(name, key) or key.endswith("percent"):
+    elif may_be_zero(name, key) or key.endswith(("percent", "delta")):
         layer_of(name).load_state_dict({**trained(name), key: wrong})
     else:
         refused(name, key, wrong, ValueError, rf"net\.{key} \(=.*0.0.*\) .*must be ")
@@ -166,7 +166,7 @@ def test_missing_and_additional_tensors_in_a_checkpoint(name: str, key: str) -> 
     assert found == [more]
 
     del state[key]
-    if key.endswith(("is_random", "is_signed")):
+    if key.endswith(("is_random", "is_signed", "delta")):
         layer_of(name).load_state_dict(state)  # earlier versions had none
         return
     owner = key.rpartition(".")[0] + "."

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DataParallel
 
 import qconv
 from qconv import schemes
+from qconv.ewgs_deltas import deltas_of, write_deltas
 from qconv.processes import meet
 
 SECONDS = 1  # of the store's timeout, at last
@@ -74,6 +76,18 @@ def blank(rank: int) -> list[float]:
     return model.ranges()
 
 
+def deltas(seeds: tuple[int, ...]) -> dict[str, float]:
+    """The δ of EWGS from these pictures."""
+    torch.manual_seed(0)
+    layer = qconv.QConv2d(2, 2, 3, scheme=schemes.ewgs(2, 2))
+    model = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    layer.input_quantizer.calibrated = True
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.tensor([0, 1])
+    found = [deltas_of(model, (pictures(seed), labels), 1, generator.manual_seed(0), cross_entropy) for seed in seeds]
+    return write_deltas(model, found)
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)  # pyright: ignore[reportPrivateImportUsage]  # documented API
@@ -84,6 +98,7 @@ def worker(rank: int, folder: str) -> None:
         "apart": trained(rank, ([0, 1], [0, 2]), named=True),
         "apart without names": trained(rank, ([0, 1], [0, 2]), named=False),
         "one more": trained(rank, ([0, 1], [0]), named=True),
+        "deltas": deltas((rank,)),
     }
     dist.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=SECONDS))
     if rank == 0:  # the other one never comes
@@ -132,6 +147,11 @@ def test_calibrate_lets_processes_take_different_paths(ranks: list[dict[str, Any
 
 def test_a_blank_batch_of_one_process_does_not_count(ranks: list[dict[str, Any]]) -> None:
     assert [rank["blank"][0] for rank in ranks] == [pictures(1).max().item()] * 2
+
+
+def test_processes_have_the_same_delta(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["deltas"] == ranks[1]["deltas"] == pytest.approx(deltas((0, 1)))
+    assert any(ranks[0]["deltas"].values())
 
 
 def test_a_replica_of_data_parallel_calibrates_nothing() -> None:

@@ -60,6 +60,9 @@ ROOMS = {
     },
     "reconstruct": {"checks", "layers", "progress", "quantizers", "sensitivity", "table"},
     "hessian": {"layers", "progress", "sensitivity"},
+    "ewgs_deltas": {
+        *("checks", "hessian", "layers", "lean", "lifecycle", "methods", "processes", "progress", "quantizers"),
+    },
     "bit_assignment": {
         *("checks", "convert", "extras", "hessian", "layer_chart", "layers", "lean", "lifecycle", "scheme"),
         *("sensitivity", "summary", "table"),
@@ -82,8 +85,8 @@ ROOMS = {
     },
     "training": {
         *("extras", "progress", "run_files"),
-        *("bench", "checks", "convert", "distillation", "environment", "files", "inference", "layers", "lean"),
-        *("lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme", "summary", "table"),
+        *("bench", "checks", "convert", "distillation", "environment", "ewgs_deltas", "files", "inference", "layers"),
+        *("lean", "lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme", "summary", "table"),
     },
     "cli": {
         *("extras", "progress", "run_files"),

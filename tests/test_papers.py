@@ -811,10 +811,10 @@ def test_where_ewgs_starts() -> None:
     quantizer = qconv.quantizers.EWGSWeight(3)
     quantizer.to(torch.float64)
     quantizer.initialize(weight)
-    lower, upper, scale = (tensor.detach() for tensor in quantizer.tensors())
+    lower, upper, *others = (tensor.detach() for tensor in quantizer.tensors())
     assert (-lower).equal(upper)
     torch.testing.assert_close(upper, 3 * weight.std())
-    torch.testing.assert_close(quantizer.quantize(weight, lower, upper, scale).abs().mean(), weight.abs().mean())
+    torch.testing.assert_close(quantizer.quantize(weight, lower, upper, *others).abs().mean(), weight.abs().mean())
     for value in (0.25, -0.25, 1e-3, -7.0):
         equal = torch.full((2, 3, 1, 1), value, dtype=torch.float64)
         quantizer.initialize(equal)
@@ -836,8 +836,8 @@ def test_where_ewgs_starts() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_ewgs_with_half_the_bits(dtype: torch.dtype) -> None:
     inputs, grad = torch.rand(64, dtype=dtype) * 2, torch.full((64,), 4e4, dtype=dtype)
-    tensors = torch.tensor(0.0), torch.tensor(1.5), torch.tensor(3.0)
-    quantizer = qconv.quantizers.EWGSInput(2, delta=0.5)
+    tensors = torch.tensor(0.0), torch.tensor(1.5), torch.tensor(3.0), torch.tensor(0.5)
+    quantizer = qconv.quantizers.EWGSInput(2)
     narrow = quantizer.backward(grad, inputs, *tensors)
     wide = quantizer.backward(grad.double(), inputs.double(), *(tensor.double() for tensor in tensors))
     assert narrow[1] is not None

@@ -1,7 +1,9 @@
 """EWGS: rounding whose gradient grows or shrinks with the distance from the level (Lee et al., arXiv:2104.00903)."""
 
 import math
+from collections.abc import MutableMapping
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,8 +25,20 @@ MOST_VALUES = 2**20
 """The number of inputs from which the first range is taken."""
 
 
-class _EWGS(LearnedRange):
-    """The shared part of weights and inputs: the gradient of the rounding in the range."""
+NOT_NEGATIVE: Rule = (
+    lambda value: (value >= 0) & value.isfinite(),
+    "in the checkpoint must be at least 0 and finite",
+)
+
+
+class EWGS(LearnedRange):
+    """The shared part of weights and inputs: the gradient of the rounding in the range.
+
+    Attributes:
+        delta: δ, which `qconv.set_ewgs_deltas` takes from the Hessian.
+    """
+
+    delta: Tensor
 
     def __init__(self, bits: int, delta: float) -> None:
         super().__init__()
@@ -35,34 +49,49 @@ class _EWGS(LearnedRange):
             raise ValueError(
                 f"delta (={delta}) must be at least 0 and below 1: beyond, gradients could change their sign"
             )
-        self.delta = delta
+        self.register_buffer("delta", torch.tensor(float(delta)))
+
+    def position_of(self, x: Tensor, lower: Tensor, upper: Tensor, *others: Tensor) -> Tensor:
+        """Return the place of ``x`` in the range, from 0 at its lower end to 1 at the upper one; beyond too."""
+        del others
+        return (x - lower) / (upper - lower).clamp(min=SMALLEST)  # NaN stays
 
     def codes_of(self, x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
         """Return whole numbers from 0 to n."""
-        return (_position(x, lower, upper).clamp_(0, 1) * self.count).round_()
+        return (self.position_of(x, lower, upper).clamp_(0, 1) * self.count).round_()
 
-    def grad_of_rounding(self, grad: Tensor, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of ``x``, ``lower`` and ``upper`` from that of the rounded position in [0, 1]."""
-        position = _position(x, lower, upper)
+    def rounded(self, position: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the rounded position q in [0, 1], and the distance p − q from it."""
         inside = position.clamp(0, 1)
-        distance = inside - (inside * self.count).round_() / self.count
-        grad = (grad + grad.abs() * distance * self.delta) * (inside == position) / _width(lower, upper)
+        q = (inside * self.count).round_() / self.count
+        return q, inside - q
+
+    def values_of(self, q: Tensor, *tensors: Tensor) -> Tensor:
+        """Return the quantized values at the rounded positions ``q``; ``tensors`` are those of `tensors`."""
+        raise NotImplementedError
+
+    def grad_of_rounding(
+        self, grad: Tensor, x: Tensor, lower: Tensor, upper: Tensor, delta: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of ``x``, ``lower`` and ``upper`` from that of the rounded position in [0, 1]."""
+        position = self.position_of(x, lower, upper)
+        _, distance = self.rounded(position)
+        inside = (position >= 0) & (position <= 1)
+        grad = (grad + grad.abs() * distance * delta) * inside / (upper - lower).clamp(min=SMALLEST)
         return grad, (grad * (position - 1)).sum(), -(grad * position).sum()
 
+    def rules(self) -> dict[str, Rule]:
+        return {"delta": NOT_NEGATIVE}
+
+    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
+        state_dict.setdefault(f"{prefix}delta", self.delta)  # earlier versions did not save it
+
     def extra_repr(self) -> str:
-        return f"bits={self.bits}, delta={self.delta}"
+        delta = "" if self.delta.is_meta else f", delta={self.delta.item():.3g}"
+        return f"bits={self.bits}{delta}"
 
 
-def _width(lower: Tensor, upper: Tensor) -> Tensor:
-    return (upper - lower).clamp(min=SMALLEST)  # NaN stays
-
-
-def _position(x: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    """The place in the range: 0 at its lower end, 1 at the upper one."""
-    return (x - lower) / _width(lower, upper)
-
-
-class EWGSWeight(_EWGS):
+class EWGSWeight(EWGS):
     r"""Weights of EWGS: evenly spaced levels in a learned range, times a learned scale.
 
     ``n = 2^b − 1``, ``z = (w − l) / (u − l)``, ``p = clamp(z, 0, 1)``, ``q = round(n p) / n``, half to even; ``w_q =
@@ -76,7 +105,7 @@ class EWGSWeight(_EWGS):
 
     l and u start at ∓3 standard deviations of the weights, at ∓max |w| if these are all equal. s takes the place of the
     factor of a layer's output in the authors' code, and starts where ``mean |w_q| = mean |w|``. The paper sets δ anew
-    every 10 epochs from the trace of the Hessian; a fixed one of 1e-3 is its simpler form.
+    every 10 epochs from the trace of the Hessian (`qconv.set_ewgs_deltas`); a fixed one of 1e-3 is its simpler form.
 
     After each optimizer step u is at least ``l + 2^-20``, or the number above l in its dtype, and s at least 2^-20.
     Weights that are all equal give themselves at first, but for zeros, which give ``2^-20 / n``. A NaN gives NaN; ±inf
@@ -100,7 +129,10 @@ class EWGSWeight(_EWGS):
         self.scale = learned(1.0)
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return scalars(self.lower, self.upper, self.scale)
+        return *scalars(self.lower, self.upper, self.scale), self.delta
+
+    def values_of(self, q: Tensor, *tensors: Tensor) -> Tensor:
+        return (2 * q - 1) * tensors[2]
 
     def initialize(self, x: Tensor) -> None:
         wide_x = wide(x.detach())
@@ -112,13 +144,13 @@ class EWGSWeight(_EWGS):
         if not x.numel():
             self.scale = set_parameter(self.scale, x.new_ones(1))
             return
-        values = self.whole(x, self.lower.detach(), self.upper.detach(), x.new_ones(1)).values
+        values = self.whole(x, self.lower.detach(), self.upper.detach(), x.new_ones(1), self.delta).values
         scale = wide_x.abs().mean() * self.count / values.abs().mean()
         self.scale = set_parameter(self.scale, scale.clamp(min=SMALLEST).to(x.dtype).view(1))
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         wide_x = wide(x)
-        lower, upper, scale = (tensor.to(wide_x.dtype) for tensor in tensors)
+        lower, upper, scale, _ = (tensor.to(wide_x.dtype) for tensor in tensors)
         values = self.codes_of(wide_x, lower, upper).mul_(2).sub_(self.count)
         return Whole(values.to(x.dtype), scale / self.count)
 
@@ -131,20 +163,22 @@ class EWGSWeight(_EWGS):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
-        lower, upper, scale = (tensor.to(wide_x.dtype) for tensor in tensors)
+        lower, upper, scale, delta = (tensor.to(wide_x.dtype) for tensor in tensors)
         values, wide_grad = self.whole(wide_x, *tensors).values / self.count, wide(grad)
-        grads = *self.grad_of_rounding(wide_grad * (2 * scale), wide_x, lower, upper), (wide_grad * values).sum()
-        return grads[0].to(x.dtype), *(g.view_as(t).to(t.dtype) for g, t in zip(grads[1:], tensors, strict=True))
+        grad_x, *grads = self.grad_of_rounding(wide_grad * (2 * scale), wide_x, lower, upper, delta)
+        grads.append((wide_grad * values).sum())
+        of_learned = (g.view_as(t).to(t.dtype) for g, t in zip(grads, tensors[:3], strict=True))
+        return grad_x.to(x.dtype), *of_learned, None
 
     def after_step_(self, x: Tensor | None) -> None:
         super().after_step_(x)
         clamp_trained_(self.scale, SMALLEST)
 
     def rules(self) -> dict[str, Rule]:
-        return {"scale": POSITIVE}
+        return {**super().rules(), "scale": POSITIVE}
 
 
-class EWGSInput(FromData[Values], _EWGS):
+class EWGSInput(FromData[Values], EWGS):
     r"""Inputs of EWGS: as `EWGSWeight`, with levels from 0 on.
 
     ``x_q = k · q`` with q as there, and k a constant. ``h = k g`` is the gradient of q; dx, dl and du follow from it as
@@ -175,7 +209,10 @@ class EWGSInput(FromData[Values], _EWGS):
         self.register_buffer("width", torch.tensor(2.0))
 
     def tensors(self) -> tuple[Tensor, ...]:
-        return *scalars(self.lower, self.upper), self.width
+        return *scalars(self.lower, self.upper), self.width, self.delta
+
+    def values_of(self, q: Tensor, *tensors: Tensor) -> Tensor:
+        return q * tensors[2]
 
     def new_observer(self) -> Values:
         return Values(MOST_VALUES)
@@ -192,7 +229,7 @@ class EWGSInput(FromData[Values], _EWGS):
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         wide_x = wide(x)
-        lower, upper, width = (tensor.to(wide_x.dtype) for tensor in tensors)
+        lower, upper, width, _ = (tensor.to(wide_x.dtype) for tensor in tensors)
         return Whole(self.codes_of(wide_x, lower, upper).to(x.dtype), width / self.count)
 
     @property
@@ -204,13 +241,13 @@ class EWGSInput(FromData[Values], _EWGS):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
-        lower, upper, width = (tensor.to(wide_x.dtype) for tensor in tensors)
-        grads = self.grad_of_rounding(wide(grad) * width, wide_x, lower, upper)
+        lower, upper, width, delta = (tensor.to(wide_x.dtype) for tensor in tensors)
+        grads = self.grad_of_rounding(wide(grad) * width, wide_x, lower, upper, delta)
         of_ends = (g.view_as(t).to(t.dtype) for g, t in zip(grads[1:], tensors[:2], strict=True))
-        return grads[0].to(x.dtype), *of_ends, None
+        return grads[0].to(x.dtype), *of_ends, None, None
 
     def rules(self) -> dict[str, Rule]:
-        return {"width": POSITIVE}
+        return {**super().rules(), "width": POSITIVE}
 
 
 @named

@@ -2,6 +2,7 @@
 
 from .callbacks.checkpoints import Checkpoints as Checkpoints
 from .callbacks.diagnostics import Diagnostics as Diagnostics
+from .callbacks.ewgs_delta import EWGSDelta as EWGSDelta
 from .callbacks.finite_guard import FiniteGuard as FiniteGuard
 from .callbacks.history import History as History
 from .callbacks.progress import Progress as Progress

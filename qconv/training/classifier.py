@@ -111,9 +111,9 @@ class Classifier(LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the pictures."""
-        return self.model(self._as_weights(images))
+        return self.model(self.as_weights(images))
 
-    def _as_weights(self, images: Tensor) -> Tensor:
+    def as_weights(self, images: Tensor) -> Tensor:
         """Give pictures the format and dtype of the weights; the data don't know of ``trainer.precision=64-true``."""
         memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
         return images.to(next(self.model.parameters()).dtype).contiguous(memory_format=memory_format)
@@ -215,7 +215,7 @@ class Classifier(LightningModule):
 
     def _step(self, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
         images, labels = batch
-        images = self._as_weights(images)
+        images = self.as_weights(images)
         logits = self(images)
         return loss(logits, labels, images), (logits.detach().argmax(1) == labels).float().mean(), logits
 
