@@ -9,15 +9,18 @@ from typing import Any
 import pytest
 import torch
 from pytorch_lightning import LightningModule, Trainer
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import qconv
 import qconv.ewgs_deltas
 from qconv import schemes
 from qconv.data import DigitsDataModule
 from qconv.models import small_cnn
-from qconv.training import Checkpoints, Classifier, EWGSDelta, RandomState, load_checkpoint, make_trainer
+from qconv.training import Checkpoints, Classifier, EWGSDelta, Progress, RandomState, load_checkpoint, make_trainer
+from qconv.training.initial_weights import describe_quantizers, load_weights
 
 N = 3  # levels above 0, of 2 bits
 STEP = 1e-5
@@ -148,6 +151,74 @@ def test_nothing_else_changes() -> None:
     assert qconv.set_ewgs_deltas(model, [batch(), batch(6)], probes=4) == found
 
 
+SHAPES: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+    "grouped": (nn.Conv2d(4, 4, 3, groups=2, stride=2, padding=1), (2, 4, 6, 6)),
+    "transposed": (nn.ConvTranspose2d(4, 3, 3, stride=2), (2, 4, 6, 6)),
+    "1d": (nn.Conv1d(4, 3, 3, padding="same", padding_mode="circular"), (2, 4, 6)),
+    "linear": (nn.Linear(4, 3), (2, 5, 4)),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_it_computes_what_the_network_does(shape: str, dtype: torch.dtype) -> None:
+    layer, size = SHAPES[shape]
+    model = nn.Sequential(copy.deepcopy(layer))
+    qconv.convert(model, schemes.ewgs(4, 8), skip=(), before_sign="keep").to(dtype)
+    images = torch.randn(size).to(dtype)
+    qconv.calibrate(model, [images])
+    outputs = []
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        outputs.append(output.detach())
+        return (output * labels).square().mean()
+
+    with torch.no_grad():
+        expected = model.eval()(images)
+    qconv.set_ewgs_deltas(model, [(images, torch.ones(()))], probes=1, loss=loss)
+    error = 1e-6 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+    torch.testing.assert_close(outputs[0], expected, rtol=error, atol=error * expected.abs().max().item())
+
+
+def test_delta_ends_where_gradients_would_change_their_sign() -> None:
+    model = network()
+    names = list(qconv.ewgs_deltas.ewgs_quantizers(model))
+    found = qconv.ewgs_deltas.write_deltas(model, [dict.fromkeys(names, 99.0)])
+    assert set(found.values()) == {2.0 * N}
+    quantizer: Any = model.get_submodule(names[0])
+    x = torch.linspace(-0.999, 0.999, 101, requires_grad=True)
+    quantizer(x).sum().backward()
+    assert x.grad is not None
+    assert (x.grad >= -1e-6).all()
+    assert x.grad.min() < 0.05 * x.grad.max()
+
+
+def test_leanness_and_forwards_stay_those_of_each_layer() -> None:
+    model = network()
+    qconv.calibrate(model, [batch()[0]])
+    qconv.lean(model[0])
+    own = model[3].forward
+    model[3].forward = lambda x: own(x)
+    mine = model[3].forward
+    qconv.set_ewgs_deltas(model, [batch()], probes=1)
+    assert [bool(model[index].lean) for index in (0, 3, 6)] == [True, False, False]
+    assert model[3].forward is mine
+    assert "forward" not in model[0].__dict__
+
+
+def test_a_layer_that_evaluation_does_not_call_keeps_its_delta() -> None:
+    class Two(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            return self[0](input) if not self.training else self[0](input) + self[1](input)
+
+    model = Two(*(qconv.QLinear(3, 2, scheme=schemes.ewgs(2, 2, 0.25)) for _ in range(2)))
+    model(torch.rand(4, 3))
+    found = qconv.set_ewgs_deltas(model, [(torch.rand(4, 3), torch.tensor([0, 1, 1, 0]))], probes=2)
+    assert list(found) == ["0.input_quantizer", "0.weight_quantizer"]
+    other: Any = model[1]
+    assert other.input_quantizer.delta == other.weight_quantizer.delta == 0.25
+
+
 def test_a_backward_has_the_delta_of_its_forward() -> None:
     quantizer = qconv.quantizers.EWGSInput(2, delta=0.5)
     quantizer.initialize(torch.rand(64))
@@ -166,11 +237,53 @@ def test_it_is_part_of_the_state() -> None:
     other.load_state_dict(model.state_dict())
     assert other.state_dict()["0.input_quantizer.delta"] == 0.25
     other = network(delta=0.5)
-    other.load_state_dict({name: value for name, value in model.state_dict().items() if not name.endswith("delta")})
+    former = {name: value for name, value in model.state_dict().items() if not name.endswith("delta")}
+    other.load_state_dict(former)
     assert other.state_dict()["0.input_quantizer.delta"] == 0.5
     wrong = model.state_dict() | {"0.input_quantizer.delta": torch.tensor(-1.0)}
     with pytest.raises(ValueError, match=r"delta \(=-1.0\) in the checkpoint must be at least 0 and finite"):
         other.load_state_dict(wrong)
+    with torch.device("meta"):
+        other = network(delta=0.5)
+    other.load_state_dict(former, assign=True)
+    assert other.state_dict()["0.input_quantizer.delta"] == 0.5
+
+
+def test_models_that_were_pickled_before() -> None:
+    quantizer = qconv.quantizers.EWGSInput(2, 0.25)
+    state = quantizer.__getstate__()
+    state["_buffers"] = {name: value for name, value in state["_buffers"].items() if name != "delta"}
+    del state["first_delta"]
+    former = object.__new__(qconv.quantizers.EWGSInput)
+    former.__setstate__({**state, "delta": 0.25})
+    assert former.delta == 0.25
+    assert repr(former) == repr(quantizer)
+    assert former(torch.rand(3)).isfinite().all()
+
+
+def test_what_is_for_the_gradient_alone_is_not_shipped(tmp_path: Path) -> None:
+    model = network(delta=0.25)
+    qconv.calibrate(model, [batch()[0]])
+    file = tmp_path / "model.safetensors"
+    qconv.set_ewgs_deltas(model, [batch()], probes=2)
+    qconv.save_packed(model, file)
+    assert not any("delta" in name for name in load_file(file))
+    loaded = qconv.load_packed(file, qconv.to_float(network()))
+    assert loaded.state_dict()["0.input_quantizer.delta"] == 0.25
+    model.eval()
+    assert loaded.eval()(batch()[0]).equal(model(batch()[0]))
+
+
+def test_a_network_that_starts_from_another_has_its_own_delta(tmp_path: Path) -> None:
+    model, file = network(delta=0.25), tmp_path / "weights.pt"
+    qconv.calibrate(model, [batch()[0]])
+    for state in (model.state_dict(), {k: v for k, v in model.state_dict().items() if not k.endswith("delta")}):
+        torch.save({"state_dict": state, "quantizers": describe_quantizers(model)}, file)
+        other = network(delta=0.5)
+        load_weights(other, str(file))
+        now = other.state_dict()
+        for name, value in model.state_dict().items():
+            assert now[name].equal(torch.tensor(0.5) if name.endswith("delta") else value)
 
 
 @pytest.mark.parametrize(
@@ -184,11 +297,38 @@ def test_it_is_part_of_the_state() -> None:
             r"quantizes its input by LSQInput, which has no second derivative",
         ),
         (network, "is not calibrated: call qconv.calibrate"),
+        (
+            lambda: nn.Sequential(weight_norm(qconv.QConv2d(2, 3, 5, scheme=schemes.ewgs()))),
+            "its weight is computed .*remove_parametrizations",
+        ),
+        (
+            lambda: nn.Sequential(qconv.QDeformConv2d(2, 3, 3, scheme=schemes.ewgs())),
+            "has no second derivative, which the Hessian needs: leave it float",
+        ),
     ],
 )
 def test_what_it_refuses(model: Callable[[], nn.Module], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         qconv.set_ewgs_deltas(model(), [batch()])
+
+
+def test_what_batches_are() -> None:
+    model = network()
+    qconv.calibrate(model, [batch()[0]])
+    for wrong in (batch(), batch()[0], [batch()[0]], [[*batch(), 3]]):
+        with pytest.raises(TypeError, match="must be pairs of inputs and labels"):
+            qconv.set_ewgs_deltas(model, wrong)  # pyright: ignore
+    with pytest.raises(ValueError, match="at least one batch"):
+        qconv.set_ewgs_deltas(model, [])
+    with pytest.raises(TypeError, match=r"input has dtype torch.float64 and weight torch.float32"):
+        qconv.set_ewgs_deltas(model, [(batch()[0].double(), batch()[1])])
+    with torch.no_grad():
+        model[0].weight.mul_(2)  # pyright: ignore
+    qconv.set_ewgs_deltas(model, [batch()], probes=1)  # the ranges follow
+    diverged = model.state_dict() | {"1.weight": torch.full((3,), torch.inf)}
+    model.load_state_dict(diverged)
+    with pytest.raises(FloatingPointError, match="the network has diverged"):
+        qconv.set_ewgs_deltas(model, [batch()], probes=1)
 
 
 def test_a_shared_layer_and_one_without_effect() -> None:
@@ -224,11 +364,22 @@ class Recorded(EWGSDelta):
         self.deltas.append(model.blocks[1].conv.weight_quantizer.delta.item())
 
 
+class Logged(EWGSDelta):
+    """Counts the updates."""
+
+    updates = 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        before = len(self.found)
+        super().on_train_batch_start(trainer, pl_module, batch, batch_idx)
+        self.updates += before > 0 and not self.found
+
+
 def run(folder: Path, callback: EWGSDelta, ckpt_path: Path | None = None, scheme: qconv.Scheme | None = None) -> None:
     torch.manual_seed(0)
     model = qconv.convert(small_cnn(1, 10, width=4), scheme or schemes.ewgs(2, 2, 0.01))
     optimizer = partial(torch.optim.SGD, lr=0.01)
-    callbacks = [RandomState(), callback, Checkpoints(folder, every_steps=1)]
+    callbacks = [Progress(), RandomState(), callback, Checkpoints(folder, every_steps=1)]
     trainer = make_trainer(accelerator="cpu", max_epochs=3, callbacks=callbacks)
     data = DigitsDataModule(batch_size=512)
     trainer.fit(Classifier(model, optimizer), datamodule=data, ckpt_path=ckpt_path, weights_only=True)
@@ -250,6 +401,30 @@ def test_in_the_course_of_a_training(tmp_path: Path) -> None:
     assert rest.deltas == then
     states = [load_checkpoint(tmp_path / name / "last.ckpt")["state_dict"] for name in ("whole", "rest")]
     assert all(value.equal(states[1][name]) for name, value in states[0].items())
+
+
+@pytest.mark.parametrize(
+    ("scheme", "updates"),
+    [
+        (
+            schemes.layerwise(schemes.ewgs(2, 2), inputs=(0.0, 0.3), weights=(0.3, 0.6)),
+            2,
+        ),  # layers wait for their first batch
+        (schemes.staged([(0, schemes.lsq(2, 2)), (0.5, schemes.ewgs(2, 2))]), 1),
+        (schemes.staged([(0, schemes.ewgs(4, 4)), (0.5, schemes.ewgs(2, 2))]), 2),
+    ],
+)
+def test_stages(tmp_path: Path, scheme: qconv.Scheme, updates: int) -> None:
+    logged = Logged(every_epochs=1, batches=2, probes=1)
+    run(tmp_path, logged, scheme=scheme)
+    assert logged.updates == updates
+
+
+def test_the_last_stage_decides(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="model has no EWGS quantizer"):
+        run(tmp_path, EWGSDelta(), scheme=schemes.staged([(0, schemes.ewgs(4, 4)), (0.5, schemes.lsq(2, 2))]))
+    with pytest.warns(UserWarning, match=r"every_epochs \(=3\) is not below the 3 epochs of the run"):
+        run(tmp_path, EWGSDelta(every_epochs=3))
 
 
 def test_the_callback_takes_all_batches_of_a_short_epoch(tmp_path: Path) -> None:

@@ -74,10 +74,11 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
 
 
 @contextmanager
-def while_not_lean(model: nn.Module) -> Iterator[None]:
+def while_not_lean(model: nn.Module, *, swaps: bool = True) -> Iterator[None]:
     """Undo leanness while layers of the model are swapped, so that every module is of the class that is looked up.
 
-    Afterwards each module is as lean as before, and a quantized layer that is new as lean as the others.
+    Afterwards each module is as lean as before, and a quantized layer that was not lean, since it is new, as lean as
+    the others; without `swaps` none is new.
     """
     modes: dict[nn.Module, Lean] = {module: module.__dict__["lean"] for module in model.modules() if is_lean(module)}
     lean(model, False)
@@ -87,7 +88,7 @@ def while_not_lean(model: nn.Module) -> Iterator[None]:
         common: Lean | None = next(iter(modes.values()), None)
         for module in model.modules():
             mode = modes.get(module)
-            if mode is None and isinstance(module, QuantizedLayer):
+            if mode is None and swaps and isinstance(module, QuantizedLayer):
                 mode = common
             if mode is not None:
                 _make_lean(module, mode)

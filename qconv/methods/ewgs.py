@@ -35,9 +35,11 @@ class EWGS(LearnedRange):
     """The shared part of weights and inputs: the gradient of the rounding in the range.
 
     Attributes:
-        delta: δ, which `qconv.set_ewgs_deltas` takes from the Hessian.
+        first_delta: the δ of the constructor.
+        delta: the present one, which `qconv.set_ewgs_deltas` takes from the Hessian.
     """
 
+    training_only = ("delta",)
     delta: Tensor
 
     def __init__(self, bits: int, delta: float) -> None:
@@ -49,7 +51,14 @@ class EWGS(LearnedRange):
             raise ValueError(
                 f"delta (={delta}) must be at least 0 and below 1: beyond, gradients could change their sign"
             )
+        self.first_delta = delta
         self.register_buffer("delta", torch.tensor(float(delta)))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if (delta := self.__dict__.pop("delta", None)) is not None:  # a whole model pickled by an earlier version
+            self.first_delta = delta
+            self.register_buffer("delta", torch.tensor(float(delta)).to(self.lower))
 
     def position_of(self, x: Tensor, lower: Tensor, upper: Tensor, *others: Tensor) -> Tensor:
         """Return the place of ``x`` in the range, from 0 at its lower end to 1 at the upper one; beyond too."""
@@ -84,11 +93,11 @@ class EWGS(LearnedRange):
         return {"delta": NOT_NEGATIVE}
 
     def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
-        state_dict.setdefault(f"{prefix}delta", self.delta)  # earlier versions did not save it
+        if f"{prefix}lower" in state_dict:  # earlier versions did not save it
+            state_dict.setdefault(f"{prefix}delta", torch.tensor(float(self.first_delta)))
 
     def extra_repr(self) -> str:
-        delta = "" if self.delta.is_meta else f", delta={self.delta.item():.3g}"
-        return f"bits={self.bits}{delta}"
+        return f"bits={self.bits}, delta={self.first_delta}"
 
 
 class EWGSWeight(EWGS):
@@ -113,10 +122,10 @@ class EWGSWeight(EWGS):
 
     Args:
         bits: 1 to 8.
-        delta: δ.
+        delta: the first δ.
 
     Raises:
-        ValueError: ``bits`` out of range, or not ``0 <= delta < 1``; a checkpoint with ``l > u`` or ``s <= 0``.
+        ValueError: ``bits`` out of range, or not ``0 <= delta < 1``; a checkpoint with ``l > u``, ``s <= 0`` or δ < 0.
     """
 
     roles = ("weight",)
@@ -193,10 +202,10 @@ class EWGSInput(FromData[Values], EWGS):
 
     Args:
         bits: 1 to 8.
-        delta: δ.
+        delta: the first δ.
 
     Raises:
-        ValueError: ``bits`` out of range, or not ``0 <= delta < 1``; a checkpoint with ``l > u`` or ``k <= 0``.
+        ValueError: ``bits`` out of range, or not ``0 <= delta < 1``; a checkpoint with ``l > u``, ``k <= 0`` or δ < 0.
     """
 
     roles = ("input",)

@@ -88,7 +88,8 @@ def _arguments(module: nn.Module, kind: type[nn.Module], former: bool) -> dict[s
             return {}
     texts = {}
     for name, parameter in inspect.signature(kind.__init__).parameters.items():
-        if name in (FORMERLY if former else TRAINING) or name in module._modules:
+        only = getattr(module, "training_only", ())  # of a quantizer that stands alone
+        if name in (*only, *(FORMERLY if former else TRAINING)) or name in module._modules:
             continue
         if name in module._parameters or name in module._buffers:
             value: Any = getattr(module, name) is not None

@@ -19,6 +19,7 @@ from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..layers.uncalibrated import warn_partly_calibrated
 from ..quantizers import Codes, Identity, Quantizer, Stages, Stream, Surrogate
+from ..quantizers.base import training_only
 from ..quantizers.behind import KEY
 from ..quantizers.chosen_sign import FLAG
 from ..scheme import Scheme
@@ -275,12 +276,13 @@ def current(quantizer: Quantizer) -> Quantizer:
 
 
 def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
-    """The tensors with which an input quantizer computes: no surrogate, random stream, flag or note."""
+    """The tensors with which an input quantizer computes: no surrogate, random stream, flag, note or gradient's."""
     other = tuple(
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )
+    left_out = {"calibrated", FLAG, KEY} | training_only(quantizer)
     for key, tensor in quantizer.state_dict().items():
-        if not key.startswith(other) and key not in ("calibrated", FLAG, KEY):
+        if not key.startswith(other) and key not in left_out:
             yield key, tensor
 
 

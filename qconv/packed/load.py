@@ -17,6 +17,7 @@ from ..files import DamagedFileError
 from ..layers.parents import call_children_
 from ..lean import while_not_lean
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
+from ..quantizers.base import training_only
 from ..quantizers.chosen_sign import FLAG
 from ..quantizers.part import Part, with_dimension
 from .calls import build_network
@@ -232,6 +233,7 @@ class Content:
             for flag in ("calibrated", FLAG)
             if flag in part._buffers
         }
+        flags |= training_only(model)
         given = {id(targets[name]) for name in self.state}
         given |= {id(targets[joined(name, "weight")]) for name, layer in self.header.layers.items() if layer.weight}
         for name, target in targets.items():

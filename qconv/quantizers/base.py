@@ -50,6 +50,8 @@ class Quantizer(InBits, NeedsData):
         changes_values: whether it overrides the `whole` or `quantize` of a parent, but not what that states of the
             values: `keep`, `whole_ends` and `is_binary` then say nothing.
         code_dtype: the dtype of the integers that `codes` makes from `whole`.
+        training_only: buffers that its gradient alone reads: packed files leave them out, and a network that starts
+            from other weights (``init_from=``) keeps its own.
         kept: the learned tensors that carry over to a quantizer of the same class with other bits: ranges, not steps.
         before_sign: the `note_of` the activations that `qconv.convert` made before it. It is saved, and a state dict
             with another note is refused. It is not a buffer, because it describes how the model was built, as a class
@@ -65,6 +67,7 @@ class Quantizer(InBits, NeedsData):
     has_whole: bool = True
     changes_values: bool = False
     code_dtype: torch.dtype = torch.int16
+    training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     before_sign: Tensor | None = None
     authors_names: Mapping[str, str] = MappingProxyType({})
@@ -267,6 +270,12 @@ class Quantizer(InBits, NeedsData):
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.before_sign is not None:
             destination[f"{prefix}{KEY}"] = self.before_sign.clone()
+
+
+def training_only(module: nn.Module) -> set[str]:
+    """Return the names of all buffers of a module that are `Quantizer.training_only`."""
+    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, Quantizer)]
+    return {f"{name}.{own}" if name else own for name, part in parts for own in part.training_only}
 
 
 def place(cls: type, *names: str) -> int:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..convert.swap import quantizer_prefixes
 from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
+from ..quantizers.base import training_only
 from ..quantizers.behind import KEY
 from ..quantizers.chosen_sign import FLAG, ChosenSign
 from ..quantizers.part import Part
@@ -102,6 +103,8 @@ def _of_quantizers(
     model: nn.Module, weights: Mapping[str, Tensor], own: Mapping[str, Tensor], kinds: Mapping[str, str]
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors of quantizers to be loaded, and the names of quantizers that start again from them."""
+    left_out = training_only(model)
+    weights, own = ({k: t for k, t in state.items() if k not in left_out} for state in (weights, own))
     wanted: dict[str, Tensor] = {}
     again: list[str] = []
     for name, kind in describe_quantizers(model).items():

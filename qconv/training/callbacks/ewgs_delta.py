@@ -1,5 +1,6 @@
 """The callback that sets EWGS's δ from the Hessian in the course of a training."""
 
+import warnings
 from typing import Any
 
 import torch
@@ -7,23 +8,27 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from ...checks import check_at_least_one, check_whole
-from ...ewgs_deltas import check, deltas_of, write_deltas
+from ...ewgs_deltas import deltas_of, obstacle, waits_for_data, write_deltas
 
 
 class EWGSDelta(Callback):
-    """Sets δ of all EWGS quantizers every few epochs, from the Hessian on the first batches (`qconv.set_ewgs_deltas`).
+    """Sets δ of all EWGS quantizers every few epochs, from the Hessian (`qconv.set_ewgs_deltas`).
 
-    The first update is after ``every_epochs`` epochs; before it δ is the scheme's. Batches are those of the epoch, with
-    the weights that they meet: the mean over them counts from the last of them on. With a logger, each δ goes there as
+    It measures on an epoch's first batches, each just before its step, and sets δ after the last of them: first when
+    ``every_epochs`` epochs are over. Until then δ is the scheme's. It measures in float32 under mixed precision.
+
+    While a network is in a stage that quantizes inputs in another way, or has no EWGS quantizer yet, δ stays; while a
+    layer waits for its first batch, the next batch is taken. With a logger, each δ goes there as
     ``delta/<quantizer>``.
 
     Args:
         every_epochs: epochs from one update to the next.
-        batches: of the epoch, all of them if it has fewer.
-        probes: the most random vectors for each trace.
+        batches: of the epoch; all of them if it has fewer.
+        probes: at most this many random vectors for each trace.
 
     Raises:
-        ValueError: an argument below 1; a model without EWGS quantizers, or with others that have no second derivative.
+        ValueError: an argument below 1; a model whose last stage has no EWGS quantizers, or layers without a second
+            derivative.
     """
 
     def __init__(self, every_epochs: int = 10, batches: int = 3, probes: int = 50) -> None:
@@ -33,41 +38,48 @@ class EWGSDelta(Callback):
         check_at_least_one(**numbers)
         self.every_epochs, self.batches, self.probes = every_epochs, batches, probes
         self.found: list[dict[str, float]] = []
+        self.last_update = 0
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Raise now if δ can't be measured later."""
-        del trainer
-        check(pl_module.model)  # pyright: ignore[reportArgumentType]
+        """Raise now if δ can't be measured later, and warn if it will not be."""
+        model: Any = pl_module.model
+        if why := obstacle(model, at_last=True):
+            raise ValueError(why)
+        if trainer.max_epochs is not None and 0 < trainer.max_epochs <= self.every_epochs:
+            warnings.warn(
+                f"EWGSDelta: every_epochs (={self.every_epochs}) is not below the {trainer.max_epochs} epochs of the "
+                "run, so delta is never measured and stays as the scheme has it",
+                stacklevel=2,
+            )
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: tuple[Tensor, Tensor], batch_idx: int
     ) -> None:
         """Measure, and write with the last batch that counts."""
         epoch = trainer.current_epoch
-        if epoch == 0 or epoch % self.every_epochs != 0 or batch_idx >= self.batches:
+        if epoch % self.every_epochs != 0 or epoch <= self.last_update:
             return
         module: Any = pl_module
-        images, labels = module.as_weights(batch[0]), batch[1]
-        generator = torch.Generator().manual_seed(trainer.global_step)
-        self.found.append(
-            deltas_of(
-                module.model,
-                (images, labels),
-                self.probes,
-                generator,
-                lambda logits, labels: module.loss(logits, labels, images),
-            )
-        )
-        if batch_idx + 1 in (self.batches, trainer.num_training_batches):
-            deltas = write_deltas(module.model, self.found)
-            self.found = []
+        if not waits_for_data(module.model) and not obstacle(module.model):
+            images, labels = module.as_weights(batch[0]), batch[1]
+            generator = torch.Generator().manual_seed((epoch << 20) + batch_idx)
+
+            def loss(logits: Tensor, labels: Tensor) -> Tensor:
+                return module.loss(logits, labels, images)
+
+            self.found.append(deltas_of(module.model, (images, labels), self.probes, generator, loss))
+        if len(self.found) < self.batches and batch_idx + 1 < trainer.num_training_batches:
+            return
+        self.last_update = epoch
+        if self.found:
+            deltas, self.found = write_deltas(module.model, self.found), []
             for logger in trainer.loggers:
                 logger.log_metrics({f"delta/{name}": delta for name, delta in deltas.items()}, trainer.global_step)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what batches of an unfinished update have given."""
-        return {"found": self.found}
+        """Return the results of an unfinished update, and the epoch of the last one."""
+        return {"found": self.found, "last_update": self.last_update}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """The inverse of `state_dict`."""
-        self.found = list(state_dict["found"])
+        self.found, self.last_update = list(state_dict["found"]), int(state_dict["last_update"])
