@@ -66,9 +66,9 @@ def set_ewgs_deltas(
     quantized. If g is 0 everywhere, or has a single element, δ is 0. A quantizer that evaluation does not call keeps
     its δ. Under `torch.distributed` every process calls it with the same number of batches, and all get the mean.
 
-    It takes up to ``probes`` products with the Hessian for each tensor and batch, each about half as long as a step:
-    for ResNet-20 and three batches 2,000 steps at most. The graph of all gradients is in memory meanwhile, also if the
-    model is lean: batches can be smaller than those of the training.
+    It takes up to ``probes`` products with the Hessian for each tensor and batch, each about a third as long as a step:
+    for ResNet-20 and three batches as long as 2,000 steps at most. The graph of all gradients is in memory meanwhile,
+    also if the model is lean: batches can be smaller than those of the training.
 
     `qconv.training.EWGSDelta` calls it in the course of a training.
 
