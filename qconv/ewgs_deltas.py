@@ -4,7 +4,6 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +26,7 @@ from .processes import mean_over_processes, process_count
 from .progress import shown
 from .quantizers import Identity, Quantizer, Stages
 from .quantizers.numbers import wide
+from .sensitivity import float_but
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Positions = dict[str, list[Tensor]]
@@ -131,8 +131,8 @@ def obstacle(model: nn.Module, *, at_last: bool = False) -> str:
 
 def waits_for_data(model: nn.Module) -> str:
     """Return which layer is not calibrated yet; empty if all are."""
-    layers = quantized_layers(model).items()
-    return next((name_of(layer, name) for name, layer in layers if not layer.input_quantizer.calibrated), "")
+    quantized = quantized_layers(model).items()
+    return next((name_of(layer, name) for name, layer in quantized if not layer.input_quantizer.calibrated), "")
 
 
 def write_deltas(model: nn.Module, found: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -234,7 +234,9 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
         stack.enter_context(batch_statistics(model))
         stack.enter_context(trial(model))
         stack.enter_context(torch.enable_grad())
-        for name, layer in quantized_layers(model).items():
+        quantized = quantized_layers(model)
+        stack.enter_context(float_but(quantized.values()))
+        for name, layer in quantized.items():
             prefix = f"{name}." if name else ""
             weight, input = _present(layer.weight_quantizer), _present(layer.input_quantizer)
             if isinstance(weight, EWGS):
@@ -245,16 +247,7 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
             if isinstance(input, EWGS):
                 found = positions[f"{prefix}input_quantizer"]
                 stack.callback(layer.register_forward_pre_hook(hook(layer, input, found)).remove)
-            stack.callback(_set_forward, layer, layer.__dict__.get("forward"))
-            _set_forward(layer, partial(layer.float_type.forward, layer))
         yield weights
-
-
-def _set_forward(layer: QuantizedLayer, forward: Any) -> None:
-    if forward is None:
-        layer.__dict__.pop("forward", None)
-    else:
-        layer.__dict__["forward"] = forward
 
 
 def _constants(quantizer: EWGS) -> list[Tensor]:

@@ -230,15 +230,17 @@ def batches_of(
 
 @contextmanager
 def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
-    """Let these layers compute what their float twins do."""
-    layers = list(layers)
-    for layer in layers:
+    """Let these layers compute what their float twins do; a forward that a layer has been given is back afterwards."""
+    own = {layer: layer.__dict__.get("forward") for layer in layers}
+    for layer in own:
         layer.__dict__["forward"] = partial(layer.float_type.forward, layer)
     try:
         yield
     finally:
-        for layer in layers:
+        for layer, forward in own.items():
             layer.__dict__.pop("forward", None)
+            if forward is not None:
+                layer.__dict__["forward"] = forward
 
 
 def _cost(

@@ -122,7 +122,7 @@ def test_deltas(delta: float) -> None:
             trace += ((gradient(ahead) - gradient(behind)) / (2 * STEP)).view(-1)[index].item()
         expected[place] = max(0.0, trace / q.numel() / (3 * gradient(q).std().item()))
     found = qconv.set_ewgs_deltas(model, [(images.double(), labels)])
-    assert found == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    assert found == pytest.approx(expected, rel=1e-7, abs=1e-9)
     assert sum(value > 0 for value in found.values()) >= 4
     for place, value in found.items():
         assert model.get_submodule(place).delta == value

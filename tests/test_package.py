@@ -62,6 +62,7 @@ ROOMS = {
     "hessian": {"layers", "progress", "sensitivity"},
     "ewgs_deltas": {
         *("checks", "hessian", "layers", "lean", "lifecycle", "methods", "processes", "progress", "quantizers"),
+        "sensitivity",
     },
     "bit_assignment": {
         *("checks", "convert", "extras", "hessian", "layer_chart", "layers", "lean", "lifecycle", "scheme"),
