@@ -68,7 +68,7 @@ def set_ewgs_deltas(
 
     It takes up to ``probes`` products with the Hessian for each tensor and batch, each about a third as long as a step:
     for ResNet-20 and three batches as long as 2,000 steps at most. The graph of all gradients is in memory meanwhile,
-    also if the model is lean: batches can be smaller than those of the training.
+    also if the model is lean: batches can be smaller than those of the training (``samples`` of the callback).
 
     `qconv.training.EWGSDelta` calls it in the course of a training.
 

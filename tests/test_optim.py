@@ -146,6 +146,30 @@ def test_no_rest() -> None:
     assert names_in(model, parameter_groups(model, {".*": {}})) == [["weight", "bias"]]
 
 
+def test_a_rate_that_follows_the_optimizers() -> None:
+    model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(2, 2)), nn.Linear(4, 2))
+    rules = {"quantizers": {"lr_scale": 0.25, "weight_decay": 0.0}, r"1\..*": {"lr": 3.0}}
+    groups = parameter_groups(model, rules, lr=0.5)
+    assert [{key: value for key, value in group.items() if key != "params"} for group in groups] == [
+        {},
+        {"weight_decay": 0.0, "lr": 0.125},
+        {"lr": 3.0},
+    ]
+    assert rules["quantizers"] == {"lr_scale": 0.25, "weight_decay": 0.0}
+    for lr in (0.5, 2):
+        optimizer = ModelOptimizer(torch.optim.Adam, rules, lr=lr)(model)
+        assert [group["lr"] for group in optimizer.param_groups] == [lr, lr / 4, 3.0]
+    with pytest.raises(ValueError, match=r"lr_scale \(=0.25\) multiplies the optimizer's lr, which must be given"):
+        parameter_groups(model, rules)
+    with pytest.raises(ValueError, match="multiplies the optimizer's lr"):
+        ModelOptimizer(torch.optim.Adam, rules)(model)
+    for scale in (0, -1.0, math.nan, math.inf, "0.1", True, None):
+        with pytest.raises(ValueError, match=r"rules\['quantizers'\]: lr_scale .* must be a positive number"):
+            parameter_groups(model, {"quantizers": {"lr_scale": scale}}, lr=0.5)
+    with pytest.raises(ValueError, match=r"must have lr \(=1\) or lr_scale \(=0.1\), not both"):
+        parameter_groups(model, {"quantizers": {"lr_scale": 0.1, "lr": 1}}, lr=0.5)
+
+
 @pytest.mark.parametrize(
     ("rules", "error", "message"),
     [

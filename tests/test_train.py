@@ -465,7 +465,10 @@ def test_evaluate(whole: tuple[Path, Any], tmp_path: Path) -> None:
     evaluation = program.evaluate(config(*QUICK, f"run_dir={tmp_path}", f"evaluate={best}"))
     assert (evaluation.test_accuracy, evaluation.test_loss) == (result.test_accuracy, result.test_loss)
     assert (evaluation.val_accuracy, evaluation.epoch) == (result.val_accuracy_best, result.best_epoch)
-    assert json.loads((tmp_path / "evaluation.json").read_text())["test_accuracy"] == result.test_accuracy
+    figures = json.loads((tmp_path / "evaluation.json").read_text())
+    assert figures["test_accuracy"] == result.test_accuracy
+    assert figures["packed_bytes"] == result.about["packed_bytes"] == (folder / "model.safetensors").stat().st_size
+    assert figures["compression"] == result.about["compression"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.yaml", "evaluation.json"]
     assert best.read_bytes() == before
 

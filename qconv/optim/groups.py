@@ -1,5 +1,6 @@
 """Parameter groups by the kind of parameter: learned steps, binary weights, normalizations."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +32,7 @@ KINDS = (
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # _NormBase is that of batch and instance norms
 
 
-def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[str, Any]]:
+def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float | None = None) -> list[dict[str, Any]]:
     """Sort the trainable parameters of ``model`` into groups with their own options, for any torch optimizer.
 
     Args:
@@ -48,6 +49,9 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[
 
             A shared parameter has all its names and kinds.
 
+            Options are those of the optimizer, and ``lr_scale``: the group's learning rate as a multiple of ``lr``.
+        lr: the optimizer's learning rate, needed if a rule has an ``lr_scale``.
+
     Returns:
         First the group of the parameters that no rule matches, if there are any, with no options: it takes those of the
         optimizer. Then a group for each rule, in their order. Every trainable parameter is in exactly one group. A
@@ -55,7 +59,8 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[
 
     Raises:
         ValueError: no trainable parameter, an invalid expression, an option ``params``, or a rule that matches nothing,
-            or only parameters that earlier rules take.
+            or only parameters that earlier rules take; an ``lr_scale`` that is not positive, beside an ``lr`` of the
+            same rule, or without the optimizer's.
         TypeError: a rule that is neither text nor function, or options that are not a mapping.
 
     Example:
@@ -63,6 +68,10 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[
 
             parameter_groups(model, {"input_quantizers": {"lr": 0.1}, "weight_quantizers": {"lr": 0.02}})
             parameter_groups(model, {"weight_quantizers": {"weight_decay": 0.0}})
+
+        Learned steps with Adam, which moves a step of 0.05 as far as a weight::
+
+            torch.optim.Adam(parameter_groups(model, {"quantizers": {"lr_scale": 0.01}}, lr=0.01), lr=0.01)
 
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
         >>> groups = parameter_groups(model, {"norms": {"weight_decay": 0.0}})
@@ -95,9 +104,23 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None) -> list[dict[
         taken, left = set(matched), set(rest)
         if not taken & left:
             raise ValueError(f"rules[{rule!r}] matches only parameters that the rules before it take; put it first")
-        groups.append({"params": [parameter for parameter in rest if parameter in taken], **options})
+        own = {"params": [parameter for parameter in rest if parameter in taken], **options}
+        if "lr_scale" in own:
+            own["lr"] = _scaled(lr, own.pop("lr_scale"), rule, options)
+        groups.append(own)
         rest = [parameter for parameter in rest if parameter not in taken]
     return [{"params": rest}, *groups] if rest else groups
+
+
+def _scaled(lr: float | None, scale: Any, rule: str | Predicate, options: Options) -> float:
+    """Return the learning rate of a rule that has an ``lr_scale``."""
+    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+        raise ValueError(f"rules[{rule!r}]: lr_scale (={scale!r}) must be a positive number")
+    if "lr" in options:
+        raise ValueError(f"rules[{rule!r}] must have lr (={options['lr']!r}) or lr_scale (={scale!r}), not both")
+    if lr is None:
+        raise ValueError(f"rules[{rule!r}]: lr_scale (={scale!r}) multiplies the optimizer's lr, which must be given")
+    return lr * scale
 
 
 def _matcher(rule: str | Predicate, kinds: Mapping[nn.Parameter, set[str]]) -> Predicate:
@@ -144,7 +167,8 @@ def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
 class ModelOptimizer:
     """Builds an optimizer over the `parameter_groups` of a model, in a form that a configuration can express.
 
-    ``ModelOptimizer(optimizer, rules, **options)(model)`` is ``optimizer(parameter_groups(model, rules), **options)``.
+    ``ModelOptimizer(optimizer, rules, lr=lr, **options)(model)`` is
+    ``optimizer(parameter_groups(model, rules, lr=lr), lr=lr, **options)``.
 
     Example:
         >>> make = ModelOptimizer(torch.optim.SGD, {"biases": {"weight_decay": 0.0}}, lr=0.1, weight_decay=1e-4)
@@ -163,4 +187,4 @@ class ModelOptimizer:
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"model ({type(model).__name__}) must be the module itself, not its parameters")
-        return self.optimizer(parameter_groups(model, self.rules), **self.options)
+        return self.optimizer(parameter_groups(model, self.rules, lr=self.options.get("lr")), **self.options)

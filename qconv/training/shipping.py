@@ -1,6 +1,8 @@
 """The packed model that a run writes beside its checkpoints."""
 
+import warnings
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,6 +13,8 @@ from ..packed import save_packed
 from ..packed.calls import build_network
 from ..run_files import PACKED
 from .report.screen import show_note
+
+NOT_PACKED = (ValueError, TypeError, OSError, RuntimeError)
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
@@ -25,9 +29,28 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
     try:
         path.unlink(missing_ok=True)
         save_packed(model, path, **described)
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
+    except NOT_PACKED as error:
         show_note(f"no packed model is written: {error}")
         return
+    _note_size(path, about)
+
+
+def weigh(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
+    """Let `about` have the size of the packed model of these weights, which is written elsewhere and not kept.
+
+    If it can't be written, the size stays the one counted without the description and the test of the file.
+    """
+    with TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # `ship` has said it
+        path = Path(folder) / PACKED
+        try:
+            save_packed(model, path, **description(cfg.model, data))
+        except NOT_PACKED:
+            return
+        _note_size(path, about)
+
+
+def _note_size(path: Path, about: dict[str, Any]) -> None:
     about["packed_bytes"] = path.stat().st_size
     about["compression"] = about["float_bytes"] / about["packed_bytes"]
 
