@@ -434,24 +434,8 @@ def test_the_callback_takes_all_batches_of_a_short_epoch(tmp_path: Path) -> None
     assert short.found == []
 
 
-def test_the_callback_measures_on_a_part_of_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-
-    def measure(model: nn.Module, batch: tuple[Tensor, Tensor], *rest: Any) -> dict[str, float]:
-        seen.append((len(batch[0]), len(batch[1])))
-        return qconv.ewgs_deltas.deltas_of(model, batch, *rest)
-
-    monkeypatch.setattr("qconv.training.callbacks.ewgs_delta.deltas_of", measure)
-    few = Recorded(every_epochs=2, batches=2, probes=1, samples=100)
-    run(tmp_path, few)
-    assert seen == [(100, 100)] * 2
-    assert len(set(few.deltas)) == 2
-
-
 def test_the_callback_refuses_early(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="model has no EWGS quantizer"):
         run(tmp_path, EWGSDelta(), scheme=schemes.lsq(2, 2))
     with pytest.raises(ValueError, match=r"batches \(=0\) must be at least 1"):
         EWGSDelta(batches=0)
-    with pytest.raises(ValueError, match=r"samples \(=0\) must be at least 1"):
-        EWGSDelta(samples=0)

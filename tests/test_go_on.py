@@ -127,6 +127,16 @@ def test_more_epochs_of_a_schedule_that_stores_its_length(told: Callable[..., st
     assert "1 → 2. From here on the learning rate follows 2 epochs, so far 1: another run than 2 epochs from" in said
 
 
+def test_a_schedule_keeps_the_rates_that_rules_ask_for(told: Callable[..., str]) -> None:
+    one_cycle = "scheduler._target_=torch.optim.lr_scheduler.OneCycleLR", "~scheduler.warmup", "~scheduler.final"
+    rules = "optimizer.rules={norms:{lr_scale:0.1}}"
+    short = (*TWO[:2], "trainer.max_epochs=1", rules, *one_cycle)
+    said = told(*short, "+scheduler.max_lr=0.01", "run_dir=one")
+    assert "scheduler (OneCycleLR) gives all groups of parameters the learning rate 0.0004" in said
+    assert "but the rules of the optimizer ask for 0.001, 0.01: give it a list" in said
+    program.train(config(*short, "+scheduler.max_lr=[0.01,0.001]", "run_dir=two"))
+
+
 @pytest.mark.parametrize(
     ("scheme", "schedule", "last", "says"),
     [

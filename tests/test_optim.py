@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra.utils import instantiate
@@ -166,8 +167,16 @@ def test_a_rate_that_follows_the_optimizers() -> None:
     for scale in (0, -1.0, math.nan, math.inf, "0.1", True, None):
         with pytest.raises(ValueError, match=r"rules\['quantizers'\]: lr_scale .* must be a positive number"):
             parameter_groups(model, {"quantizers": {"lr_scale": scale}}, lr=0.5)
+    wrong: tuple[Any, ...] = (0.0, -1.0, math.nan, "0.1", torch.tensor(0.1))
+    for lr in wrong:
+        with pytest.raises(ValueError, match=r"lr \(=.*\) must be a positive number for lr_scale \(=0.25\)"):
+            parameter_groups(model, rules, lr=lr)
+    half: Any = np.float32(0.5)
+    assert parameter_groups(model, rules, lr=half)[1]["lr"] == 0.125
     with pytest.raises(ValueError, match=r"must have lr \(=1\) or lr_scale \(=0.1\), not both"):
         parameter_groups(model, {"quantizers": {"lr_scale": 0.1, "lr": 1}}, lr=0.5)
+    with pytest.raises(ValueError, match=r"lr_scale \(=0.1\) must not be in a binary group"):
+        parameter_groups(qconv.BNNConv2d(3, 4, 3), {"binary_weights": {"binary": True, "lr_scale": 0.1}}, lr=0.5)
 
 
 @pytest.mark.parametrize(

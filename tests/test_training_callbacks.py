@@ -146,7 +146,7 @@ def test_a_learned_scale_that_falls_to_its_bound_is_named_with_the_remedy() -> N
     assert message.startswith("epoch 0, step ")
     assert "the learned 'blocks." in message
     assert "weight_quantizer.step'" in message
-    assert message.endswith("such as optimizer.rules={quantizers:{lr_scale:0.01}}")
+    assert message.endswith("such as ++optimizer.rules.quantizers.lr_scale=0.01")
     names = [name for line in messages for name in line.split("'") if name.endswith(".step")]
     assert len(names) == len(set(names)), "once for each"
     assert "NaN or inf in the gradient of 'fc.weight'; at the lower bound of 2^-20" in str(error.value)

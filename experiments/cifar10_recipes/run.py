@@ -18,12 +18,12 @@ from qconv.run_files import BEST, EVALUATION, METRICS
 from qconv.table import read_csv, write_csv
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import BFLOAT16, ROOT, call, figures, train  # beside the folders of the experiments
+from trainings import BFLOAT16_IF_NATIVE, ROOT, call, figures, train  # beside the folders of the experiments
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/cifar10_recipes"
 RESULTS, CURVES = HERE / "results.csv", HERE / "curves"
-FASTER = ["channels_last=true", "compile=true", BFLOAT16]
+FASTER = ["channels_last=true", "compile=true", BFLOAT16_IF_NATIVE]
 
 
 class Recipe(NamedTuple):

@@ -4,6 +4,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any
 
 from torch import nn
@@ -49,8 +50,8 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
 
             A shared parameter has all its names and kinds.
 
-            Options are those of the optimizer, and ``lr_scale``: the group's learning rate as a multiple of ``lr``.
-        lr: the optimizer's learning rate, needed if a rule has an ``lr_scale``.
+            Options are those of the optimizer, and ``lr_scale``: the group's learning rate is ``lr_scale · lr``.
+        lr: the learning rate that the optimizer gets, too; needed if a rule has an ``lr_scale``.
 
     Returns:
         First the group of the parameters that no rule matches, if there are any, with no options: it takes those of the
@@ -60,7 +61,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
     Raises:
         ValueError: no trainable parameter, an invalid expression, an option ``params``, or a rule that matches nothing,
             or only parameters that earlier rules take; an ``lr_scale`` that is not positive, beside an ``lr`` of the
-            same rule, or without the optimizer's.
+            same rule, in a binary group of `Bop`, or without the optimizer's ``lr``.
         TypeError: a rule that is neither text nor function, or options that are not a mapping.
 
     Example:
@@ -69,7 +70,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
             parameter_groups(model, {"input_quantizers": {"lr": 0.1}, "weight_quantizers": {"lr": 0.02}})
             parameter_groups(model, {"weight_quantizers": {"weight_decay": 0.0}})
 
-        Learned steps with Adam, which moves a step of 0.05 as far as a weight::
+        Learned steps with Adam, which moves every parameter by about ``lr`` each time, however small it is::
 
             torch.optim.Adam(parameter_groups(model, {"quantizers": {"lr_scale": 0.01}}, lr=0.01), lr=0.01)
 
@@ -112,15 +113,26 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
     return [{"params": rest}, *groups] if rest else groups
 
 
-def _scaled(lr: float | None, scale: Any, rule: str | Predicate, options: Options) -> float:
+def _scaled(lr: Any, scale: Any, rule: str | Predicate, options: Options) -> float:
     """Return the learning rate of a rule that has an ``lr_scale``."""
-    if isinstance(scale, bool) or not isinstance(scale, int | float) or not 0 < scale < math.inf:
+    if not _is_positive(scale):
         raise ValueError(f"rules[{rule!r}]: lr_scale (={scale!r}) must be a positive number")
     if "lr" in options:
         raise ValueError(f"rules[{rule!r}] must have lr (={options['lr']!r}) or lr_scale (={scale!r}), not both")
+    if options.get("binary"):
+        raise ValueError(
+            f"rules[{rule!r}]: lr_scale (={scale!r}) must not be in a binary group, whose learning rate is Bop's γ and "
+            "not a share of Adam's: give it lr"
+        )
     if lr is None:
         raise ValueError(f"rules[{rule!r}]: lr_scale (={scale!r}) multiplies the optimizer's lr, which must be given")
-    return lr * scale
+    if not _is_positive(lr):
+        raise ValueError(f"lr (={lr!r}) must be a positive number for lr_scale (={scale!r}) of rules[{rule!r}]")
+    return float(lr) * float(scale)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and 0 < float(value) < math.inf
 
 
 def _matcher(rule: str | Predicate, kinds: Mapping[nn.Parameter, set[str]]) -> Predicate:

@@ -162,7 +162,12 @@ class Classifier(LightningModule):
         return self._evaluate("test", batch)
 
     def configure_optimizers(self) -> Any:
-        """Return the optimizer, which clamps latent weights after its steps, and the schedule over all steps."""
+        """Return the optimizer, which clamps latent weights after its steps, and the schedule over all steps.
+
+        Raises:
+            ValueError: a schedule that gives all groups one learning rate where the optimizer's rules give several;
+                dampening without an end of the training.
+        """
         make = self.make_optimizer
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
@@ -173,7 +178,15 @@ class Classifier(LightningModule):
             rule.attach(self.model, optimizer, total_steps=None if steps == math.inf else int(steps))
         if self.make_scheduler is None:
             return optimizer
+        rates = {group["lr"] for group in optimizer.param_groups}
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
+        started = {group.get("initial_lr", group["lr"]) for group in optimizer.param_groups}
+        if len(rates) > 1 and len(started) == 1:
+            raise ValueError(
+                f"scheduler ({type(scheduler).__name__}) gives all groups of parameters the learning rate "
+                f"{started.pop()}, but the rules of the optimizer ask for {', '.join(map(str, sorted(rates)))}: give "
+                "it a list, such as scheduler.max_lr=[…] of OneCycleLR, or take a schedule of qconv.training.schedules"
+            )
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def on_train_start(self) -> None:

@@ -30,7 +30,7 @@ from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
 from .resume import check_average, read_checkpoint
 from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
-from .shipping import ship, weigh
+from .shipping import note_shipped, ship
 
 # The messages of gloo and NCCL.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -153,8 +153,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)
-        if trainer.is_global_zero:
-            weigh(cfg, classifier.model, data, about)
+        note_shipped(Path(cfg.evaluate), about)
         figures = {**val, **test, "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
         end_run(cfg, trainer, evaluation, EVALUATION)

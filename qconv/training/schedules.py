@@ -1,6 +1,7 @@
 """Learning-rate schedules: functions `(optimizer, total_steps) -> scheduler`, stepped after every optimizer step.
 
-`torch.optim.lr_scheduler.OneCycleLR` has the same form.
+`torch.optim.lr_scheduler.OneCycleLR` has the same form; where the optimizer's rules give groups several learning rates,
+its `max_lr` must be a list.
 """
 
 import math

@@ -1,8 +1,6 @@
 """The packed model that a run writes beside its checkpoints."""
 
-import warnings
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -11,10 +9,8 @@ from torch import nn
 
 from ..packed import save_packed
 from ..packed.calls import build_network
-from ..run_files import PACKED
+from ..run_files import BEST, PACKED
 from .report.screen import show_note
-
-NOT_PACKED = (ValueError, TypeError, OSError, RuntimeError)
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
@@ -29,24 +25,19 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
     try:
         path.unlink(missing_ok=True)
         save_packed(model, path, **described)
-    except NOT_PACKED as error:
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         show_note(f"no packed model is written: {error}")
         return
     _note_size(path, about)
 
 
-def weigh(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
-    """Let `about` have the size of the packed model of these weights, which is written elsewhere and not kept.
+def note_shipped(checkpoint: Path, about: dict[str, Any]) -> None:
+    """Let `about` have the size of the packed model that the run wrote, if ``checkpoint`` is the one it was made of.
 
-    If it can't be written, the size stays the one counted without the description and the test of the file.
+    That of another checkpoint stays `Summary.packed_bytes`, which counts no description of the network and no test.
     """
-    with TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # `ship` has said it
-        path = Path(folder) / PACKED
-        try:
-            save_packed(model, path, **description(cfg.model, data))
-        except NOT_PACKED:
-            return
+    path = checkpoint.parent.parent / PACKED
+    if checkpoint == path.parent / BEST and path.is_file():
         _note_size(path, about)
 
 

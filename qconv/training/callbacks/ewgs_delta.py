@@ -25,22 +25,18 @@ class EWGSDelta(Callback):
         every_epochs: epochs from one update to the next.
         batches: of the epoch; all of them if it has fewer.
         probes: at most this many random vectors for each trace.
-        samples: measure on so many pictures of a batch, its first ones, which needs less memory; None takes all. With
-            several processes each takes so many.
 
     Raises:
         ValueError: an argument below 1; a model whose last stage has no EWGS quantizers, or layers without a second
             derivative.
     """
 
-    def __init__(self, every_epochs: int = 10, batches: int = 3, probes: int = 50, samples: int | None = None) -> None:
+    def __init__(self, every_epochs: int = 10, batches: int = 3, probes: int = 50) -> None:
         numbers = {"every_epochs": every_epochs, "batches": batches, "probes": probes}
-        if samples is not None:
-            numbers["samples"] = samples
         for name, number in numbers.items():
             check_whole(name, number)
         check_at_least_one(**numbers)
-        self.every_epochs, self.batches, self.probes, self.samples = every_epochs, batches, probes, samples
+        self.every_epochs, self.batches, self.probes = every_epochs, batches, probes
         self.found: list[dict[str, float]] = []
         self.last_update = 0
 
@@ -65,7 +61,7 @@ class EWGSDelta(Callback):
             return
         module: Any = pl_module
         if not waits_for_data(module.model) and not obstacle(module.model):
-            images, labels = module.as_weights(batch[0][: self.samples]), batch[1][: self.samples]
+            images, labels = module.as_weights(batch[0]), batch[1]
             generator = torch.Generator().manual_seed((epoch << 20) + batch_idx)
 
             def loss(logits: Tensor, labels: Tensor) -> Tensor:

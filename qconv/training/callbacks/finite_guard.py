@@ -176,7 +176,7 @@ def explain_fallen(names: list[str]) -> str:
     return (
         f"at the lower bound of 2^-20, so that what it scales is almost zero: the learned {shown}{more}; if steps of "
         "the optimizer are too large for it, give quantizers a hundredth of the learning rate, such as "
-        "optimizer.rules={quantizers:{lr_scale:0.01}}"
+        "++optimizer.rules.quantizers.lr_scale=0.01"
     )
 
 
