@@ -81,6 +81,7 @@ CHANGED = {
     "qconv.quantizers.ReSTE",
     "qconv.quantizers.FixedPoint",  # bound
     "qconv.training.Classifier",  # step_rules and dampening
+    *(f"qconv.{module}parameter_groups" for module in ("", "optim.")),  # lr
 }
 """What CHANGELOG tells of."""
 
