@@ -224,11 +224,16 @@ def test_evaluate(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.endswith(f"{one}/evaluation.json\n")
     best = json.loads((one / "evaluation.json").read_text())
     assert best["test_loss"] == result["test_loss"]
+    assert best["packed_bytes"] == result["packed_bytes"] == (one / "model.safetensors").stat().st_size
     assert cli(["evaluate", str(one), "--last", "data.batch_size=50", f"run_dir={one}/other"]) == 0
     last = json.loads((one / "other/evaluation.json").read_text())
     assert (last["epoch"], last["checkpoint"]) == (1, f"{one}/checkpoints/last.ckpt")
     assert "batch_size=50" in last["data"]
     assert json.loads((one / "evaluation.json").read_text()) == best
+    assert last["packed_bytes"] < best["packed_bytes"]  # without the description, for the file is of another one
+    os.utime(one / "model.safetensors", (0, 0))  # as if the run had gone on and been interrupted
+    assert cli(["evaluate", str(one), f"run_dir={one}/newer"]) == 0
+    assert json.loads((one / "newer/evaluation.json").read_text())["packed_bytes"] == last["packed_bytes"]
     assert cli(["evaluate", str(one), "data.shift=oh"]) == 1
     assert cli(["evaluate", str(one / "nothing")]) == 1
     assert "is no folder of a run" in capsys.readouterr().err

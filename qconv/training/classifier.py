@@ -178,9 +178,9 @@ class Classifier(LightningModule):
             rule.attach(self.model, optimizer, total_steps=None if steps == math.inf else int(steps))
         if self.make_scheduler is None:
             return optimizer
-        rates = {group["lr"] for group in optimizer.param_groups}
+        rates = {float(group["lr"]) for group in optimizer.param_groups}
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
-        started = {group.get("initial_lr", group["lr"]) for group in optimizer.param_groups}
+        started = {float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups}
         if len(rates) > 1 and len(started) == 1:
             raise ValueError(
                 f"scheduler ({type(scheduler).__name__}) gives all groups of parameters the learning rate "

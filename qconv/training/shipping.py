@@ -32,12 +32,14 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
 
 
 def note_shipped(checkpoint: Path, about: dict[str, Any]) -> None:
-    """Let `about` have the size of the packed model that the run wrote, if ``checkpoint`` is the one it was made of.
+    """Put the size of the run's packed model into `about`, if it was made of ``checkpoint``, the best one.
 
-    That of another checkpoint stays `Summary.packed_bytes`, which counts no description of the network and no test.
+    That of another checkpoint stays `Summary.packed_bytes`, which counts no description of the network and no test. The
+    best checkpoint is newer than the packed model where a run went on and was interrupted.
     """
     path = checkpoint.parent.parent / PACKED
-    if checkpoint == path.parent / BEST and path.is_file():
+    is_best = checkpoint == path.parent / BEST
+    if is_best and path.is_file() and path.stat().st_mtime >= checkpoint.stat().st_mtime:
         _note_size(path, about)
 
 
