@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -115,6 +116,18 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     program.train(config(*TWO, "trainer.max_epochs=3", f"run_dir={tmp_path / 'three'}"))
     assert same(one, tmp_path / "three")
     assert json.loads((one / "result.json").read_text())["epochs"] == 3
+
+
+def test_a_refusal_names_the_words_that_go_on_all_the_same(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
+    last, words = f"ckpt_path={one / 'checkpoints/last.ckpt'}", (*TWO[:2], "scheduler=constant", f"run_dir={one}")
+    refused = told(*words, last, "trainer.max_epochs=3", "trainer.precision=bf16-mixed")
+    assert ": add trainer.max_epochs=2 trainer.precision=32-true, or go on with this difference by " in refused
+    said = told(*shlex.split(refused.partition(" difference by ")[2].splitlines()[0]))
+    assert "trainer.precision: 32-true → bf16-mixed. Sums may be rounded otherwise" in said
+    assert json.loads((one / "result.json").read_text())["epochs"] == 3
+    assert "difference by" not in told(*words, last, "trainer.max_epochs=4", "seed=2")  # of another network than this
+    away = shutil.copy(one / "checkpoints/last.ckpt", tmp_path / "of no run.ckpt")
+    assert "difference by" not in told(*words, f"ckpt_path='{away}'", "trainer.max_epochs=4")
 
 
 def test_more_epochs_of_a_schedule_that_stores_its_length(told: Callable[..., str], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ The stored config is compared with the requested one, and then the tensors.
 
 import shlex
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from ..convert.activations import replaced
 from ..quantizers.behind import KEY
+from ..run_files import LAST
 from .checkpoint_io import CheckpointError, load_checkpoint
 from .classifier import Classifier
 
@@ -76,7 +78,7 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
     If `config` says to resume, the pictures may lie elsewhere: that is then the user's word.
 
     Raises:
-        CheckpointError: it states both configs, and the words to add.
+        CheckpointError: it states both configs, the words to add, and those that go on in spite of the difference.
     """
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
@@ -86,10 +88,20 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
     for group in groups:
         value, asked = stored.get(group), config.get(group)
         if value != asked and not (goes_on and same_pictures(group, value, asked)):
+            add = shlex.join(remedy(group, value, asked, stored.get("choices", {}).get(group)))
             raise CheckpointError(
                 f"checkpoint {path} was trained with {group} {call(value)}, this run asks for {call(asked)}: "
-                f"add {shlex.join(remedy(group, value, asked, stored.get('choices', {}).get(group)))}"
+                f"add {add}{in_spite_of(path, group, value, asked)}"
             )
+
+
+def in_spite_of(path: str, group: str, stored: Any, asked: Any) -> str:
+    """Return the words that go on from `path` with `asked`, behind a comma; "" if `resume=` would refuse it, too."""
+    of_run = Path(path).parts[-2:] == LAST.parts
+    if not of_run or not (group == "trainer" or same_pictures(group, stored, asked)):
+        return ""
+    words = shlex.join([f"resume={Path(path).parents[1]}", *remedy(group, asked, stored)])
+    return f", or go on with this difference by {words}"
 
 
 def same_pictures(group: str, stored: Any, asked: Any) -> bool:
