@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         zoo as zoo,
     )
     from .bench.model import compare_models as compare_models
+    from .bias_correction import BiasCorrection as BiasCorrection, correct_bias as correct_bias
     from .bit_assignment import BitAssignment as BitAssignment, assign_bits as assign_bits
     from .convert import (
         Plan as Plan,
@@ -87,6 +88,7 @@ __version__ = "0.1.0"
 # The same at run time: the names that other modules than those of their own name define.
 _PLACES = {
     "bench.model": ("compare_models",),
+    "bias_correction": ("BiasCorrection", "correct_bias"),
     "bit_assignment": ("BitAssignment", "assign_bits"),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
     "ewgs_deltas": ("set_ewgs_deltas",),

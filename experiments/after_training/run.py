@@ -24,6 +24,8 @@ HERE = Path(__file__).parent
 RESULTS = HERE / "results.csv"
 NETWORK = "resnet20-float-cifar10"
 SAMPLES = 512
+NEAREST, CORRECTED, LEARNED = "to nearest", "bias corrected", "learned"
+COLOURS = {NEAREST: "#b8c4d8", CORRECTED: "#8fb59a", LEARNED: "#4c72b0"}
 SCHEMES = {
     "W4A8": schemes.minmax(4, 8),
     "W4A4": schemes.minmax(4, 4),
@@ -52,7 +54,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
 
 
 def run(root: str, source: str, iterations: int) -> list[dict[str, Any]]:
-    """Return a row for the float network, and two for each number of bits."""
+    """Return a row for the float network, and three for each number of bits; without iterations none is learned."""
     data = ImageFolderDataModule(root, augment=(), seed=1)
     data.prepare_data()
     data.setup("fit")
@@ -63,38 +65,58 @@ def run(root: str, source: str, iterations: int) -> list[dict[str, Any]]:
     for bits, scheme in SCHEMES.items():
         model = qconv.convert(copy.deepcopy(network), scheme)
         qconv.calibrate(model, [few])
-        rows.append({"bits": bits, "rounding": "to nearest", "accuracy": accuracy(model, images, labels)})
+        corrected = copy.deepcopy(model)
         start = time.perf_counter()
-        print(qconv.reconstruct(model, few, iterations=iterations))
-        seconds = time.perf_counter() - start
-        rows.append({"bits": bits, "rounding": "learned", "accuracy": accuracy(model, images, labels)})
-        rows[-1] |= {"iterations": iterations, "seconds": round(seconds, 1)}
-        print(rows[-2:], flush=True)
+        print(qconv.correct_bias(corrected, network, few))
+        seconds = {CORRECTED: time.perf_counter() - start}
+        found = {NEAREST: model, CORRECTED: corrected}
+        if iterations > 0:
+            found[LEARNED] = copy.deepcopy(model)
+            start = time.perf_counter()
+            print(qconv.reconstruct(found[LEARNED], few, iterations=iterations))
+            seconds[LEARNED] = time.perf_counter() - start
+        for rounding, each in found.items():
+            row = {"bits": bits, "rounding": rounding, "accuracy": accuracy(each, images, labels)}
+            row["iterations"] = iterations if rounding == LEARNED else ""
+            row["seconds"] = round(seconds[rounding], 1) if rounding in seconds else ""
+            rows.append(row)
+            print(row, flush=True)
     about = {**machine(), "torch": torch.__version__, "samples": SAMPLES, "commit": commit()}
     name = Path(source).resolve().name  # that of the folder, if it is one
     return [{"network": name, "iterations": "", "seconds": "", **row, **about} for row in rows]
 
 
+def merged(written: list[dict[str, Any]], found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows with those that were found in place of the ones before them, in the order of the figure."""
+    rows = {(row["network"], row["bits"], row["rounding"]): row for row in [*written, *found]}
+    orders = [list(dict.fromkeys(key[0] for key in rows)), ["float", *SCHEMES], ["", *COLOURS]]
+    return [
+        rows[key]
+        for key in sorted(rows, key=lambda key: [order.index(e) for order, e in zip(orders, key, strict=True)])
+    ]
+
+
 def draw(rows: list[dict[str, Any]]) -> None:
-    """Write `accuracy.png`: for each network a pair of bars for each number of bits, and the float one as a line."""
+    """Write `accuracy.png`: for each network bars for each number of bits, and the float one as a line."""
     networks = list(dict.fromkeys(row["network"] for row in rows))
     figure = Figure(figsize=(6, 3.2 * len(networks)), layout="constrained")
     FigureCanvasAgg(figure)
     for axes, network in zip(figure.subplots(len(networks), 1, squeeze=False)[:, 0], networks, strict=True):
         own = [row for row in rows if row["network"] == network]
-        for place, (rounding, colour) in enumerate({"to nearest": "#b8c4d8", "learned": "#4c72b0"}.items()):
-            heights = [100 * float(row["accuracy"]) for row in own if row["rounding"] == rounding]
-            bars = axes.bar([x + 0.4 * place for x in range(len(heights))], heights, 0.38, label=rounding, color=colour)
+        for place, (rounding, colour) in enumerate(COLOURS.items()):
+            heights = {row["bits"]: 100 * float(row["accuracy"]) for row in own if row["rounding"] == rounding}
+            places = [list(SCHEMES).index(bits) + 0.28 * place for bits in heights]
+            bars = axes.bar(places, list(heights.values()), 0.26, label=rounding, color=colour)
             axes.bar_label(bars, fmt="%.1f", fontsize=8)
         top = 100 * float(own[0]["accuracy"])
         axes.axhline(top, color="#555555", linewidth=0.8, linestyle=":")
         end = (len(SCHEMES) - 0.4, top)
         axes.annotate(f"float {top:.1f}", end, xytext=(0, 10), textcoords="offset points", fontsize=8)
-        axes.set_xticks([x + 0.2 for x in range(len(SCHEMES))], list(SCHEMES))
+        axes.set_xticks([x + 0.28 for x in range(len(SCHEMES))], list(SCHEMES))
         axes.set(ylabel="test accuracy, %", ylim=(0, 98), xlim=(-0.4, len(SCHEMES) + 0.3))
         axes.set_title(network, fontsize=9, loc="right")
         axes.spines[["top", "right"]].set_visible(False)
-        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0)
+        axes.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0)
     figure.savefig(HERE / "accuracy.png", dpi=120)
 
 
@@ -108,12 +130,12 @@ if __name__ == "__main__":
         metavar="NETWORK",
         help=f"float networks of the zoo, or folders of runs; {NETWORK} by default",
     )
-    parser.add_argument("--iterations", type=int, default=2000, help="for each block; 2000 by default")
+    parser.add_argument("--iterations", type=int, default=2000, help="for each block; 2000 by default, 0: none")
     options = parser.parse_intermixed_args()
     if files := [source for source in options.networks if Path(source).is_file()]:
         parser.error(f"NETWORK (={files[0]!r}) must be a name of the zoo or the folder of a run")
     for source in options.networks:
         found = run(options.data, source, options.iterations)
-        others = [row for row in read_csv(RESULTS) if row["network"] != found[0]["network"]]
-        write_csv([*others, *found], RESULTS)
-        draw([*others, *found])
+        rows = merged(read_csv(RESULTS), found)
+        write_csv(rows, RESULTS)
+        draw(rows)
