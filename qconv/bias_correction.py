@@ -1,8 +1,12 @@
 """The mean that quantization adds to the outputs of a layer, taken away again (Nagel et al., arXiv:1906.04721)."""
 
+import math
+import sys
 import warnings
+import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -15,6 +19,7 @@ from .hessian import quantized_layers
 from .layers import QuantizedLayer
 from .layers.naming import name_of
 from .layers.trial import trial
+from .processes import mean_over_processes, process_count
 from .sensitivity import batches_of, calibrate_what_waits
 from .table import Column, lines
 
@@ -29,7 +34,7 @@ class Shift:
     Attributes:
         name: of the layer.
         corrected: what has taken the shift away: "its bias", the names of batch norms, or "nothing".
-        size: ``‖E[y_q] − E[y]‖ / ‖σ(y)‖`` over the filters, behind the corrected layers before it.
+        size: ``‖E[y_q] − E[y]‖ / ‖σ(y)‖`` over the filters, with the layers before it corrected.
     """
 
     name: str
@@ -63,8 +68,7 @@ def correct_bias(
 ) -> BiasCorrection:
     r"""Take away what quantization adds to the mean output of each filter, without labels and without training.
 
-    Bias correction with data (arXiv:1906.04721, section 4.2 and appendix D), for each quantized layer in the order of
-    their calls:
+    Bias correction with data (arXiv:1906.04721), for each quantized layer in the order of their calls:
 
     .. math::
 
@@ -73,53 +77,66 @@ def correct_bias(
     y are the outputs of the float layer in the float model, :math:`y_q` those of the quantized layer, which gets its
     inputs from the corrected layers before it; the means are over samples and places. A layer without a bias, whose
     output goes into a batch norm, is corrected in the running mean of that, which becomes the float model's plus the
-    difference. Weights and scales stay.
+    difference; what else takes that output keeps the shift. Weights and scales stay.
 
-    It takes as long as two forwards, and helps where weights are rounded to nearest. Behind `reconstruct`, which sees
-    the shift as a part of its error, little is left to gain; do not call it before `reconstruct`, which takes the
-    batch norms of its float model from the quantized one. Called again, it finds no shift.
+    It runs each model once, and helps where weights are rounded to nearest. Behind `reconstruct`, which sees the shift
+    as a part of its error, little is left to gain; do not call it before `reconstruct`, which takes the biases and the
+    batch norms of its float model from the quantized one. Called again with the same float model it finds no shift
+    where it has corrected one, but for rounding.
+
+    Under `torch.distributed` every process calls it with as many samples of its own, and all get the mean.
 
     Args:
         model: a converted model, which is changed in place. What is not calibrated yet is calibrated on ``images``.
-        float_model: the trained model from which it was converted, or `qconv.to_float` of a copy.
+        float_model: the trained model from which it was converted: a copy, as `qconv.convert` changes its model; or
+            `qconv.to_float` of a copy that was made before anything was corrected or reconstructed.
         images: a tensor of samples, or batches, from a DataLoader, for example; labels are not used.
-        max_samples: the number of samples that are used, in a single forward.
+        max_samples: the number of samples that are used, in a single forward: their activations are in memory at once.
 
     Returns:
         The shift of each layer that was called. A UserWarning names those with nothing that can be corrected.
 
     Raises:
-        ValueError: a model without quantized layers; a ``float_model`` with some, or without a layer of the same name
-            and weight shape; no samples.
-        TypeError: a layer or a batch norm that is called twice.
-        FloatingPointError: outputs of a layer with NaN or inf. The model is as it was.
+        ValueError: a model without quantized layers; a ``float_model`` with some, or without the layers and batch norms
+            of ``model``, or which does not call them; no samples, or samples of several sizes or without batches.
+        TypeError: a layer or a corrected batch norm that is called twice; a bias that is shared or computed.
+        FloatingPointError: outputs of a layer with NaN or inf. Biases and batch norms are as they were.
     """
     check_whole("max_samples", max_samples)
     check_at_least_one(max_samples=max_samples)
     layers = quantized_layers(model)
     if not layers:
-        raise ValueError(f"model ({type(model).__name__}) is float: convert it first, with qconv.schemes.minmax(4, 8)")
+        raise ValueError(
+            f"model ({type(model).__name__}) has no quantized layers: convert a float model, with "
+            "qconv.schemes.minmax(4, 8) for example, and call this before qconv.freeze"
+        )
     twins = _twins(layers, float_model)
+    _check_biases(layers)
     pictures = [batch for batch, _ in batches_of(images, None, max_samples, max_samples)]
     if not pictures:
         raise ValueError("images must hold at least one sample")
+    if len(sizes := {tuple(batch.shape[1:]) for batch in pictures}) > 1:
+        raise ValueError(f"images must have one size, for they are one batch; there are {sorted(sizes)}")
     sample = torch.cat(pictures)
-    calibrate_what_waits(model, [(sample, None)])
-    targets: dict[str, tuple[Tensor, Tensor]] = {}
+    targets: dict[str, _Moments] = {}
 
     def note(name: str, output: Tensor) -> None:
-        targets[name] = _mean_and_deviation(twins[name], output)
+        targets[name] = _moments(twins[name], name, output)
 
-    with trial(float_model), _called(twins, note):
-        float_model(sample)
-    found = _Found(layers, targets, _norms(float_model))
-    with trial(model), _called(layers, found.of_layer), _before(_norms(model), found.of_norm):
-        model(sample)
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # compiled code would ignore the hooks
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        with trial(float_model), _called(twins, note):
+            float_model(sample)
+        calibrate_what_waits(model, [(sample, None)])
+        found = _Found(layers, targets, _norms(float_model))
+        with trial(model, warns=True), _called(layers, found.of_layer), _before(_norms(model), found.of_norm):
+            model(sample)
     rows = found.apply()
     if left := [row.name for row in rows if row.corrected == NOWHERE]:
         warnings.warn(
-            f"the shift of {', '.join(left)} stays: no bias, and no batch norm that takes the output; give the float "
-            "layer a bias before it is converted",
+            f"the mean outputs of {', '.join(map(repr, left))} stay shifted: there is no bias, and no batch norm that "
+            "takes the output; give the float layer a bias before it is converted",
             stacklevel=2,
         )
     return BiasCorrection(rows, len(sample))
@@ -138,15 +155,67 @@ def _twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) -> dict
         weight = getattr(modules.get(name), "weight", None)
         size = tuple(weight.shape) if isinstance(weight, Tensor) else "absent"
         if size != tuple(layer.weight.shape):
+            place = f"{name}.weight" if name else "weight"
             raise ValueError(
-                f"float_model must have the layers of model: '{name}.weight' is {size} in it, "
-                f"{tuple(layer.weight.shape)} in model"
+                f"float_model ({type(float_model).__name__}) must have the layers of model: {place!r} is {size} in it, "
+                f"{tuple(layer.weight.shape)} in model; give both without wrappers such as DistributedDataParallel, "
+                "AveragedModel (.module) or what torch.compile returns (._orig_mod)"
             )
     return {name: modules[name] for name in layers}
 
 
+def _check_biases(layers: Mapping[str, QuantizedLayer]) -> None:
+    """Raise a TypeError for a bias that can't be corrected for its layer alone."""
+    owners: dict[Tensor, str] = {}
+    for name, layer in layers.items():
+        if layer.bias is None:
+            continue
+        if layer._parameters.get("bias") is None:
+            raise TypeError(f"the bias of {name_of(layer, name)} is computed by a parametrization: remove that first")
+        if (other := owners.setdefault(layer.bias, name)) != name:
+            raise TypeError(f"{other} and {name} share a bias: it can't take away the shifts of both")
+
+
 def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
     return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+@dataclass(frozen=True)
+class _Moments:
+    """Those of a layer's outputs, for each filter over samples and places.
+
+    Attributes:
+        mean: E[y].
+        deviation: σ(y).
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+
+def _moments(layer: nn.Module, name: str, output: Tensor) -> _Moments:
+    """Return them, over all processes.
+
+    Raises:
+        ValueError: outputs of a sample that is no batch.
+        FloatingPointError: NaN or inf.
+    """
+    weight = cast(Tensor, layer.weight)
+    least = 2 if isinstance(layer, nn.Linear) else weight.ndim
+    if output.ndim < least:
+        raise ValueError(
+            f"images must be batches: the outputs of {name_of(layer, name)} have {output.ndim} dimensions, with that "
+            f"of the samples they have {least}"
+        )
+    channels = output.ndim - 1 if isinstance(layer, nn.Linear) else 1
+    others = [dimension for dimension in range(output.ndim) if dimension != channels]
+    count = output.numel() // output.shape[channels]
+    mean = output.mean(others, dtype=torch.float64)
+    square = torch.linalg.vector_norm(output, dim=others, dtype=torch.float64).square() / count
+    mean_over_processes((mean, square), True, process_count())
+    if not bool(mean.isfinite().all()):
+        raise FloatingPointError(f"the outputs of {name_of(layer, name)} have NaN or inf on these images")
+    return _Moments(mean, (square - mean.square()).clamp_min(0).sqrt())
 
 
 class _Found:
@@ -155,35 +224,35 @@ class _Found:
     def __init__(
         self,
         layers: Mapping[str, QuantizedLayer],
-        targets: Mapping[str, tuple[Tensor, Tensor]],
+        targets: Mapping[str, _Moments],
         float_norms: Mapping[str, _BatchNorm],
     ) -> None:
         self.layers, self.targets, self.float_norms = layers, targets, float_norms
         self.shifts: dict[str, Tensor] = {}
         self.of_norms: dict[str, list[tuple[str, _BatchNorm, Tensor]]] = {}
-        self.outputs: list[tuple[Tensor, str]] = []  # of layers without bias: a batch norm may get one of them
+        self.calls: Counter[_BatchNorm] = Counter()
+        # Outputs of layers without bias, with their versions: a batch norm may get one of them, if it was not changed.
+        self.outputs: list[tuple[weakref.ref[Tensor], int, str]] = []
 
     def of_layer(self, name: str, output: Tensor) -> Tensor | None:
         """Note the shift of an output, and return the output without it if the layer has a bias."""
         layer = self.layers[name]
         if name not in self.targets:
-            raise ValueError(f"float_model does not call {name}, which model calls")
-        shift = _mean_and_deviation(layer, output)[0] - self.targets[name][0]
-        if not bool(shift.isfinite().all()):
-            raise FloatingPointError(f"the outputs of {name_of(layer, name)} have NaN or inf on these images")
-        self.shifts[name] = shift
+            raise ValueError(f"float_model does not call {name_of(layer, name)}, which model calls")
+        shift = self.shifts[name] = _moments(layer, name, output).mean - self.targets[name].mean
         if layer.bias is not None:
             return output - _in_place_of(shift, layer, output)
-        self.outputs.append((output, name))
+        if output.ndim == 2 or not isinstance(layer, nn.Linear):  # its channels are those of a batch norm
+            self.outputs.append((weakref.ref(output), output._version, name))
         return None
 
     def of_norm(self, place: str, norm: _BatchNorm, input: Tensor) -> Tensor | None:
         """Return the input without its shift, if it is the output of a layer without bias."""
-        name = next((name for output, name in self.outputs if output is input), None)
+        self.calls[norm] += 1
+        same = (name for output, version, name in self.outputs if output() is input and input._version == version)
+        name = next(same, None)
         if name is None:
             return None
-        if any(norm is other for others in self.of_norms.values() for _, other, _ in others):
-            raise TypeError(f"{place} ({type(norm).__name__}) is called twice: its inputs have shifts of their own")
         twin = self.float_norms.get(place)
         if norm.running_mean is None:  # it takes away every mean
             shift = torch.zeros_like(self.shifts[name])
@@ -196,7 +265,19 @@ class _Found:
 
     @torch.no_grad()
     def apply(self) -> tuple[Shift, ...]:
-        """Change biases and running means; return a row for each layer."""
+        """Change biases and running means; return a row for each layer.
+
+        Raises:
+            ValueError: no layer was called.
+            TypeError: a batch norm, or its running mean, has other inputs, too.
+        """
+        if not self.shifts:
+            raise ValueError("model calls none of its quantized layers")
+        means: set[int] = set()
+        for place, norm, _ in (each for norms in self.of_norms.values() for each in norms):
+            if self.calls[norm] > 1 or (norm.running_mean is not None and id(norm.running_mean) in means):
+                raise TypeError(f"{place} ({type(norm).__name__}) is called twice: its inputs have shifts of their own")
+            means.add(id(norm.running_mean))
         rows: list[Shift] = []
         for name, shift in self.shifts.items():
             layer, norms = self.layers[name], self.of_norms.get(name, [])
@@ -207,26 +288,17 @@ class _Found:
             for _, norm, each in norms:
                 if norm.running_mean is not None:
                     norm.running_mean.add_(each.to(norm.running_mean))
-            deviation = max(float(self.targets[name][1].norm()), 1e-300)
-            rows.append(Shift(name, corrected, max(float(each.norm()) for each in shifts or [shift]) / deviation))
+            size, deviation = (
+                max(float(each.norm()) for each in shifts or [shift]),
+                float(self.targets[name].deviation.norm()),
+            )
+            rows.append(Shift(name, corrected, size / deviation if deviation else math.inf if size else 0.0))
         return tuple(rows)
-
-
-def _is_last(layer: nn.Module) -> bool:
-    """Whether channels are the last dimension of the outputs."""
-    return isinstance(layer, nn.Linear)
-
-
-def _mean_and_deviation(layer: nn.Module, output: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both for each filter, over samples and places."""
-    channels = output.ndim - 1 if _is_last(layer) else 1
-    flat = output.detach().double().movedim(channels, 0).flatten(1)
-    return flat.mean(1), flat.std(1, correction=0)
 
 
 def _in_place_of(shift: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
     """Return the shift in a shape to subtract from the output."""
-    size = (-1,) if _is_last(layer) else (-1, *(1,) * (output.ndim - 2))
+    size = (-1,) if isinstance(layer, nn.Linear) else (-1, *(1,) * (output.ndim - 2))
     return shift.to(output).view(size)
 
 
@@ -262,12 +334,16 @@ def _before(norms: Mapping[str, _BatchNorm], act: Callable[[str, _BatchNorm, Ten
     """Call ``act(name, norm, input)`` before each batch norm; what it returns replaces the input."""
 
     def hook(name: str):
-        def before(norm: nn.Module, args: tuple[Any, ...]) -> Tensor | None:
-            return act(name, cast(_BatchNorm, norm), args[0])
+        def before(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            input = args[0] if args else kwargs["input"]
+            changed = act(name, cast(_BatchNorm, norm), input)
+            if changed is None:
+                return None
+            return ((changed, *args[1:]), kwargs) if args else ((), {**kwargs, "input": changed})
 
         return before
 
-    handles = [norm.register_forward_pre_hook(hook(name)) for name, norm in norms.items()]
+    handles = [norm.register_forward_pre_hook(hook(name), with_kwargs=True) for name, norm in norms.items()]
     try:
         yield
     finally:

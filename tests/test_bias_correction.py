@@ -154,7 +154,7 @@ def test_batches_and_a_tensor_are_the_same_and_what_waits_is_calibrated() -> Non
 def test_layers_without_bias_or_batch_norm_are_named() -> None:
     network = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.BatchNorm2d(3)).double().eval()
     model = quantized(network)
-    with pytest.warns(UserWarning, match=r"the shift of 0 stays: no bias, and no batch norm that takes the output"):
+    with pytest.warns(UserWarning, match=r"the mean outputs of .0. stay shifted: there is no bias, and no batch"):
         (row,) = qconv.correct_bias(model, network, pictures()).rows
     assert row.corrected == "nothing"
     assert row.size > 0
@@ -163,7 +163,11 @@ def test_layers_without_bias_or_batch_norm_are_named() -> None:
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda model, network: (network, network, pictures()), ValueError, "model .Network. is float: convert it"),
+        (
+            lambda model, network: (network, network, pictures()),
+            ValueError,
+            "model .Network. has no quantized layers: conv",
+        ),
         (lambda model, network: (model, model, pictures()), ValueError, "float_model has a quantized layer, layer 'st"),
         (lambda model, network: (model, network.stem, pictures()), ValueError, "'stem.0.weight' is absent in it"),
         (lambda model, network: (model, network, pictures(0)), ValueError, "at least one sample"),
@@ -189,22 +193,119 @@ def test_a_batch_norm_without_statistics_takes_every_mean_away() -> None:
     assert (row.corrected, row.size) == ("1", 0)
 
 
-def test_layers_and_norms_that_are_called_twice() -> None:
-    class Twice(nn.Module):
-        def __init__(self, share: str) -> None:
-            super().__init__()
-            self.share = share
-            self.conv1, self.conv2 = (nn.Conv2d(2, 2, 3, bias=False) for _ in range(2))
-            self.bn = nn.BatchNorm2d(2)
+class Chain(nn.Module):
+    """A convolution without bias and a batch norm, and what a test makes of them."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            return self.bn((self.conv1 if self.share == "conv" else self.conv2)(self.bn(self.conv1(x))))
+    def __init__(self, path: Callable[["Chain", Tensor], Tensor]) -> None:
+        super().__init__()
+        self.conv, self.bn = nn.Conv2d(2, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2)
+        self.path = path
 
-    for share, words in (("conv", "conv1"), ("bn", "bn .BatchNorm2d")):
-        network = Twice(share).double().eval()
-        if share == "conv":
-            network.conv2 = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-        with pytest.raises(TypeError, match=words + r".* is called twice"):
-            qconv.correct_bias(quantized(network), network, pictures())
+    def forward(self, x: Tensor) -> Tensor:
+        return self.path(self, x)
+
+
+def chain(path: Callable[[Chain, Tensor], Tensor]) -> Chain:
+    torch.manual_seed(0)
+    return Chain(path).double().eval()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        lambda net, x: net.bn(net.conv(x).relu_()),
+        lambda net, x: net.bn(net.conv(x).clamp_(0, 0.3)),
+        lambda net, x: net.bn(net.conv(x).add_(x)),
+    ],
+    ids=["relu", "clamp", "add"],
+)
+def test_an_output_that_is_changed_in_place_is_not_that_of_the_layer(path: Callable[[Chain, Tensor], Tensor]) -> None:
+    network = chain(path)
+    model = quantized(network)
+    before = model(pictures())
+    with pytest.warns(UserWarning, match="'conv' stay shifted"):
+        qconv.correct_bias(model, network, pictures())
+    assert torch.equal(model(pictures()), before)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        lambda net, x: net.bn(net.conv(net.bn(net.conv(x)))),
+        lambda net, x: net.bn(torch.relu(net.bn(net.conv(x)))),
+        lambda net, x: net.bn(net.conv(torch.relu(net.bn(x)))),
+    ],
+    ids=["layer", "norm behind", "norm before"],
+)
+def test_layers_and_norms_that_are_called_twice(path: Callable[[Chain, Tensor], Tensor]) -> None:
+    network = chain(path)
+    model = quantized(network)
+    before = model(pictures())
+    with pytest.raises(TypeError, match=r"is called twice: its \w+ have shifts of their own"):
+        qconv.correct_bias(model, network, pictures())
+    assert torch.equal(model(pictures()), before)
+
+
+def test_a_batch_norm_gets_its_input_by_name() -> None:
+    network = chain(lambda net, x: net.bn(input=net.conv(x)))
+    (row,) = qconv.correct_bias(quantized(network), network, pictures()).rows
+    assert row.corrected == "bn"
+
+
+def test_channels_of_a_linear_layer_are_not_those_of_a_batch_norm_behind_it() -> None:
+    network = nn.Sequential(nn.Flatten(2), nn.Linear(81, 2, bias=False), nn.BatchNorm1d(2)).double().eval()
+    with pytest.warns(UserWarning, match="'1' stay shifted"):
+        qconv.correct_bias(quantized(network), network, pictures())
+
+
+def test_compiled_models_are_corrected_as_others(recwarn: pytest.WarningsRecorder) -> None:
+    network = trained()
+    models = [quantized(network) for _ in range(2)]
+    for each in (network, models[1]):
+        each.compile(backend="eager")
+        each(pictures())
+    found = [qconv.correct_bias(model, network, pictures()) for model in models]
+    assert found[0].rows == found[1].rows
+    assert torch.equal(models[0](pictures()), models[1](pictures()))
+    assert not [each for each in recwarn if "raph break" in str(each.message)]
+
+
+def test_biases_that_are_shared_or_computed() -> None:
+    network = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 3)).double().eval()
+    model = quantized(network)
+    model[1].bias = model[0].bias
+    with pytest.raises(TypeError, match="0 and 1 share a bias"):
+        qconv.correct_bias(model, network, pictures())
+    model = quantized(network)
+    nn.utils.parametrize.register_parametrization(model[1], "bias", nn.Identity())
+    with pytest.raises(TypeError, match=r"the bias of layer '1' .* is computed by a parametrization"):
+        qconv.correct_bias(model, network, pictures())
+
+
+def test_nan_in_the_float_model_alone() -> None:
+    network = trained()
+    model = qconv.convert(copy.deepcopy(network), SCHEMES[0], skip=())
+    stored = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        network.transposed.weight[0] = torch.nan
+    with pytest.raises(FloatingPointError, match=r"layer 'transposed' .ConvTranspose2d. have NaN or inf"):
+        qconv.correct_bias(model, network, pictures())
+    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
+
+
+def test_images_of_other_shapes_and_numbers() -> None:
+    network = trained()
+    convolution = nn.Sequential(nn.Conv2d(2, 7, 3)).double()  # as many filters as rows
+    with pytest.raises(ValueError, match=r"images must be batches: .* have 3 dimensions, with that of the samples"):
+        qconv.correct_bias(quantized(convolution), convolution, pictures()[0])
+    with pytest.raises(ValueError, match=r"images must have one size, .* there are \[\(2, 8, 9\), \(2, 9, 9\)\]"):
+        qconv.correct_bias(quantized(network), network, [pictures(), pictures()[:, :, 1:]])
     with pytest.raises(ValueError, match=r"max_samples \(=0\) must be at least 1"):
-        qconv.correct_bias(quantized(trained()), trained(), pictures(), max_samples=0)
+        qconv.correct_bias(quantized(network), network, pictures(), max_samples=0)
+
+
+def test_deviations_of_0() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(162, 2)).double()
+    found = qconv.correct_bias(quantized(network), network, pictures()[:1])
+    assert [row.size for row in found.rows] == [float("inf")]
+    assert "inf%" in str(found)

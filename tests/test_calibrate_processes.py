@@ -1,5 +1,6 @@
 """First batches' ranges where processes take different paths, under gloo and under DataParallel."""
 
+import copy
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -88,6 +89,15 @@ def deltas(seeds: tuple[int, ...]) -> dict[str, float]:
     return write_deltas(model, found)
 
 
+def corrected(seeds: tuple[int, ...]) -> list[float]:
+    """The bias that `qconv.correct_bias` leaves, from these pictures."""
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(2, 3, 3))
+    model = qconv.convert(copy.deepcopy(network), schemes.bwn(), skip=())
+    qconv.correct_bias(model, network, torch.cat([pictures(seed) for seed in seeds]))
+    return model[0].bias.tolist()  # pyright: ignore
+
+
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(f"{folder}/store", 2)  # pyright: ignore[reportPrivateImportUsage]  # documented API
@@ -99,6 +109,7 @@ def worker(rank: int, folder: str) -> None:
         "apart without names": trained(rank, ([0, 1], [0, 2]), named=False),
         "one more": trained(rank, ([0, 1], [0]), named=True),
         "deltas": deltas((rank,)),
+        "corrected": corrected((rank,)),
     }
     dist.distributed_c10d._get_default_store().set_timeout(timedelta(seconds=SECONDS))
     if rank == 0:  # the other one never comes
@@ -152,6 +163,11 @@ def test_a_blank_batch_of_one_process_does_not_count(ranks: list[dict[str, Any]]
 def test_processes_have_the_same_delta(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["deltas"] == ranks[1]["deltas"] == pytest.approx(deltas((0, 1)))
     assert any(ranks[0]["deltas"].values())
+
+
+def test_processes_have_the_same_corrected_bias(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["corrected"] == ranks[1]["corrected"] == pytest.approx(corrected((0, 1)))
+    assert ranks[0]["corrected"] != pytest.approx(corrected((0,)))
 
 
 def test_a_replica_of_data_parallel_calibrates_nothing() -> None:

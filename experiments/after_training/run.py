@@ -67,7 +67,7 @@ def run(root: str, source: str, iterations: int) -> list[dict[str, Any]]:
         qconv.calibrate(model, [few])
         corrected = copy.deepcopy(model)
         start = time.perf_counter()
-        print(qconv.correct_bias(corrected, network, few))
+        print(qconv.correct_bias(corrected, network, few, max_samples=SAMPLES))
         seconds = {CORRECTED: time.perf_counter() - start}
         found = {NEAREST: model, CORRECTED: corrected}
         if iterations > 0:

@@ -85,23 +85,39 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
         raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
     goes_on = config.get("resume") is not None
     stored = with_former_defaults(with_former_arguments({**FORMER, **stored}), config)
-    for group in groups:
-        value, asked = stored.get(group), config.get(group)
-        if value != asked and not (goes_on and same_pictures(group, value, asked)):
-            add = shlex.join(remedy(group, value, asked, stored.get("choices", {}).get(group)))
-            raise CheckpointError(
-                f"checkpoint {path} was trained with {group} {call(value)}, this run asks for {call(asked)}: "
-                f"add {add}{in_spite_of(path, group, value, asked)}"
-            )
+    differing = {
+        group: (stored.get(group), config.get(group))
+        for group in groups
+        if stored.get(group) != config.get(group)
+        and not (goes_on and same_pictures(group, stored.get(group), config.get(group)))
+    }
+    for group, (value, asked) in differing.items():
+        add = shlex.join(remedy(group, value, asked, stored.get("choices", {}).get(group)))
+        raise CheckpointError(
+            f"checkpoint {path} was trained with {group} {call(value)}, this run asks for {call(asked)}: "
+            f"add {add}{in_spite_of(path, differing)}"
+        )
 
 
-def in_spite_of(path: str, group: str, stored: Any, asked: Any) -> str:
-    """Return the words that go on from `path` with `asked`, behind a comma; "" if `resume=` would refuse it, too."""
-    of_run = Path(path).parts[-2:] == LAST.parts
-    if not of_run or not (group == "trainer" or same_pictures(group, stored, asked)):
+def in_spite_of(path: str, differing: Mapping[str, tuple[Any, Any]]) -> str:
+    """Return the words that go on in the run's folder with what differs, behind a comma; "" if they are refused, too.
+
+    Args:
+        path: the checkpoint.
+        differing: what is stored and what is asked for, by the group of the config.
+    """
+    folder = Path(path).parents[1] if Path(path).parts[-2:] == LAST.parts else None
+    if folder is None or not all(may_change(group, *nodes) for group, nodes in differing.items()):
         return ""
-    words = shlex.join([f"resume={Path(path).parents[1]}", *remedy(group, asked, stored)])
-    return f", or go on with this difference by {words}"
+    words = (word for group, (stored, asked) in differing.items() for word in remedy(group, asked, stored))
+    return f", or go on with this difference by {shlex.join([f'resume={folder}', *words])}"
+
+
+def may_change(group: str, stored: Any, asked: Any) -> bool:
+    """Whether `resume=` takes the difference as the user's word."""
+    if group == "trainer":
+        return asked.get("max_epochs", 0) >= stored.get("max_epochs", 0)
+    return same_pictures(group, stored, asked)
 
 
 def same_pictures(group: str, stored: Any, asked: Any) -> bool:
