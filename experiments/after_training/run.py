@@ -53,7 +53,7 @@ def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
     return float(torch.stack(right).sum()) / len(labels)
 
 
-def run(root: str, source: str, iterations: int) -> list[dict[str, Any]]:
+def run(root: str, source: str, iterations: int, of_commit: str | None) -> list[dict[str, Any]]:
     """Return a row for the float network, and three for each number of bits; without iterations none is learned."""
     data = ImageFolderDataModule(root, augment=(), seed=1)
     data.prepare_data()
@@ -81,7 +81,7 @@ def run(root: str, source: str, iterations: int) -> list[dict[str, Any]]:
             row["seconds"] = round(seconds[rounding], 1) if rounding in seconds else ""
             rows.append(row)
             print(row, flush=True)
-    about = {**machine(), "torch": torch.__version__, "samples": SAMPLES, "commit": commit()}
+    about = {**machine(), "torch": torch.__version__, "samples": SAMPLES, "commit": of_commit}
     name = Path(source).resolve().name  # that of the folder, if it is one
     return [{"network": name, "iterations": "", "seconds": "", **row, **about} for row in rows]
 
@@ -134,8 +134,9 @@ if __name__ == "__main__":
     options = parser.parse_intermixed_args()
     if files := [source for source in options.networks if Path(source).is_file()]:
         parser.error(f"NETWORK (={files[0]!r}) must be a name of the zoo or the folder of a run")
+    now = commit()  # before the files here are written
     for source in options.networks:
-        found = run(options.data, source, options.iterations)
+        found = run(options.data, source, options.iterations, now)
         rows = merged(read_csv(RESULTS), found)
         write_csv(rows, RESULTS)
         draw(rows)
