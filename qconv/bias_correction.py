@@ -1,12 +1,11 @@
 """The mean that quantization adds to the outputs of a layer, taken away again (Nagel et al., arXiv:1906.04721)."""
 
 import math
-import sys
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -123,15 +122,12 @@ def correct_bias(
     def note(name: str, output: Tensor) -> None:
         targets[name] = _moments(twins[name], name, output)
 
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # compiled code would ignore the hooks
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        with trial(float_model), _called(twins, note):
-            float_model(sample)
-        calibrate_what_waits(model, [(sample, None)])
-        found = _Found(layers, targets, _norms(float_model))
-        with trial(model, warns=True), _called(layers, found.of_layer), _before(_norms(model), found.of_norm):
-            model(sample)
+    with trial(float_model), _called(twins, note):
+        float_model(sample)
+    calibrate_what_waits(model, [(sample, None)])
+    found = _Found(layers, targets, _norms(float_model))
+    with trial(model, warns=True), _called(layers, found.of_layer), _before(_norms(model), found.of_norm):
+        model(sample)
     rows = found.apply()
     if left := [row.name for row in rows if row.corrected == NOWHERE]:
         warnings.warn(
@@ -281,17 +277,16 @@ class _Found:
         rows: list[Shift] = []
         for name, shift in self.shifts.items():
             layer, norms = self.layers[name], self.of_norms.get(name, [])
-            corrected, shifts = ", ".join(place for place, _, _ in norms) or NOWHERE, [each for *_, each in norms]
+            corrected = ", ".join(place for place, _, _ in norms) or NOWHERE
+            shifts = [each for *_, each in norms]
             if layer.bias is not None:
                 layer.bias.sub_(shift.to(layer.bias))
                 corrected = BIAS
             for _, norm, each in norms:
                 if norm.running_mean is not None:
                     norm.running_mean.add_(each.to(norm.running_mean))
-            size, deviation = (
-                max(float(each.norm()) for each in shifts or [shift]),
-                float(self.targets[name].deviation.norm()),
-            )
+            size = max(float(each.norm()) for each in shifts or [shift])
+            deviation = float(self.targets[name].deviation.norm())
             rows.append(Shift(name, corrected, size / deviation if deviation else math.inf if size else 0.0))
         return tuple(rows)
 

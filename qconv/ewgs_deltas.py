@@ -229,8 +229,6 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
 
     weights = {}
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # compiled code would ignore the hooks
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(while_not_lean(model, swaps=False))
         stack.enter_context(batch_statistics(model))
         stack.enter_context(trial(model))

@@ -111,8 +111,9 @@ def reconstruct(
     The weights that were found replace the latent ones: each lies on its level. Nothing else is stored, so that the
     model is saved, frozen, exported and trained as any other. Batch norms and biases stay.
 
-    The float model is that of the latent weights: of a network that was trained with quantized ones it is another
-    network. Weights that are frozen (``requires_grad=False``) are rounded, too.
+    The float model is that of the latent weights, with the biases and batch norms of ``model``: of a network that was
+    trained with quantized weights, or that `correct_bias` has changed, it is another network. Weights that are frozen
+    (``requires_grad=False``) are rounded, too.
 
     A block is a module that is neither a quantized layer nor ``nn.Sequential``, ``nn.ModuleList`` or
     ``nn.ModuleDict``, and holds quantized layers, below the model itself, such as a residual block; a quantized layer

@@ -102,6 +102,17 @@ def test_batch_norms_biases_and_the_mode_stay() -> None:
     assert not any(name.startswith("2.0.bn1") or "weight_quantizer" in name for name in changed)
 
 
+def test_compiled_models_are_reconstructed_as_others() -> None:
+    models = [quantized(schemes.minmax(3, 8)) for _ in range(2)]
+    models[1].compile(backend="eager")
+    with torch.no_grad():
+        for count in (1, QUICK["batch_size"], 8):  # every size that it runs: code without hooks is there
+            models[1](pictures(count))
+    rows = [reconstruct(model, pictures(), **QUICK).rows for model in models]
+    assert len(rows[0]) == 4
+    assert rows[0] == rows[1]
+
+
 def test_it_repeats_itself() -> None:
     models = [quantized(schemes.lsq(3, 8)) for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):

@@ -1,5 +1,6 @@
 """Running a model to observe it, and restoring it afterwards."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,8 @@ def trial(
 ) -> Iterator[None]:
     """Context manager: evaluation mode without gradients; afterwards all modules have their former modes.
 
+    Compiled models run as they are written: compiled code would ignore the hooks of those who observe.
+
     Args:
         model: any module.
         keep_random: restore the random state afterwards. Not if the inputs are drawn meanwhile.
@@ -25,6 +28,8 @@ def trial(
     """
     modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # without it nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         if not warns:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")

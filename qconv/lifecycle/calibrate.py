@@ -1,10 +1,9 @@
 """Setting learned steps, clips and ranges of input quantizers from real inputs."""
 
 import inspect
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -197,9 +196,5 @@ def _observed(observe: Mapping[QuantizedLayer, Callable[[Tensor], None]]) -> Ite
 @contextmanager
 def _as_in_training(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients, in which batch norm normalizes as in training."""
-    with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # compiled code would ignore observers
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(batch_statistics(model))
-        stack.enter_context(trial(model, keep_random=False, warns=True))  # the batches may be drawn at random
+    with batch_statistics(model), trial(model, keep_random=False, warns=True):  # the batches may be drawn at random
         yield

@@ -91,7 +91,8 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
         if stored.get(group) != config.get(group)
         and not (goes_on and same_pictures(group, stored.get(group), config.get(group)))
     }
-    for group, (value, asked) in differing.items():
+    if differing:
+        group, (value, asked) = next(iter(differing.items()))
         add = shlex.join(remedy(group, value, asked, stored.get("choices", {}).get(group)))
         raise CheckpointError(
             f"checkpoint {path} was trained with {group} {call(value)}, this run asks for {call(asked)}: "
