@@ -18,6 +18,7 @@ def train(dampening: float = 0.0, freeze: tuple[float, float] | None = None) -> 
     with torch.no_grad():
         step.fill_(1.0)
         layer.weight.fill_(-0.3)
+    layer.weight_quantizer.requires_grad_(False)
     optimizer = torch.optim.SGD([layer.weight], lr=0.1)
     qconv.after_every_step(optimizer, layer)
     Oscillations(freeze=freeze, momentum=0.02).attach(layer, optimizer, total_steps=STEPS)

@@ -1,5 +1,6 @@
 """Latent weights are clamped after the optimizer step, in a hand-written loop as elsewhere."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -64,3 +65,57 @@ def test_shift_parameters_stay_in_range() -> None:
     optimizer.step()
     shift = layer.weight_quantizer.tensors()[0]
     assert (shift.min().item(), shift.max().item()) == (-14.0, 0.0)
+
+
+def trained(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 25) -> list[str]:
+    """Train, with a step of each optimizer, and return the warnings."""
+    images = torch.randn(8, 3, 6, 6)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            optimizers[0].zero_grad()
+            model(images).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    return [str(one.message) for one in told]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    nn.init.constant_(norm.weight, 8)  # beyond PACT's bound
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "left_out"),
+    [
+        (schemes.lsq(4, 4), ["3.input_quantizer.step", "3.weight_quantizer.step"]),
+        (schemes.pact(4, 4), ["3.input_quantizer.alpha"]),
+        (schemes.shift_ps(), ["3.weight_quantizer.shift", "3.weight_quantizer.sign"]),
+        (schemes.bwn(), []),
+    ],
+    ids=str,
+)
+def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out: list[str]) -> None:
+    model = network()
+    early = torch.optim.SGD(model.parameters(), lr=1e-2)
+    model = qconv.convert(model, scheme)
+    qconv.after_every_step(early, model)
+    told = trained(model, early)
+    assert len(told) == bool(left_out)
+    if left_out:
+        named = left_out[0] + " and 1 other parameter" * (len(left_out) - 1)
+        assert told[0].startswith(f"in 20 steps no optimizer has changed {named}, in spite of gradients")
+        assert "after qconv.convert" in told[0]
+    assert not trained(model, early)  # only once
+    parameters = dict(model.named_parameters())
+    late = torch.optim.SGD([parameters[name] for name in left_out] or list(model.parameters()), lr=1e-2)
+    for optimizers in ((early, late), (torch.optim.SGD(model.parameters(), lr=1e-2),)):
+        handle = qconv.after_every_step(optimizers[0], model)
+        assert not trained(model, *optimizers)
+        handle.remove()
+    for name in left_out:
+        parameters[name].requires_grad_(False)
+    qconv.after_every_step(early, model)
+    assert not trained(model, early)

@@ -1,14 +1,19 @@
 """Calls of a training loop beside the optimizer: after each optimizer step, and as training progresses."""
 
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..layers import QuantizedLayer
 from ..quantizers import Quantizer
+
+_PATIENCE = 20
+"""The number of steps after which what has not changed is trained by no other optimizer, either."""
 
 
 def after_step(model: nn.Module) -> None:
@@ -31,6 +36,9 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
     torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
+    An optimizer that was made before `qconv.convert` holds the weights, but not what a scheme learns beside them, such
+    as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a warning names them.
+
     Raises:
         TypeError: ``optimizer`` is not a torch optimizer and wraps none.
     """
@@ -45,9 +53,68 @@ class _AfterStep:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
+        self.steps = 0
+        self.left_out: list[_LeftOut] = []
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         after_step(self.model)
+        if self.steps > _PATIENCE or torch.compiler.is_compiling():
+            return
+        self.steps += 1
+        if self.steps == 1:
+            self.left_out = list(_left_out(optimizer, self.model))
+        elif self.steps > _PATIENCE:
+            _warn_untrained([one for one in self.left_out if one.is_untrained()])
+            self.left_out = []
+
+
+class _LeftOut(NamedTuple):
+    """A learned tensor of a quantizer that is not among the parameters of an optimizer.
+
+    Attributes:
+        name: where it stands in the model.
+        tensor: the tensor.
+        before: its values at the first step.
+    """
+
+    name: str
+    tensor: Tensor
+    before: Tensor
+
+    def is_untrained(self) -> bool:
+        """Whether it has a gradient that no step has used."""
+        grad = self.tensor.grad
+        return (
+            self.tensor.requires_grad
+            and grad is not None
+            and bool(grad.any())
+            and torch.equal(self.tensor, self.before)
+        )
+
+
+def _left_out(optimizer: Optimizer, model: nn.Module) -> Iterator[_LeftOut]:
+    """Yield what the quantizers learn of those layers whose weight ``optimizer`` holds, but which it does not hold."""
+    held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
+    for name, layer in model.named_modules():
+        if isinstance(layer, QuantizedLayer) and id(layer._parameters.get("weight")) in held:
+            for place, quantizer in layer.quantizers().items():
+                for own, tensor in quantizer.named_parameters():
+                    if tensor.requires_grad and id(tensor) not in held:
+                        whole = ".".join(part for part in (name, place, own) if part)
+                        yield _LeftOut(whole, tensor, tensor.detach().clone())
+
+
+def _warn_untrained(left_out: list[_LeftOut]) -> None:
+    if not left_out:
+        return
+    others = len(left_out) - 1
+    named = left_out[0].name + (f" and {others} other parameter{'s' * (others > 1)}" if others else "")
+    warnings.warn(
+        f"in {_PATIENCE} steps no optimizer has changed {named}, in spite of gradients: the optimizer of the weights "
+        "does not hold what the scheme learns. Make it after qconv.convert, or call optimizer.add_param_group; "
+        "requires_grad_(False) says that nothing is to change",
+        stacklevel=4,
+    )
 
 
 def innermost(optimizer: Any) -> Optimizer:
