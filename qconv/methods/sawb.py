@@ -118,7 +118,7 @@ def sawb(
     ``input_bits=None`` leaves the input float. The paper leaves the first and the last layer float.
 
     Raises:
-        ValueError: ``weight_bits`` is not from 2 to 4, ``input_bits`` not from 1 to 8, or ``zero`` with 3 bits.
+        ValueError: ``weight_bits`` is not from 2 to 4, ``input_bits`` not from 1 to 16, or ``zero`` with 3 bits.
         TypeError: ``zero``, ``per_channel`` or ``plus`` is not a bool.
     """
     check_bits("weight_bits", weight_bits, 2, 4, "sawb")
