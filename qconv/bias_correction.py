@@ -19,7 +19,7 @@ from .layers import QuantizedLayer
 from .layers.naming import name_of
 from .layers.trial import trial
 from .processes import mean_over_processes, process_count
-from .sensitivity import batches_of, calibrate_what_waits
+from .sensitivity import batches_of, calibrate_what_waits, float_twins
 from .table import Column, lines
 
 BIAS, NOWHERE = "its bias", "nothing"
@@ -79,9 +79,8 @@ def correct_bias(
     difference; what else takes that output keeps the shift. Weights and scales stay.
 
     It runs each model once, and helps where weights are rounded to nearest. Behind `reconstruct`, which sees the shift
-    as a part of its error, little is left to gain; do not call it before `reconstruct`, which takes the biases and the
-    batch norms of its float model from the quantized one. Called again with the same float model it finds no shift
-    where it has corrected one, but for rounding.
+    as a part of its error, little is left to gain; a `reconstruct` that comes later needs the float model, too. Called
+    again with the same float model it finds no shift where it has corrected one, but for rounding.
 
     Under `torch.distributed` every process calls it with as many samples of its own, and all get the mean.
 
@@ -109,7 +108,7 @@ def correct_bias(
             f"model ({type(model).__name__}) has no quantized layers: convert a float model, with "
             "qconv.schemes.minmax(4, 8) for example, and call this before qconv.freeze"
         )
-    twins = _twins(layers, float_model)
+    twins = float_twins(layers, float_model)
     _check_biases(layers)
     pictures = [batch for batch, _ in batches_of(images, None, max_samples, max_samples)]
     if not pictures:
@@ -136,28 +135,6 @@ def correct_bias(
             stacklevel=2,
         )
     return BiasCorrection(rows, len(sample))
-
-
-def _twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) -> dict[str, nn.Module]:
-    """The float layers by the names of the quantized ones."""
-    if others := quantized_layers(float_model):
-        name, layer = next(iter(others.items()))
-        raise ValueError(
-            f"float_model has a quantized layer, {name_of(layer, name)}: give the model before it was converted, or "
-            "qconv.to_float of a copy"
-        )
-    modules = dict(float_model.named_modules())
-    for name, layer in layers.items():
-        weight = getattr(modules.get(name), "weight", None)
-        size = tuple(weight.shape) if isinstance(weight, Tensor) else "absent"
-        if size != tuple(layer.weight.shape):
-            place = f"{name}.weight" if name else "weight"
-            raise ValueError(
-                f"float_model ({type(float_model).__name__}) must have the layers of model: {place!r} is {size} in it, "
-                f"{tuple(layer.weight.shape)} in model; give both without wrappers such as DistributedDataParallel, "
-                "AveragedModel (.module) or what torch.compile returns (._orig_mod)"
-            )
-    return {name: modules[name] for name in layers}
 
 
 def _check_biases(layers: Mapping[str, QuantizedLayer]) -> None:

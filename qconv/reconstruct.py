@@ -20,7 +20,7 @@ from .layers.own_levels import has_unit_steps, why_off_levels
 from .layers.trial import trial
 from .progress import shown
 from .quantizers import Identity
-from .sensitivity import batches_of, calibrate_what_waits, float_but
+from .sensitivity import batches_of, calibrate_what_waits, float_but, float_twins
 from .table import Column, lines, write_csv
 
 STRETCH = (-0.1, 1.1)
@@ -85,6 +85,7 @@ def reconstruct(
     model: nn.Module,
     images: Tensor | Iterable[Any],
     *,
+    float_model: nn.Module | None = None,
     iterations: int = 2000,
     batch_size: int = 32,
     learning_rate: float = 1e-2,
@@ -111,9 +112,9 @@ def reconstruct(
     The weights that were found replace the latent ones: each lies on its level. Nothing else is stored, so that the
     model is saved, frozen, exported and trained as any other. Batch norms and biases stay.
 
-    The float model is that of the latent weights, with the biases and batch norms of ``model``: of a network that was
-    trained with quantized weights, or that `correct_bias` has changed, it is another network. Weights that are frozen
-    (``requires_grad=False``) are rounded, too.
+    Without ``float_model``, that is the network of the latent weights with the biases and batch norms of ``model``:
+    another one than was trained, if it was trained with quantized weights, if `correct_bias` has changed it, or if its
+    weights lie on levels since an earlier call. Weights that are frozen (``requires_grad=False``) are rounded, too.
 
     A block is a module that is neither a quantized layer nor ``nn.Sequential``, ``nn.ModuleList`` or
     ``nn.ModuleDict``, and holds quantized layers, below the model itself, such as a residual block; a quantized layer
@@ -123,6 +124,8 @@ def reconstruct(
         model: converted by a scheme of evenly spaced levels for the weights, such as `schemes.lsq` and
             `schemes.minmax`; it is changed in place. What is not calibrated yet is calibrated on ``images``.
         images: a tensor of samples, or batches, from a DataLoader, for example; labels are not used.
+        float_model: the trained model from which ``model`` was converted, whose outputs are to be kept: a copy, as
+            `qconv.convert` changes its model. Weights are rounded from where they are in ``model``.
         iterations: steps of Adam for each block; the papers take 10,000 and 20,000.
         batch_size: samples in a step.
         learning_rate: of V. The papers' is 0.001, with more iterations.
@@ -135,7 +138,8 @@ def reconstruct(
         The error of each block before and after.
 
     Raises:
-        ValueError: a float model, no samples, or an option out of its range.
+        ValueError: a ``model`` that is float; a ``float_model`` that is not, or lacks layers of ``model`` or does not
+            call its blocks; no samples, or an option out of its range.
         TypeError: a weight whose levels are not evenly spaced, or that is normalized before it is quantized; a weight
             that is shared; a block that takes or returns anything but one tensor, or is called twice.
     """
@@ -155,6 +159,8 @@ def reconstruct(
         raise ValueError(f"model ({type(model).__name__}) is float: convert it first, with qconv.schemes.lsq(4, 8)")
     for name, layer in layers.items():
         _check_levels(name, layer)
+    if float_model is not None:
+        float_twins(layers, float_model)
     owners: dict[Tensor, str] = {}
     for name, layer in layers.items():
         if (other := owners.setdefault(layer.weight, name)) != name:
@@ -164,14 +170,14 @@ def reconstruct(
     try:
         calibrate_what_waits(model, batches)
         pictures = [images for images, _ in batches]
-        float_model = copy.deepcopy(model)
+        reference = copy.deepcopy(model) if float_model is None else float_model
         blocks = _blocks(model, pictures[0][:1])
         generator = torch.Generator().manual_seed(seed)
         options = _Options(iterations, batch_size, learning_rate, input_learning_rate, regularization)
         rows = []
         for name, block in shown(list(blocks.items()), "reconstruct", len(blocks)):
-            with float_but(_layers(float_model)):
-                _, target = _seen(float_model, name, pictures)
+            with float_but(_layers(reference)):
+                _, target = _seen(reference, name, pictures)
             input, before = _seen(model, name, pictures)
             moved = _reconstruct(block, input, target, options, generator)
             _, after = _seen(model, name, pictures)
@@ -266,6 +272,8 @@ def _seen(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tens
                     continue
     finally:
         handle.remove()
+    if not outputs:
+        raise ValueError(f"float_model must call {name} ({type(model.get_submodule(name)).__name__}), as model does")
     return torch.cat(inputs), torch.cat(outputs)
 
 

@@ -113,6 +113,42 @@ def test_compiled_models_are_reconstructed_as_others() -> None:
     assert rows[0] == rows[1]
 
 
+def test_the_outputs_of_a_given_float_model_are_kept() -> None:
+    """Also where the biases of the quantized one are others."""
+    alone, given, shifted = (quantized(schemes.minmax(3, 8)) for _ in range(3))
+    expected = reconstruct(alone, pictures(), **QUICK)
+    assert reconstruct(given, pictures(), float_model=network(), **QUICK).rows == expected.rows
+    with torch.no_grad():
+        shifted[2][0].conv2.bias.add_(0.5)  # pyright: ignore[reportIndexIssue]
+    wrong = copy.deepcopy(shifted)
+    reconstruct(shifted, pictures(), float_model=network(), **QUICK)
+    reconstruct(wrong, pictures(), **QUICK)
+    assert error(shifted, pictures()) < 0.7 * error(wrong, pictures())
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (lambda: quantized(schemes.minmax(3, 8)), r"float_model has a quantized layer, layer '0' \(QConv2d"),
+        (lambda: network()[0], r"'0.weight' is absent in it, \(4, 2, 3, 3\) in model"),
+        (lambda: Uncalled(network()), r"float_model must call 2\.0 \(Residual\), as model does"),
+    ],
+)
+def test_another_float_model_is_refused(other: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        reconstruct(quantized(schemes.minmax(3, 8)), pictures(), float_model=other(), iterations=2)
+
+
+class Uncalled(nn.Sequential):
+    """Calls the first layers alone."""
+
+    def __init__(self, layers: nn.Sequential) -> None:
+        super().__init__(*layers)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self[1](self[0](input))
+
+
 def test_it_repeats_itself() -> None:
     models = [quantized(schemes.lsq(3, 8)) for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):
