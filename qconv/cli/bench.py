@@ -32,8 +32,9 @@ def _add_model(kinds: Any) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="folder of a run, which must be trusted; a packed model; or MODULE:FUNCTION, a function of yours that "
-        "returns the arguments of qconv.compare_models: float model, quantized model, images, and labels if you like",
+        help="folder of a run, which must be trusted; a packed model; a name that qconv zoo lists; or MODULE:FUNCTION, "
+        "a function of yours that returns the arguments of qconv.compare_models: float model, quantized model, images, "
+        "and labels if you like",
     )
     parser.add_argument(
         "pictures", metavar="PICTURE", nargs="*", help="picture files, for a packed model: to count agreement"

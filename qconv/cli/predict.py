@@ -17,7 +17,8 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "predict",
         help="name the classes of pictures",
-        description="Name the most probable classes of pictures, by the packed model that a run of train.py has left.",
+        description="Name the most probable classes of pictures, by the network of a run, of a packed model, or one "
+        "that comes with qconv.",
         epilog="example: qconv predict outputs/2026-01-31/12-00-00 cat.jpg *.png",
     )
     add_model(parser)

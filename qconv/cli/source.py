@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
     """The argument MODEL."""
-    what = f"folder of a run of train.py, which must be trusted, a packed model{more}, or a name that qconv zoo lists"
+    what = f"folder of a run, which must be trusted, a packed model{more}, or a name that qconv zoo lists"
     parser.add_argument("model", metavar="MODEL", type=Source, help=what)
 
 
