@@ -57,13 +57,18 @@ def folder(name: str, seed: int) -> Path:
     return RUNS / f"{name.lower()}-seed{seed}"
 
 
+def words(name: str, seed: int) -> list[str]:
+    """Return what stands behind ``qconv train`` in the project's root, but for the folders of pictures and run."""
+    recipe = RECIPES[name]
+    start = recipe.starts_from and f"init_from={(folder(recipe.starts_from, seed) / BEST).relative_to(ROOT)}"
+    chosen = [f"experiment=cifar10/{recipe.experiment}", "data=image_folder", f"seed={seed}", *FASTER, *recipe.words]
+    return [*chosen, start] if start else chosen
+
+
 def run(name: str, seed: int, data: str) -> None:
     """Train a recipe to its end, and evaluate its last checkpoint, too."""
-    recipe, place = RECIPES[name], folder(name, seed)
-    words = [f"experiment=cifar10/{recipe.experiment}", "data=image_folder", f"data.root='{data}'", f"seed={seed}"]
-    if recipe.starts_from is not None:
-        words.append(f"init_from='{folder(recipe.starts_from, seed) / BEST}'")
-    train([*words, *FASTER, *recipe.words], place)
+    place = folder(name, seed)
+    train([*words(name, seed), f"data.root='{data}'"], place)
     if not (place / EVALUATION).is_file():
         call(["evaluate", str(place), "--last"])
 

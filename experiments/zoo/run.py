@@ -22,13 +22,17 @@ from qconv.run_files import PACKED
 from qconv.zoo import NETWORKS, Card
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import APOT_RULES, BINARY, ROOT, bits, train  # beside the folders of the experiments
+from cifar10_recipes import run as cifar10_recipes  # beside this folder
+from trainings import APOT_RULES, BINARY, ROOT, bits, train
 
 RUNS = ROOT / "outputs/zoo"
-DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,078 train, 359 validate, 360 test"
+DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,197 train, 240 validate, 360 test"
 CIFAR = "CIFAR-10's 60,000 pictures re-encoded as JPEG (quality 75): 45,000 train, 5,000 validate, 10,000 test"
 JPEG = "JPEG costs accuracy: compare the figures with each other, not with those of the papers."
 SGD = "SGD, momentum 0.9 (Nesterov), learning rate 0.1 with a warmup and a cosine, weight decay 1e-4"
+STEPS = "SGD, momentum 0.9, learning rate 0.1, a tenth of it after 100 and 150 epochs, weight decay 1e-4"
+PRECISION = "Trained in bfloat16, but for epochs 95 to 135 in float32."
+TWICE = "The checkpoint of the last epoch was tested, too."
 
 
 class Recipe(NamedTuple):
@@ -42,6 +46,7 @@ class Recipe(NamedTuple):
         optimizer: in words.
         notes: for the card.
         per_thousand: how many of 1,000 decisions may differ between the run and its packed file, by rounding.
+        folder: of the run, if another experiment trains it; None means one that is named as the network.
     """
 
     title: str
@@ -51,6 +56,7 @@ class Recipe(NamedTuple):
     optimizer: str = SGD
     notes: str = JPEG
     per_thousand: int = 1
+    folder: Path | None = None
 
 
 def cifar(title: str, bits: str, *words: str) -> Recipe:
@@ -58,11 +64,20 @@ def cifar(title: str, bits: str, *words: str) -> Recipe:
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
 
 
+def published(name: str, optimizer: str, notes: str) -> Recipe:
+    """A published recipe, to its end: see `experiments/cifar10_recipes`."""
+    title = f"ResNet-20, {name}, CIFAR-10"
+    run = cifar10_recipes.folder(name, 1)
+    return Recipe(
+        title, cifar10_recipes.RECIPES[name].bits, cifar10_recipes.words(name, 1), CIFAR, optimizer, notes, folder=run
+    )
+
+
 RECIPES = {
     "smallcnn-bnn-digits": Recipe(
         "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine", ""
     ),
-    "resnet20-float-cifar10": cifar("float", "32/32"),
+    "resnet20-float-cifar10": published("float", STEPS, f"{JPEG} {PRECISION} {TWICE}"),
     "resnet20-lsq4-cifar10": cifar("LSQ", "4/4", *bits("lsq", 4)),
     "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
     "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
@@ -139,5 +154,6 @@ if __name__ == "__main__":
         sys.exit()
     for name in options.names or RECIPES:
         place = [f"data.root='{options.data}'"] if RECIPES[name].data == CIFAR else []
-        train([*RECIPES[name].words, *place], RUNS / name)
-        print(store(name, RUNS / name).markdown())
+        run = RECIPES[name].folder or RUNS / name
+        train([*RECIPES[name].words, *place], run)
+        print(store(name, run).markdown())
