@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from .checks import check_at_least_one, check_whole
-from .hessian import quantized_layers
 from .layers import QuantizedLayer
 from .layers.naming import name_of
 from .layers.trial import trial
+from .layers.twins import float_twins, quantized_layers
 from .processes import mean_over_processes, process_count
-from .sensitivity import batches_of, calibrate_what_waits, float_twins
+from .sensitivity import batches_of, calibrate_what_waits
 from .table import Column, lines
 
 BIAS, NOWHERE = "its bias", "nothing"

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from .checks import check_at_least_one, check_whole
 from .convert import convert
 from .extras import needed
-from .hessian import Batches, expected_losses, quantized_layers, traces
+from .hessian import Batches, expected_losses, traces
 from .layer_chart import BLUE, layer_chart
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
+from .layers.twins import quantized_layers
 from .lean import lean
 from .lifecycle.calibrate import calibrate
 from .scheme import Scheme

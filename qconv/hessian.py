@@ -10,16 +10,12 @@ from torch.nn import functional as F
 
 from .layers import QuantizedLayer
 from .layers.trial import trial
+from .layers.twins import quantized_layers
 from .progress import shown
 from .sensitivity import float_but
 
 Batches = Sequence[tuple[Tensor, Tensor | None]]
 """Pictures, and their classes if they are known."""
-
-
-def quantized_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    """The quantized layers by their names."""
-    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
 
 
 def traces(

@@ -3,7 +3,7 @@
 import copy
 import math
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,9 +18,10 @@ from .layers import QuantizedLayer
 from .layers.origin import leave
 from .layers.own_levels import has_unit_steps, why_off_levels
 from .layers.trial import trial
+from .layers.twins import float_twins, quantized_layers
 from .progress import shown
 from .quantizers import Identity
-from .sensitivity import batches_of, calibrate_what_waits, float_but, float_twins
+from .sensitivity import batches_of, calibrate_what_waits, float_but
 from .table import Column, lines, write_csv
 
 STRETCH = (-0.1, 1.1)
@@ -154,7 +155,7 @@ def reconstruct(
     batches = list(batches_of(images, None, batch_size, max_samples))
     if not batches:
         raise ValueError("images must hold at least one sample")
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    layers = quantized_layers(model)
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) is float: convert it first, with qconv.schemes.lsq(4, 8)")
     for name, layer in layers.items():
@@ -170,8 +171,10 @@ def reconstruct(
     try:
         calibrate_what_waits(model, batches)
         pictures = [images for images, _ in batches]
+        blocks = _called(model, dict(_below(model, "")), pictures[0][:1])
         reference = copy.deepcopy(model) if float_model is None else float_model
-        blocks = _blocks(model, pictures[0][:1])
+        if float_model is not None:
+            _check_blocks(float_model, blocks, pictures[0][:1])
         generator = torch.Generator().manual_seed(seed)
         options = _Options(iterations, batch_size, learning_rate, input_learning_rate, regularization)
         rows = []
@@ -210,10 +213,9 @@ def _check_levels(name: str, layer: QuantizedLayer) -> None:
         )
 
 
-def _blocks(model: nn.Module, sample: Tensor) -> dict[str, nn.Module]:
-    """The blocks by their names, in the order of their calls."""
+def _called(model: nn.Module, blocks: Mapping[str, nn.Module], sample: Tensor) -> dict[str, nn.Module]:
+    """Return those of the blocks that ``model`` calls, in the order of their calls."""
     called: list[str] = []
-    found = dict(_below(model, ""))
 
     def note(name: str):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -225,14 +227,21 @@ def _blocks(model: nn.Module, sample: Tensor) -> dict[str, nn.Module]:
 
         return hook
 
-    handles = [block.register_forward_hook(note(name), with_kwargs=True) for name, block in found.items()]
+    handles = [block.register_forward_hook(note(name), with_kwargs=True) for name, block in blocks.items()]
     try:
         with trial(model):
             model(sample)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: found[name] for name in dict.fromkeys(called)}
+    return {name: blocks[name] for name in called}
+
+
+def _check_blocks(float_model: nn.Module, blocks: Iterable[str], sample: Tensor) -> None:
+    """Raise unless the float model calls all blocks, so that each has outputs to be kept."""
+    called = _called(float_model, {name: float_model.get_submodule(name) for name in blocks}, sample)
+    if left_out := [name for name in blocks if name not in called]:
+        raise ValueError(f"float_model ({type(float_model).__name__}) must call {left_out[0]}, as model does")
 
 
 def _below(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -272,8 +281,6 @@ def _seen(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tens
                     continue
     finally:
         handle.remove()
-    if not outputs:
-        raise ValueError(f"float_model must call {name} ({type(model.get_submodule(name)).__name__}), as model does")
     return torch.cat(inputs), torch.cat(outputs)
 
 

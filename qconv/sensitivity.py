@@ -18,8 +18,8 @@ from .convert import convert
 from .layer_chart import BLUE, layer_chart
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
-from .layers.naming import name_of
 from .layers.trial import trial
+from .layers.twins import quantized_layers
 from .lean import lean
 from .lifecycle.calibrate import calibrate
 from .progress import shown
@@ -179,7 +179,7 @@ def sensitivity(
     model.eval()
     calibrate_what_waits(model, batches)
     forget(model)
-    layers = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    layers = quantized_layers(model)
     for layer in layers.values():
         if layer.weight_quantizer.replaces_weight:  # learned tensors stand for the weight: there is no other
             with torch.no_grad():
@@ -242,32 +242,6 @@ def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
             layer.__dict__.pop("forward", None)
             if forward is not None:
                 layer.__dict__["forward"] = forward
-
-
-def float_twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) -> dict[str, nn.Module]:
-    """Return the float layers by the names of the quantized ones.
-
-    Raises:
-        ValueError: ``float_model`` has quantized layers, or lacks one of these layers.
-    """
-    modules = dict(float_model.named_modules())
-    for name, module in modules.items():
-        if isinstance(module, QuantizedLayer):
-            raise ValueError(
-                f"float_model has a quantized layer, {name_of(module, name)}: give the model before it was converted, "
-                "or qconv.to_float of a copy"
-            )
-    for name, layer in layers.items():
-        weight = getattr(modules.get(name), "weight", None)
-        size = tuple(weight.shape) if isinstance(weight, Tensor) else "absent"
-        if size != tuple(layer.weight.shape):
-            place = f"{name}.weight" if name else "weight"
-            raise ValueError(
-                f"float_model ({type(float_model).__name__}) must have the layers of model: {place!r} is {size} in it, "
-                f"{tuple(layer.weight.shape)} in model; give both without wrappers such as DistributedDataParallel, "
-                "AveragedModel (.module) or what torch.compile returns (._orig_mod)"
-            )
-    return {name: modules[name] for name in layers}
 
 
 def _cost(

@@ -60,7 +60,7 @@ ROOMS = {
     },
     "reconstruct": {"checks", "layers", "progress", "quantizers", "sensitivity", "table"},
     "hessian": {"layers", "progress", "sensitivity"},
-    "bias_correction": {"checks", "hessian", "layers", "processes", "sensitivity", "table"},
+    "bias_correction": {"checks", "layers", "processes", "sensitivity", "table"},
     "ewgs_deltas": {
         *("checks", "hessian", "layers", "lean", "lifecycle", "methods", "processes", "progress", "quantizers"),
         "sensitivity",

@@ -131,12 +131,15 @@ def test_the_outputs_of_a_given_float_model_are_kept() -> None:
     [
         (lambda: quantized(schemes.minmax(3, 8)), r"float_model has a quantized layer, layer '0' \(QConv2d"),
         (lambda: network()[0], r"'0.weight' is absent in it, \(4, 2, 3, 3\) in model"),
-        (lambda: Uncalled(network()), r"float_model must call 2\.0 \(Residual\), as model does"),
+        (lambda: Uncalled(network()), r"float_model \(Uncalled\) must call 2\.0, as model does"),
     ],
 )
 def test_another_float_model_is_refused(other: Any, message: str) -> None:
+    model = quantized(schemes.minmax(3, 8))
+    before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=message):
-        reconstruct(quantized(schemes.minmax(3, 8)), pictures(), float_model=other(), iterations=2)
+        reconstruct(model, pictures(), float_model=other(), iterations=2)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 class Uncalled(nn.Sequential):

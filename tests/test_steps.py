@@ -115,6 +115,12 @@ def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out:
         handle = qconv.after_every_step(optimizers[0], model)
         assert not trained(model, *optimizers)
         handle.remove()
+    handle = qconv.after_every_step(early, model)
+    trained(model, early, steps=5)
+    early.add_param_group({"params": [parameters[name] for name in left_out], "lr": 0.0})
+    assert not trained(model, early)
+    handle.remove()
+    del early.param_groups[-1]
     for name in left_out:
         parameters[name].requires_grad_(False)
     qconv.after_every_step(early, model)

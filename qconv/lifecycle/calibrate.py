@@ -15,6 +15,7 @@ from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.negative import judged, mark_told, tell
 from ..layers.trial import trial
+from ..layers.twins import quantized_layers
 from ..processes import meet, sum_over_processes
 from ..progress import shown
 from ..quantizers import Identity
@@ -67,7 +68,7 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         raise TypeError(f"batches ({kind}) must be batches one after another, such as [images] or a DataLoader")
     if check_whole("max_samples", max_samples) < 1:
         raise ValueError(f"max_samples (={max_samples}) must be at least 1")
-    quantized = {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+    quantized = quantized_layers(model)
     layers = {name: layer for name, layer in quantized.items() if layer.input_quantizer.needs_data}
     counts = {
         name: Signs()

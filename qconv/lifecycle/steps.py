@@ -10,10 +10,11 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..layers import QuantizedLayer
+from ..layers.twins import quantized_layers
 from ..quantizers import Quantizer
 
 _PATIENCE = 20
-"""The number of steps after which what has not changed is trained by no other optimizer, either."""
+"""The number of steps in which another optimizer would have changed what this one does not hold."""
 
 
 def after_step(model: nn.Module) -> None:
@@ -37,7 +38,8 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
     An optimizer that was made before `qconv.convert` holds the weights, but not what a scheme learns beside them, such
-    as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a warning names them.
+    as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a warning names them; not if the
+    optimizer's step is compiled, or if the weights are computed by a parametrization.
 
     Raises:
         TypeError: ``optimizer`` is not a torch optimizer and wraps none.
@@ -64,7 +66,8 @@ class _AfterStep:
         if self.steps == 1:
             self.left_out = list(_left_out(optimizer, self.model))
         elif self.steps > _PATIENCE:
-            _warn_untrained([one for one in self.left_out if one.is_untrained()])
+            held = _held(optimizer)
+            _warn_untrained([one for one in self.left_out if id(one.tensor) not in held and one.is_untrained()])
             self.left_out = []
 
 
@@ -94,14 +97,18 @@ class _LeftOut(NamedTuple):
 
 def _left_out(optimizer: Optimizer, model: nn.Module) -> Iterator[_LeftOut]:
     """Yield what the quantizers learn of those layers whose weight ``optimizer`` holds, but which it does not hold."""
-    held = {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-    for name, layer in model.named_modules():
-        if isinstance(layer, QuantizedLayer) and id(layer._parameters.get("weight")) in held:
+    held = _held(optimizer)
+    for name, layer in quantized_layers(model).items():
+        if id(layer._parameters.get("weight")) in held:
             for place, quantizer in layer.quantizers().items():
                 for own, tensor in quantizer.named_parameters():
                     if tensor.requires_grad and id(tensor) not in held:
                         whole = ".".join(part for part in (name, place, own) if part)
                         yield _LeftOut(whole, tensor, tensor.detach().clone())
+
+
+def _held(optimizer: Optimizer) -> set[int]:
+    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
 
 
 def _warn_untrained(left_out: list[_LeftOut]) -> None:
@@ -112,7 +119,7 @@ def _warn_untrained(left_out: list[_LeftOut]) -> None:
     warnings.warn(
         f"in {_PATIENCE} steps no optimizer has changed {named}, in spite of gradients: the optimizer of the weights "
         "does not hold what the scheme learns. Make it after qconv.convert, or call optimizer.add_param_group; "
-        "requires_grad_(False) says that nothing is to change",
+        "requires_grad_(False) says that nothing is to change. Ignore this if another optimizer trains them later",
         stacklevel=4,
     )
 

@@ -1,0 +1,38 @@
+"""The quantized layers of a model, and the float layers that they stand for in the model before it was converted."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from .base import QuantizedLayer
+from .naming import name_of
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
+    """The quantized layers by their names."""
+    return {name: module for name, module in model.named_modules() if isinstance(module, QuantizedLayer)}
+
+
+def float_twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) -> dict[str, nn.Module]:
+    """Return the float layers by the names of the quantized ones.
+
+    Raises:
+        ValueError: ``float_model`` has quantized layers, or lacks one of these layers.
+    """
+    for name, layer in quantized_layers(float_model).items():
+        raise ValueError(
+            f"float_model has a quantized layer, {name_of(layer, name)}: give the model before it was converted, or "
+            "qconv.to_float of a copy"
+        )
+    modules = dict(float_model.named_modules())
+    for name, layer in layers.items():
+        weight = getattr(modules.get(name), "weight", None)
+        size = tuple(weight.shape) if isinstance(weight, Tensor) else "absent"
+        if size != tuple(layer.weight.shape):
+            place = f"{name}.weight" if name else "weight"
+            raise ValueError(
+                f"float_model ({type(float_model).__name__}) must have the layers of model: {place!r} is {size} in it, "
+                f"{tuple(layer.weight.shape)} in model; give both without wrappers such as DistributedDataParallel, "
+                "AveragedModel (.module) or what torch.compile returns (._orig_mod)"
+            )
+    return {name: modules[name] for name in layers}
