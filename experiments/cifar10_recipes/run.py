@@ -60,9 +60,10 @@ def folder(name: str, seed: int) -> Path:
 def words(name: str, seed: int) -> list[str]:
     """Return what stands behind ``qconv train`` in the project's root, but for the folders of pictures and run."""
     recipe = RECIPES[name]
-    start = recipe.starts_from and f"init_from={(folder(recipe.starts_from, seed) / BEST).relative_to(ROOT)}"
     chosen = [f"experiment=cifar10/{recipe.experiment}", "data=image_folder", f"seed={seed}", *FASTER, *recipe.words]
-    return [*chosen, start] if start else chosen
+    if recipe.starts_from is not None:
+        chosen.append(f"init_from={(folder(recipe.starts_from, seed) / BEST).relative_to(ROOT)}")
+    return chosen
 
 
 def run(name: str, seed: int, data: str) -> None:

@@ -28,11 +28,9 @@ from trainings import APOT_RULES, BINARY, ROOT, bits, train
 RUNS = ROOT / "outputs/zoo"
 DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,197 train, 240 validate, 360 test"
 CIFAR = "CIFAR-10's 60,000 pictures re-encoded as JPEG (quality 75): 45,000 train, 5,000 validate, 10,000 test"
-JPEG = "JPEG costs accuracy: compare the figures with each other, not with those of the papers."
+JPEG = "JPEG costs accuracy: compare the figures of one budget with each other, not with those of the papers."
 SGD = "SGD, momentum 0.9 (Nesterov), learning rate 0.1 with a warmup and a cosine, weight decay 1e-4"
 STEPS = "SGD, momentum 0.9, learning rate 0.1, a tenth of it after 100 and 150 epochs, weight decay 1e-4"
-PRECISION = "Trained in bfloat16, but for epochs 95 to 135 in float32."
-TWICE = "The checkpoint of the last epoch was tested, too."
 
 
 class Recipe(NamedTuple):
@@ -46,7 +44,7 @@ class Recipe(NamedTuple):
         optimizer: in words.
         notes: for the card.
         per_thousand: how many of 1,000 decisions may differ between the run and its packed file, by rounding.
-        folder: of the run, if another experiment trains it; None means one that is named as the network.
+        published: its name in `experiments/cifar10_recipes`, if that trains it.
     """
 
     title: str
@@ -56,7 +54,7 @@ class Recipe(NamedTuple):
     optimizer: str = SGD
     notes: str = JPEG
     per_thousand: int = 1
-    folder: Path | None = None
+    published: str | None = None
 
 
 def cifar(title: str, bits: str, *words: str) -> Recipe:
@@ -64,12 +62,15 @@ def cifar(title: str, bits: str, *words: str) -> Recipe:
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
 
 
-def published(name: str, optimizer: str, notes: str) -> Recipe:
-    """A published recipe, to its end: see `experiments/cifar10_recipes`."""
-    title = f"ResNet-20, {name}, CIFAR-10"
-    run = cifar10_recipes.folder(name, 1)
+def published(name: str, optimizer: str) -> Recipe:
+    """A published recipe, to its end, which `experiments/cifar10_recipes` trains."""
     return Recipe(
-        title, cifar10_recipes.RECIPES[name].bits, cifar10_recipes.words(name, 1), CIFAR, optimizer, notes, folder=run
+        f"ResNet-20, {name}, CIFAR-10",
+        cifar10_recipes.RECIPES[name].bits,
+        cifar10_recipes.words(name, 1),
+        optimizer=optimizer,
+        notes=f"{JPEG} experiments/cifar10_recipes tells of its run, and of a test of its last checkpoint.",
+        published=name,
     )
 
 
@@ -77,7 +78,7 @@ RECIPES = {
     "smallcnn-bnn-digits": Recipe(
         "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine", ""
     ),
-    "resnet20-float-cifar10": published("float", STEPS, f"{JPEG} {PRECISION} {TWICE}"),
+    "resnet20-float-cifar10": published("float", STEPS),
     "resnet20-lsq4-cifar10": cifar("LSQ", "4/4", *bits("lsq", 4)),
     "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
     "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
@@ -141,7 +142,9 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train the networks of the zoo one after another.")
     parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(RECIPES)}; all by default")
-    parser.add_argument("--runs", type=Path, default=RUNS, help="where the folders of the runs are")
+    parser.add_argument(
+        "--runs", type=Path, default=RUNS, help="where the folders of the runs are, but for those of cifar10_recipes"
+    )
     parser.add_argument("--check", action="store_true", help="classify the test pictures by the stored files instead")
     options = parser.parse_intermixed_args()
     RUNS = options.runs.resolve()
@@ -153,7 +156,11 @@ if __name__ == "__main__":
             check(name, Path(options.data))
         sys.exit()
     for name in options.names or RECIPES:
-        place = [f"data.root='{options.data}'"] if RECIPES[name].data == CIFAR else []
-        run = RECIPES[name].folder or RUNS / name
-        train([*RECIPES[name].words, *place], run)
-        print(store(name, run).markdown())
+        recipe = RECIPES[name]
+        if recipe.published is None:
+            place = [f"data.root='{options.data}'"] if recipe.data == CIFAR else []
+            train([*recipe.words, *place], RUNS / name)
+            print(store(name, RUNS / name).markdown())
+        else:
+            cifar10_recipes.run(recipe.published, 1, options.data)
+            print(store(name, cifar10_recipes.folder(recipe.published, 1)).markdown())
