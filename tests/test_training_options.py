@@ -1,18 +1,23 @@
 """Losses, initial weights, schedules and batch norm statistics: the options of a recipe."""
 
 import copy
+import shlex
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
 from qconv.training import CheckpointError, make_trainer
+from qconv.training.assemble import build_loss
 from qconv.training.initial_weights import describe_quantizers, load_weights
 from qconv.training.losses import CrossEntropy, Distillation
 from qconv.training.schedules import cosine, linear, steps
@@ -89,6 +94,50 @@ def test_distillation_from_another_number_of_classes() -> None:
     logits, labels, images = batch()
     with pytest.raises(ValueError, match=r"teacher gives \(6, 5\) for logits \(6, 4\)"):
         Distillation(nn.Linear(8, 5))(logits, labels, images)
+
+
+FLOAT = {"_target_": "qconv.schemes.identity"}
+RESNET = {
+    "_target_": "qconv.models.resnet20",
+    "shortcut": "per_conv",
+    "activation": {"_target_": "torch.nn.Hardtanh", "_partial_": True},
+}
+
+
+def loss_of(teacher: dict[str, Any], content: Any, path: Path) -> Any:
+    torch.save(content, path)
+    node = {"_target_": "qconv.training.losses.Distillation", "teacher": teacher, "weights": str(path)}
+    return build_loss(OmegaConf.create(node), in_channels=1, num_classes=3)
+
+
+@pytest.mark.parametrize("part", ["activation", "shortcut"])
+def test_a_teacher_of_another_function_is_refused(part: str, tmp_path: Path) -> None:
+    """Its tensors have the same names and shapes."""
+    made = instantiate(RESNET, in_channels=1, num_classes=3)
+    file = {"state_dict": made.state_dict(), "config": {"model": RESNET, "scheme": FLOAT}}
+    other = {key: value for key, value in RESNET.items() if key != part}
+    with pytest.raises(ValueError, match=r"were trained in qconv\.models\.resnet20\(shortcut=") as error:
+        loss_of(other, file, tmp_path / "a.ckpt")
+    (word,) = shlex.split(str(error.value).rpartition(": add ")[2])
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert override.key_or_group == "loss.teacher"
+    images = torch.randn(2, 1, 16, 16)
+    loss = loss_of(cast(dict[str, Any], override.value()), file, tmp_path / "a.ckpt")
+    assert torch.equal(loss.teacher(images), made.eval()(images))
+
+
+def test_a_quantized_teacher_is_refused(tmp_path: Path) -> None:
+    model = qconv.convert(instantiate(RESNET, in_channels=1, num_classes=3), schemes.bnn())
+    file = {"state_dict": model.state_dict(), "config": {"model": RESNET, "scheme": {"_target_": "qconv.schemes.bnn"}}}
+    with pytest.raises(ValueError, match=r"were trained with scheme qconv\.schemes\.bnn\(\): as a teacher"):
+        loss_of(RESNET, file, tmp_path / "a.ckpt")
+
+
+@pytest.mark.parametrize("config", [None, {}, {"model": {"_target_": "mine.network"}, "scheme": FLOAT}])
+def test_teachers_from_elsewhere_are_taken(config: Any, tmp_path: Path) -> None:
+    state = instantiate(RESNET, in_channels=1, num_classes=3).state_dict()
+    loss = loss_of(RESNET, state if config is None else {"state_dict": state, "config": config}, tmp_path / "a.ckpt")
+    assert all(torch.equal(tensor, state[name]) for name, tensor in loss.teacher.state_dict().items())
 
 
 def network(scheme: qconv.Scheme | None) -> nn.Module:

@@ -21,6 +21,7 @@ from .loggers import started_loggers
 from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
 from .resume import CONFIG_VERSION
+from .teacher import check_teacher
 
 C = TypeVar("C", bound=Callback)
 
@@ -113,7 +114,10 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
     if "teacher" not in node:
         return made(node)
     teacher = made(node.teacher, in_channels=in_channels, num_classes=num_classes)
-    return made(node, teacher=teacher)
+    loss = made(node, teacher=teacher)
+    if node.get("weights") is not None:
+        check_teacher(teacher, node.weights, in_channels, num_classes)
+    return loss
 
 
 @contextmanager

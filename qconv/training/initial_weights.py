@@ -172,6 +172,13 @@ def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     return dict(state), {} if state is content else around.get("quantizers", {})
 
 
+def config_of(path: str) -> dict[str, Any]:
+    """Return the config of the run whose checkpoint the file is; nothing for a state dict."""
+    content = _read(path)
+    config = content.get("config") if isinstance(content, dict) else None
+    return config if isinstance(config, dict) else {}
+
+
 def _read(path: str) -> Any:
     if Path(path).suffix == ".safetensors" and Path(path).is_file():
         from safetensors import SafetensorError
