@@ -291,3 +291,11 @@ def test_padding_that_was_changed_after_construction() -> None:
     input = torch.randn(1, 4, 8, 8)
     expected = layer(input)
     assert qconv.convert(layer, schemes.identity(), skip=())(input).equal(expected)
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(stochastic=True), schemes.shift_ps(rounding="stochastic")], ids=str)
+def test_a_model_in_evaluation_stays_there(scheme: qconv.Scheme) -> None:
+    model = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)).eval(), scheme, skip=())
+    assert not any(module.training for module in model.modules())
+    images = torch.randn(2, 3, 8, 8)
+    assert torch.equal(model(images), model(images))

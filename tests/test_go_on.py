@@ -172,6 +172,24 @@ def test_what_depends_on_the_number_of_epochs(scheme: Scheme, schedule: Any, las
     assert devices.startswith("trainer.devices: 2 → 1. ")
 
 
+def test_other_options_that_depend_on_the_number_of_epochs() -> None:
+    rules = {"step_rules": [{"_target_": "qconv.optim.OvSW"}], "data": {"progressive_size": {"start": 0.5}}}
+    stored = {"config": {"trainer": {"max_epochs": 6}}, "epoch": 5}
+    for more, dampening, says in (
+        ({}, 0.1, "the dampening follows 9 epochs"),
+        (rules, 0.0, "the step rules and the picture size follow 9 epochs"),
+    ):
+        classifier = Classifier(
+            small_cnn(1, 10, width=4),
+            torch.optim.SGD,
+            schedules.constant,
+            {"trainer": {"max_epochs": 9}, **more},
+            dampening=dampening,
+        )
+        (line,) = changes(stored, classifier)
+        assert says in line
+
+
 def test_a_config_without_newer_keys(whole: Path, one: Path, told: Callable[..., str]) -> None:
     path = one / "config.yaml"
     cfg: Any = OmegaConf.load(path)

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule, RandomCrop, RandomFlip
+from qconv.data.tree import scan
 from qconv.images import SUFFIXES, DecodingError, opened, read_picture, reads_heif
 from qconv.training import assemble
 
@@ -311,3 +312,16 @@ def test_cifar_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert data.splits["val"].labels.bincount().tolist() == [3] * 10
     assert data.splits["test"].images[3].flatten().equal(torch.from_numpy(pixels[5, 3]))
     assert data.classes[9] == "j"
+
+
+def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
+    """Those one level deeper, which torchvision's ImageFolder finds, are no pictures of a class."""
+    for split in ("train", "test"):
+        for label in ("cat", "dog", "fox/red"):
+            folder = tmp_path / split / label
+            folder.mkdir(parents=True)
+            picture(1).save(folder / "p.png")
+    (tmp_path / "train/cat/more").mkdir()
+    found = scan(tmp_path)
+    assert found.classes == ["cat", "dog"]
+    assert found.told == ("no pictures in train/fox, which is no class", "left out: 3 folders within classes")

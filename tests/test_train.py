@@ -344,6 +344,14 @@ def test_a_run_in_double_precision(tmp_path: Path) -> None:
     assert qconv.load_packed(tmp_path / "model.safetensors").fc.weight.dtype == torch.float64  # pyright: ignore
 
 
+def test_an_epoch_without_validation_is_not_the_best(tmp_path: Path) -> None:
+    """Lightning keeps the figures of the epoch before: here of the float network, of the first stage."""
+    every = ("scheme=two_stage", "trainer.max_epochs=4", "+trainer.check_val_every_n_epoch=2", "model.width=4")
+    result = program.train(config("trainer=cpu", *every, f"run_dir={tmp_path}"))
+    assert (result.best_epoch, result.quantized) == (3, True)
+    assert result.val_accuracy_best == result.val_accuracy_final
+
+
 def test_levels_of_float_weights_are_those_at_the_start_of_the_epoch(tmp_path: Path) -> None:
     program.train(config(*QUICK, "scheme=identity", f"run_dir={tmp_path / 'whole'}"))
     terminate(1, 5, tmp_path / "cut", "scheme=identity")
@@ -503,7 +511,10 @@ def test_every_scheme_trains(scheme: str, tmp_path: Path) -> None:
     ids=["groups", "skip", "experiment", "bop", "bits", "first_last", "recipe"],
 )
 def test_other_choices_train(overrides: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = program.train(config(*overrides, *SMALL, f"run_dir={tmp_path}"))
+    if "loss=distillation" in overrides:
+        torch.save(small_cnn(1, 10, width=4).state_dict(), tmp_path / "teacher.pt")
+        overrides = (*overrides, f"loss.weights={tmp_path / 'teacher.pt'}")
+    result = program.train(config(*overrides, *SMALL, f"run_dir={tmp_path / 'run'}"))
     assert result.epochs == 1
     if "model=resnet20" in overrides:
         shown = capsys.readouterr().out.splitlines()
@@ -639,6 +650,7 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
     [
         ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be at least 1"),
         ("+trainer.check_val_every_n_epoch=9", "check_val_every_n_epoch (=9) of max_epochs (=1)"),
+        ("+trainer.max_steps=3", "max_steps (=3) must not be given: schedules of quantizers count epochs"),
         ("+trainer.limit_val_batches=0", "trainer: no epoch would be validated with limit_val_batches (=0)"),
         (
             "scheme=inq trainer.max_epochs=3",

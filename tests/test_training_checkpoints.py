@@ -59,6 +59,7 @@ class FakeTrainer:
         self.saved: list[tuple[int, str]] = []
         self.current_epoch, self.callback_metrics = 0, {}
         self.strategy = self
+        self.sanity_checking = False
 
     def save_checkpoint(self, path: Path) -> None:
         self.saved.append((self.current_epoch, path.name))
@@ -83,7 +84,9 @@ def test_what_is_best(scores: list[float | None], final_from: int, best: list[in
     model = qconv.QConv2d(2, 2, 1, scheme=schemes.two_stage(schemes.bnn(), start=0.5))
     for epoch, score in enumerate(scores):
         trainer.current_epoch = epoch
-        trainer.callback_metrics = {} if score is None else {"val_accuracy": torch.tensor(score)}
+        if score is not None:  # Lightning keeps the figures of an epoch until there are others
+            trainer.callback_metrics = {"val_accuracy": torch.tensor(score)}
+            checkpoints.on_validation_end(trainer, model)  # pyright: ignore[reportArgumentType]
         qconv.set_progress(model, 0.0 if epoch < final_from else 0.6)
         checkpoints.on_train_epoch_end(trainer, model)  # pyright: ignore[reportArgumentType]
     assert [epoch for epoch, name in trainer.saved if name == "best.ckpt"] == best
@@ -94,6 +97,11 @@ def test_what_is_best(scores: list[float | None], final_from: int, best: list[in
 def test_every_steps_is_at_least_one(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"every_steps \(=0\) must be at least 1"):
         Checkpoints(tmp_path, every_steps=0)
+
+
+def test_less_loss_is_not_less_good(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"monitor \(=val_loss\) must be a figure of which higher is better"):
+        Checkpoints(tmp_path, monitor="val_loss")
 
 
 def test_remove(saved: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from safetensors.torch import save_file
@@ -124,6 +125,17 @@ def test_a_teacher_of_another_function_is_refused(part: str, tmp_path: Path) -> 
     images = torch.randn(2, 1, 16, 16)
     loss = loss_of(cast(dict[str, Any], override.value()), file, tmp_path / "a.ckpt")
     assert torch.equal(loss.teacher(images), made.eval()(images))
+
+
+def test_a_teacher_that_would_guess_is_refused(tmp_path: Path) -> None:
+    state = instantiate(RESNET, in_channels=1, num_classes=5).state_dict()
+    with pytest.raises(
+        InstantiationException, match=r"loss\.weights \(=.*a\.ckpt\) are not those of the teacher: 'fc' has 5"
+    ):
+        loss_of(RESNET, state, tmp_path / "a.ckpt")
+    node = {"_target_": "qconv.training.losses.Distillation", "teacher": RESNET, "weights": None}
+    with pytest.raises(ValueError, match=r"loss.weights must name the file of the teacher's weights"):
+        build_loss(OmegaConf.create(node), in_channels=1, num_classes=3)
 
 
 def test_a_quantized_teacher_is_refused(tmp_path: Path) -> None:

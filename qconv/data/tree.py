@@ -81,7 +81,15 @@ def scan(root: Path, test_size: float | None = None, seed: int = 0, called: str 
             raise FileNotFoundError(f"{called} (={root}): {name} has no pictures")
     if "test" not in listed:
         listed["test"] = listed.pop("val")
-    return Tree(classes, listed, left_out([root / name / label for name in names for label in classes]))
+    told = no_class([f"train/{name}" for name in files["train"] if name not in classes])
+    return Tree(
+        classes, listed, (*told, *left_out([root / name / label for name in names for label in files["train"]]))
+    )
+
+
+def no_class(empty: Sequence[str]) -> tuple[str, ...]:
+    """Say which folders are no class, as they hold no pictures."""
+    return (f"no pictures in {_some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class",) if empty else ()
 
 
 def _without_splits(
@@ -105,9 +113,8 @@ def _without_splits(
     alone = [name for name in classes if len(files[name]) == 1]
     if alone:
         told += f"; not of {_some(alone)}, with a single picture"
-    empty = [folder.name for folder in folders if folder.name not in classes]
-    if empty:
-        told += f"; no pictures in {_some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class"
+    for words in no_class([folder.name for folder in folders if folder.name not in classes]):
+        told += f"; {words}"
     return Tree(classes, splits, (told, *left_out(folders)))
 
 
@@ -130,7 +137,7 @@ def pictures_in(folder: Path) -> list[Path]:
 
 
 def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Count the other files in these folders, by suffix, and say what would make HEIC readable."""
+    """Count the other files in these folders, by suffix, and the folders; say what would make HEIC readable."""
     suffixes = readable_suffixes()
     kinds = Counter(
         path.suffix.lower() or "without a suffix"
@@ -140,9 +147,15 @@ def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
         if path.is_file() and not path.name.startswith(".") and path.name.lower() not in NO_PICTURES
         if path.suffix.lower() not in suffixes
     )
-    if not kinds:
+    within = sum(
+        path.is_dir() and not path.name.startswith(".")
+        for folder in folders
+        if folder.is_dir()
+        for path in folder.iterdir()
+    )
+    if not kinds and not within:
         return ()
-    parts = []
+    parts = [f"{within} folder{'s' * (within > 1)} within classes"] if within else []
     for kind, count in kinds.most_common():
         remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
         parts.append(f"{count} {kind}{remedy}")

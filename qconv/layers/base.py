@@ -99,6 +99,7 @@ class QuantizedLayer(nn.Module):
         self.weight_quantizer.to(self.weight.device, self.weight.dtype)
         for quantizer in self.quantizers().values():
             quantizer.requires_grad_(trained)
+            quantizer.train(self.training)
         self.weight.requires_grad_(trained and not self.weight_quantizer.replaces_weight)
         mark(self)
 

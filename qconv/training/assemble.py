@@ -44,7 +44,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
         told = load_weights(model, cfg.init_from)
         if told:
-            rank_zero_only(show_note)(told)
+            rank_zero_only(show_note)(f"init_from={cfg.init_from}: {told}")
     table = summarize(model, (data.in_channels, *data.image_size))
     if cfg.evaluate is None:
         check_sizes(model, data)
@@ -113,6 +113,8 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
     """Return the loss; its teacher, if it has one, is a network for these pictures and classes."""
     if "teacher" not in node:
         return made(node)
+    if node.get("weights") is None and str(node.teacher.get("_target_")).startswith("qconv.models."):
+        raise ValueError(f"loss.weights must name the file of the teacher's weights: {node.teacher._target_} has none")
     teacher = made(node.teacher, in_channels=in_channels, num_classes=num_classes)
     loss = made(node, teacher=teacher)
     if node.get("weights") is not None:

@@ -75,10 +75,17 @@ def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) ->
         depends.append(LEARNING_RATE)
     if _quantizers_depend(last, epochs, classifier.model):
         depends.append("quantizers' schedules")
+    config = classifier.config or {}
+    if classifier.dampening:
+        depends.append("dampening")
+    if config.get("step_rules"):
+        depends.append("step rules")
+    if (config.get("data") or {}).get("progressive_size"):
+        depends.append("picture size")
     if not depends:
         return f"No schedule depends on it: this is what {epochs[1]} epochs from the start would be."
     names = " and the ".join(depends)
-    follow = "follows" if names == LEARNING_RATE else "follow"
+    follow = "follow" if names.endswith("s") or len(depends) > 1 else "follows"
     return (
         f"From here on the {names} {follow} {epochs[1]} epochs, so far {epochs[0]}: "
         f"another run than {epochs[1]} epochs from the start."

@@ -71,7 +71,7 @@ def load_weights(model: nn.Module, path: str) -> str:
     for name in again:
         layer, place = name.rpartition(".")[0], name.rpartition(".")[2]
         _start_again(cast(QuantizedLayer, model.get_submodule(layer)), place)
-    return told and f"init_from={path}: {told}"
+    return told
 
 
 def without_prefix(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..distillation import distribution_loss
+from .checkpoint_io import CheckpointError
 from .initial_weights import load_weights
 
 
@@ -37,9 +38,12 @@ class Distillation(nn.Module):
 
     Args:
         teacher: a network with the student's classes.
-        weights: file with the teacher's weights, see `load_weights`; None keeps those it has.
+        weights: file with all of the teacher's weights, see `load_weights`; None keeps those it has.
         share: weight of the teacher's term in the loss, from 0 to 1.
         temperature: T for both distributions.
+
+    Raises:
+        CheckpointError: the file is not of this network, or its last layer is of another size.
     """
 
     def __init__(
@@ -50,8 +54,8 @@ class Distillation(nn.Module):
             raise ValueError(f"share (={share}) must be from 0 to 1")
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature (={temperature}) must be positive and finite")
-        if weights is not None:
-            load_weights(teacher, weights)
+        if weights is not None and (left_out := load_weights(teacher, weights)):
+            raise CheckpointError(f"loss.weights (={weights}) are not those of the teacher: {left_out}")
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, so that it is not a child
         self.share, self.temperature = share, temperature
 

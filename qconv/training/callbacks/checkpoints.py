@@ -34,13 +34,16 @@ class Checkpoints(Checkpoint):
         every_steps: also write `last.ckpt` within epochs, after this number of optimizer steps.
 
     Raises:
-        ValueError: `every_steps` is not a whole number from 1 on.
+        ValueError: `every_steps` is not a whole number from 1 on; `monitor` is a loss.
     """
 
     def __init__(self, folder: str | Path, monitor: str = "val_accuracy", every_steps: int | None = None) -> None:
         if every_steps is not None and check_whole("every_steps", every_steps) < 1:
             raise ValueError(f"every_steps (={every_steps}) must be at least 1")
+        if "loss" in monitor:
+            raise ValueError(f"monitor (={monitor}) must be a figure of which higher is better, such as val_accuracy")
         self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
+        self.validated = False  # whether this epoch was: Lightning keeps the figures of the last one that was
         self.termination = Termination()
         self.best, self.last = self.folder / BEST.name, self.folder / LAST.name
         self.best_score: float | None = None
@@ -62,11 +65,17 @@ class Checkpoints(Checkpoint):
             with source.open("rb") as old, atomic_file(self.best) as new:
                 shutil.copyfileobj(old, new)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note that the epoch has figures of its own."""
+        del pl_module
+        self.validated = not trainer.sanity_checking
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoints."""
         final = is_final(pl_module)
         metric = trainer.callback_metrics.get(self.monitor)
-        score = None if metric is None else float(metric)
+        score = None if metric is None or (self.monitor.startswith("val_") and not self.validated) else float(metric)
+        self.validated = False
         if score is not None and (self.best_score is None or (final, score) > (self.best_is_final, self.best_score)):
             self.best_is_final, self.best_score, self.best_epoch = final, score, trainer.current_epoch
             # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes again.

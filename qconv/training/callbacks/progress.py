@@ -15,7 +15,12 @@ class Progress(Callback):
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse fewer epochs than the stages need: the last would never begin."""
+        """Refuse what ends training before the schedules: fewer epochs than the stages need, or a number of steps."""
+        if trainer.max_steps not in (-1, None) and not trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(
+                f"max_steps (={trainer.max_steps}) must not be given: schedules of quantizers count epochs, and would "
+                "not reach their end; give max_epochs, with limit_train_batches for shorter ones"
+            )
         begins, epochs = final_from(pl_module), trainer.max_epochs
         if epochs is not None and epochs > 0 and begins > 1 - 1 / epochs + 1e-9:
             needed = math.ceil(round(1 / (1 - begins), 6))
