@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from pytorch_lightning import Trainer
@@ -54,8 +55,12 @@ def composed(name: str, pictures: Path | None = None) -> DictConfig:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_two_steps(name: str, pictures: Path, device: str) -> None:
-    data, classifier, _ = build(composed(name, pictures))
+def test_two_steps(name: str, pictures: Path, device: str, tmp_path: Path) -> None:
+    config = composed(name, pictures)
+    if "teacher" in config.loss:
+        torch.save(instantiate(config.loss.teacher, in_channels=3, num_classes=3).state_dict(), tmp_path / "teacher.pt")
+        config.loss.weights = str(tmp_path / "teacher.pt")
+    data, classifier, _ = build(config)
     trainer: Trainer = make_trainer(accelerator=device, fast_dev_run=2, enable_progress_bar=False)
     trainer.fit(classifier, datamodule=data)
     assert trainer.global_step == 2

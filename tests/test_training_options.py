@@ -134,7 +134,7 @@ def test_a_teacher_that_would_guess_is_refused(tmp_path: Path) -> None:
     ):
         loss_of(RESNET, state, tmp_path / "a.ckpt")
     node = {"_target_": "qconv.training.losses.Distillation", "teacher": RESNET, "weights": None}
-    with pytest.raises(ValueError, match=r"loss.weights must name the file of the teacher's weights"):
+    with pytest.raises(ValueError, match=r"loss.weights must name the teacher's file, qconv.models.resnet20 is random"):
         build_loss(OmegaConf.create(node), in_channels=1, num_classes=3)
 
 

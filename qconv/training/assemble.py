@@ -114,7 +114,9 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
     if "teacher" not in node:
         return made(node)
     if node.get("weights") is None and str(node.teacher.get("_target_")).startswith("qconv.models."):
-        raise ValueError(f"loss.weights must name the file of the teacher's weights: {node.teacher._target_} has none")
+        raise ValueError(
+            f"loss.weights must name the teacher's file, {node.teacher._target_} is random: add loss.weights="
+        )
     teacher = made(node.teacher, in_channels=in_channels, num_classes=num_classes)
     loss = made(node, teacher=teacher)
     if node.get("weights") is not None:
