@@ -324,4 +324,4 @@ def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
     (tmp_path / "train/cat/more").mkdir()
     found = scan(tmp_path)
     assert found.classes == ["cat", "dog"]
-    assert found.told == ("no pictures in train/fox, which is no class", "left out: 3 folders within classes")
+    assert found.told == ("no pictures in train/fox, which is no class", "left out: 3 folders in folders of classes")

@@ -139,23 +139,19 @@ def pictures_in(folder: Path) -> list[Path]:
 def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
     """Count the other files in these folders, by suffix, and the folders; say what would make HEIC readable."""
     suffixes = readable_suffixes()
-    kinds = Counter(
-        path.suffix.lower() or "without a suffix"
+    others = [
+        path
         for folder in folders
         if folder.is_dir()
         for path in folder.iterdir()
-        if path.is_file() and not path.name.startswith(".") and path.name.lower() not in NO_PICTURES
         if path.suffix.lower() not in suffixes
-    )
-    within = sum(
-        path.is_dir() and not path.name.startswith(".")
-        for folder in folders
-        if folder.is_dir()
-        for path in folder.iterdir()
-    )
-    if not kinds and not within:
+        if not path.name.startswith(".") and path.name.lower() not in NO_PICTURES
+    ]
+    if not others:
         return ()
-    parts = [f"{within} folder{'s' * (within > 1)} within classes"] if within else []
+    kinds = Counter(path.suffix.lower() or "without a suffix" for path in others if path.is_file())
+    within = sum(path.is_dir() for path in others)
+    parts = [f"{within} folder{'s' * (within > 1)} in folders of classes"] if within else []
     for kind, count in kinds.most_common():
         remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
         parts.append(f"{count} {kind}{remedy}")

@@ -113,14 +113,9 @@ def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
     """Return the loss; its teacher, if it has one, is a network for these pictures and classes."""
     if "teacher" not in node:
         return made(node)
-    if node.get("weights") is None and str(node.teacher.get("_target_")).startswith("qconv.models."):
-        raise ValueError(
-            f"loss.weights must name the teacher's file, {node.teacher._target_} is random: add loss.weights="
-        )
     teacher = made(node.teacher, in_channels=in_channels, num_classes=num_classes)
     loss = made(node, teacher=teacher)
-    if node.get("weights") is not None:
-        check_teacher(teacher, node.weights, in_channels, num_classes)
+    check_teacher(node, teacher, in_channels, num_classes)
     return loss
 
 

@@ -2,6 +2,7 @@
 
 import shlex
 
+from omegaconf import DictConfig
 from torch import nn
 
 from ..packed.calls import build_network
@@ -9,24 +10,30 @@ from ..packed.fingerprint import fingerprint
 from .initial_weights import config_of
 from .resume import call, override
 
-FLOAT = "qconv.schemes.identity"
+FLOAT, OWN = "qconv.schemes.identity", "qconv.models."
 
 
-def check_teacher(teacher: nn.Module, weights: str, in_channels: int, num_classes: int) -> None:
+def check_teacher(loss: DictConfig, teacher: nn.Module, in_channels: int, num_classes: int) -> None:
     """Raise unless the teacher computes what the run of its weights has trained.
 
     Activations, shortcuts and quantizers of signs have no tensors, so weights fit networks that compute something else.
     Files that name no network of `qconv.models`, as state dicts from elsewhere, are taken as they are.
 
     Args:
+        loss: the node of the config, with the call of the teacher and the file of its weights.
         teacher: the float network, with its weights.
-        weights: the file that they are from.
         in_channels: of the pictures.
         num_classes: of the pictures.
 
     Raises:
-        ValueError: it is another network; the words to add follow. Or the run has trained quantized layers.
+        ValueError: it is another network, and the words to add follow; the run has trained quantized layers; or it is a
+            network of `qconv.models` without weights, which is random.
     """
+    weights, target = loss.get("weights"), str(loss.teacher.get("_target_"))
+    if weights is None:
+        if target.startswith(OWN):
+            raise ValueError(f"loss.weights must name the teacher's file, {target} is random: add loss.weights=FILE")
+        return
     config = config_of(weights)
     node, scheme = config.get("model"), config.get("scheme")
     if isinstance(scheme, dict) and scheme.get("_target_") != FLOAT:

@@ -12,10 +12,11 @@ from ...checks import check_whole
 from ...files import atomic_file
 from ...lifecycle.steps import is_final
 from ...run_files import BEST, CONFIG, LAST
+from .epoch_figures import EpochFigures
 from .termination import Termination
 
 
-class Checkpoints(Checkpoint):
+class Checkpoints(EpochFigures, Checkpoint):
     """After each epoch: `last.ckpt`, and `best.ckpt` if `monitor` has risen; of equal epochs the earlier stays.
 
     Ctrl-C, and SIGTERM, with which schedulers announce that they will stop a run, end it after the optimizer step, with
@@ -43,7 +44,6 @@ class Checkpoints(Checkpoint):
         if "loss" in monitor:
             raise ValueError(f"monitor (={monitor}) must be a figure of which higher is better, such as val_accuracy")
         self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
-        self.validated = False  # whether this epoch was: Lightning keeps the figures of the last one that was
         self.termination = Termination()
         self.best, self.last = self.folder / BEST.name, self.folder / LAST.name
         self.best_score: float | None = None
@@ -65,17 +65,10 @@ class Checkpoints(Checkpoint):
             with source.open("rb") as old, atomic_file(self.best) as new:
                 shutil.copyfileobj(old, new)
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that the epoch has figures of its own."""
-        del pl_module
-        self.validated = not trainer.sanity_checking
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoints."""
         final = is_final(pl_module)
-        metric = trainer.callback_metrics.get(self.monitor)
-        score = None if metric is None or (self.monitor.startswith("val_") and not self.validated) else float(metric)
-        self.validated = False
+        score = self.figures(trainer).get(self.monitor)
         if score is not None and (self.best_score is None or (final, score) > (self.best_is_final, self.best_score)):
             self.best_is_final, self.best_score, self.best_epoch = final, score, trainer.current_epoch
             # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes again.

@@ -5,16 +5,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning import LightningModule, Trainer
 
 from ...run_files import METRICS
 from ...table import write_csv
 from ..report.curves import draw_curves
+from .epoch_figures import EpochFigures
 
 Row = dict[str, float]
 
 
-class History(Callback):
+class History(EpochFigures):
     """Collects the logged figures, one row per epoch, and writes `metrics.csv` and `curves.png`.
 
     The rows are part of the checkpoint: a resumed run's file and figure show all epochs. Lightning's CSVLogger writes
@@ -27,7 +28,6 @@ class History(Callback):
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.rows: list[Row] = []
-        self.validated = False
         self.earlier_seconds, self.start = 0.0, 0.0
 
     @property
@@ -39,16 +39,9 @@ class History(Callback):
         """Start the clock."""
         self.start = time.perf_counter()
 
-    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that this epoch has validation figures; otherwise Lightning still shows those of an earlier one."""
-        self.validated = True
-
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add the epoch's row and write the file."""
-        metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        logged = {name: metrics[name] for name in sorted(metrics) if self.validated or not name.startswith("val_")}
-        self.validated = False
-        self.rows.append({"epoch": trainer.current_epoch, "step": trainer.global_step, **logged})
+        self.rows.append({"epoch": trainer.current_epoch, "step": trainer.global_step, **self.figures(trainer)})
         if trainer.is_global_zero:
             write_csv(self.rows, self.folder / METRICS)
 
