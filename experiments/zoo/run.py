@@ -31,6 +31,7 @@ CIFAR = "CIFAR-10's 60,000 pictures re-encoded as JPEG (quality 75): 45,000 trai
 JPEG = "JPEG costs accuracy: compare the figures of one budget with each other, not with those of the papers."
 SGD = "SGD, momentum 0.9 (Nesterov), learning rate 0.1 with a warmup and a cosine, weight decay 1e-4"
 STEPS = "SGD, momentum 0.9, learning rate 0.1, a tenth of it after 100 and 150 epochs, weight decay 1e-4"
+FINE_TUNED = "from the float network; SGD, momentum 0.9, learning rate 0.01 with a cosine, weight decay 1e-4"
 
 
 class Recipe(NamedTuple):
@@ -62,7 +63,7 @@ def cifar(title: str, bits: str, *words: str) -> Recipe:
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
 
 
-def published(name: str, optimizer: str) -> Recipe:
+def published(name: str, optimizer: str, per_thousand: int = 1) -> Recipe:
     """A published recipe, to its end, which `experiments/cifar10_recipes` trains."""
     return Recipe(
         f"ResNet-20, {name}, CIFAR-10",
@@ -70,6 +71,7 @@ def published(name: str, optimizer: str) -> Recipe:
         cifar10_recipes.words(name, 1),
         optimizer=optimizer,
         notes=f"{JPEG} experiments/cifar10_recipes tells of its run, and of a test of its last checkpoint.",
+        per_thousand=per_thousand,
         published=name,
     )
 
@@ -79,7 +81,7 @@ RECIPES = {
         "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine", ""
     ),
     "resnet20-float-cifar10": published("float", STEPS),
-    "resnet20-lsq4-cifar10": cifar("LSQ", "4/4", *bits("lsq", 4)),
+    "resnet20-lsq4-cifar10": published("LSQ", FINE_TUNED, per_thousand=3),
     "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
     "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
     "resnet20-shift-cifar10": cifar("DeepShift-Q", "5/32", "scheme=shift_q"),
