@@ -40,6 +40,12 @@ class Predictor:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.model, header, self.pictures = load_for_pictures(path)
+        _, height, width = self.pictures.size
+        if self.pictures.resize is not None and height != width:
+            raise ValueError(
+                f"{path}: its pictures would be resized to a side of {self.pictures.resize} and cropped to "
+                f"{height}×{width}, but only squares are cropped"
+            )
         self.classes = header.classes
         self.normalize = Normalize(self.pictures.mean, self.pictures.std)
 
@@ -91,7 +97,10 @@ class Predictor:
     @torch.inference_mode()
     def _shares(self, images: Tensor) -> Tensor:
         dtype = next((parameter.dtype for parameter in self.model.parameters()), images.dtype)
-        return self.frozen(images.to(dtype)).float().softmax(1)
+        logits = self.frozen(images.to(dtype)).float()
+        if logits.shape[1] == 1:  # of the second of two classes
+            return torch.cat([(-logits).sigmoid(), logits.sigmoid()], 1)
+        return logits.softmax(1)
 
     def _guesses(self, shares: Tensor, top: int) -> list[Guess]:
         names: Sequence[str] = self.classes or [str(index) for index in range(len(shares))]

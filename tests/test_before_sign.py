@@ -27,7 +27,7 @@ from qconv.quantizers.behind import ACTIVATIONS, note_of
 from qconv.training.assemble import quantized_model
 from qconv.training.checkpoint_io import CheckpointError
 from qconv.training.initial_weights import load_weights
-from qconv.training.resume import check_tensors, fill_tensors, read_checkpoint
+from qconv.training.resume import check_checkpoint, check_tensors, fill_tensors
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 SIGNS: dict[str, qconv.Scheme] = {
@@ -505,7 +505,7 @@ def test_the_watch_ends_with_the_first_batch_that_is_spread() -> None:
         layer(torch.rand(4, 4, 8, 8))
 
 
-def test_the_command_line_chooses(tmp_path: Path) -> None:
+def test_the_command_line_chooses() -> None:
     def composed(*overrides: str) -> DictConfig:
         relu = ("model=vgg_small", "model.activation._target_=torch.nn.ReLU", "model.image_size=8")
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -519,13 +519,12 @@ def test_the_command_line_chooses(tmp_path: Path) -> None:
     assert kinds == dict(hardtanh=nn.Hardtanh, prelu=nn.PReLU, leaky=nn.LeakyReLU, identity=nn.Identity, keep=nn.ReLU)
 
     old = {"config": {"seed": 1}, "state_dict": {}}
-    torch.save(old, tmp_path / "old.ckpt")
     for choice, refused in (("hardtanh", True), ("keep", False)):
         model: Any = quantized_model(composed(f"before_sign={choice}"), data)[0]
         model.config = {"seed": 1, "before_sign": choice}
         message = "add before_sign=keep" if refused else "is of another network"
         with pytest.raises(CheckpointError, match=message):
-            read_checkpoint(str(tmp_path / "old.ckpt"), model, ("seed", "before_sign"))
+            check_checkpoint("old.ckpt", old, model, ("seed", "before_sign"))
 
 
 def test_pact_starts_where_few_bits_have_levels() -> None:

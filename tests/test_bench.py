@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 import qconv
 from qconv import schemes
@@ -245,3 +246,22 @@ def test_a_model_of_ones_own(
 
 def _few() -> tuple[int]:
     return (1,)
+
+
+def test_models_of_one_output_agree_by_its_sign() -> None:
+    network = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
+    images = torch.randn(64, 1, 4, 4)
+    labels = (network(images)[:, 0] > 0).long()
+    other = nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.Tanh(), nn.Linear(8, 1))
+    other = qconv.convert(other, schemes.bwn(), skip=())
+    result = qconv.compare_models(network, other, images, labels, batch_sizes=(1,), seconds=0)
+    right = ((other.eval()(images)[:, 0] > 0) == (labels == 1)).float().mean().item()
+    assert (result["float"].accuracy, result["trained"].agreement) == (1, 1)
+    assert result["float"].agreement == result["trained"].accuracy == pytest.approx(right)
+    assert right < 0.95
+
+
+def test_tied_weights_are_stored_once() -> None:
+    tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    tied[1].weight = tied[0].weight
+    assert model.stored_bytes(tied) == 4 * (16 + 4 + 4)

@@ -97,7 +97,7 @@ def test_healthy_models_are_left_in_peace() -> None:
     model.eval()(torch.zeros(1, 3, 64, 64))
     tied = Skipping(nn.Embedding(4, 8), nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 4))
     tied[3].weight = tied[0].weight
-    qconv.convert(tied, schemes.bnn(), skip=())
+    qconv.convert(tied, schemes.lsq(2, 2), skip=())
     tied(torch.tensor([1, 2]))
 
 

@@ -52,7 +52,7 @@ def runs(tmp_path: Path) -> Path:
     write(tmp_path / "m/0", 0.90)
     write(tmp_path / "m/1", 0.94, seed=2)
     write(tmp_path / "m/2", 0.80, scheme=bwn)
-    write(tmp_path / "m/10", 0.84, scheme=bwn, seed=2, trainer={"max_epochs": 20, "devices": 2})
+    write(tmp_path / "m/10", 0.84, scheme=bwn, seed=2, trainer={"max_epochs": 20, "devices": 1, "timeout_s": 9})
     (write(tmp_path / "m/3") / "metrics.csv").write_text("epoch\n0\n1\n")
     (write(tmp_path / "m/4", 0.1) / "result.json").write_text('{"test_acc')
     (write(tmp_path / "m/5") / "config.yaml").write_text("a: [")
@@ -102,6 +102,19 @@ def test_single_values_have_columns_of_their_own(tmp_path: Path) -> None:
         for width, lr in ((8, "0.1"), (8, "0.2"), (16, "0.1"))
     ]
     assert common == {"data": "Digits(batch_size=64)"}
+
+
+def test_what_trains_otherwise_is_another_row(tmp_path: Path) -> None:
+    ema = {"_target_": "qconv.training.MovingAverage", "decay": 0.999}
+    write(tmp_path / "0", 0.9)
+    write(tmp_path / "1", 0.8, callbacks={"ema": ema})
+    write(tmp_path / "2", 0.8, callbacks={"ema": {**ema, "decay": 0.9}})
+    write(tmp_path / "3", 0.7, trainer={"max_epochs": 20, "devices": 2})  # of as large batches each
+    write(tmp_path / "4", 0.6, callbacks={"checkpoints": {"folder": "b", "every_steps": 9}, "diagnostics": {"x": 1}})
+    groups, _, left_out = compare(find_runs([tmp_path])[0])
+    assert [len(group.runs) for group in groups] == [1, 1, 1, 1]
+    assert [run.folder.name for run in left_out] in (["0"], ["4"])
+    assert {group.differs.get("callbacks.ema.decay") for group in groups} == {"–", "0.999", "0.9"}
 
 
 def test_of_runs_with_the_same_seed_the_newest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

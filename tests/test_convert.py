@@ -207,6 +207,22 @@ def test_models_of_torchvision(build: Any, layers: int, converted: int, size: in
     assert model(input).equal(expected)
 
 
+def test_an_override_that_would_have_no_effect() -> None:
+    class Own(nn.Conv2d):
+        """Computes something that nobody here knows."""
+
+    def model(*, second: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), second, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 4))
+
+    computed = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3))
+    quantized = qconv.QConv2d(4, 4, 3, scheme=schemes.bwn())
+    for second, reason in ((computed, "WeightNorm"), (Own(4, 4, 3), "subclass of Conv2d"), (quantized, "already")):
+        with pytest.raises(ValueError, match=rf"overrides '1': layer '1' \(.*\) can't be quantized: .*{reason}"):
+            qconv.plan(model(second=second), schemes.bnn(), overrides={"1": schemes.bwn()})
+        plan = qconv.plan(model(second=second), schemes.bnn(), overrides={"[12]": schemes.bwn(), "0": None})
+        assert [step.scheme.name if step.scheme else None for step in plan.steps] == [None, None, "bwn()", None]
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -272,6 +288,29 @@ def test_tied_weights_that_a_scheme_would_replace_are_refused() -> None:
         qconv.convert(model, schemes.shift_ps(), skip=())
     qconv.convert(model, schemes.bnn(), skip=())
     assert second.weight is first.weight
+
+
+def test_tied_weights_that_steps_would_change_are_refused() -> None:
+    def model() -> nn.Sequential:
+        embedding, head = nn.Embedding(10, 16), nn.Linear(16, 10)
+        head.weight = embedding.weight
+        return nn.Sequential(embedding, nn.Linear(16, 16), head)
+
+    for scheme, word in ((schemes.bwn(), "bwn()"), (schemes.shift_q(), "shift_q"), (schemes.inq(), "inq")):
+        with pytest.raises(
+            ValueError, match=r"layer '2' \(Linear\): its weight is tied to that of layer '0' \(Embedding\)"
+        ):
+            qconv.convert(model(), scheme, skip=())
+        assert word in scheme.name
+    for scheme, skip in ((schemes.lsq(4, 4), ()), (schemes.bwn(), ("last",))):
+        converted = qconv.convert(model(), scheme, skip=skip)
+        assert converted[0].weight is converted[2].weight
+    qconv.plan(model().to("meta"), schemes.lsq(4, 4), skip=())
+    two = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    two[1].weight = two[0].weight
+    with pytest.raises(ValueError, match=r"layer '0' \(Linear\): its weight is tied to that of layer '1' \(Linear\)"):
+        qconv.plan(two, schemes.lsq(2, 2), skip=(), overrides={"0": schemes.bwn()})
+    qconv.plan(two, schemes.bwn(), skip=())
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")

@@ -169,7 +169,32 @@ def test_what_depends_on_the_number_of_epochs(scheme: Scheme, schedule: Any, las
     epochs, devices = changes(stored, classifier)
     assert epochs.startswith("trainer.max_epochs: 6 → 9. ")
     assert says in epochs
-    assert devices.startswith("trainer.devices: 2 → 1. ")
+    assert devices == "trainer.devices: 2 → 1. Optimizer steps are of other pictures from here on."
+
+
+def test_what_batches_depend_on() -> None:
+    def said(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+        configs = [
+            {"trainer": {"max_epochs": 2, **other}, "data": {"batch_size": batch}}
+            for other, batch in ((options, options.pop("batch")) for options in (before, now))
+        ]
+        classifier = Classifier(small_cnn(1, 10, width=4), torch.optim.SGD, None, configs[1])
+        return list(changes({"config": configs[0], "epoch": 0}, classifier))
+
+    rounded, others = "Sums may be rounded otherwise", "Optimizer steps are of other pictures"
+    as_many = "Steps are of as many pictures, batch norm sees those of one process."
+    assert said({"devices": 1, "batch": 256}, {"devices": 2, "batch": 128}) == [
+        f"trainer.devices: 1 → 2. {as_many}",
+        f"data.batch_size: 256 → 128. {as_many}",
+    ]
+    (one,) = said({"batch": 64}, {"batch": 32})
+    assert one == f"data.batch_size: 64 → 32. {others} from here on."
+    (one,) = said({"devices": "auto", "batch": 64}, {"devices": 1, "batch": 64})
+    assert one == f"trainer.devices: auto → 1. {others} from here on."
+    assert others in said({"batch": 8}, {"limit_train_batches": 0.5, "batch": 8})[0]
+    one, other = said({"batch": 8}, {"accumulate_grad_batches": 2, "batch": 4})
+    assert (others in one, others in other) == (True, True)
+    assert rounded in said({"batch": 8, "precision": 32}, {"batch": 8, "precision": 16})[0]
 
 
 def test_other_options_that_depend_on_the_number_of_epochs() -> None:

@@ -87,8 +87,9 @@ ROOMS = {
     },
     "training": {
         *("extras", "progress", "run_files"),
-        *("bench", "checks", "convert", "distillation", "environment", "ewgs_deltas", "files", "inference", "layers"),
-        *("lean", "lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme", "summary", "table"),
+        *("bench", "checks", "convert", "data", "distillation", "environment", "ewgs_deltas", "files", "images"),
+        *("inference", "layers", "lean", "lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme"),
+        *("summary", "table"),
     },
     "cli": {
         *("extras", "progress", "run_files"),

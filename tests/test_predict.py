@@ -86,6 +86,26 @@ def test_other_pictures_than_those_of_training(tmp_path: Path) -> None:
         assert 1 / 3 <= best.probability <= 1
 
 
+def test_a_single_output_is_that_of_the_second_class(picture: Path, tmp_path: Path) -> None:
+    model = qconv.convert(small_cnn(3, 1, width=8), schemes.bnn())
+    model(torch.randn(16, 3, 8, 8))
+    network = {"_target_": "qconv.models.small_cnn", "in_channels": 3, "num_classes": 1, "width": 8}
+    pictures = {"size": [3, 8, 8], "mean": MEAN, "std": STD}
+    qconv.save_packed(model.eval(), tmp_path / "a", network=network, pictures=pictures, classes=CLASSES[:2])
+    normal = (pixels(picture).float() - torch.tensor(MEAN).view(3, 1, 1)) / torch.tensor(STD).view(3, 1, 1)
+    dog = model(normal[None]).sigmoid().item()
+    found = {guess.label: guess.probability for guess in Predictor(tmp_path / "a")(picture)}
+    assert found == pytest.approx({"dog": dog, "cat": 1 - dog}, rel=1e-4)
+
+
+def test_pictures_that_are_cropped_are_square(tmp_path: Path) -> None:
+    packed(tmp_path / "a", pictures={"size": [3, 8, 16], "resize": 20, "mean": MEAN, "std": STD})
+    with pytest.raises(ValueError, match=r"resized to a side of 20 and cropped to 8×16, but only squares are cropped"):
+        Predictor(tmp_path / "a")
+    packed(tmp_path / "a", pictures={"size": [3, 8, 16], "mean": MEAN, "std": STD})
+    Predictor(tmp_path / "a")
+
+
 def test_broken_pictures_are_named_and_the_others_are_not_lost(
     picture: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

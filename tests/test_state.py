@@ -204,3 +204,50 @@ def test_a_stage_that_begins_between_forward_and_backward() -> None:
     qconv.set_progress(layer, 0.5)
     loss.backward()
     assert leaves[0].grad.equal(leaves[1].grad)
+
+
+@pytest.mark.parametrize("how", ["average", "copied", "vector"])
+@pytest.mark.parametrize(
+    "scheme", [schemes.lsq(2, 4), schemes.apot(3, 3), schemes.shift_ps(), schemes.adabin()], ids=str
+)
+def test_what_is_written_through_data_is_kept(scheme: Scheme, how: str) -> None:
+    """Averages and copies that write `.data`, which does not count as a change of a tensor."""
+    torch.manual_seed(0)
+    model = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 3)), scheme)
+    other = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.1)
+    if how == "vector":
+        nn.utils.vector_to_parameters(nn.utils.parameters_to_vector(model.parameters()), other.parameters())
+    else:
+        for mine, theirs in zip(other.parameters(), model.parameters(), strict=True):
+            mine.data.copy_(mine.data.lerp(theirs.data, 0.5) if how == "average" else theirs.data)
+    expected = {name: parameter.detach().clone() for name, parameter in other.named_parameters()}
+    other.eval()
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in other.named_parameters())
+    assert {*other.state_dict()} == {*model.state_dict()}
+    assert all(torch.equal(parameter, expected[name]) for name, parameter in other.named_parameters())
+
+
+def test_steps_follow_a_weight_that_is_set_through_data() -> None:
+    layer: Any = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(2, 4))
+    before = layer.weight_quantizer.step.item()
+    layer.weight.data.mul_(3)
+    layer.eval()
+    assert layer.weight_quantizer.step.item() == pytest.approx(3 * before)
+
+
+def test_steps_follow_a_weight_after_casts() -> None:
+    layer: Any = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(2, 4))
+    before = layer.weight_quantizer.step.item()
+    weight = layer.weight.detach().clone()
+    layer.half().float().double().float()
+    layer.eval()
+    assert layer.weight_quantizer.step.item() == pytest.approx(before, rel=1e-3)
+    layer.load_state_dict({"weight": 5 * weight, "bias": layer.bias}, strict=False)
+    assert layer.weight_quantizer.step.item() == pytest.approx(5 * before, rel=1e-3)
+    layer.half().float()
+    layer.weight.data.copy_(weight)
+    layer.eval()
+    assert layer.weight_quantizer.step.item() == pytest.approx(before, rel=1e-3)

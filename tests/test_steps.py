@@ -125,3 +125,47 @@ def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out:
         parameters[name].requires_grad_(False)
     qconv.after_every_step(early, model)
     assert not trained(model, early)
+
+
+def test_the_warning_shows_the_loop_that_steps() -> None:
+    """A schedule wraps the optimizer's step once more."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    qconv.after_every_step(optimizer, qconv.convert(model, schemes.lsq(2, 2)))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        for _ in range(21):
+            model(torch.rand(2, 3, 6, 6)).sum().backward()
+            optimizer.step()
+    (warning,) = [one for one in told if "no optimizer has changed" in str(one.message)]
+    assert warning.filename == __file__
+
+
+class SAM(torch.optim.Optimizer):
+    """As its users have it: two steps, of which the second is that of an optimizer inside."""
+
+    def __init__(self, params: Any, base: Any, **options: Any) -> None:
+        super().__init__(params, dict(options))
+        self.base_optimizer = base(self.param_groups, **options)
+
+    @torch.no_grad()
+    def move(self, sign: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=sign * 0.01)
+
+    def second_step(self) -> None:
+        self.move(-1)
+        self.base_optimizer.step()
+
+
+def test_sharpness_aware_steps() -> None:
+    model = qconv.convert(network(), schemes.bnn())
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=10.0)
+    qconv.after_every_step(optimizer, model)
+    model(torch.rand(2, 3, 6, 6)).sum().backward()
+    optimizer.move(1)
+    optimizer.second_step()
+    quantized: Any = model[3]
+    assert quantized.weight.abs().max() == 1

@@ -8,8 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchvision
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import prune
 from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
 
 import qconv
 from qconv import schemes
@@ -745,3 +749,78 @@ def test_the_result_has_the_totals() -> None:
     about = about_run(config, "bnn()", table)
     assert about.items() >= table.totals().items()
     assert json.loads(json.dumps(about["parameters_by_bits"])) == about["parameters_by_bits"]
+
+
+def linear_macs(model: nn.Module, images: torch.Tensor) -> int:
+    """Counted by torch, of products of matrices and convolutions; those of attention are of batches of matrices."""
+    counter = FlopCounterMode(display=False)
+    with counter, sdpa_kernel(SDPBackend.MATH):  # with gradients, as attention has an operator of its own without
+        model.eval()(images)
+    of_all = counter.get_flop_counts()["Global"]
+    return sum(flops for op, flops in of_all.items() if op.__name__ in ("mm", "addmm", "convolution")) // 2
+
+
+@pytest.mark.parametrize("name", ["vit", "swin", "encoder"])
+def test_linear_layers_that_attention_reads_count(name: str) -> None:
+    vision = torchvision.models.vision_transformer.VisionTransformer
+    swin = torchvision.models.SwinTransformer
+    encoder = nn.TransformerEncoderLayer(12, 3, 20, batch_first=True)
+    make: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
+        "vit": (vision(32, 8, 2, 2, 24, 48, num_classes=5), (3, 32, 32)),
+        "swin": (swin([2, 2], 8, [1, 1], [1, 2], [3, 3], num_classes=5), (3, 32, 28)),
+        "encoder": (nn.Sequential(nn.Linear(6, 12), encoder), (7, 6)),
+    }
+    model, size = make[name]
+    assert summarize(model, size).macs == linear_macs(model, torch.rand(1, *size)) > 0
+    expected = sum(row.macs for row in summarize(model, size).rows)
+    quantized = summarize(qconv.convert(model, schemes.lsq(4, 4), skip=()), size)
+    assert sum(quantized.macs_by_bits.values()) == expected
+    assert quantized.macs_by_bits[32, 32] > 0
+
+
+def test_an_attention_with_a_forward_of_its_own() -> None:
+    class Own(nn.MultiheadAttention):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
+            return super().forward(x, x, x)[0]
+
+    assert summarize(nn.Sequential(nn.Linear(6, 6), Own(6, 2)), (4, 6)).macs == 4 * 36
+
+
+def test_attention_with_keys_and_values_of_other_sizes() -> None:
+    attention = nn.MultiheadAttention(12, 3, kdim=5, vdim=7, batch_first=True)
+
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = attention
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.attention(x, value=x[:, :4, :7], key=x[:, :4, :5])[0]
+
+    assert summarize(Own(), (6, 12)).macs == 12 * (6 * 12 + 4 * 5 + 4 * 7 + 6 * 12)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("how", ["pruned", "normalized", "weight norm"])
+def test_a_computed_weight_counts_as_the_weight_that_it_will_be(how: str) -> None:
+    def computed(layer: nn.Module) -> nn.Module:
+        if how == "pruned":
+            return prune.l1_unstructured(layer, "weight", 0.5)
+        if how == "normalized":
+            return nn.utils.parametrizations.weight_norm(layer)
+        return nn.utils.weight_norm(layer)
+
+    def model() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 8, 3), nn.Flatten(), nn.Linear(32, 2))
+
+    scheme = schemes.minmax(4, 8) if how != "pruned" else schemes.twn()
+    plain = qconv.convert(model(), scheme)
+    expected = summarize(plain, (3, 6, 6))
+    computed(plain[2])
+    found = summarize(plain, (3, 6, 6))
+    row, before = (next(row for row in table.rows if row.name == "2") for table in (found, expected))
+    fields = ("parameters", "weights", "macs", "float_bytes", "packed_bytes", "weight_bits")
+    assert [getattr(row, field) for field in fields] == [getattr(before, field) for field in fields]
+    assert found.parameters_by_bits == expected.parameters_by_bits
+    assert found.float_bytes == expected.float_bytes
+    assert found.packed_bytes == pytest.approx(expected.packed_bytes, abs=100)  # the header names less of the input

@@ -3,6 +3,7 @@
 import copy
 import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -97,6 +98,7 @@ def test_distillation_from_another_number_of_classes() -> None:
         Distillation(nn.Linear(8, 5))(logits, labels, images)
 
 
+PICTURES = SimpleNamespace(in_channels=1, num_classes=3, classes=["a", "b", "c"])
 FLOAT = {"_target_": "qconv.schemes.identity"}
 RESNET = {
     "_target_": "qconv.models.resnet20",
@@ -108,7 +110,7 @@ RESNET = {
 def loss_of(teacher: dict[str, Any], content: Any, path: Path) -> Any:
     torch.save(content, path)
     node = {"_target_": "qconv.training.losses.Distillation", "teacher": teacher, "weights": str(path)}
-    return build_loss(OmegaConf.create(node), in_channels=1, num_classes=3)
+    return build_loss(OmegaConf.create(node), PICTURES)
 
 
 @pytest.mark.parametrize("part", ["activation", "shortcut"])
@@ -133,9 +135,15 @@ def test_a_teacher_that_would_guess_is_refused(tmp_path: Path) -> None:
         InstantiationException, match=r"loss\.weights \(=.*a\.ckpt\) are not those of the teacher: 'fc' has 5"
     ):
         loss_of(RESNET, state, tmp_path / "a.ckpt")
+    file = {"state_dict": instantiate(RESNET, in_channels=1, num_classes=3).state_dict(), "config": {}}
+    file["trained_on"] = {"classes": ["a", "c", "b"], "pictures": None}
+    with pytest.raises(
+        ValueError, match=r"a\.ckpt\) was trained with 'c' as class 1, which is 'b' in the data: a teacher"
+    ):
+        loss_of(RESNET, file, tmp_path / "a.ckpt")
     node = {"_target_": "qconv.training.losses.Distillation", "teacher": RESNET, "weights": None}
     with pytest.raises(ValueError, match=r"loss.weights must name the teacher's file, qconv.models.resnet20 is random"):
-        build_loss(OmegaConf.create(node), in_channels=1, num_classes=3)
+        build_loss(OmegaConf.create(node), PICTURES)
 
 
 def test_a_quantized_teacher_is_refused(tmp_path: Path) -> None:

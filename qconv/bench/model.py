@@ -19,6 +19,7 @@ from ..environment import commit, machine, versions
 from ..extras import missing
 from ..files import atomic_file
 from ..inference import freeze
+from ..inference.verify import classes as decided
 from ..packed import save_packed
 from ..table import Column, csv_text, lines
 from .rows import quartiles
@@ -229,8 +230,9 @@ def ready(model: nn.Module) -> nn.Module:
 
 
 def stored_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters and buffers that a state dict holds."""
-    return sum(tensor.nbytes for tensor in model.state_dict().values() if isinstance(tensor, Tensor))
+    """Bytes of the parameters and buffers that a state dict holds, each tensor once."""
+    tensors = [tensor for tensor in model.state_dict(keep_vars=True).values() if isinstance(tensor, Tensor)]
+    return sum(tensor.nbytes for tensor in dict.fromkeys(tensors))
 
 
 def packed_bytes(model: nn.Module, folder: Path) -> int:
@@ -299,7 +301,7 @@ def classes(run: Run, images: Tensor) -> Tensor:
     outputs = torch.cat([run(part) for part in images.split(CHUNK)])
     if outputs.ndim != 2:
         raise ValueError(f"a model gives outputs of shape {tuple(outputs.shape)}, not (N, classes)")
-    return outputs.argmax(1)
+    return decided(outputs)
 
 
 def share(found: Tensor, wanted: Tensor) -> float:

@@ -11,9 +11,10 @@ from .runs import Run
 
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
 APART = (
-    *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "callbacks", "logger"),
-    "config_version",
-    *("trainer.devices", "trainer.num_nodes", "trainer.timeout_s", "trainer.enable_progress_bar"),
+    *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "logger", "report", "config_version"),
+    *("trainer.timeout_s", "trainer.enable_progress_bar"),
+    *(f"callbacks.{name}" for name in ("progress", "finite_guard", "random_state", "history", "diagnostics")),
+    *(f"callbacks.checkpoints.{name}" for name in ("_target_", "folder", "every_steps")),
 )
 FOLLOWS_SEED = ".seed"
 AS_A_WHOLE = ("scheme", "model")  # a column each, however many of their arguments differ
@@ -83,6 +84,8 @@ def _description(run: Run) -> dict[str, str]:
     values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
     values["data"] = short_call({**run.config["data"], "root": None, "cache": None})
     for key, value in _leaves(run.config, ""):
+        if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
+            continue
         if not any(key == name or key.startswith(f"{name}.") for name in APART) and not key.endswith(FOLLOWS_SEED):
             values[key] = str(value)
     return values

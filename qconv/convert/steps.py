@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from .. import layers
@@ -20,7 +21,7 @@ from ..layers import (
     QuantizedLayer,
 )
 from ..layers.bypassed import parent_of, run
-from ..layers.computed import computed_by
+from ..layers.computed import computed_by, writes
 from ..layers.naming import name_of
 from ..layers.parents import read_by_parents
 from ..scheme import Factory, Scheme
@@ -215,6 +216,16 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         return Step(at, layer, kind, chosen, reason, None if chosen is None else quantized[kind])
 
     steps = _by_depth(step(layer, at) for layer, at in names.items())
+    _check_tied(model, steps)
+    for pattern, chosen in overrides.items():
+        named = [
+            step for step in steps if chosen is not None and _first_match(override_patterns, step.names) == pattern
+        ]
+        if named and all(step.scheme is None for step in named):
+            raise ValueError(
+                f"overrides {pattern!r}: {name_of(named[0].layer, named[0].names[0])} can't be quantized: "
+                f"{named[0].reason}"
+            )
     if all(step.scheme is None for step in steps):
         raise ValueError(f"model ({type(model).__name__}) has nothing left to convert:\n{Plan(steps)}")
     takes_sign = {
@@ -263,6 +274,32 @@ def _check_fits(
             f"{name_of(layer, at[0])}: its weight is tied to another module's, and {scheme.name} would "
             "replace it by tensors of its own; leave one of them float by skip or overrides"
         )
+
+
+@torch.no_grad()
+def _check_tied(model: nn.Module, steps: Sequence[Step]) -> None:
+    """Raise a ValueError if an optimizer step would change a weight that a module holds which does not follow it."""
+    follows = {step.layer: step.scheme for step in steps if step.scheme is not None}
+    holders: dict[nn.Parameter, dict[nn.Module, str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, {}).setdefault(module, name)
+    for step in steps:
+        layer: Any = step.layer
+        others = holders.get(layer._parameters.get("weight"), {})
+        if step.scheme is None or len(others) < 2:
+            continue
+        quantizer, own = step.scheme.weight(), repr(step.scheme.weight())
+        probe = torch.linspace(-1, 1, layer.weight.numel()).view(layer.weight.shape)
+        quantizer.initialize(probe)
+        for other, name in others.items():
+            same = other in follows and repr(follows[other].weight()) == own
+            if not same and writes(quantizer, probe):
+                raise ValueError(
+                    f"{name_of(layer, step.names[0])}: its weight is tied to that of {name_of(other, name)}, and "
+                    f"{step.scheme.name} would clamp or freeze both after every step; leave it float by skip or "
+                    "overrides, or untie them"
+                )
 
 
 def _tied_parameters(model: nn.Module) -> set[nn.Parameter]:

@@ -80,8 +80,9 @@ def plan(
     Raises:
         ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, an unknown word as
             ``first_last``, or one other than "float" if ``skip`` names neither, a scheme in ``overrides`` for a layer
-            that the model never calls, a ``before_sign`` that is none of the five, or ``signed_inputs`` for a scheme
-            without that choice.
+            that the model never calls, or for layers all of which stay as they are (of an unknown subclass, with a
+            computed weight, or quantized already), a ``before_sign`` that is none of the five, or ``signed_inputs`` for
+            a scheme without that choice.
         TypeError: ``scheme`` is not a scheme, or ``grad_quantizer`` makes no quantizer.
     """
     with while_not_lean(model):

@@ -33,7 +33,7 @@ class DigitsDataModule(LightningDataModule):
     in_channels = 1
     image_size = (8, 8)
     classes = tuple("0123456789")
-    normalize: Normalize
+    normalize: Normalize | None = None
 
     def __init__(self, *, seed: int = 0, batch_size: int = 64, shift: int = 1, split_seed: int = 0) -> None:
         super().__init__()
@@ -51,6 +51,8 @@ class DigitsDataModule(LightningDataModule):
         if not self.splits:
             splits = split_digits(self.split_seed)
             mean, std = splits["train"][0].mean(), splits["train"][0].std()
+            if self.normalize is not None:
+                mean, std = (torch.tensor(of[0] / 255) for of in (self.normalize.mean, self.normalize.std))
             self.splits = {name: ((images - mean) / std, labels) for name, (images, labels) in splits.items()}
             self.background = float(-mean / std)
             self.normalize = Normalize([255 * mean.item()], [255 * std.item()])  # for pixels from 0 to 255
@@ -69,7 +71,7 @@ class DigitsDataModule(LightningDataModule):
 
     def _loader(self, split: str, *, augment: Sequence[Augment] = (), shuffle: bool = False) -> TensorLoader:
         images, labels = self.splits[split]
-        return TensorLoader(images, labels, epoch_order(self, len(labels), shuffle=shuffle), augment)
+        return TensorLoader(images, labels, epoch_order(self, len(labels), split, shuffle=shuffle), augment)
 
 
 def split_digits(split_seed: int) -> dict[str, Split]:

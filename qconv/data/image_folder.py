@@ -15,7 +15,7 @@ from ..files import DamagedFileError, atomic_file, load_tensors
 from ..images import DecodingError, read_picture
 from ..progress import terminal
 from .pictures import Pictures, PicturesDataModule
-from .tree import Tree, common_size, fingerprint, scan
+from .tree import SplitBy, Tree, common_size, fingerprint, scan
 
 FORMAT = 2  # of the cache file; each number has its own file
 Broken = Literal["fatal", "skip"]
@@ -28,7 +28,8 @@ class BrokenPictureError(ValueError):
 class ImageFolderDataModule(PicturesDataModule):
     """Pictures from folders `<class>/*`, or from `train/<class>/*` with `test/<class>/*`, `val/<class>/*` or both.
 
-    Of folders without splits a part of each class is the test split, the same for every seed. With only `test`, or
+    Of folders without splits a part of each class is the test split, the same for every seed, chosen by hashes of the
+    files' names: another picture leaves the others where they are, or moves a single one. With only `test`, or
     without splits, a part of the training pictures is used for validation; with only `val`, that is the test split.
     What was split, resized and left out is said on stderr, and the number of pictures.
 
@@ -45,6 +46,8 @@ class ImageFolderDataModule(PicturesDataModule):
         broken: what to do with files that cannot be decoded completely: ``"fatal"`` names them in an error, ``"skip"``
             reports them and leaves them out.
         test_size: the share of the pictures for testing, of folders without splits.
+        split_by: ``"name"``, or as earlier versions did ``"number"``: a permutation of the sorted files, which is
+            another one for one file more.
         cache: folder of the cached files; None means `qconv` in the user's cache folder.
         options: those of `PicturesDataModule`; `split_seed` also chooses the test pictures.
 
@@ -62,6 +65,7 @@ class ImageFolderDataModule(PicturesDataModule):
         channels: int = 3,
         broken: Broken = "fatal",
         test_size: float = 0.2,
+        split_by: SplitBy = "name",
         cache: str | None = None,
         **options: Any,
     ) -> None:
@@ -72,8 +76,11 @@ class ImageFolderDataModule(PicturesDataModule):
             raise ValueError(f"broken (={broken!r}) must be 'fatal' or 'skip'")
         if not isinstance(test_size, float) or not 0 < test_size < 1:
             raise ValueError(f"test_size (={test_size!r}) must be a share, above 0 and below 1")
+        if split_by not in ("name", "number"):
+            raise ValueError(f"split_by (={split_by!r}) must be 'name' or 'number'")
+        self.split_by = split_by
         self.root, self.in_channels, self.broken = Path(root).expanduser(), channels, broken
-        self.tree = scan(self.root, test_size, self.split_seed)
+        self.tree = scan(self.root, test_size, self.split_seed, split_by)
         self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
         self.image_size, told = (_size(image_size), "") if image_size is not None else self._common_size()
         for line in filter(None, (*self.tree.told, told)):

@@ -51,7 +51,7 @@ class ImageNetDataModule(LargePicturesDataModule):
     def loader(self, name: str, *, train: bool) -> "CroppingLoader":
         """The files of the split."""
         files = self.splits[name]
-        order = epoch_order(self, len(files), shuffle=train)
+        order = epoch_order(self, len(files), name, shuffle=train)
         return CroppingLoader(order, LargePictures(files, self.crop(train=train)), self.workers)
 
 

@@ -16,6 +16,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
+class OtherPicturesError(ValueError):
+    """A run goes on with other pictures, or other batches in an epoch that was interrupted."""
+
+
 class EpochOrder:
     """The order of one epoch's samples, cut into this rank's batches.
 
@@ -28,6 +32,8 @@ class EpochOrder:
         size: number of samples.
         batch_size: the largest number of samples in one batch on one rank.
         shuffle: whether each epoch has a new order instead of the stored one.
+        mixed: whether the order, if it is the same in each epoch, is not the stored one, in which the pictures of a
+            class may follow each other: for epochs that end early.
         seed: together with the epoch determines the order.
         rank: number of this process.
         world_size: number of processes.
@@ -37,13 +43,21 @@ class EpochOrder:
     """
 
     def __init__(
-        self, size: int, batch_size: int, *, shuffle: bool, seed: int = 0, rank: int = 0, world_size: int = 1
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        mixed: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size (={batch_size}) must be at least 1")
         if size < world_size:
             raise ValueError(f"size (={size}) must be at least world_size (={world_size}): each process needs a sample")
-        self.size, self.shuffle, self.seed = size, shuffle, seed
+        self.size, self.shuffle, self.mixed, self.seed = size, shuffle, mixed, seed
         self.rank, self.world_size = rank, world_size
         self.steps = -(-size // (batch_size * world_size))
         self.epoch = 0
@@ -61,10 +75,18 @@ class EpochOrder:
     def __len__(self) -> int:
         return self.steps
 
+    def numbers(self, count: int) -> Tensor:
+        """Return the numbers below `count` in the order of this epoch."""
+        if self.shuffle:
+            return torch.randperm(count, generator=self.generator(0))
+        if self.mixed:
+            return torch.randperm(count, generator=torch.Generator().manual_seed(0))
+        return torch.arange(count)
+
     def parts(self, start: int = 0) -> Iterator[Tensor]:
         """Yield this rank's samples for each step from `start` on."""
-        order = torch.randperm(self.size, generator=self.generator(0)) if self.shuffle else torch.arange(self.size)
-        yield from (part[self.rank :: self.world_size] for part in order.tensor_split(self.steps)[start:])
+        parts = self.numbers(self.size).tensor_split(self.steps)
+        yield from (part[self.rank :: self.world_size] for part in parts[start:])
 
     def __iter__(self) -> Iterator[Tensor]:
         return self.parts()
@@ -78,10 +100,19 @@ class InEpochs(Protocol):
     seed: int
 
 
-def epoch_order(data: InEpochs, size: int, *, shuffle: bool) -> EpochOrder:
-    """The order of `size` samples for the process of `data`."""
-    rank, world_size = (data.trainer.global_rank, data.trainer.world_size) if data.trainer else (0, 1)
-    return EpochOrder(size, data.batch_size, shuffle=shuffle, seed=data.seed, rank=rank, world_size=world_size)
+def epoch_order(data: InEpochs, size: int, split: str, *, shuffle: bool) -> EpochOrder:
+    """The order of the `size` samples of a split for the process of `data`.
+
+    Where the trainer limits validation or test (`limit_val_batches`), their pictures are mixed, so that some of all
+    classes are taken; of shards, only the order of the files is.
+    """
+    trainer = data.trainer
+    rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
+    limit = getattr(trainer, f"limit_{split}_batches", 1.0)
+    mixed = isinstance(limit, int) or limit < 1  # 1 is a batch, 1.0 is all
+    return EpochOrder(
+        size, data.batch_size, shuffle=shuffle, mixed=mixed, seed=data.seed, rank=rank, world_size=world_size
+    )
 
 
 class EpochLoader(ABC):
@@ -114,7 +145,7 @@ class EpochLoader(ABC):
         """Go through the epoch, or through the rest of the one that was interrupted.
 
         Raises:
-            ValueError: that epoch was cut into other batches.
+            OtherPicturesError: that epoch was cut into other batches.
         """
         self.given = 0
         if self.resumed["epoch"] == self.sampler.epoch:
@@ -125,7 +156,7 @@ class EpochLoader(ABC):
                 self.given = len(self)
             elif before != now and self.given > 0:
                 name = next(name for name in now if before[name] != now[name])
-                raise ValueError(
+                raise OtherPicturesError(
                     f"epoch {self.sampler.epoch} was interrupted after {self.given} of {before['batches']} batches, "
                     f"with {before[name]} {name} in all, and has {now[name]} now: go on with as many (their number "
                     "is that of the data, or follows from data.batch_size times the number of processes)"

@@ -25,7 +25,8 @@ class PicturesDataModule(LightningDataModule):
     """Pictures in memory, augmented in batches on the device, normalized with mean and deviation of the train split.
 
     A subclass sets `num_classes`, `in_channels`, `image_size` and `classes` in its constructor and writes `read`. A
-    batch larger than a split is the whole split. Only `test_dataloader` touches the test split.
+    batch larger than a split is the whole split. Only `test_dataloader` touches the test split. If `normalize` is set
+    before `setup`, as for a network that was trained on other pictures, it stays.
 
     Args:
         seed: seed of the order and augmentation of the training pictures; the split does not depend on it.
@@ -44,7 +45,7 @@ class PicturesDataModule(LightningDataModule):
     in_channels: int
     image_size: tuple[int, int]
     classes: Sequence[str]
-    normalize: Normalize
+    normalize: Normalize | None = None
 
     def __init__(
         self,
@@ -77,7 +78,8 @@ class PicturesDataModule(LightningDataModule):
         splits = self.read()
         if "val" not in splits:
             splits["train"], splits["val"] = split(splits["train"], self.val_size, self.split_seed)
-        self.normalize = Normalize(*mean_and_std(splits["train"].images))
+        if self.normalize is None:
+            self.normalize = Normalize(*mean_and_std(splits["train"].images))
         device = self.trainer.strategy.root_device if self.trainer else torch.device("cpu")
         self.splits = {
             name: Pictures(images.to(device), labels.to(device)) for name, (images, labels) in splits.items()
@@ -108,7 +110,9 @@ class PicturesDataModule(LightningDataModule):
 
     def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
         images, labels = self.splits[name]
-        return TensorLoader(images, labels, epoch_order(self, len(labels), shuffle=shuffle), augment, self.normalize)
+        return TensorLoader(
+            images, labels, epoch_order(self, len(labels), name, shuffle=shuffle), augment, self.normalize
+        )
 
 
 def check_val_size(val_size: float) -> None:

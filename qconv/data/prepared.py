@@ -64,7 +64,7 @@ class PreparedDataModule(LargePicturesDataModule):
         """The pictures of the split."""
         stored, chosen = self.splits[name]
         pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
-        return ThreadedLoader(epoch_order(self, len(chosen), shuffle=train), pictures, self.workers)
+        return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), pictures, self.workers)
 
 
 class ThreadedLoader(EpochLoader):

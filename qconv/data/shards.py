@@ -83,7 +83,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
     def loader(self, name: str, *, train: bool) -> "ShardLoader":
         """Return batches of the split; for training mixed by the buffer."""
         shards = self.splits[name]
-        order = epoch_order(self, sum(shard.samples for shard in shards), shuffle=train)
+        order = epoch_order(self, sum(shard.samples for shard in shards), name, shuffle=train)
         stream = ShardStream(shards, order, self.crop(train=train), self.buffer if train else 0)
         return ShardLoader(order, stream, self.workers)
 
@@ -184,11 +184,8 @@ class ShardStream(IterableDataset[Any]):
 
     def _from(self, first: int) -> Iterator[tuple[int, dict[str, Any]]]:
         """The epoch's sequence, starting at sample `first`."""
-        numbers = torch.arange(len(self.shards))
-        if self.order.shuffle:
-            numbers = torch.randperm(len(self.shards), generator=self.order.generator(0))
         begins = list(itertools.accumulate((shard.samples for shard in self.shards), initial=0))
-        for number in numbers.tolist():
+        for number in self.order.numbers(len(self.shards)).tolist():
             shard = self.shards[number]
             if first >= shard.samples:
                 first -= shard.samples

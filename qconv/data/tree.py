@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -20,6 +20,7 @@ LARGEST_SIDE = 64
 """The largest side that is chosen for pictures of several sizes; other sizes must be asked for."""
 
 Files = list[tuple[Path, int]]
+SplitBy = Literal["name", "number"]
 
 
 class Tree(NamedTuple):
@@ -36,13 +37,20 @@ class Tree(NamedTuple):
     told: tuple[str, ...] = ()
 
 
-def scan(root: Path, test_size: float | None = None, seed: int = 0, called: str = "data.root") -> Tree:
+def scan(
+    root: Path,
+    test_size: float | None = None,
+    seed: int = 0,
+    split_by: SplitBy = "name",
+    called: str = "data.root",
+) -> Tree:
     """Return the tree below ``root``, without hidden files and files without a picture's suffix.
 
     Args:
         root: a folder with ``train/<class>/*`` and ``test/<class>/*``, ``val/<class>/*`` or both; or ``<class>/*``.
         test_size: the share of a folder without splits that is the test split; None refuses such a folder.
         seed: chooses these pictures.
+        split_by: what else does, their names or their numbers in the folder.
         called: the name of ``root`` in messages.
 
     Raises:
@@ -55,7 +63,7 @@ def scan(root: Path, test_size: float | None = None, seed: int = 0, called: str 
     if test_size is not None and not names:
         files = {folder.name: pictures_in(folder) for folder in folders}
         if sum(map(bool, files.values())) > 1:
-            return _without_splits(root, files, folders, test_size, seed)
+            return _without_splits(root, files, folders, test_size, seed, split_by)
     if "train" not in names or len(names) < 2:
         needed = "train/<class>/* and test/<class>/* (or val)"
         if test_size is not None and not names:
@@ -93,7 +101,12 @@ def no_class(empty: Sequence[str]) -> tuple[str, ...]:
 
 
 def _without_splits(
-    root: Path, files: dict[str, list[Path]], folders: Sequence[Path], test_size: float, seed: int
+    root: Path,
+    files: dict[str, list[Path]],
+    folders: Sequence[Path],
+    test_size: float,
+    seed: int,
+    split_by: SplitBy,
 ) -> Tree:
     """Split the pictures of each class, which keeps at least one for training."""
     classes = [name for name, pictures in files.items() if pictures]
@@ -101,6 +114,8 @@ def _without_splits(
     splits: dict[str, Files] = {"train": [], "test": []}
     for label, name in enumerate(classes):
         order = torch.randperm(len(files[name]), generator=generator).tolist()
+        if split_by == "name":
+            order.sort(key=[_drawn(seed, name, path.name) for path in files[name]].__getitem__)
         count = min(max(round(test_size * len(order)), 1), len(order) - 1)
         test = set(order[:count])
         for index, path in enumerate(files[name]):
@@ -116,6 +131,11 @@ def _without_splits(
     for words in no_class([folder.name for folder in folders if folder.name not in classes]):
         told += f"; {words}"
     return Tree(classes, splits, (told, *left_out(folders)))
+
+
+def _drawn(seed: int, label: str, name: str) -> bytes:
+    """Return a place in a random order that does not depend on the other files."""
+    return hashlib.blake2b(f"{seed} {label}/{name}".encode(), digest_size=16).digest()
 
 
 def fingerprint(root: Path, tree: Tree, settings: str) -> str:

@@ -21,7 +21,7 @@ from ..scheme import Factory, Scheme
 from .calibration import calibrate, calibrate_from
 from .computed import check_computed, computed_by, with_base
 from .naming import name_of
-from .origin import follow, leave, mark
+from .origin import follow, follow_cast, leave, mark
 from .steps import LIFE, backward_of, check_step
 from .uncalibrated import warn_partly_calibrated, warn_uncalibrated
 from .watch import watch
@@ -466,6 +466,13 @@ class QuantizedLayer(nn.Module):
         """Set the mode as for any module."""
         follow(self)  # a compiled graph can't check
         return super().train(mode)
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Self:
+        """Cast or move the tensors, which is no change of what is learned."""
+        follow(self)
+        super()._apply(*args, **kwargs)
+        follow_cast(self)
+        return self
 
     def __getstate__(self) -> dict[str, Any]:
         follow(self)  # versions of the copy's tensors start anew

@@ -41,13 +41,24 @@ def computed_by(layer: nn.Module) -> Maker | None:
     return None
 
 
+def parts_of_weight(layer: nn.Module) -> set[str]:
+    """Return the names, below the layer, of the parameters and buffers from which its weight is computed."""
+    if computed_by(layer) is None:
+        return set()
+    inside = "parametrizations.weight."
+    own = [*layer._parameters, *layer._buffers]
+    return {name for name in own if name.startswith("weight_")} | {
+        name for name, _ in (*layer.named_parameters(), *layer.named_buffers()) if name.startswith(inside)
+    }
+
+
 @torch.no_grad()
 def check_computed(quantizer: Quantizer, filters: Tensor, maker: Maker) -> None:
     """Raise a ValueError unless ``quantizer`` can do its work on ``filters``, which ``maker`` computes."""
     why = ""
     if quantizer.replaces_weight:
         why = "learns other tensors in its place"
-    elif _writes(quantizer, filters):
+    elif writes(quantizer, filters):
         why = "clamps or freezes it after every step, which has no effect on a computed weight"
     elif maker.name == PRUNING and bool(_in_the_end(quantizer, filters)[filters == 0].any()):
         why = "gives weights that are pruned a value other than 0"
@@ -61,7 +72,7 @@ def _final(quantizer: Quantizer, filters: Tensor) -> Quantizer:
     return final
 
 
-def _writes(quantizer: Quantizer, filters: Tensor) -> bool:
+def writes(quantizer: Quantizer, filters: Tensor) -> bool:
     """Whether an optimizer step changes the weight, tested with one that is very large and not a power of two."""
     probe = torch.full_like(filters, 3000.0)
     _final(quantizer, probe).after_step_(changed := probe.clone())

@@ -2,7 +2,7 @@
 
 After a conversion, weights may be reset by ``nn.init``, ``model.apply(init)``, ``weight.data.normal_()``, ``copy_`` or
 a float checkpoint. Writing through ``.data`` does not change a tensor's version, so some of the values are compared,
-too.
+too: those of the weight, and those of the learned tensors, which an average of models may write in the same way.
 """
 
 from typing import Any, NamedTuple
@@ -11,15 +11,28 @@ import torch
 from torch import Tensor, nn
 
 SAMPLES = 64
-"""The number of a weight's values that are compared, spread over it."""
+"""The number of a tensor's values that are compared, spread over it."""
+
+
+class Seen(NamedTuple):
+    """The state of a tensor: its identity, its version, and some of its values."""
+
+    identity: int
+    version: int
+    values: Tensor
+
+    def is_as(self, other: "Seen") -> bool:
+        """Whether nothing has been written to the tensor since ``other``."""
+        same = (self.identity, self.version) == (other.identity, other.version)
+        before = other.values.to(self.values)
+        return same and torch.allclose(self.values, before, rtol=0, atol=0, equal_nan=True)
 
 
 class Origin(NamedTuple):
-    """A weight and the tensors learned from it: their identities and versions, and values of the weight."""
+    """A weight and the tensors learned from it."""
 
-    weight: tuple[int, int]
-    learned: tuple[tuple[int, int], ...]
-    values: Tensor
+    weight: Seen
+    learned: tuple[Seen, ...]
 
 
 def mark(layer: Any) -> None:
@@ -31,13 +44,22 @@ def follow(layer: Any) -> None:
     """Set the learned tensors anew if the weight has been written to since `mark`, and they have not."""
     known: Origin | None = layer.__dict__.get("_origin")
     now = None if known is None else _origin(layer)
-    if known is None or now is None or _are_equal(known, now):
+    if known is None or now is None:
         return
-    if now.learned == known.learned:
+    as_learned = len(now.learned) == len(known.learned) and all(map(Seen.is_as, now.learned, known.learned))
+    if as_learned and now.weight.is_as(known.weight):
+        return
+    if as_learned:
         layer.weight_quantizer.initialize(layer.filters().detach())
         mark(layer)
     else:  # a checkpoint, an average of models or the user has set them
         leave(layer)
+
+
+def follow_cast(layer: Any) -> None:
+    """Record the tensors in their present state, after a cast or a move that `follow` came before."""
+    if layer.__dict__.get("_origin") is not None and (now := _origin(layer)) is not None:
+        layer.__dict__["_origin"] = now
 
 
 def leave(layer: Any) -> None:
@@ -51,11 +73,9 @@ def _origin(layer: Any) -> Origin | None:
     plain = all(type(tensor) is nn.Parameter and not tensor.is_inference() for tensor in tensors)
     if not learned or not plain or weight.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return None
-    every = max(weight.numel() // SAMPLES, 1)
-    values = weight.detach().flatten()[::every].clone()
-    return Origin((id(weight), weight._version), tuple((id(tensor), tensor._version) for tensor in learned), values)
+    return Origin(_seen(weight), tuple(map(_seen, learned)))
 
 
-def _are_equal(known: Origin, now: Origin) -> bool:
-    same = known.weight == now.weight and known.learned == now.learned
-    return same and torch.equal(known.values.to(now.values), now.values)  # as they are after a cast
+def _seen(tensor: Any) -> Seen:
+    every = max(tensor.numel() // SAMPLES, 1)
+    return Seen(id(tensor), tensor._version, tensor.detach().flatten()[::every].clone())

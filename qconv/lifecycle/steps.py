@@ -1,5 +1,6 @@
 """Calls of a training loop beside the optimizer: after each optimizer step, and as training progresses."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from ..quantizers import Quantizer
 
 _PATIENCE = 20
 """The number of steps in which another optimizer would have changed what this one does not hold."""
+_INSIDE = ("torch", "qconv", "pytorch_lightning", "lightning", "lightning_fabric", "accelerate")
+"""Packages that call an optimizer's step for somebody else."""
 
 
 def after_step(model: nn.Module) -> None:
@@ -120,17 +123,25 @@ def _warn_untrained(left_out: list[_LeftOut]) -> None:
         f"in {_PATIENCE} steps no optimizer has changed {named}, in spite of gradients: the optimizer of the weights "
         "does not hold what the scheme learns. Make it after qconv.convert, or call optimizer.add_param_group; "
         "requires_grad_(False) says that nothing is to change. Ignore this if another optimizer trains them later",
-        stacklevel=4,
+        stacklevel=_level_outside(),
     )
 
 
+def _level_outside() -> int:
+    """Return the `stacklevel` for the caller's warning at which the training loop calls what steps."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
+        frame, level = frame.f_back, level + 1
+    return level
+
+
 def innermost(optimizer: Any) -> Optimizer:
-    """Return the optimizer that makes the step: Accelerate's, Lightning's and others wrap it."""
+    """Return the optimizer that makes the step: Accelerate's, Lightning's and others wrap it, as SAM does."""
     seen: set[int] = set()
     while id(optimizer) not in seen:
         seen.add(id(optimizer))
         attributes = getattr(optimizer, "__dict__", {})
-        inside = (attributes.get(name) for name in ("optimizer", "_optimizer"))
+        inside = (attributes.get(name) for name in ("optimizer", "_optimizer", "base_optimizer"))
         optimizer = next((value for value in inside if isinstance(value, Optimizer)), optimizer)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer (={optimizer!r:.200}) must be a torch.optim.Optimizer, or wrap one")

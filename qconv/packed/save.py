@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ..convert.activations import replaced
 from ..files import atomic_file
 from ..layers import QuantizedLayer
+from ..layers.computed import parts_of_weight
 from ..quantizers import Quantizer
 from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
@@ -174,6 +175,7 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
     if strict:
         check_quantizers("a quantizer outside of a layer", alone)
     left_out = set(weights) | counters(modules) | {joined(name, "calibrated") for name in alone}
+    left_out |= {joined(name, part) for name, layer in layers.items() for part in parts_of_weight(layer)}
     known: dict[Any, str] = {}
     for name, tensor in model.state_dict().items():
         if name in left_out or name.startswith(inside):

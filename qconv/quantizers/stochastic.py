@@ -1,7 +1,8 @@
 """Random numbers for stochastic rounding, from a counter instead of a generator's state.
 
 A number is a hash of (key, optimizer step, index of the element). So a resumed run, a recomputed forward and a process
-of another rank draw the same numbers wherever they ask, and nothing is drawn from torch's own generator.
+of another rank draw the same numbers wherever they ask, and nothing is drawn from torch's own generator. Batches whose
+gradients are accumulated for one step draw the same numbers, too.
 """
 
 import torch

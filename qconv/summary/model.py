@@ -15,6 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
+from ..layers.computed import computed_by, parts_of_weight
 from ..layers.trial import random_state_kept
 from ..layers.uncalibrated import without_warnings
 from ..quantizers import Quantizer
@@ -58,9 +59,10 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
     each time.
 
     Multiply-accumulates are those of the convolution, transposed convolution or linear layer itself, padding included.
-    They do not include products elsewhere (attention, XNOR-Net's map of input magnitudes) nor the sampling of a
-    deformable convolution, which counts as the convolution of its kernel; the layer that predicts its offsets counts
-    separately.
+    The projections of `nn.MultiheadAttention` and of torchvision's shifted windows, which compute with the weights of
+    linear layers without calling them, count with the attention. They do not include products elsewhere (of queries
+    with keys, XNOR-Net's map of input magnitudes) nor the sampling of a deformable convolution, which counts as the
+    convolution of its kernel; the layer that predicts its offsets counts separately.
 
     Saved bytes are the storages that autograd keeps for the backward, given which parameters of `model` require a
     gradient, and under any autocast around this call. A storage counts once, with the first module that saves it in its
@@ -92,19 +94,25 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         if nn.parameter.is_lazy(tensor):
             raise ValueError(f"model ({type(model).__name__}) has no shape for {name!r} yet: call it once before")
     with torch.inference_mode(False):
-        trace = _trace(copy.deepcopy(model), size)
+        trace = _trace(_copied(model), size)
     from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does not need
 
     packed, header = packed_sizes(model)
     seen: set[Tensor] = set()
     rows = []
     for name, module in _modules(model):
-        own = _unseen([*module.parameters(recurse=False), *module.buffers(recurse=False)], seen)
+        own = _unseen(_tensors(module), seen)
         if own or trace.macs[name] or trace.saved.bytes[name] or trace.lean.bytes[name]:
             rows.append(_row(name, module, own, trace, packed.get(name, 0)))
     if not rows:
         raise ValueError(f"model ({type(model).__name__}) has no parameters, buffers or layers to count")
     return Summary(tuple(rows), header)
+
+
+def _copied(model: nn.Module) -> nn.Module:
+    """A copy; what pruned and normalized layers have computed last, which can't be copied, is only data in it."""
+    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
 
 
 def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
@@ -119,12 +127,26 @@ def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
     return size
 
 
+def _tensors(module: nn.Module) -> list[Tensor]:
+    """The parameters and buffers of a module without its children; a computed weight stands for what computes it."""
+    named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    if not isinstance(module, QuantizedLayer) or computed_by(module) is None:
+        return [tensor for _, tensor in named]
+    parts = parts_of_weight(module)
+    weight = nn.Parameter(module.weight.detach(), module.is_trained)
+    return [tensor for name, tensor in named if name not in parts] + [weight]
+
+
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return all modules except the quantizers of layers, whose tensors are counted with their layer."""
+    """Return all modules except what is in layers, quantizers and parametrizations, which counts with its layer."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-    quantizers = [child for layer in layers for child in layer.children() if isinstance(child, Quantizer)]
-    inner = {module for quantizer in quantizers for module in quantizer.modules()}
+    children = [child for layer in layers for name, child in layer.named_children() if _is_of_layer(name, child)]
+    inner = {module for child in children for module in child.modules()}
     return [(name, module) for name, module in model.named_modules() if module not in inner]
+
+
+def _is_of_layer(name: str, child: nn.Module) -> bool:
+    return isinstance(child, Quantizer) or name == "parametrizations"
 
 
 def _unseen(tensors: Iterable[Tensor], seen: set[Tensor]) -> list[Tensor]:
@@ -176,6 +198,7 @@ def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
 
 def _record(trace: _Trace, name: str, module: nn.Module) -> RemovableHandle:
     def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        trace.macs[name] += count_macs_of_children(module, args, kwargs)
         if isinstance(output, Tensor):
             trace.shapes[name] = tuple(output.shape[1:] if output.shape[:1] == (1,) else output.shape)
             trace.macs[name] += count_macs(module, args[0] if args else kwargs.get("input"), output)
@@ -212,6 +235,26 @@ def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:
     return 0
 
 
+def count_macs_of_children(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """Return the multiply-accumulates of the linear layers whose weights the module reads without calling them.
+
+    `nn.MultiheadAttention` multiplies each number of queries, keys and values by E weights, and those of its output by
+    as many. Shifted windows multiply each position of the padded picture by ``qkv`` and ``proj``.
+    """
+    if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
+        named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+        sizes = [named[name].numel() for name in ("query", "key", "value", "query")]
+        return sum(sizes) * module.embed_dim
+    swin = sys.modules.get("torchvision.models.swin_transformer")
+    kinds = [getattr(swin, name, None) for name in ("ShiftedWindowAttention", "ShiftedWindowAttentionV2")]
+    if any(kind is not None and type(module).forward is kind.forward for kind in kinds):
+        own: Any = module
+        batch, *sides, _ = (args[0] if args else kwargs["x"]).shape
+        windows = [-(-side // step) * step for side, step in zip(sides, own.window_size, strict=True)]
+        return batch * math.prod(windows) * (own.qkv.weight.numel() + own.proj.weight.numel())
+    return 0
+
+
 def _is_deformable(module: nn.Module) -> bool:
     """Whether it is torchvision's layer; nothing is if torchvision was never imported."""
     layer = getattr(sys.modules.get("torchvision.ops"), "DeformConv2d", None)
@@ -225,7 +268,8 @@ def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, packed_
     elif isinstance(module, QuantizedLayer):
         scheme, weight_bits = module.scheme.name, module.weight_quantizer.bits
         input_bits = FLOAT_BITS if _is_deformable(module) else module.input_quantizer.bits
-        if any(tensor is module.weight for tensor in own):  # unless another layer has counted it
+        is_computed = computed_by(module) is not None
+        if is_computed or any(tensor is module.weight for tensor in own):  # unless another layer has counted it
             weights = module.weight.numel()
     return Row(
         name=name or "(model)",

@@ -1,6 +1,6 @@
 """From a composed config to its parts: data, network, loss, trainer and callbacks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -16,12 +16,13 @@ from ..names import short_call
 from ..scheme import Scheme
 from ..summary import summarize
 from .classifier import Classifier
-from .initial_weights import load_weights
+from .initial_weights import checkpoint_of_run, load_weights
 from .loggers import started_loggers
 from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
 from .resume import CONFIG_VERSION
 from .teacher import check_teacher
+from .trained_on import TRAINED_ON, arguments_as_trained, prepare_as_trained
 
 C = TypeVar("C", bound=Callback)
 
@@ -31,15 +32,25 @@ def made(node: Any, **more: Any) -> Any:
     return instantiate(node, _convert_="all", **more)
 
 
-def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
-    """Return data, network with optimizer and schedule, and a description of them."""
+def build(
+    cfg: DictConfig, checkpoint: Mapping[str, Any] | None = None
+) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
+    """Return data, network with optimizer and schedule, and a description of them.
+
+    Args:
+        cfg: config of the run.
+        checkpoint: the one that the run continues or evaluates, whose pictures decide how those of the data are seen.
+
+    Raises:
+        CheckpointError: as `prepare_as_trained`.
+    """
     with open_dict(cfg):
         cfg.config_version = CONFIG_VERSION  # in config.yaml and the checkpoints
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     if HydraConfig.initialized():
         config["choices"] = dict(HydraConfig.get().runtime.choices)  # for messages about a checkpoint that doesn't fit
-    data = made(cfg.data)
+    data = made_data(cfg, checkpoint, f"checkpoint {cfg.ckpt_path if cfg.evaluate is None else cfg.evaluate}")
     model, scheme = quantized_model(cfg, data)
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
         told = load_weights(model, cfg.init_from)
@@ -57,7 +68,7 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         made(cfg.scheduler),
         config,
         # Evaluation needs no teacher.
-        build_loss(cfg.loss, data.in_channels, data.num_classes) if cfg.evaluate is None else None,
+        build_loss(cfg.loss, data) if cfg.evaluate is None else None,
         channels_last=cfg.channels_last,
         shift_decay=cfg.shift_decay,
         compile=cfg.compile,
@@ -65,6 +76,30 @@ def build(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
         dampening=cfg.dampening,
     )
     return data, classifier, about
+
+
+def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str) -> Any:
+    """Return the data module, to prepare pictures as those that the network of the checkpoint was trained on."""
+    data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, before_run(cfg)))
+    prepare_as_trained(data, checkpoint, called)
+    if checkpoint is not None and TRAINED_ON not in checkpoint and not is_data_of(cfg.data, checkpoint):
+        rank_zero_only(show_note)(
+            "the checkpoint was written before checkpoints kept size, mean, deviation and classes of their pictures: "
+            "they are those of the data that are given now"
+        )
+    return data
+
+
+def before_run(cfg: DictConfig) -> Iterator[dict[str, Any]]:
+    """Yield the checkpoints of runs whose networks a new run starts or learns from."""
+    for path in (cfg.get("init_from"), (cfg.get("loss") or {}).get("weights")):
+        if path is not None and cfg.get("ckpt_path") is None and cfg.get("evaluate") is None:
+            yield checkpoint_of_run(path)
+
+
+def is_data_of(node: DictConfig, checkpoint: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint's run had this data node in its config."""
+    return (checkpoint.get("config") or {}).get("data") == OmegaConf.to_container(node, resolve=True)
 
 
 def check_sizes(model: nn.Module, data: Any) -> None:
@@ -109,13 +144,13 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
     return model, scheme
 
 
-def build_loss(node: DictConfig, in_channels: int, num_classes: int) -> Any:
+def build_loss(node: DictConfig, data: Any) -> Any:
     """Return the loss; its teacher, if it has one, is a network for these pictures and classes."""
     if "teacher" not in node:
         return made(node)
-    teacher = made(node.teacher, in_channels=in_channels, num_classes=num_classes)
+    teacher = made(node.teacher, in_channels=data.in_channels, num_classes=data.num_classes)
     loss = made(node, teacher=teacher)
-    check_teacher(node, teacher, in_channels, num_classes)
+    check_teacher(node, teacher, data)
     return loss
 
 

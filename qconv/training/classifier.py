@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.accelerators import CUDAAccelerator
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -21,6 +22,8 @@ from ..optim.step_rules import at
 from ..quantizers import Stages
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
+from .step_counts import STEPS, follow_steps_, forget_lengths_, steps_per_epoch
+from .trained_on import TRAINED_ON, check_count, trained_on
 
 Batch = tuple[Tensor, Tensor]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer] | ModelOptimizer
@@ -48,10 +51,6 @@ class WeightedMean(Metric):
     def compute(self) -> Tensor:
         """The mean."""
         return self.sums[0] / self.sums[1]
-
-
-LENGTHS = ("total_steps", "_schedule_phases", "T_max", "total_iters")
-"""What torch's schedules store of their length."""
 
 
 class Classifier(LightningModule):
@@ -106,6 +105,8 @@ class Classifier(LightningModule):
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config
+        self.steps_per_epoch: int | None = None
+        self.goes_on_from: dict[str, Any] | None = None
         # Lightning's own means would lose the first part of an interrupted epoch.
         self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
 
@@ -133,7 +134,6 @@ class Classifier(LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Return the loss of one batch."""
-        del batch_idx
         # A layer that calibrates itself breaks a compiled graph, which would then stay in pieces.
         layers = (module for module in self.model.modules() if isinstance(module, QuantizedLayer))
         waits = not all(layer.input_quantizer.calibrated for layer in layers)
@@ -147,9 +147,16 @@ class Classifier(LightningModule):
         if self.shift_decay != 0:
             loss = loss + self.shift_decay * shift_penalty(self.model)
         if self.dampening != 0:
-            progress = self.trainer.global_step / self.trainer.estimated_stepping_batches
-            loss = loss + at((0.0, self.dampening), progress) * dampening_penalty(self.model)
+            loss = loss + at((0.0, self.dampening), self._progress(batch_idx)) * dampening_penalty(self.model)
         return loss
+
+    def _progress(self, batch_idx: int) -> float:
+        """Which part of the training is done; an epoch may have other steps than those before it had."""
+        total = self.trainer.estimated_stepping_batches
+        if self.steps_per_epoch is None:
+            return self.trainer.global_step / total
+        within = batch_idx // self.trainer.accumulate_grad_batches
+        return (self.trainer.current_epoch * self.steps_per_epoch + within) / total
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""
@@ -172,11 +179,13 @@ class Classifier(LightningModule):
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
         steps = self.trainer.estimated_stepping_batches
+        self.steps_per_epoch = steps_per_epoch(self.trainer)
         if self.dampening and steps == math.inf:
             raise ValueError(f"dampening (={self.dampening}) rises to the end of training: give trainer.max_epochs")
         for rule in self.step_rules:
             rule.attach(self.model, optimizer, total_steps=None if steps == math.inf else int(steps))
         if self.make_scheduler is None:
+            self._follow_steps(None)
             return optimizer
         rates = {float(group["lr"]) for group in optimizer.param_groups}
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
@@ -187,10 +196,22 @@ class Classifier(LightningModule):
                 f"{started.pop()}, but the rules of the optimizer ask for {', '.join(map(str, sorted(rates)))}: give "
                 "it a list, such as scheduler.max_lr=[…] of OneCycleLR, or take a schedule of qconv.training.schedules"
             )
+        self._follow_steps(scheduler)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
+    def _follow_steps(self, scheduler: LRScheduler | None) -> None:
+        if self.goes_on_from is not None:
+            follow_steps_(self.goes_on_from, self.trainer, scheduler, [rule.counter for rule in self.step_rules])
+
     def on_train_start(self) -> None:
-        """Make the loader continue where the epoch stopped."""
+        """Make the loader continue where the epoch stopped.
+
+        Raises:
+            OtherPicturesError: the run has had another number of training pictures.
+        """
+        checkpoint, self.goes_on_from = self.goes_on_from, None
+        if checkpoint is not None:
+            check_count((checkpoint.get(TRAINED_ON) or {}).get("count"), self.trainer.train_dataloader)
         # Lightning set the loader up before it read the checkpoint, to count the steps.
         self.trainer.fit_loop._load_combined_loader_states()
 
@@ -200,23 +221,28 @@ class Classifier(LightningModule):
             mean.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the config, descriptions of the quantizers, and the epoch's sums of each process beside the weights."""
+        """Store the config, what the pictures are, the quantizers, and the epoch's sums of each process."""
         sums = torch.stack([mean.sums for mean in self.means.values()])
         alone = self._trainer is None or self.trainer.world_size == 1
         checkpoint["sums"] = sums.unsqueeze(0) if alone else self.all_gather(sums)
         checkpoint["quantizers"] = describe_quantizers(self.model)
+        data = None if self._trainer is None else getattr(self.trainer, "datamodule", None)
+        if data is not None:
+            checkpoint[TRAINED_ON] = trained_on(data, self.trainer.train_dataloader)
+        if self.steps_per_epoch is not None:
+            checkpoint[STEPS] = self.steps_per_epoch
         if self.config is not None:
             checkpoint["config"] = self.config
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the sums of each process; if the number of processes has changed, the first one gets all.
 
-        The optimizer's state of a learned number gets the dimension that such numbers have now. A schedule that is
-        stored with its length gets that of the present run, which may have more epochs.
+        The optimizer's state of a learned number gets the dimension that such numbers have now. Schedules follow the
+        number of epochs, and of the steps in them, of the present run.
         """
-        for schedule in checkpoint.get("lr_schedulers", ()):
-            for length in LENGTHS:
-                schedule.pop(length, None)
+        forget_lengths_(checkpoint)
+        if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
+            self.goes_on_from = checkpoint  # until training starts
         rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
         sums = checkpoint["sums"]
         mine = sums[rank] if len(sums) == world_size else sums.sum(0) * (rank == 0)

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from ..packed import load_packed, save_packed
 from ..run_files import BEST, CONFIG, PACKED
-from .assemble import float_model, made, quantized_model
-from .initial_weights import read_weights
+from .assemble import float_model, made_data, quantized_model
+from .batch_norm import has_tested_batch_norm
+from .checkpoint_io import load_checkpoint
 from .shipping import description
 from .stored_config import config_errors, read_config
 
@@ -36,9 +37,14 @@ class FinishedRun:
 
     @cached_property
     def data(self) -> LightningDataModule:
-        """The pictures of the run."""
+        """The pictures of the run, as inputs of its network.
+
+        Raises:
+            CheckpointError: their classes have other names now than in the training; the checkpoint is damaged.
+        """
         with config_errors(self.folder / CONFIG):
-            data: LightningDataModule = made(self.cfg.data)
+            best = self.folder / BEST
+            data = made_data(self.cfg, load_checkpoint(best) if best.is_file() else None, f"checkpoint {best}")
             data.prepare_data()
             data.setup("fit")
         return data
@@ -58,14 +64,16 @@ class FinishedRun:
             CheckpointError: the checkpoint is missing or damaged.
             ValueError: the test used other batch norms than the checkpoint.
         """
-        if self.cfg.get("reestimate_bn", False):
+        best = self.folder / BEST
+        checkpoint = load_checkpoint(best)
+        if not has_tested_batch_norm(best, checkpoint):
             raise ValueError(
                 f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true), only the "
                 f"packed model has them: give {self.folder / PACKED}"
             )
-        weights, _ = read_weights(str(self.folder / BEST))
         with config_errors(self.folder / CONFIG):
             model, _ = quantized_model(self.cfg, self.data)
+        weights = checkpoint["state_dict"]
         model.load_state_dict({name.removeprefix("model."): tensor for name, tensor in weights.items()})
         return model.eval()
 

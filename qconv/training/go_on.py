@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,10 @@ from .stored_config import stored_config
 
 KEY = "resume"
 LEARNING_RATE = "learning rate"
+FACTORS = ("devices", "num_nodes")
+OF_STEPS = ("accumulate_grad_batches", "limit_train_batches")
+"""What decides which pictures an optimizer step sees, beside the batch of a process and their number."""
+OTHER_STEPS = "Optimizer steps are of other pictures from here on."
 
 
 def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictConfig:
@@ -59,13 +64,34 @@ def finished(cfg: DictConfig) -> str | None:
 
 def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]:
     """Yield what differs from the run so far, a line each, and whether it would have been the same from the start."""
-    stored, asked = checkpoint["config"]["trainer"], (classifier.config or {})["trainer"]
+    before, now = checkpoint["config"], classifier.config or {}
+    stored, asked = before["trainer"], now["trainer"]
+    sizes = pictures_in_step(before), pictures_in_step(now)
+    same_steps = sizes[0] == sizes[1] and None not in sizes and all(same(key, stored, asked) for key in OF_STEPS)
+    rounded = "Sums may be rounded otherwise from here on."
+    of_steps = "Steps are of as many pictures, batch norm sees those of one process." if same_steps else OTHER_STEPS
     epochs = stored["max_epochs"], asked["max_epochs"]
     if epochs[0] != epochs[1]:
         yield f"trainer.max_epochs: {epochs[0]} → {epochs[1]}. {_of_schedules(checkpoint['epoch'], epochs, classifier)}"
     for key in sorted({*stored, *asked} - {"max_epochs"}):
-        if stored.get(key) != asked.get(key):
-            yield f"trainer.{key}: {stored.get(key)} → {asked.get(key)}. Sums may be rounded otherwise from here on."
+        if not same(key, stored, asked):
+            what = of_steps if key in FACTORS else OTHER_STEPS if key in OF_STEPS else rounded
+            yield f"trainer.{key}: {stored.get(key)} → {asked.get(key)}. {what}"
+    batches = [(config.get("data") or {}).get("batch_size") for config in (before, now)]
+    if batches[0] != batches[1]:
+        yield f"data.batch_size: {batches[0]} → {batches[1]}. {of_steps}"
+
+
+def same(key: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
+    """Whether two nodes agree in a key."""
+    return stored.get(key) == asked.get(key)
+
+
+def pictures_in_step(config: Mapping[str, Any]) -> int | None:
+    """Return the number of pictures of a backward; None if the config leaves it open, as by ``devices=auto``."""
+    trainer, batch = config["trainer"], (config.get("data") or {}).get("batch_size")
+    factors = [batch, *(trainer.get(key, 1) for key in FACTORS)]
+    return math.prod(factors) if all(isinstance(factor, int) for factor in factors) else None
 
 
 def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) -> str:

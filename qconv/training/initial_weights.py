@@ -172,11 +172,10 @@ def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     return dict(state), {} if state is content else around.get("quantizers", {})
 
 
-def config_of(path: str) -> dict[str, Any]:
-    """Return the config of the run whose checkpoint the file is; nothing for a state dict."""
+def checkpoint_of_run(path: str) -> dict[str, Any]:
+    """Return the checkpoint of a run, with its ``config``; nothing if the file is a state dict."""
     content = _read(path)
-    config = content.get("config") if isinstance(content, dict) else None
-    return config if isinstance(config, dict) else {}
+    return content if isinstance(content, dict) and isinstance(content.get("config"), dict) else {}
 
 
 def _read(path: str) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from ..convert.activations import replaced
 from ..quantizers.behind import KEY
 from ..run_files import LAST
-from .checkpoint_io import CheckpointError, load_checkpoint
+from .checkpoint_io import CheckpointError
 from .classifier import Classifier
 
 ABSENT = "(nothing)"
@@ -40,14 +40,16 @@ CONFIG_VERSION = 1
 FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.reste", "qconv.quantizers.ReSTE")}
 NULLS = ("augment", "progressive_size")
 """The keys of data that have been added with null for what was done without them."""
-# Where the pictures lie and who reads them; a run goes on with other values.
-PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index")
+# Where the pictures lie, who reads them, and how many at once; a run goes on with other values.
+PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index", "batch_size")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
 
 
-def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) -> dict[str, Any]:
-    """Return the checkpoint at `path`, if it is one of this network and its config agrees in `groups`."""
-    checkpoint = load_checkpoint(path)
+def check_checkpoint(path: str, checkpoint: dict[str, Any], classifier: Classifier, groups: tuple[str, ...]) -> None:
+    """Raise a CheckpointError unless it is one of this network and its config agrees in `groups`.
+
+    Tensors that checkpoints of earlier versions lack are added to it.
+    """
     stored = checkpoint.get("config")
     before = isinstance(stored, dict) and "before_sign" not in stored  # written before there was a choice
     if before and any(replaced(module) for module in classifier.modules()):
@@ -55,7 +57,6 @@ def read_checkpoint(path: str, classifier: Classifier, groups: tuple[str, ...]) 
     check_config(path, checkpoint, classifier.config or {}, groups)
     fill_tensors(checkpoint["state_dict"], classifier.state_dict())
     check_tensors(path, checkpoint, classifier.state_dict())
-    return checkpoint
 
 
 def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
@@ -129,7 +130,7 @@ def same_pictures(group: str, stored: Any, asked: Any) -> bool:
 def with_former_defaults(stored: Any, asked: Any) -> Any:
     """Return the config of an earlier run as `asked` would be written today, if both mean the same.
 
-    A run without `before_sign` gets that of `asked`; `read_checkpoint` checks its effect. DeepShift-PS without
+    A run without `before_sign` gets that of `asked`; `check_checkpoint` checks its effect. DeepShift-PS without
     `random_until` was random to the end, which matters only if it is random; PACT's bound started at 8.
     """
     if not isinstance(stored, dict) or not isinstance(asked, dict):

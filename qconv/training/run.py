@@ -11,13 +11,11 @@ from omegaconf import DictConfig
 from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.utilities.exceptions import SIGTERMException
-from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import update_bn
 
 from ..lifecycle.steps import is_final
-from ..run_files import EVALUATION, RESULT
+from ..run_files import EVALUATION, PACKED, RESULT
 from .assemble import build, find, started
+from .batch_norm import has_tested_batch_norm, keep_batch_norm, reestimate_batch_norm
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.history import History
 from .callbacks.test_predictions import TestPredictions
@@ -28,9 +26,10 @@ from .leanness import check_lean, make_lean, mode_of
 from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
-from .resume import check_average, read_checkpoint
+from .resume import check_average, check_checkpoint
 from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
 from .shipping import note_shipped, ship
+from .trained_on import TRAINED_ON, count_of
 
 # The messages of gloo and NCCL.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -52,19 +51,26 @@ def train(cfg: DictConfig) -> Result:
         raise ValueError(f"{KEY} (={cfg[KEY]}) must be given on the command line, of a run that is no sweep")
     if is_first_process():
         check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
-    data, classifier, about = build(cfg)
-    check_objective(cfg.objective, about)
-    if cfg.ckpt_path is not None:
-        check_resumed(cfg, classifier)
+    data, classifier, about = built(cfg)
     with claimed(cfg, go_on=go_on), started(cfg) as (trainer, callbacks):
         return fit_and_test(cfg, data, classifier, about, trainer, callbacks)
 
 
-def check_resumed(cfg: DictConfig, classifier: Classifier) -> None:
+def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, Any]]:
+    """Return the parts of a run as `build`, which fit its checkpoint, if it goes on from one."""
+    checkpoint = None if cfg.ckpt_path is None else load_checkpoint(cfg.ckpt_path)
+    data, classifier, about = build(cfg, checkpoint)
+    check_objective(cfg.objective, about)
+    if checkpoint is not None:
+        check_resumed(cfg, checkpoint, classifier)
+    return data, classifier, about
+
+
+def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Classifier) -> None:
     """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
     goes_on = cfg.get(KEY) is not None
     groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
-    checkpoint = read_checkpoint(cfg.ckpt_path, classifier, groups)
+    check_checkpoint(cfg.ckpt_path, checkpoint, classifier, groups)
     check_average(cfg.ckpt_path, checkpoint, classifier.config or {})
     if goes_on and is_first_process():
         show_note(f"{KEY}={cfg[KEY]}: going on from epoch {checkpoint['epoch']}")
@@ -104,6 +110,8 @@ def fit_and_test(
     with interruptions_named(trainer):
         if cfg.reestimate_bn:
             reestimate_batch_norm(classifier, data, trainer)
+            if trainer.is_global_zero:
+                keep_batch_norm(checkpoints.best, best, classifier)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         ship(cfg, classifier.model, data, about)
@@ -142,22 +150,45 @@ def evaluate(cfg: DictConfig) -> Evaluation:
 
     Raises:
         RunFolderError: the folder for the figures holds those of another checkpoint or of a run.
+        CheckpointError: the checkpoint is damaged, of another network, or of other classes than the data.
+        ValueError: its run was tested with other batch norms.
     """
     check_lean(cfg.lean)
     if is_first_process():
         check_free(cfg, go_on=False)
-    data, classifier, about = build(cfg)
-    checkpoint = read_checkpoint(cfg.evaluate, classifier, NETWORK)
+    checkpoint = load_checkpoint(cfg.evaluate)
+    data, classifier, about = build(cfg, checkpoint)
+    check_checkpoint(cfg.evaluate, checkpoint, classifier, NETWORK)
+    if not has_tested_batch_norm(Path(cfg.evaluate), checkpoint):
+        raise ValueError(
+            f"{cfg.evaluate}: the run was tested with batch norms taken anew (reestimate_bn=true), which only its "
+            f"{PACKED} has"
+        )
     classifier.load_state_dict(checkpoint["state_dict"])
     with claimed(cfg), started(cfg) as (trainer, _):
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)
+        note_count(checkpoint, trainer)
         note_shipped(Path(cfg.evaluate), about)
         figures = {**val, **test, "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
         end_run(cfg, trainer, evaluation, EVALUATION)
     return evaluation
+
+
+def note_count(checkpoint: dict[str, Any], trainer: Trainer) -> None:
+    """Say if there are more or fewer pictures in the run's own place than it was trained on."""
+    before = (checkpoint.get(TRAINED_ON) or {}).get("count")
+    if before is None:
+        return
+    data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+    now = count_of(data.train_dataloader())
+    if trainer.is_global_zero and now is not None and before != now:
+        show_note(
+            f"the run was trained on {before} pictures, {now} are for training now: if they are the same pictures "
+            "and others, some of those that validate may have been trained on"
+        )
 
 
 class LostProcessError(OSError):
@@ -191,23 +222,6 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
             f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
             f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
         ) from error
-
-
-def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
-    """Recompute the running statistics of batch norm as the mean over one epoch of training pictures."""
-
-    def images() -> Iterator[Tensor]:
-        for batch in data.train_dataloader():  # through the hooks that Lightning would call
-            batch = data.on_before_batch_transfer(batch, 0)
-            batch = data.transfer_batch_to_device(batch, classifier.device, 0)
-            yield data.on_after_batch_transfer(batch, 0)[0]
-
-    update_bn(images(), classifier)
-    for module in classifier.modules():
-        if isinstance(module, _BatchNorm):
-            for statistic in (module.running_mean, module.running_var):
-                if statistic is not None:  # every process has seen its part
-                    statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
 
 
 def end_run(cfg: DictConfig, trainer: Trainer, outcome: Result | Evaluation, name: str) -> None:

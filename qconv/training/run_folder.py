@@ -12,6 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 
+from ..data.loader import OtherPicturesError
 from ..files import atomic_file
 from ..run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
@@ -36,6 +37,7 @@ RUN = (
     "scheduler",
     "trainer",
     "init_from",
+    "reestimate_bn",
 )
 BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
 NAMING = ("hydra.run.dir=", "hydra.run=", "hydra.sweep.dir=", "hydra.sweep.subdir=", "hydra.sweep=")
@@ -148,6 +150,7 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
         yield
         return
     folder = Path(cfg.run_dir)
+    former = (folder / CONFIG).read_bytes() if (folder / CONFIG).is_file() else None
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = _locked(folder)
@@ -158,6 +161,11 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
                 with _writing(folder), atomic_file(folder / CONFIG) as config:
                     config.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
             yield
+        except OtherPicturesError:  # the run has not gone on: its config is what it was
+            if former is not None:
+                with atomic_file(folder / CONFIG) as config:
+                    config.write(former)
+            raise
         finally:
             with suppress(OSError):  # Windows can't remove an open file
                 (folder / LOCK).unlink()

@@ -11,6 +11,7 @@ from ..packed import save_packed
 from ..packed.calls import build_network
 from ..run_files import BEST, PACKED
 from .report.screen import show_note
+from .trained_on import describe_pictures
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
@@ -50,8 +51,7 @@ def _note_size(path: Path, about: dict[str, Any]) -> None:
 
 def description(node: DictConfig, data: Any) -> dict[str, Any]:
     """Return the arguments of `save_packed` for a network for these pictures."""
-    classes = list(getattr(data, "classes", ())) or None
-    return {"network": _network_call(node, data), "pictures": _pictures_of(data), "classes": classes}
+    return {"network": _network_call(node, data), **describe_pictures(data)}
 
 
 def _network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
@@ -63,15 +63,3 @@ def _network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
     except ValueError:
         return None
     return call
-
-
-def _pictures_of(data: Any) -> dict[str, Any] | None:
-    """Return the network's input as `qconv.packed.header.Pictures`; None if the data module does not state it."""
-    if not hasattr(data, "normalize"):
-        return None
-    return {
-        "size": [data.in_channels, *data.image_size],
-        "resize": getattr(data, "resize", None),
-        "mean": [float(value) for value in data.normalize.mean],
-        "std": [float(value) for value in data.normalize.std],
-    }

@@ -1,19 +1,22 @@
 """The teacher of a distillation: is it the network that was trained?"""
 
 import shlex
+from typing import Any
 
 from omegaconf import DictConfig
 from torch import nn
 
 from ..packed.calls import build_network
 from ..packed.fingerprint import fingerprint
-from .initial_weights import config_of
+from .checkpoint_io import CheckpointError
+from .initial_weights import checkpoint_of_run
 from .resume import call, override
+from .trained_on import other_classes
 
 FLOAT, OWN = "qconv.schemes.identity", "qconv.models."
 
 
-def check_teacher(loss: DictConfig, teacher: nn.Module, in_channels: int, num_classes: int) -> None:
+def check_teacher(loss: DictConfig, teacher: nn.Module, data: Any) -> None:
     """Raise unless the teacher computes what the run of its weights has trained.
 
     Activations, shortcuts and quantizers of signs have no tensors, so weights fit networks that compute something else.
@@ -22,10 +25,10 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, in_channels: int, num_cl
     Args:
         loss: the node of the config, with the call of the teacher and the file of its weights.
         teacher: the float network, with its weights.
-        in_channels: of the pictures.
-        num_classes: of the pictures.
+        data: the data module of the training.
 
     Raises:
+        CheckpointError: the teacher was trained on other classes.
         ValueError: it is another network, and the words to add follow; the run has trained quantized layers; or it is a
             network of `qconv.models` without weights, which is random.
     """
@@ -34,7 +37,10 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, in_channels: int, num_cl
         if target.startswith(OWN):
             raise ValueError(f"loss.weights must name the teacher's file, {target} is random: add loss.weights=FILE")
         return
-    config = config_of(weights)
+    checkpoint = checkpoint_of_run(weights)
+    if difference := other_classes(data, checkpoint):
+        raise CheckpointError(f"loss.weights (={weights}) {difference}: a teacher must know the same classes")
+    config = checkpoint.get("config", {})
     node, scheme = config.get("model"), config.get("scheme")
     if isinstance(scheme, dict) and scheme.get("_target_") != FLOAT:
         raise ValueError(
@@ -44,7 +50,7 @@ def check_teacher(loss: DictConfig, teacher: nn.Module, in_channels: int, num_cl
     if not isinstance(node, dict):
         return
     try:
-        trained = build_network({**node, "in_channels": in_channels, "num_classes": num_classes})
+        trained = build_network({**node, "in_channels": data.in_channels, "num_classes": data.num_classes})
     except ValueError:
         return
     if fingerprint(teacher) != fingerprint(trained):

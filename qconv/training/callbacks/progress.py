@@ -3,6 +3,7 @@
 import math
 
 from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import Timer
 
 from ...lifecycle.steps import final_from, set_progress
 
@@ -15,11 +16,17 @@ class Progress(Callback):
     """
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse what ends training before the schedules: fewer epochs than the stages need, or a number of steps."""
+        """Refuse what ends training before the schedules: too few epochs for stages, a number of steps, or a time."""
         if trainer.max_steps not in (-1, None) and not trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
             raise ValueError(
                 f"max_steps (={trainer.max_steps}) must not be given: schedules of quantizers count epochs, and would "
                 "not reach their end; give max_epochs, with limit_train_batches for shorter ones"
+            )
+        timers = [each for each in trainer.callbacks if isinstance(each, Timer)]  # pyright: ignore[reportAttributeAccessIssue]
+        if any(timer.time_remaining() is not None for timer in timers):
+            raise ValueError(
+                "max_time must not be given: training would end before the schedules of its quantizers do; SIGTERM, "
+                "as by the command timeout, stops a run from which resume= goes on"
             )
         begins, epochs = final_from(pl_module), trainer.max_epochs
         if epochs is not None and epochs > 0 and begins > 1 - 1 / epochs + 1e-9:

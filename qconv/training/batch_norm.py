@@ -1,0 +1,53 @@
+"""Batch norms taken anew behind a training, as the test uses them then (`reestimate_bn=true`)."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pytorch_lightning import LightningDataModule, Trainer
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import update_bn
+
+from ..run_files import BEST, RESULT
+from .checkpoint_io import AtomicCheckpointIO
+from .classifier import Classifier
+
+REESTIMATED = "reestimated"
+"""What a checkpoint has whose batch norms are those of the test."""
+
+
+def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
+    """Recompute the running statistics of batch norm as the mean over one epoch of training pictures."""
+
+    def images() -> Iterator[Tensor]:
+        for batch in data.train_dataloader():  # through the hooks that Lightning would call
+            batch = data.on_before_batch_transfer(batch, 0)
+            batch = data.transfer_batch_to_device(batch, classifier.device, 0)
+            yield data.on_after_batch_transfer(batch, 0)[0]
+
+    update_bn(images(), classifier)
+    for module in classifier.modules():
+        if isinstance(module, _BatchNorm):
+            for statistic in (module.running_mean, module.running_var):
+                if statistic is not None:  # every process has seen its part
+                    statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
+
+
+def keep_batch_norm(path: Path, checkpoint: Mapping[str, Any], classifier: Classifier) -> None:
+    """Write the checkpoint once more with the batch norms of the classifier, which is its network otherwise."""
+    AtomicCheckpointIO().save_checkpoint({**checkpoint, REESTIMATED: True, "state_dict": classifier.state_dict()}, path)
+
+
+def has_tested_batch_norm(path: Path, checkpoint: Mapping[str, Any]) -> bool:
+    """Whether the checkpoint at `path` has the batch norms with which it was tested, if it was.
+
+    Earlier versions wrote those that were taken anew into the packed file alone.
+    """
+    config = checkpoint.get("config")
+    if not isinstance(config, dict) or not config.get("reestimate_bn", False) or REESTIMATED in checkpoint:
+        return True
+    result = path.parent.parent / RESULT
+    is_tested = path.name == BEST.name and result.is_file()
+    return not is_tested or json.loads(result.read_text())["best_epoch"] != checkpoint.get("epoch")

@@ -1,0 +1,91 @@
+"""What counts optimizer steps in a checkpoint, for a run that goes on with another number of them in an epoch."""
+
+import logging
+import math
+from collections.abc import Collection
+from typing import Any
+
+from pytorch_lightning import Trainer
+from pytorch_lightning.utilities import rank_zero_only
+from torch.optim import lr_scheduler
+
+from ..data.loader import OtherPicturesError
+
+STEPS = "steps_per_epoch"
+"""Where a checkpoint has the number of optimizer steps in an epoch of its run."""
+LENGTHS = ("total_steps", "_schedule_phases", "T_max", "total_iters", "milestones", "step_size")
+"""What torch's schedules store of their length."""
+FOLLOW = (
+    *(lr_scheduler.LambdaLR, lr_scheduler.OneCycleLR, lr_scheduler.MultiStepLR, lr_scheduler.StepLR),
+    *(lr_scheduler.CosineAnnealingLR, lr_scheduler.LinearLR, lr_scheduler.PolynomialLR, lr_scheduler.ConstantLR),
+)
+"""The schedules whose place is the number of steps, and whose lengths are all in `LENGTHS`."""
+
+
+def steps_per_epoch(trainer: Trainer) -> int | None:
+    """Return the number of optimizer steps in an epoch of `trainer.fit`; None if epochs don't decide its end."""
+    epochs = trainer.max_epochs
+    if trainer.max_steps != -1 or epochs is None or epochs < 1 or trainer.estimated_stepping_batches == math.inf:
+        return None
+    return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
+
+
+def forget_lengths_(checkpoint: dict[str, Any]) -> None:
+    """Take the lengths of its schedules out of a checkpoint: the present run has its own, with more epochs perhaps."""
+    for schedule in checkpoint.get("lr_schedulers", ()):
+        for length in LENGTHS:
+            schedule.pop(length, None)
+
+
+def follow_steps_(checkpoint: dict[str, Any], trainer: Trainer, scheduler: Any, counters: Collection[str]) -> None:
+    """Let what counts steps in a checkpoint go on from the same part of the training, if an epoch has others now.
+
+    Args:
+        checkpoint: the checkpoint, from which the trainer has still to read, and which is changed.
+        trainer: the trainer that goes on.
+        scheduler: its schedule of the learning rate, or None.
+        counters: where step rules count in the optimizer's state.
+
+    Raises:
+        OtherPicturesError: the schedule can't go on so.
+    """
+    before, now = steps_before(checkpoint), steps_per_epoch(trainer)
+    if before is None or now is None or before == now:
+        return
+    words = f"an epoch has {now} optimizer steps from here on, {before} so far"
+    if scheduler is not None and type(scheduler) not in FOLLOW:
+        raise OtherPicturesError(f"{words}: scheduler ({type(scheduler).__name__}) can't follow, go on with as many")
+    scale_steps_(checkpoint, steps_done(checkpoint, now, trainer.accumulate_grad_batches), counters)
+    rank_zero_only(logging.getLogger("qconv").warning)("%s: schedules go on from the same epoch", words)
+
+
+def steps_before(checkpoint: dict[str, Any]) -> int | None:
+    """Return the number of steps in an epoch so far; earlier versions did not write it, but whole epochs tell it."""
+    if STEPS in checkpoint:
+        return checkpoint[STEPS]
+    (epochs, batches), steps = _progress(checkpoint), checkpoint["global_step"]
+    return steps // epochs if epochs and batches["is_last_batch"] and steps % epochs == 0 else None
+
+
+def steps_done(checkpoint: dict[str, Any], per_epoch: int, accumulate: int) -> int:
+    """Return how many steps the checkpoint's part of the training has, where an epoch has `per_epoch`."""
+    epochs, batches = _progress(checkpoint)
+    if batches["is_last_batch"]:
+        return epochs * per_epoch
+    return (epochs - 1) * per_epoch + min(batches["current"]["processed"] // accumulate, per_epoch)
+
+
+def _progress(checkpoint: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+    """Return the number of epochs that have begun, and Lightning's record of the batches of the last one."""
+    loop = checkpoint["loops"]["fit_loop"]
+    return loop["epoch_progress"]["current"]["ready"], loop["epoch_loop.batch_progress"]
+
+
+def scale_steps_(checkpoint: dict[str, Any], done: int, counters: Collection[str]) -> None:
+    """Set the steps that schedules have counted to `done`, and those of step rules to as large a part of it."""
+    before = checkpoint["global_step"]
+    for schedule in checkpoint.get("lr_schedulers", ()):
+        before, schedule["last_epoch"] = schedule["last_epoch"], done  # torch's word for steps
+    for state in checkpoint.get("optimizer_states", ()):
+        for kept in state["state"].values():
+            kept.update({name: round(kept[name] * done / before) for name in counters if name in kept and before})

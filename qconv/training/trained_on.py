@@ -1,0 +1,181 @@
+"""The pictures that a network was trained on, as its checkpoints and packed files say, for it to see others alike."""
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.errors import HydraException
+from hydra.utils import get_class
+
+from ..data import ImageFolderDataModule
+from ..data.loader import OtherPicturesError
+from ..images import Normalize
+from .checkpoint_io import CheckpointError
+
+TRAINED_ON = "trained_on"
+"""Where a checkpoint has what `trained_on` returns."""
+
+
+def describe_pictures(data: Any) -> dict[str, Any]:
+    """Return the arguments of `qconv.save_packed` about the pictures of a data module, which has been set up.
+
+    ``pictures`` is None if it does not state size, mean and deviation as `qconv.data` does, ``classes`` if it does not
+    name them.
+    """
+    return {"pictures": _pictures(data), "classes": class_names(data)}
+
+
+def _pictures(data: Any) -> dict[str, Any] | None:
+    normalize, resize = getattr(data, "normalize", None), getattr(data, "resize", None)
+    channels, size = getattr(data, "in_channels", None), getattr(data, "image_size", None)
+    mean, std = _numbers(getattr(normalize, "mean", None)), _numbers(getattr(normalize, "std", None))
+    sides = _numbers(size)
+    if not isinstance(channels, int) or sides is None or mean is None or std is None:
+        return None
+    return {
+        "size": [channels, *map(int, sides)],
+        "resize": resize if isinstance(resize, int) else None,
+        "mean": mean,
+        "std": std,
+    }
+
+
+def _numbers(values: Any) -> list[float] | None:
+    try:
+        return [float(value) for value in values]
+    except (TypeError, ValueError):
+        return None
+
+
+def class_names(data: Any) -> list[str] | None:
+    """Return the names of the classes of a data module, in order; None if it has none."""
+    names = getattr(data, "classes", None)
+    if isinstance(names, str) or not isinstance(names, Iterable):
+        return None
+    listed = [str(name) for name in names]
+    return listed if listed else None
+
+
+def trained_on(data: Any, loader: Any) -> dict[str, Any]:
+    """Return what a checkpoint keeps of a data module, and of its training pictures."""
+    split_by = data.split_by if isinstance(data, ImageFolderDataModule) else None
+    return {**describe_pictures(data), "split_by": split_by, "count": count_of(loader)}
+
+
+def count_of(loader: Any) -> int | None:
+    """Return the number of pictures in an epoch of a loader; None if it has not the order of `qconv.data`."""
+    size = getattr(getattr(loader, "sampler", None), "size", None)
+    return size if isinstance(size, int) else None
+
+
+def check_count(before: int | None, loader: Any) -> None:
+    """Raise an `OtherPicturesError` if a run that goes on had another number of training pictures."""
+    now = count_of(loader)
+    if before is not None and now is not None and before != now:
+        raise OtherPicturesError(
+            f"the run was trained on {before} pictures and there are {now} now, so it would be validated by others, "
+            "that it may have been trained on: go on with the same pictures; init_from= starts a run with these"
+        )
+
+
+def arguments_as_trained(
+    node: Mapping[str, Any], checkpoint: Mapping[str, Any] | None, others: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """Return arguments of an `ImageFolderDataModule` that its config leaves open, as in the training of a checkpoint.
+
+    These are the size of the pictures, and which of a folder without splits are tested: in checkpoints that don't say
+    it, their numbers decide.
+
+    Args:
+        node: the config of the data module.
+        checkpoint: the one that a run evaluates or continues.
+        others: those of networks that it starts or learns from, whose test pictures in the same folder stay so.
+    """
+    kind = _image_folder(node)
+    more: dict[str, Any] = {}
+    pictures = _of(checkpoint).get("pictures")
+    if kind is None:
+        return more
+    if pictures is not None and node.get("image_size") is None and _takes(kind, "image_size"):
+        more["image_size"] = list(pictures["size"][1:])
+    if "split_by" not in node and _takes(kind, "split_by"):
+        splits = [_split_by(each) for each in others if _has_folder(each, node)]
+        if checkpoint is not None:
+            more["split_by"] = _split_by(checkpoint)
+        elif splits:
+            more["split_by"] = splits[0]
+    return more
+
+
+def _split_by(checkpoint: Mapping[str, Any]) -> str:
+    known = _of(checkpoint).get("split_by")
+    return ("number" if TRAINED_ON not in checkpoint else "name") if known is None else known
+
+
+def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint's run had the pictures in the folder of the node."""
+    data = (checkpoint.get("config") or {}).get("data") or {}
+    roots = data.get("root"), node.get("root")
+    return None not in roots and len({Path(str(root)).expanduser().resolve() for root in roots}) == 1
+
+
+def _image_folder(node: Mapping[str, Any]) -> type | None:
+    """Return the class of the data module if it is one of folders."""
+    try:
+        kind = get_class(str(node.get("_target_")))
+    except (HydraException, ValueError, TypeError, ImportError):  # a function, or what fails when it is called
+        return None
+    return kind if issubclass(kind, ImageFolderDataModule) else None
+
+
+def _takes(kind: type, name: str) -> bool:
+    parameters = inspect.signature(kind).parameters
+    return name in parameters or any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+
+
+def prepare_as_trained(data: Any, checkpoint: Mapping[str, Any] | None, called: str) -> None:
+    """Give a data module, before its `setup`, the mean and deviation of the pictures of a checkpoint's training.
+
+    Checkpoints of earlier versions don't have them.
+
+    Args:
+        data: the data module.
+        checkpoint: the checkpoint.
+        called: its name in messages.
+
+    Raises:
+        CheckpointError: the network was trained on other classes, so its outputs would mean something else.
+    """
+    if difference := other_classes(data, checkpoint):
+        raise CheckpointError(
+            f"{called} {difference}: give the classes the names that they had; init_from= starts a run with others"
+        )
+    pictures = _of(checkpoint).get("pictures")
+    if pictures is not None and isinstance(getattr(data, "normalize", False), Normalize | None):
+        data.normalize = Normalize(pictures["mean"], pictures["std"])
+
+
+def other_classes(data: Any, checkpoint: Mapping[str, Any] | None) -> str:
+    """Say in which the classes of a checkpoint's training differ from those of a data module, as far as both name them.
+
+    Nothing, if they don't.
+    """
+    before, now = _of(checkpoint).get("classes"), class_names(data)
+    if before is None or now is None or before == now:
+        return ""
+    if len(before) == len(now) and list(map(str, range(len(now)))) in (before, now):  # numbers in place of names
+        return ""
+    if len(before) != len(now):
+        return f"was trained on {len(before)} classes ({_some(before)}), the data have {len(now)} ({_some(now)})"
+    number = next(number for number, pair in enumerate(zip(before, now, strict=True)) if pair[0] != pair[1])
+    return f"was trained with {before[number]!r} as class {number}, which is {now[number]!r} in the data"
+
+
+def _of(checkpoint: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    known = None if checkpoint is None else checkpoint.get(TRAINED_ON)
+    return {} if known is None else known
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")

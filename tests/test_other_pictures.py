@@ -1,0 +1,248 @@
+"""A run's network on pictures that are not those of its training, and which pictures a limit or a split takes."""
+
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from test_train import config
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from qconv.cli import main as cli, train as program
+from qconv.cli.configs import folder as configs
+from qconv.data import ImageFolderDataModule, Normalize
+from qconv.training import Classifier, make_trainer
+from qconv.training.finished import FinishedRun
+from qconv.training.stored_config import stored_config
+from qconv.training.trained_on import arguments_as_trained, describe_pictures, other_classes, prepare_as_trained
+
+NAMES = ("bright", "dark")
+SHORT = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "optimizer.lr=0.05", "report=false")
+
+
+def draw(folder: Path, split: str, count: int, side: int = 12, shift: int = 0, names: tuple[str, ...] = NAMES) -> None:
+    """Pictures of two classes that differ in brightness alone, so that mean and deviation decide."""
+    generator = np.random.default_rng(0)
+    for label, name in enumerate(names):
+        (folder / split / name).mkdir(parents=True, exist_ok=True)
+        for index in range(count):
+            level = (170 if label == 0 else 80) + shift
+            pixels = np.clip(generator.normal(level, 20, (side, side)), 0, 255).astype(np.uint8)
+            Image.fromarray(pixels).save(folder / split / name / f"{index}.png")
+
+
+def folder_words(root: Path, cache: Path) -> tuple[str, ...]:
+    return (f"data.root={root}", "data.channels=1", "data.batch_size=16", f"+data.cache={cache}")
+
+
+class Narrow(ImageFolderDataModule):
+    """Somebody's, that takes nothing else."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__(root)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run on pictures of 12×12, of which a fifth validates."""
+    place = tmp_path_factory.mktemp("pictures")
+    for split, count in (("train", 60), ("test", 20)):
+        draw(place / "data", split, count)
+    words = ("data=image_folder", "data.val_size=0.2", "data.augment=[]", *folder_words(place / "data", place))
+    result = program.train(config(*SHORT, *words, f"run_dir={place / 'run'}"))
+    assert result.test_accuracy == 1
+    return place / "run"
+
+
+@pytest.fixture
+def other(run: Path, tmp_path: Path) -> Path:
+    """A copy of the run, to be changed."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def evaluated(folder: Path, *words: str) -> float:
+    assert cli(["evaluate", str(folder), f"run_dir={folder}/other", *words]) == 0
+    return json.loads((folder / "other/evaluation.json").read_text())["test_accuracy"]
+
+
+def test_pictures_elsewhere_are_seen_as_those_of_the_training(other: Path, tmp_path: Path) -> None:
+    """All are brighter and larger: with their own mean they'd be told apart, with that of the run they aren't."""
+    for split, count in (("train", 20), ("test", 20)):
+        draw(tmp_path / "data", split, count, side=18, shift=85)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("qconv.training.assemble.prepare_as_trained", lambda *_: None)
+        assert evaluated(other, f"data.root={tmp_path / 'data'}") > 0.9
+    assert evaluated(other, f"data.root={tmp_path / 'data'}") == pytest.approx(0.5, abs=0.1)
+    trained = FinishedRun(other)
+    own = cast(Any, trained.data).normalize
+    cfg = trained.cfg.copy()
+    cfg.data.root = str(tmp_path / "data")
+    elsewhere = FinishedRun(other)
+    elsewhere.cfg = cfg
+    data = cast(Any, elsewhere.data)
+    assert (data.image_size, data.normalize) == ((12, 12), own)
+    assert elsewhere.examples(3, "test").shape == (3, 1, 12, 12)
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (
+            ("dark", "light"),
+            "was trained with 'bright' as class 0, which is 'dark' in the data: give the classes the names",
+        ),
+        (("a", "b", "c"), "was trained on 2 classes (bright, dark), the data have 3 (a, b, c): give"),
+    ],
+)
+def test_other_classes_are_refused(
+    names: tuple[str, ...], says: str, other: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "test"):
+        draw(tmp_path / "data", split, 3, names=names)
+    assert cli(["evaluate", str(other), f"data.root={tmp_path / 'data'}"]) == 1
+    assert says in capsys.readouterr().err
+    with pytest.raises(ValueError, match="was trained "):
+        program.train(
+            config(
+                *SHORT,
+                *("data=image_folder", "data.val_size=0.2", "data.augment=[]"),
+                *folder_words(tmp_path / "data", tmp_path),
+                *("trainer.max_epochs=3", f"ckpt_path={other}/checkpoints/last.ckpt", f"run_dir={tmp_path / 'new'}"),
+            )
+        )
+
+
+def test_a_run_does_not_go_on_with_more_pictures(
+    run: Path, other: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They'd be split anew, and validate what has been trained on."""
+    shutil.copytree(run.parent / "data", tmp_path / "data")
+
+    def go_on(*words: str) -> None:
+        monkeypatch.chdir(tmp_path)
+        cfg = stored_config(other, [f"data.root={tmp_path / 'data'}", "trainer.max_epochs=3", *words], configs())
+        cfg.resume, cfg.ckpt_path = str(other), str(other / "checkpoints/last.ckpt")
+        program.train(cfg)
+
+    shutil.copy(tmp_path / "data/train/dark/0.png", tmp_path / "data/train/dark/new.png")
+    with pytest.raises(
+        ValueError, match=r"was trained on 96 pictures and there are 97 now, so it would be validated by"
+    ):
+        go_on()
+    assert f"root: {run.parent}" in (other / "config.yaml").read_text()  # it has not gone on
+    assert evaluated(other, f"data.root={tmp_path / 'data'}") == 1
+    (tmp_path / "data/train/dark/new.png").unlink()
+    go_on()
+    assert len((other / "metrics.csv").read_text().splitlines()) == 4
+
+
+def test_another_picture_leaves_the_others_in_their_split(tmp_path: Path) -> None:
+    draw(tmp_path, ".", 60)
+
+    def tested(**options: Any) -> set[str]:
+        data = ImageFolderDataModule(str(tmp_path), cache=str(tmp_path), **options)
+        return {f"{path.parent.name}/{path.name}" for path, _ in data.tree.splits["test"]}
+
+    before, before_by_number = tested(), tested(split_by="number")
+    assert len(before) == len(before_by_number) == 24
+    shutil.copy(tmp_path / "dark/0.png", tmp_path / "dark/-first.png")
+    assert len(tested() - before) <= 1  # the new one, or if their number has risen one of the others
+    assert len(tested(split_by="number") - before_by_number) > 5
+    assert tested(split_seed=1) != tested()
+    with pytest.raises(ValueError, match=r"split_by \(='size'\) must be 'name' or 'number'"):
+        tested(split_by="size")
+
+
+def test_the_split_of_a_checkpoint_from_before() -> None:
+    node = {"_target_": "qconv.data.ImageFolderDataModule", "root": "a"}
+    assert arguments_as_trained(node, None) == {}
+    assert arguments_as_trained(node, {}) == {"split_by": "number"}
+    assert arguments_as_trained({**node, "split_by": "name"}, {}) == {}
+    pictures = {"size": [3, 8, 6]}
+    now = {"trained_on": {"classes": None, "pictures": pictures, "split_by": "name"}}
+    assert arguments_as_trained(node, now) == {"split_by": "name", "image_size": [8, 6]}
+    assert arguments_as_trained({**node, "image_size": 4}, now) == {"split_by": "name"}
+    of_before = {"config": {"data": {"root": "./a"}}}
+    assert arguments_as_trained(node, None, [{}, {"config": {"data": {"root": "b"}}}]) == {}
+    assert arguments_as_trained(node, None, [of_before]) == {"split_by": "number"}  # of a network that it starts from
+    assert arguments_as_trained(node, now, [of_before]) == {"split_by": "name", "image_size": [8, 6]}
+    assert arguments_as_trained({**node, "_target_": "test_other_pictures.Narrow"}, now) == {}
+    for other in ("qconv.data.CIFARDataModule", "my_data.Own", "os.path.join"):
+        assert arguments_as_trained({"_target_": other, "test_size": 0.2}, now) == {}
+
+
+def test_a_data_module_of_somebody_else() -> None:
+    """Its names may mean something else."""
+    nothing = {"pictures": None, "classes": None}
+    assert describe_pictures(SimpleNamespace()) == nothing
+    for normalize in (True, print, SimpleNamespace(mean=0.5, std=0.5)):
+        own = SimpleNamespace(normalize=normalize, in_channels=3, image_size=(8, 8), classes=10, resize=print)
+        assert describe_pictures(own) == nothing
+        prepare_as_trained(own, {"trained_on": {"pictures": {"mean": [1], "std": [2]}}}, "x")
+        assert own.normalize is normalize
+    own = SimpleNamespace(normalize=Normalize((0,), (1,)), in_channels=1, image_size=8, classes="ab")
+    assert describe_pictures(own) == nothing
+    own.image_size, own.classes = [8, 8], range(2)
+    own.normalize = SimpleNamespace(mean=torch.zeros(1), std=np.ones(1, np.float32))
+    pictures = {"size": [1, 8, 8], "resize": None, "mean": [0.0], "std": [1.0]}
+    assert describe_pictures(own) == {"pictures": pictures, "classes": ["0", "1"]}
+
+
+@pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")  # of workers
+def test_without_a_data_module(tmp_path: Path) -> None:
+    """`Classifier` in a Trainer of one's own."""
+    pictures = TensorDataset(torch.rand(8, 1, 8, 8), torch.arange(8) % 2)
+    loader, path = DataLoader(pictures, 4), tmp_path / "a.ckpt"
+
+    def made() -> Classifier:
+        return Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), partial(torch.optim.SGD, lr=0.1))
+
+    trainer = make_trainer(accelerator="cpu", max_epochs=1)
+    trainer.fit(made(), loader, loader)
+    trainer.save_checkpoint(path)
+    for act, name in (("test", "test_loss"), ("validate", "val_loss")):
+        run = getattr(make_trainer(accelerator="cpu"), act)
+        (found,) = run(made(), dataloaders=loader, ckpt_path=path, weights_only=True, verbose=False)
+        assert 0 < found[name] < 10
+    make_trainer(accelerator="cpu", max_epochs=2).fit(made(), loader, loader, ckpt_path=path, weights_only=True)
+
+
+def test_numbers_in_place_of_names() -> None:
+    """As those of WebDataset."""
+    checkpoint = {"trained_on": {"classes": ["n01440764", "n01443537"]}}
+    assert not other_classes(SimpleNamespace(classes=["0", "1"]), checkpoint)
+    assert not other_classes(SimpleNamespace(classes=["cat", "dog"]), {"trained_on": {"classes": ["0", "1"]}})
+    assert "was trained on 2 classes" in other_classes(SimpleNamespace(classes=["0"]), checkpoint)
+
+
+def test_a_network_that_starts_from_another_is_tested_on_the_same_pictures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draw(tmp_path / "data", ".", 20)
+    words = (*SHORT[:2], "trainer.max_epochs=1", "report=false", "data=image_folder", "data.augment=[]")
+    place = folder_words(tmp_path / "data", tmp_path)
+
+    def tested() -> set[str]:
+        return {path.name for path, _ in made[-1].tree.splits["test"]}
+
+    made: list[Any] = []
+    original = ImageFolderDataModule.__init__
+    monkeypatch.setattr(
+        ImageFolderDataModule,
+        "__init__",
+        lambda self, *args, **more: (original(self, *args, **more), made.append(self))[0],
+    )
+    program.train(config(*words, *place, "+data.split_by=number", f"run_dir={tmp_path / 'one'}"))
+    before = tested()
+    best = f"init_from={tmp_path / 'one/checkpoints/best.ckpt'}"
+    program.train(config(*words, *place, best, f"run_dir={tmp_path / 'two'}"))
+    assert tested() == before
+    program.train(config(*words, *place, f"run_dir={tmp_path / 'three'}"))
+    assert tested() != before
