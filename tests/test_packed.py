@@ -357,7 +357,7 @@ def test_what_would_come_back_as_something_else(tmp_path: Path) -> None:
         qconv.save_packed(qconv.QConv2d(3, 4, 3, scheme=qconv.Scheme("wrong", weight=Wrong)), path)
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
-    qconv.convert(tied, schemes.lsq(2, 2), skip=("1",))
+    qconv.convert(tied, schemes.twn(), skip=("1",))
     with pytest.raises(ValueError, match=r"'1.weight' is the latent weight of the quantized layer '0.weight', too"):
         qconv.save_packed(tied, path)
     pruned = qconv.QConv2d(3, 4, 3)

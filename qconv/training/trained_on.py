@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hydra._internal.utils import _locate
 from hydra.errors import HydraException
-from hydra.utils import get_class
 
 from ..data import ImageFolderDataModule
 from ..data.loader import OtherPicturesError
@@ -123,10 +123,10 @@ def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
 def _image_folder(node: Mapping[str, Any]) -> type | None:
     """Return the class of the data module if it is one of folders."""
     try:
-        kind = get_class(str(node.get("_target_")))
-    except (HydraException, ValueError, TypeError, ImportError):  # a function, or what fails when it is called
+        kind = _locate(str(node.get("_target_")))  # `hydra.utils` would log what is said again where it is made
+    except (HydraException, ValueError, ImportError):
         return None
-    return kind if issubclass(kind, ImageFolderDataModule) else None
+    return kind if isinstance(kind, type) and issubclass(kind, ImageFolderDataModule) else None
 
 
 def _takes(kind: type, name: str) -> bool:
