@@ -113,9 +113,11 @@ def _without_splits(
     generator = torch.Generator().manual_seed(seed)
     splits: dict[str, Files] = {"train": [], "test": []}
     for label, name in enumerate(classes):
-        order = torch.randperm(len(files[name]), generator=generator).tolist()
         if split_by == "name":
-            order.sort(key=[_drawn(seed, name, path.name) for path in files[name]].__getitem__)
+            places = [_drawn(seed, name, path.name) for path in files[name]]
+            order = sorted(range(len(places)), key=places.__getitem__)
+        else:
+            order = torch.randperm(len(files[name]), generator=generator).tolist()
         count = min(max(round(test_size * len(order)), 1), len(order) - 1)
         test = set(order[:count])
         for index, path in enumerate(files[name]):

@@ -80,7 +80,7 @@ def build(
 
 def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str) -> Any:
     """Return the data module, to prepare pictures as those that the network of the checkpoint was trained on."""
-    data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, before_run(cfg)))
+    data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, networks_before(cfg)))
     prepare_as_trained(data, checkpoint, called)
     if checkpoint is not None and TRAINED_ON not in checkpoint and not is_data_of(cfg.data, checkpoint):
         rank_zero_only(show_note)(
@@ -90,7 +90,7 @@ def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str
     return data
 
 
-def before_run(cfg: DictConfig) -> Iterator[dict[str, Any]]:
+def networks_before(cfg: DictConfig) -> Iterator[dict[str, Any]]:
     """Yield the checkpoints of runs whose networks a new run starts or learns from."""
     for path in (cfg.get("init_from"), (cfg.get("loss") or {}).get("weights")):
         if path is not None and cfg.get("ckpt_path") is None and cfg.get("evaluate") is None:

@@ -50,4 +50,4 @@ def has_tested_batch_norm(path: Path, checkpoint: Mapping[str, Any]) -> bool:
         return True
     result = path.parent.parent / RESULT
     is_tested = path.name == BEST.name and result.is_file()
-    return not is_tested or json.loads(result.read_text())["best_epoch"] != checkpoint.get("epoch")
+    return not is_tested or json.loads(result.read_text()).get("best_epoch") != checkpoint.get("epoch")

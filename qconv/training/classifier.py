@@ -207,11 +207,11 @@ class Classifier(LightningModule):
         """Make the loader continue where the epoch stopped.
 
         Raises:
-            OtherPicturesError: the run has had another number of training pictures.
+            CannotGoOnError: the run has had another number of training pictures.
         """
         checkpoint, self.goes_on_from = self.goes_on_from, None
         if checkpoint is not None:
-            check_count((checkpoint.get(TRAINED_ON) or {}).get("count"), self.trainer.train_dataloader)
+            check_count(checkpoint, self.trainer.train_dataloader)
         # Lightning set the loader up before it read the checkpoint, to count the steps.
         self.trainer.fit_loop._load_combined_loader_states()
 

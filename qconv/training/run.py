@@ -29,7 +29,7 @@ from .report.screen import show_note, show_outcome
 from .resume import check_average, check_checkpoint
 from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
 from .shipping import note_shipped, ship
-from .trained_on import TRAINED_ON, count_of
+from .trained_on import count_before, count_of
 
 # The messages of gloo and NCCL.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -179,7 +179,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
 
 def note_count(checkpoint: dict[str, Any], trainer: Trainer) -> None:
     """Say if there are more or fewer pictures in the run's own place than it was trained on."""
-    before = (checkpoint.get(TRAINED_ON) or {}).get("count")
+    before = count_before(checkpoint)
     if before is None:
         return
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 
-from ..data.loader import OtherPicturesError
+from ..data.loader import CannotGoOnError
 from ..files import atomic_file
 from ..run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
@@ -161,7 +161,7 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
                 with _writing(folder), atomic_file(folder / CONFIG) as config:
                     config.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
             yield
-        except OtherPicturesError:  # the run has not gone on: its config is what it was
+        except CannotGoOnError:  # the run has not gone on: its config is what it was
             if former is not None:
                 with atomic_file(folder / CONFIG) as config:
                     config.write(former)

@@ -9,7 +9,7 @@ from hydra._internal.utils import _locate
 from hydra.errors import HydraException
 
 from ..data import ImageFolderDataModule
-from ..data.loader import OtherPicturesError
+from ..data.loader import CannotGoOnError
 from ..images import Normalize
 from .checkpoint_io import CheckpointError
 
@@ -69,11 +69,16 @@ def count_of(loader: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def check_count(before: int | None, loader: Any) -> None:
-    """Raise an `OtherPicturesError` if a run that goes on had another number of training pictures."""
-    now = count_of(loader)
+def count_before(checkpoint: Mapping[str, Any]) -> int | None:
+    """Return the number of pictures in an epoch of a checkpoint's run; None if it is not known."""
+    return _of(checkpoint).get("count")
+
+
+def check_count(checkpoint: Mapping[str, Any], loader: Any) -> None:
+    """Raise a `CannotGoOnError` if a run that goes on from a checkpoint had another number of training pictures."""
+    before, now = count_before(checkpoint), count_of(loader)
     if before is not None and now is not None and before != now:
-        raise OtherPicturesError(
+        raise CannotGoOnError(
             f"the run was trained on {before} pictures and there are {now} now, so it would be validated by others, "
             "that it may have been trained on: go on with the same pictures; init_from= starts a run with these"
         )
