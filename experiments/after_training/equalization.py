@@ -2,10 +2,10 @@
 
     uv run experiments/after_training/equalization.py /data/cifar10-jpeg
 
-The zoo's ResNet-20 has such a pair in each block: a batch norm and a ReLU lie between them and nothing else reads them.
-Channel ``i`` is divided by ``s_i`` and its weights in the second convolution multiplied by it, which leaves the function
-as it is. ``s_i = sqrt(max |x_i| / max |w_i|)`` makes both ranges their geometric mean (arXiv:1906.04721, with measured
-ranges of inputs in place of the first convolution's weights).
+The zoo's ResNet-20 has such a pair in each block: a batch norm and a ReLU lie between them, and nothing else reads
+them. Channel ``i`` is divided by ``s_i`` and its weights in the second convolution multiplied by it, which leaves the
+function as it is. ``s_i = sqrt(max |x_i| / max |w_i|)`` makes both ranges their geometric mean (arXiv:1906.04721, with
+measured ranges of inputs in place of the first convolution's weights).
 """
 
 import argparse
@@ -20,6 +20,7 @@ import qconv
 from qconv import schemes
 from qconv.data import ImageFolderDataModule
 from qconv.environment import commit, machine
+from qconv.models.resnet import BasicBlock
 from qconv.table import write_csv
 
 SCHEMES = {"W4A8": (4, 8), "W4A4": (4, 4)}
@@ -30,7 +31,7 @@ def equalized(network: nn.Module, images: Tensor) -> tuple[nn.Module, float]:
     """Return a copy whose blocks are equalized, and the largest ratio between two channels' ranges of inputs before."""
     network, widest = copy.deepcopy(network), 1.0
     for block in network.modules():
-        if not all(hasattr(block, name) for name in ("conv1", "bn1", "conv2")):
+        if not isinstance(block, BasicBlock):
             continue
         seen: list[Tensor] = []
         hook = block.conv2.register_forward_pre_hook(lambda _, inputs, seen=seen: seen.append(inputs[0]))
@@ -39,9 +40,9 @@ def equalized(network: nn.Module, images: Tensor) -> tuple[nn.Module, float]:
         of_inputs = seen[0].abs().amax((0, 2, 3)).clamp(min=1e-6)
         scales = (of_inputs / block.conv2.weight.abs().amax((0, 2, 3)).clamp(min=1e-6)).sqrt()
         widest = max(widest, float(of_inputs.max() / of_inputs.min()))
-        block.bn1.weight /= scales
-        block.bn1.bias /= scales
-        block.conv2.weight *= scales.view(-1, 1, 1)
+        block.bn1.weight.div_(scales)
+        block.bn1.bias.div_(scales)
+        block.conv2.weight.mul_(scales.view(-1, 1, 1))
     return network, widest
 
 
