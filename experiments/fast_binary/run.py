@@ -36,6 +36,7 @@ JOINED = [*REACT, *FLIPS]
 ADAM = ["optimizer=adam", "optimizer.lr=3e-3", "optimizer.weight_decay=0"]
 LATER = ["scheme=two_stage", "scheme.start=0.5"]
 LAYERWISE = ["scheme=layerwise", "scheme.scheme._target_=qconv.schemes.reactnet"]
+HOUR = ["experiment=cifar10/fast_binary", "data=image_folder"]
 HALF = ["experiment=cifar10_methods", BFLOAT16_IF_NATIVE]
 SMALL = "data.progressive_size={_target_: qconv.data.ProgressiveSize, start: 0.5, grow_from: 0.3, full_from: 0.8}"
 
@@ -66,14 +67,15 @@ VARIANTS = {
     "batches of 64": Variant([*JOINED, "data.batch_size=64", "optimizer.lr=0.05"]),
     "moving average": Variant([*JOINED, "callbacks=ema"]),
     "no weight decay": Variant([*JOINED, "optimizer.weight_decay=0"]),
-    "an hour": Variant([], None, ["experiment=cifar10/fast_binary", "data=image_folder"]),
+    "an hour": Variant([], None, HOUR),
+    "an hour, layerwise": Variant(LAYERWISE, None, HOUR),
     "float, half an hour": Variant([], 17, HALF),
     "LSQ 4/4, half an hour": Variant(bits("lsq", 4), 14, HALF),
     "BWN, half an hour": Variant(["scheme=bwn", "scheme.numel_gradient=true"], 17, HALF),
 }
 """Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes with
-a learning rate and a weight decay of its own. "An hour" is the recipe that came of it. What has half an hour is not
-binary throughout: LSQ and BWN are to come close to the float network."""
+a learning rate and a weight decay of its own. "An hour" is the recipe that came of it, and then that recipe layer by
+layer. What has half an hour is not binary throughout: LSQ and BWN are to come close to the float network."""
 
 
 def folder(name: str) -> Path:
