@@ -43,6 +43,10 @@ SINCE = torch.load(FOLDER / "a434486" / "methods.pt", weights_only=True)
 """What commit a434486 made of every method: the state dicts, the packed file, the outputs, and those a step later."""
 
 
+ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
+"""The sums of another processor are in another order; a step of training makes more of it."""
+
+
 @pytest.mark.parametrize("name", [name for name in SINCE if name != "images"])
 def test_every_method_goes_on_from_the_commit_before(name: str, tmp_path: Path) -> None:
     before, images = SINCE[name], SINCE["images"]
@@ -50,12 +54,12 @@ def test_every_method_goes_on_from_the_commit_before(name: str, tmp_path: Path) 
     optimizer = optimizer_of(model)
     model.load_state_dict(before["model"])
     optimizer.load_state_dict(before["optimizer"])
-    torch.testing.assert_close(model.eval()(images), before["output"])
+    torch.testing.assert_close(model.eval()(images), before["output"], **ROUNDING)
     (tmp_path / "packed").write_bytes(before["packed"])
     loaded = qconv.load_packed(tmp_path / "packed", float_network())
-    torch.testing.assert_close(loaded(images), before["output"])
+    torch.testing.assert_close(loaded(images), before["output"], **ROUNDING)
     train_a_step(model.train(), optimizer, images)
-    torch.testing.assert_close(model.eval()(images), before["next"])
+    torch.testing.assert_close(model.eval()(images), before["next"], **ROUNDING)
 
 
 CHANGED = {

@@ -218,13 +218,18 @@ class LayerPair:
         return is_plain and not self.layer.scheme.scale_map
 
     def _folded(self, value: Tensor, error: Tensor) -> Rounded:
-        """The value after the folded modules, and its error if they have become a scale and a bias."""
+        """The value after the folded modules, and its error if they have become a scale and a bias.
+
+        Where the sum is one of floats, it may begin with the bias, and each of its terms is then rounded at that size.
+        """
+        sums = self.layer.weight[:1].numel() if self.integer is None else 0
         for module in self.folded:
             before, value, zero = value, module(value), module(torch.zeros_like(value))
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                 slope = (module(torch.ones_like(value)) - zero).abs()
                 mean = self._per_channel(module.running_mean, value)
                 error = error * slope + UNIT * (slope * (2 * before.abs() + mean.abs()) + zero.abs() + value.abs())
+                error = (error.square() + sums * (UNIT * zero).square()).sqrt()
         return Rounded(value, error)
 
     def _codes(self, padded: Tensor) -> Codes:
