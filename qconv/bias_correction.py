@@ -98,10 +98,13 @@ def correct_bias(
         ValueError: a model without quantized layers; a ``float_model`` with some, or without the layers and batch norms
             of ``model``, or which does not call them; no samples, or samples of several sizes or without batches.
         TypeError: a layer or a corrected batch norm that is called twice; a bias that is shared or computed.
+        RuntimeError: `torch.inference_mode`.
         FloatingPointError: outputs of a layer with NaN or inf. Biases and batch norms are as they were.
     """
     check_whole("max_samples", max_samples)
     check_at_least_one(max_samples=max_samples)
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError("correct_bias notes which tensors are changed: call it outside torch.inference_mode()")
     layers = quantized_layers(model)
     if not layers:
         raise ValueError(

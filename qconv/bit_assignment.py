@@ -17,9 +17,12 @@ from .hessian import Batches, expected_losses, traces
 from .layer_chart import BLUE, layer_chart
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
+from .layers.trial import check_gradients
 from .layers.twins import quantized_layers
 from .lean import lean
 from .lifecycle.calibrate import calibrate
+from .lifecycle.steps import check_final
+from .processes import check_alone
 from .scheme import Scheme
 from .sensitivity import batches_of, sensitivity
 from .summary import Summary, summarize
@@ -176,9 +179,10 @@ def assign_bits(
         options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
 
     Raises:
-        ValueError: no choices; neither budget; a budget that the cheapest choices exceed; a converted model; no
-            samples; an unknown measure.
+        ValueError: no choices, or one that changes in the course of the training; neither budget; a budget that the
+            cheapest choices exceed; a converted model; no samples; an unknown measure.
         TypeError: a choice that is no scheme, and as for `qconv.convert`.
+        RuntimeError: several processes, which would come to different choices; `torch.inference_mode`.
         ImportError: scipy is not installed.
     """
     with needed("qconv.assign_bits"):  # before the work
@@ -186,6 +190,9 @@ def assign_bits(
 
         del milp
     _check(model, choices, max_bytes, max_bops, measure)
+    check_alone("assign_bits")
+    if measure == "hessian":
+        check_gradients("assign_bits")
     for name, value in {"batch_size": batch_size, "max_samples": max_samples, "probes": probes}.items():
         check_whole(name, value)
         check_at_least_one(**{name: value})
@@ -251,6 +258,7 @@ def _check(
 def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapping[str, Any]) -> nn.Module:
     """Return a calibrated copy in evaluation."""
     each = convert(copy.deepcopy(model), scheme, **options)
+    check_final(each, "choices")
     lean(each, False)
     each.eval()
     calibrate(each, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))

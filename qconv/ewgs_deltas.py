@@ -18,7 +18,7 @@ from .layers import QuantizedLayer
 from .layers.computed import computed_by
 from .layers.naming import name_of
 from .layers.origin import follow
-from .layers.trial import trial
+from .layers.trial import check_gradients, trial
 from .lean import while_not_lean
 from .lifecycle.norms import batch_statistics
 from .methods.ewgs import EWGS
@@ -87,11 +87,13 @@ def set_ewgs_deltas(
         TypeError: something else than pairs of inputs and labels.
         ValueError: no batch; no EWGS quantizer; a layer that is not calibrated, that quantizes its input in another
             way, that computes its weight, or is deformable: there is no second derivative; ``probes`` below 1.
+        RuntimeError: `torch.inference_mode`.
         FloatingPointError: a trace is NaN or inf, such as that of a network that has diverged.
     """
     check_whole("probes", probes)
     check_whole("seed", seed)
     check_at_least_one(probes=probes)
+    check_gradients("set_ewgs_deltas")
     generator = torch.Generator().manual_seed(seed)
     found = [deltas_of(model, _pair(batch), probes, generator, loss) for batch in batches]
     if not found:

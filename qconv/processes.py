@@ -30,6 +30,15 @@ def process_count() -> int:
     return dist.get_world_size() if is_distributed() else 1
 
 
+def check_alone(what: str) -> None:
+    """Raise a RuntimeError if there are several processes, which would each come to another result."""
+    if (count := process_count()) > 1:
+        raise RuntimeError(
+            f"{what} works in one process, here are {count} (torch.distributed): call it in a program of its own, save "
+            "what it gives, and load that in all processes"
+        )
+
+
 def sum_over_processes(numbers: list[int], device: torch.device) -> list[int]:
     """Return the sums over all processes, which must all call it; without `torch.distributed` the numbers themselves.
 

@@ -12,13 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
 
 from .checks import check_numbers, check_whole
 from .layers import QuantizedLayer
+from .layers.computed import computed_by
+from .layers.naming import name_of
 from .layers.origin import leave
 from .layers.own_levels import has_unit_steps, why_off_levels
-from .layers.trial import trial
+from .layers.trial import check_gradients, trial
 from .layers.twins import float_twins, quantized_layers
+from .processes import check_alone
 from .progress import shown
 from .quantizers import Identity
 from .sensitivity import batches_of, calibrate_what_waits, float_but
@@ -142,7 +147,9 @@ def reconstruct(
         ValueError: a ``model`` that is float; a ``float_model`` that is not, or lacks layers of ``model`` or does not
             call its blocks; no samples, or an option out of its range.
         TypeError: a weight whose levels are not evenly spaced, or that is normalized before it is quantized; a weight
-            that is shared; a block that takes or returns anything but one tensor, or is called twice.
+            that is shared, computed (pruned, parametrized) or of 16 bits; a wrapper such as DataParallel; a block that
+            takes or returns anything but one tensor, or is called twice.
+        RuntimeError: several processes, which would round differently; `torch.inference_mode`.
     """
     for name, value in {"iterations": iterations, "batch_size": batch_size, "max_samples": max_samples}.items():
         if check_whole(name, value) < 1:
@@ -152,9 +159,12 @@ def reconstruct(
         check_numbers(**{name: value})
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
+    check_gradients("reconstruct")
+    check_alone("reconstruct")
     batches = list(batches_of(images, None, batch_size, max_samples))
     if not batches:
         raise ValueError("images must hold at least one sample")
+    _check_unwrapped(model)
     layers = quantized_layers(model)
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) is float: convert it first, with qconv.schemes.lsq(4, 8)")
@@ -172,6 +182,7 @@ def reconstruct(
         calibrate_what_waits(model, batches)
         pictures = [images for images, _ in batches]
         blocks = _called(model, dict(_below(model, "")), pictures[0][:1])
+        _check_apart(blocks)
         reference = copy.deepcopy(model) if float_model is None else float_model
         if float_model is not None:
             _check_blocks(float_model, blocks, pictures[0][:1])
@@ -204,7 +215,20 @@ def _layers(module: nn.Module) -> list[QuantizedLayer]:
     return [each for each in module.modules() if isinstance(each, QuantizedLayer)]
 
 
+def _check_unwrapped(model: nn.Module) -> None:
+    """Raise if the whole network is the only child of a wrapper, and would be taken for one block."""
+    if isinstance(model, DataParallel | DistributedDataParallel | AveragedModel) or "_orig_mod" in model._modules:
+        place = "._orig_mod" if "_orig_mod" in model._modules else ".module"
+        raise TypeError(f"model ({type(model).__name__}) is a wrapper: give the network in it, {place}")
+
+
 def _check_levels(name: str, layer: QuantizedLayer) -> None:
+    if maker := computed_by(layer):
+        raise TypeError(f"the rounding of {name_of(layer, name)} can't be learned: {maker}")
+    if torch.finfo(layer.weight.dtype).bits < 32:
+        raise TypeError(
+            f"{name}.weight is {layer.weight.dtype}, which can't resolve the steps of the learning: call model.float()"
+        )
     why = why_off_levels(layer) or ("" if has_unit_steps(layer) else "its levels are not evenly spaced around 0")
     if why:
         raise TypeError(
@@ -256,6 +280,15 @@ def _below(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
             yield whole, child
 
 
+def _check_apart(blocks: Mapping[str, nn.Module]) -> None:
+    """Raise a TypeError for a layer in two blocks: the second would change what the first has found."""
+    owners: dict[QuantizedLayer, str] = {}
+    for name, block in blocks.items():
+        for layer in _layers(block):
+            if (other := owners.setdefault(layer, name)) != name:
+                raise TypeError(f"{other} and {name} share {name_of(layer)}: its rounding can't suit both")
+
+
 class _EnoughError(Exception):
     """Ends a forward behind the block that is looked at."""
 
@@ -265,13 +298,17 @@ def _seen(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tens
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 
-    def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+    def before(module: nn.Module, args: tuple[Any, ...]) -> None:
         del module
-        inputs.append(args[0])
+        inputs.append(args[0].clone())  # the block may write to it
+
+    def behind(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        del module, args
         outputs.append(output)
         raise _EnoughError
 
-    handle = model.get_submodule(name).register_forward_hook(hook)
+    block = model.get_submodule(name)
+    handles = block.register_forward_pre_hook(before), block.register_forward_hook(behind)
     try:
         with trial(model):
             for images in pictures:
@@ -280,7 +317,8 @@ def _seen(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tens
                 except _EnoughError:
                     continue
     finally:
-        handle.remove()
+        for handle in handles:
+            handle.remove()
     return torch.cat(inputs), torch.cat(outputs)
 
 

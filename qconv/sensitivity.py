@@ -22,6 +22,7 @@ from .layers.trial import trial
 from .layers.twins import quantized_layers
 from .lean import lean
 from .lifecycle.calibrate import calibrate
+from .lifecycle.steps import check_final
 from .progress import shown
 from .scheme import Scheme
 from .table import Column, lines, write_csv
@@ -159,7 +160,8 @@ def sensitivity(
         options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
 
     Raises:
-        ValueError: a float model without ``scheme``, or a converted one with it; no samples; labels that are not one
+        ValueError: a float model without ``scheme``, or a converted one with it; a scheme that changes in the course of
+            the training; no samples; labels that are not one
             for each image.
         TypeError: labels beside batches; and as for `qconv.convert` and `qconv.calibrate`.
     """
@@ -175,6 +177,7 @@ def sensitivity(
     model = copy.deepcopy(model)
     if scheme is not None:
         convert(model, scheme, skip=skip, overrides=overrides, **{"before_sign": "keep", **options})
+        check_final(model, "scheme")
     lean(model, False)
     model.eval()
     calibrate_what_waits(model, batches)

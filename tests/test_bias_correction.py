@@ -282,6 +282,12 @@ def test_biases_that_are_shared_or_computed() -> None:
         qconv.correct_bias(model, network, pictures())
 
 
+def test_inference_mode_is_refused() -> None:
+    network = trained()
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"correct_bias .* outside torch.inference_mode\(\)"):
+        qconv.correct_bias(quantized(network), network, pictures())
+
+
 def test_nan_in_the_float_model_alone() -> None:
     network = trained()
     model = qconv.convert(copy.deepcopy(network), SCHEMES[0], skip=())

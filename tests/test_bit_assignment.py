@@ -219,6 +219,12 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
         ({"choices": ["lsq"]}, TypeError, r"choices: 'lsq' must be a scheme"),
         ({"measure": "trace"}, ValueError, r"measure \(='trace'\) must be 'hessian' or 'measured'"),
         ({"probes": 0}, ValueError, r"probes \(=0\) must be at least 1"),
+        (
+            {"choices": [schemes.lsq(8, 8), schemes.two_stage(schemes.lsq(2, 8))]},
+            ValueError,
+            r"choices: layer '0' .*two_stage.* changes in the course of the training.* of its last stage",
+        ),
+        ({"choices": [schemes.inq(2)]}, ValueError, r"choices: .*inq.* changes in the course of the training"),
         ({"overrides": {"3": None}}, ValueError, "overrides: they are what assign_bits chooses"),
         ({"skip": (".*",)}, ValueError, "has nothing left to convert"),
     ],
@@ -226,6 +232,14 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
 def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         assign(network(), *pictures(), **options)
+
+
+def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="assign_bits needs gradients"):
+        assign(network(), *pictures())
+    monkeypatch.setattr("qconv.processes.process_count", lambda: 2)
+    with pytest.raises(RuntimeError, match="assign_bits works in one process, here are 2"):
+        assign(network(), *pictures())
 
 
 def test_a_converted_model_and_no_samples_are_refused() -> None:

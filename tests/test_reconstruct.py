@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import qconv
 from qconv import schemes
@@ -257,9 +258,34 @@ def tied() -> nn.Module:
     return model
 
 
+def pruned() -> nn.Module:
+    model = quantized(schemes.lsq(3, 8))
+    prune.l1_unstructured(model[0], "weight", 0.5)  # pyright: ignore
+    return model
+
+
+class Holds(nn.Module):
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.conv = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(x)
+
+
+def shared() -> nn.Module:
+    layer = qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8))
+    return nn.Sequential(Holds(layer), Holds(layer))
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
+        (pruned, {}, TypeError, r"layer '0' \(QConv2d, lsq.* its weight is computed \(pruning\): call"),
+        (lambda: quantized(schemes.lsq(3, 8)).half(), {}, TypeError, r"0.weight is torch.float16.*model.float\(\)"),
+        (lambda: nn.DataParallel(quantized(schemes.lsq(3, 8))), {}, TypeError, r"\(DataParallel\).* it, .module"),
+        (lambda: torch.compile(quantized(schemes.lsq(3, 8))), {}, TypeError, r"is a wrapper: .* it, ._orig_mod"),
+        (shared, {}, TypeError, r"0 and 1 share .*QConv2d"),
         (network, {}, ValueError, r"model \(Sequential\) is float: convert it first"),
         (lambda: quantized(schemes.lsq(3, 8)), {"iterations": 0}, ValueError, r"iterations \(=0\) must be at least 1"),
         (lambda: quantized(schemes.lsq(3, 8)), {"learning_rate": -1.0}, ValueError, r"learning_rate \(=-1.0\) must be"),
@@ -294,6 +320,38 @@ def tied() -> nn.Module:
 def test_what_cannot_work_is_said(make: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         reconstruct(make(), pictures(), **{"iterations": 2, **options})
+
+
+@pytest.mark.parametrize("make", [nn.SiLU, nn.LeakyReLU, nn.ReLU])
+def test_a_block_that_writes_to_its_input_is_reconstructed_as_another(make: Any) -> None:
+    """The block got what it had made of its input, so that it applied the activation twice."""
+
+    def found(inplace: bool) -> list[Any]:
+        torch.manual_seed(0)
+        blocks = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)) for _ in range(2)]
+        model = nn.Sequential(nn.Conv2d(2, 4, 3), *(WithActivation(make(inplace=inplace), block) for block in blocks))
+        qconv.convert(model, schemes.lsq(3, 8, signed_input=True), skip=())
+        return list(reconstruct(model, pictures(), **QUICK).rows)
+
+    assert found(True) == found(False)
+
+
+class WithActivation(nn.Module):
+    def __init__(self, activation: nn.Module, layers: nn.Module) -> None:
+        super().__init__()
+        self.activation, self.layers = activation, layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(self.activation(x))
+
+
+def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized(schemes.lsq(3, 8))
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"reconstruct needs gradients.*inference_mode\(\)"):
+        reconstruct(model, pictures())
+    monkeypatch.setattr("qconv.processes.process_count", lambda: 2)
+    with pytest.raises(RuntimeError, match=r"reconstruct works in one process, here are 2"):
+        reconstruct(model, pictures())
 
 
 def test_no_samples_are_refused() -> None:

@@ -94,5 +94,7 @@ def test_wrong_arguments() -> None:
         qconv.sensitivity(model, IMAGES, LABELS[:3], scheme=schemes.bwn())
     with pytest.raises(ValueError, match="at least one sample"):
         qconv.sensitivity(model, IMAGES[:0], scheme=schemes.bwn())
+    with pytest.raises(ValueError, match=r"scheme: layer .*two_stage.* changes in the course of the training"):
+        qconv.sensitivity(model, IMAGES, scheme=schemes.two_stage(schemes.lsq(4, 4)))
     with pytest.raises(TypeError, match="labels go with a tensor"):
         qconv.sensitivity(model, [IMAGES], LABELS, scheme=schemes.bwn())

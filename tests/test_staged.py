@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from conftest import METHODS
 from torch import nn
 
 import qconv
@@ -321,3 +322,28 @@ def test_a_mixture_is_saved_copied_and_compiled() -> None:
     wrong = layer.state_dict() | {"input_quantizer.quantizers.0.share": torch.tensor(2.0)}
     with pytest.raises(ValueError, match=r"share \(=2.0\) in the checkpoint must be from 0 to 1"):
         again.load_state_dict(wrong)
+
+
+STAGED = ("shift_ps", "staged", "two_stage")  # the first can't be in a stage
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith(STAGED)])
+@pytest.mark.parametrize("ramp", [None, 0.0, 0.2])
+def test_a_stage_behind_float_weights_begins_as_a_new_layer_would(ramp: float | None, name: str) -> None:
+    scheme = METHODS[name]
+    staged = schemes.two_stage(scheme) if ramp is None else schemes.layerwise(scheme, weights=(0.4, 0.7), ramp=ramp)
+    model = qconv.convert(nn.Sequential(nn.Conv2d(4, 8, 3)), staged, skip=())
+    layer: Any = model[0]
+    qconv.set_progress(model, 0.0)
+    new = qconv.QConv2d(4, 8, 3, scheme=scheme)
+    with torch.no_grad():
+        new.weight.copy_(layer.weight.mul_(3).add_(0.01))
+    new.weight_quantizer.initialize(new.filters())
+    qconv.set_progress(model, 0.5)
+    begun = layer.weight_quantizer.current
+    assert isinstance(begun, Mixed) == bool(ramp)
+    begun = begun.quantizer if isinstance(begun, Mixed) else begun
+    found = {key: getattr(begun, key) for key in (*dict(begun.named_parameters()), *begun.kept)}
+    assert found.keys() >= dict(new.weight_quantizer.named_parameters()).keys()
+    for key, value in found.items():
+        torch.testing.assert_close(value, getattr(new.weight_quantizer, key), msg=f"{key} is {value}")

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from ..layers import QuantizedLayer
+from ..layers.naming import name_of
 from ..layers.twins import quantized_layers
 from ..quantizers import Quantizer
 
@@ -170,6 +171,16 @@ def set_progress(model: nn.Module, progress: float) -> None:
 def is_final(model: nn.Module) -> bool:
     """Whether all quantizers of ``model`` are past their stages and portions: whether it is what will ship."""
     return all(quantizer.is_final for quantizer in _quantizers(model))
+
+
+def check_final(model: nn.Module, argument: str) -> None:
+    """Raise a ValueError for a layer that will quantize otherwise at the end: what it costs now tells nothing."""
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLayer) and not all(each.is_final for each in module.quantizers().values()):
+            raise ValueError(
+                f"{argument}: {name_of(module, name)} changes in the course of the training, so that its cost now is "
+                "not that of its end: give the scheme of its last stage, or one that does not change"
+            )
 
 
 def final_from(model: nn.Module) -> float:

@@ -285,7 +285,11 @@ class Stages(Quantizer):
         if isinstance(before, Mixed) and type(before.quantizer) is type(self.current):  # it now quantizes all elements
             self.current.load_state_dict(before.quantizer.state_dict())
             return
-        self.current.go_on_from_(before if self.current.goes_on_from(before) else fresh, x)
+        if self.current.goes_on_from(before):
+            fresh = before
+        elif x is not None:
+            fresh.initialize(x)  # its `kept` tensors are copied, and come from the weight of this moment
+        self.current.go_on_from_(fresh, x)
 
     def _end(self, stage: int) -> float:
         """The progress at which the next stage begins."""
