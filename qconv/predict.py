@@ -55,7 +55,8 @@ class Predictor:
         dtypes = {parameter.dtype for parameter in self.model.parameters() if parameter.is_floating_point()}
         if dtypes != {torch.float32}:
             return self.model
-        return freeze(self.model)
+        with torch.inference_mode(False):  # of inference tensors kernels would keep nothing
+            return freeze(self.model)
 
     def __call__(self, path: Path, top: int = 3) -> list[Guess]:
         """Return the `top` most probable classes of the picture, the most probable first.

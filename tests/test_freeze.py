@@ -1,6 +1,7 @@
 """Frozen models: equal to the trained ones, layer by layer and as a whole."""
 
 import copy
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -600,3 +601,45 @@ def test_fixed_point_sums_that_32_bits_may_not_hold_stay_float() -> None:
     frozen = freeze(layer.eval())
     assert frozen.layers[0].arithmetic == "float"
     torch.testing.assert_close(frozen(input), layer(input), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("bits", [7, 8])
+@pytest.mark.parametrize("fixed_point", [(16, 16), (8, 8), (4, 4)])
+def test_shifts_beyond_64_bits_stay_float(bits: int, fixed_point: tuple[int, int]) -> None:
+    model, input = sequence(conv(), scheme=schemes.shift_q(bits, fixed_point))
+    with torch.no_grad():
+        model[0].weight[0, 0, 0, 0] = 1.0  # pyright: ignore
+    frozen = freeze(model)
+    torch.testing.assert_close(frozen(input), model(input), rtol=1e-5, atol=1e-5)
+    assert frozen.layers[0].arithmetic == "float"
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(8, 8), schemes.shift_q(5, (16, 16)), schemes.bnn()], ids=str)
+def test_pictures_of_bytes_are_no_codes(scheme: Scheme) -> None:
+    model, _ = sequence(conv(), scheme=scheme)
+    pictures = torch.randint(0, 256, (2, 24, 8, 8), dtype=torch.uint8)
+    for each in (model, freeze(model)):
+        with pytest.raises(TypeError, match=r"dtype torch.uint8; it must be .* call input.to\(torch.float32\)"):
+            each(pictures)
+
+
+def test_other_threads_run_while_one_freezes() -> None:
+    model, _ = sequence(conv(), scheme=schemes.lsq(4, 4))
+    other, ends = nn.Sequential(nn.Linear(4, 4), nn.ReLU()), threading.Event()
+    errors: list[Exception] = []
+
+    def run() -> None:
+        while not ends.is_set():
+            try:
+                other(torch.ones(1, 4))
+                model(torch.ones(1, 24, 8, 8))
+            except Exception as error:  # noqa: BLE001  # whatever it is
+                errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    for _ in range(10):
+        freeze(model)
+    ends.set()
+    thread.join()
+    assert not errors

@@ -202,6 +202,17 @@ def test_saturating_layers_have_the_names_of_the_model(tmp_path: Path) -> None:
     assert compared.saturating == ("1", "4", "7")
 
 
+@pytest.mark.parametrize("mode", ["reflect", "replicate", "circular"])
+def test_a_padded_layer_hands_codes_on(mode: str, tmp_path: Path) -> None:
+    input, options = torch.randn(8, 3, 9, 8), {"kernel_size": 3, "padding": 1}
+    first, second = nn.Conv2d(3, 8, padding_mode=mode, **options), nn.Conv2d(8, 8, **options)  # pyright: ignore
+    layers = first, nn.BatchNorm2d(8), nn.ReLU(), second, nn.Flatten(), nn.Linear(8 * 72, 4)
+    model = trained(nn.Sequential(*layers), schemes.lsq(4, 4), input, skip=("5",))
+    assert [told.gives for told in freeze(model).layers] == ["codes", "floats"]
+    qconv.export_onnx(model, tmp_path / "model.onnx", input)
+    agree(model, tmp_path / "model.onnx", input)
+
+
 @pytest.mark.parametrize("name", ["lsq2", "lsq4", "lsq8", "signed"])
 def test_integers_at_run_time(name: str, tmp_path: Path) -> None:
     input = torch.randn(64, 3, 9, 8)

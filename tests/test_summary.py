@@ -824,3 +824,11 @@ def test_a_computed_weight_counts_as_the_weight_that_it_will_be(how: str) -> Non
     assert found.parameters_by_bits == expected.parameters_by_bits
     assert found.float_bytes == expected.float_bytes
     assert found.packed_bytes == pytest.approx(expected.packed_bytes, abs=100)  # the header names less of the input
+
+
+def test_a_frozen_model_is_refused() -> None:
+    model = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), qconv.schemes.bwn(), skip=()).eval()
+    frozen = qconv.freeze(model)
+    for each, name in ((frozen, r"it \(FrozenModel\)"), (nn.Sequential(frozen), r"'0' \(FrozenModel\)")):
+        with pytest.raises(TypeError, match=f"model: {name} is frozen: summarize the trained model"):
+            qconv.summarize(each, (3, 8, 8))

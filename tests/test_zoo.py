@@ -121,3 +121,9 @@ def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "qconv.hub", raising=False)
     with pytest.raises(ImportError, match=r'pip install "qconv\[hub\]"'):
         import_module("qconv.hub")
+
+
+def test_a_network_is_loaded_under_autocast() -> None:
+    """The trial of a packed file is made in float32, as it was when it was written."""
+    with torch.autocast("cpu", torch.bfloat16):
+        assert zoo.load("resnet20-lsq4-cifar10") is not None

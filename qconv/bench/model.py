@@ -175,7 +175,8 @@ def compare_models(
     _check(float_model, quantized, images, labels, batch_sizes)
     images = images.detach().float().cpu()
     with TemporaryDirectory() as folder:
-        runs, forms = _forms(float_model, quantized, images, Path(folder))
+        with torch.inference_mode(False), torch.no_grad():  # of inference tensors kernels would keep nothing
+            runs, forms = _forms(float_model, quantized, images.clone(), Path(folder))
         times = {size: in_turn(runs, batch_of(images, size), seconds) for size in batch_sizes}
         decisions = {name: classes(run, images) for name, run in runs.items()}
     rows = []

@@ -63,9 +63,12 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     low, high = levels.low, levels.high
     per_filter = weight.scale.double().expand(len(weight.values), *[1] * (weight.values.ndim - 1))
     scale = per_filter.flatten() * levels.scale.detach().double().flatten()
+    magnitudes = weight.values.abs().double()  # shifts of 7 and 8 bits are powers of two beyond 64-bit numbers
+    largest = int(magnitudes.max()) if magnitudes.numel() else 0
+    bound = max(abs(low), abs(high)) * int(magnitudes.flatten(1).sum(1).max()) if magnitudes.numel() else 0
+    if largest >= LARGEST_EXACT:
+        return Arithmetic("float", f"its weights, of up to {largest:.3g}, are not exact in float64 sums")
     values = weight.values.long()
-    largest = int(values.abs().max()) if values.numel() else 0
-    bound = max(abs(low), abs(high)) * int(values.abs().flatten(1).sum(1).max()) if values.numel() else 0
     is_int8 = low >= -128 and high <= 127
     zero = 0 if is_int8 or low >= 0 else -low
     integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
@@ -73,7 +76,6 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     if quantizer.signs and is_sign:
         return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
-        magnitudes = weight.values.abs().double()
         is_shift = ((magnitudes == 0) | (magnitudes.log2() % 1 == 0)).all()
         if is_shift and bound < LARGEST_EXACT and LARGEST_DIGITS * values[:1].numel() <= LARGEST_SUM:
             return integer._replace(kind="shift")

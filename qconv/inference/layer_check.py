@@ -213,6 +213,11 @@ class LayerPair:
         return Rounded(exact, product_error(exact, squares, layer.weight[:1].numel()))
 
     @property
+    def terms(self) -> int:
+        """The number of products in each sum of floats; 0 where it sums integers."""
+        return self.layer.weight[:1].numel() if self.integer is None else 0
+
+    @property
     def _is_known(self) -> bool:
         is_plain = isinstance(self.layer, QConv1d | QConv2d | QConv3d | QLinear)
         return is_plain and not self.layer.scheme.scale_map
@@ -222,14 +227,13 @@ class LayerPair:
 
         Where the sum is one of floats, it may begin with the bias, and each of its terms is then rounded at that size.
         """
-        sums = self.layer.weight[:1].numel() if self.integer is None else 0
         for module in self.folded:
             before, value, zero = value, module(value), module(torch.zeros_like(value))
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is not None:
                 slope = (module(torch.ones_like(value)) - zero).abs()
                 mean = self._per_channel(module.running_mean, value)
                 error = error * slope + UNIT * (slope * (2 * before.abs() + mean.abs()) + zero.abs() + value.abs())
-                error = (error.square() + sums * (UNIT * zero).square()).sqrt()
+                error = (error.square() + self.terms * (UNIT * zero).square()).sqrt()
         return Rounded(value, error)
 
     def _codes(self, padded: Tensor) -> Codes:

@@ -128,7 +128,8 @@ class BinaryConv2d(IntegerLayer):
 
     def codes(self, input: Tensor) -> Tensor:
         groups = self.window.groups
-        signs = torch.ops.qconv.pack_signs(self._signed(input), groups) if input.is_floating_point() else input
+        signed = self._signed(input)
+        signs = torch.ops.qconv.pack_signs(signed, groups) if signed.is_floating_point() else signed
         return unpack_signs(signs, self.channels[0], groups)
 
     def whole_weight(self) -> Tensor:
@@ -144,7 +145,9 @@ class BinaryConv2d(IntegerLayer):
 
     def _signed(self, input: Tensor) -> Tensor:
         """Return values with the signs to convolve."""
-        return self.encoder(input) if self.encoder is not None and input.is_floating_point() else input
+        if not input.is_floating_point() and (self.encoder is not None or input.dtype != torch.int64):  # not bits
+            raise _not_floating(input)
+        return self.encoder(input) if self.encoder is not None else input
 
     @torch.no_grad()
     def compare_(self, threshold: Tensor, negated: Tensor) -> None:
@@ -219,7 +222,11 @@ class IntegerConv2d(IntegerLayer):
         return whole.scatter_add_(1, places, self.weight.to(torch.int16))
 
     def _encoded(self, input: Tensor) -> Tensor:
-        return input if self.encoder is None or not input.is_floating_point() else self.encoder(input)
+        if self.encoder is None:
+            return input
+        if not input.is_floating_point():  # pictures, which would be taken for codes
+            raise _not_floating(input)
+        return self.encoder(input)
 
     def _run(self, codes: Tensor, *result: Any) -> Tensor:
         codes = codes if self.taken is None else codes.index_select(1, self.taken)
@@ -231,6 +238,11 @@ class IntegerConv2d(IntegerLayer):
 
     def gives(self) -> str:
         return "floats" if self.low is None else f"codes {self.low} to {self.high}"
+
+
+def _not_floating(input: Tensor) -> TypeError:
+    """The error of the trained layer."""
+    return TypeError(f"input has dtype {input.dtype}; it must be a floating dtype: call input.to(torch.float32)")
 
 
 class ShiftConv2d(IntegerLayer):
@@ -250,7 +262,9 @@ class ShiftConv2d(IntegerLayer):
         return scaled.to(torch.float32)
 
     def codes(self, input: Tensor) -> Tensor:
-        return self.encoder(input) if input.is_floating_point() else input
+        if not input.is_floating_point():
+            raise _not_floating(input)
+        return self.encoder(input)
 
     def sums(self, input: Tensor) -> Tensor:
         *geometry, _ = self.window

@@ -79,7 +79,7 @@ class Guided:
         pair, input, codes = self._running.pop()
         rounded = pair.result(input, codes, output)
         output = output if codes is None else torch.empty_like(output).copy_(rounded.exact)
-        self._rounding.set(output, rounded)
+        self._rounding.set(output, rounded, pair.terms)
         self._rounding.resume()
         return output
 

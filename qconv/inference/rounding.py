@@ -35,6 +35,7 @@ class Rounding(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self._followed: Any = WeakTensorKeyDictionary()
+        self._terms: Any = WeakTensorKeyDictionary()
         self._paused = 0
 
     def of(self, tensor: Tensor) -> Rounded:
@@ -45,8 +46,9 @@ class Rounding(TorchDispatchMode):
         exact = tensor.detach().double()
         return Rounded(exact, torch.zeros_like(exact))
 
-    def set(self, tensor: Tensor, rounded: Rounded) -> None:
-        """Set the exact value and error of a tensor."""
+    def set(self, tensor: Tensor, rounded: Rounded, terms: int = 0) -> None:
+        """Set the exact value and error of a tensor, each number of which is a sum of ``terms`` products of floats."""
+        self._terms[tensor] = terms
         self._followed[tensor] = Rounded(*(laid_out(part, tensor) for part in rounded))
 
     def pause(self) -> None:
@@ -67,19 +69,23 @@ class Rounding(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(output) if isinstance(leaf, Tensor)]
         if not any(_is_float(leaf) for leaf in outputs):
             return output
-        exact, errors = Call(func, leaves, spec, known).rounded(outputs)
+        first = leaves[0] if leaves and isinstance(leaves[0], Tensor) else None
+        call = Call(func, leaves, spec, known, 0 if first is None else self._terms.get(first, 0))
+        exact, errors = call.rounded(outputs)
         for index, leaf in enumerate(outputs):
             if not _is_float(leaf):
                 continue
             before = self._followed.get(leaf)
             is_in_place = func._schema.is_mutable and torch.Tag.inplace_view not in func.tags
+            if is_in_place:
+                self._terms[leaf] = 0
             if is_in_place and before is not None:
                 before.exact.copy_(exact[index])  # in place: views of it change, too
                 before.error.copy_(errors[index])
             elif func.is_view:
                 self._followed[leaf] = Rounded(exact[index], errors[index])
             else:
-                self.set(leaf, Rounded(exact[index], errors[index]))
+                self.set(leaf, Rounded(exact[index], errors[index]), call.terms)
         return output
 
 

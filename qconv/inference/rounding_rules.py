@@ -56,10 +56,18 @@ def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
 
 
 class Call:
-    """An operation of aten with its arguments as leaves of a tree; ``known`` has their exact values and errors."""
+    """An operation of aten with its arguments as leaves of a tree; ``known`` has their exact values and errors.
+
+    ``summed`` is the number of products in each number of its first argument, if that is of a convolution.
+    """
 
     def __init__(
-        self, func: Any, leaves: Sequence[Any], spec: TreeSpec, known: Mapping[int, tuple[Tensor, Tensor]]
+        self,
+        func: Any,
+        leaves: Sequence[Any],
+        spec: TreeSpec,
+        known: Mapping[int, tuple[Tensor, Tensor]],
+        summed: int = 0,
     ) -> None:
         self.func, self.name = _functional(func)
         self.spec = spec
@@ -67,6 +75,7 @@ class Call:
         self.exact = {index: exact for index, (exact, _) in known.items()}
         self.errors = {index: error for index, (_, error) in known.items()}
         self.moving = [index for index, error in self.errors.items() if bool(error.any())]
+        self.summed = summed
 
     def rounded(self, outputs: Sequence[Tensor]) -> Found:
         """Exact values and errors of the ``outputs`` of float32."""
@@ -81,6 +90,18 @@ class Call:
             return exact, [_clean(error) for error in self._rule()(exact)]
         except (RuntimeError, TypeError, NotImplementedError):  # it does not support float64
             return self._coarse(outputs)
+
+    @property
+    def terms(self) -> int:
+        """The number of products in each number of its result; 0 if it is no convolution or matrix product."""
+        if self.name not in _PRODUCTS:
+            return 0
+        first, second, _ = _PRODUCTS[self.name]
+        if not self.exact.keys() >= {first, second}:
+            return 0
+        if self.name != "convolution":
+            return self.exact[first].shape[-1]
+        return self.exact[second][0].numel() if len(self.exact[second]) else 0
 
     def _rule(self) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
         if self.func.is_view or self.name in _MOVES:
@@ -129,9 +150,7 @@ class Call:
         (value,) = exact
         first, second, summand = _PRODUCTS[self.name]
         squares = {index: operand.square() for index, operand in self.exact.items()}
-        channels = value.shape[1] if self.name == "convolution" else 0
-        terms = self.exact[second].numel() // max(channels, 1) if channels else self.exact[first].shape[-1]
-        variance = product_error(value, self._run(squares)[0], terms).square()
+        variance = product_error(value, self._run(squares)[0], self.terms).square()
         for factor in (first, second):
             if factor in self.moving:
                 bare: dict[int, Tensor | None] = {**squares, factor: self.errors[factor].square()}
@@ -149,13 +168,18 @@ class Call:
         return [self._run(self.errors)[0].abs() + UNIT * math.sqrt(terms) * magnitude]
 
     def _norm(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
-        """For batch norm with stored statistics, which may have become a scale and a bias."""
+        """For batch norm with stored statistics, which may have become a scale and a bias.
+
+        The sums of a convolution may then begin with the bias, and each is rounded at its size.
+        """
         weight, bias, mean, var = (self.exact[index] for index in range(1, 5))
-        slope = weight.abs() * (var + self.leaves[_NORMS[self.name]]).rsqrt()
+        signed = weight * (var + self.leaves[_NORMS[self.name]]).rsqrt()
         shape = [1, -1, *[1] * (exact[0].ndim - 2)]
-        slope, bias, mean = (tensor.view(shape) for tensor in (slope, bias, mean))
+        signed, bias, mean = (tensor.view(shape) for tensor in (signed, bias, mean))
+        slope = signed.abs()
         terms = 2 * slope * (self.exact[0].abs() + mean.abs()) + bias.abs() + exact[0].abs()
         error = (self.errors[0] * slope).square() + (UNIT * terms).square()
+        error = error + self.summed * (UNIT * (bias - signed * mean)).square()
         return [error.sqrt(), *(torch.zeros_like(operand) for operand in exact[1:])]
 
     def _perturbed(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
@@ -83,13 +84,20 @@ class _Tracer(fx.Tracer):
     """Traces into modules that hold layers to be frozen; treats all others as single calls."""
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        self.autocast = _autocast()
+        self.autocast, self.thread = _autocast(), threading.get_ident()
         self.names = {id(parameter): name for name, parameter in root.named_parameters()}
         with ExitStack() as stack:
             for namespace in _namespaces(root):
                 stack.callback(_put_back, namespace, namespace.get("isinstance"))
                 namespace["isinstance"] = _isinstance
             return super().trace(root, concrete_args)
+
+    def call_module(
+        self, m: nn.Module, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        if threading.get_ident() != self.thread:  # torch.fx replaces the calls of modules in all threads
+            return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         if type(m) is nn.Sequential:  # it may hold activations that can be folded
@@ -119,7 +127,7 @@ class _Tracer(fx.Tracer):
 
     def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: dict[str, fx.Proxy]) -> Any:
         name = self.names.get(id(attr_val)) if isinstance(attr_val, nn.Parameter) else None
-        if name is None:
+        if name is None or threading.get_ident() != self.thread:
             return attr_val
         if name not in parameter_proxy_cache:
             parameter_proxy_cache[name] = self.create_proxy(

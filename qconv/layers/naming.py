@@ -17,3 +17,12 @@ def name_of(layer: nn.Module, name: str = "") -> str:
         return repr(layer)
     scheme = layer.__dict__.get("scheme")
     return f"layer '{name}' ({type(layer).__name__}{f', {scheme.name}' if isinstance(scheme, Scheme) else ''})"
+
+
+def frozen_part(model: nn.Module) -> str | None:
+    """The first module of `model` that `qconv.freeze` has made, for a message; None if there is none."""
+    inference = f"{__name__.removesuffix('layers.naming')}inference."
+    for name, module in model.named_modules():
+        if type(module).__module__.startswith(inference):
+            return f"'{name}' ({type(module).__name__})" if name else f"it ({type(module).__name__})"
+    return None

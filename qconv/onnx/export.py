@@ -148,10 +148,13 @@ def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mod
         if isinstance(part, Part):
             network.set_submodule(name, part.graph)
     reached = ranges(network, example) if round_outputs else Ranges({}, {})
-    givers = {told.reader: network.get_submodule(told.name) for told in frozen.layers if told.gives == "codes"}
+    givers = {told.reader: _integer(network, told.name) for told in frozen.layers if told.gives == "codes"}
     for name, layer in list(network.named_modules()):
         if isinstance(layer, IntegerConv2d):
-            low, high = _handed_on(givers[name], layer.zero) if layer.encoder is None else layer.encoder.levels[:2]
+            if layer.encoder is None:  # what the layer before it gives
+                low, high = (end - layer.zero for end in (givers[name].low, givers[name].high))
+            else:
+                low, high = layer.encoder.levels[:2]
             ends = reached.layers.get(name)
             gives_codes = layer.low is not None or ends is not None
             new = QuantizedConv2d(layer, low, high, ends) if gives_codes else FloatConv2d(layer, zero_point(low))
@@ -173,10 +176,9 @@ def _name_of(name: str, frozen: FrozenModel) -> str:
     return max(around, key=len, default=name)
 
 
-def _handed_on(giver: nn.Module, zero: int) -> tuple[int, int]:
-    """The smallest and the largest code that a layer passes to one with this zero."""
-    layer: Any = next(module for module in giver.modules() if isinstance(module, IntegerConv2d))
-    return layer.low - zero, layer.high - zero
+def _integer(network: nn.Module, name: str) -> Any:
+    """The integer layer of that name, which padding may have wrapped."""
+    return next(module for module in network.get_submodule(name).modules() if isinstance(module, IntegerConv2d))
 
 
 def _reason(error: BaseException) -> str:

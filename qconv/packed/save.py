@@ -17,6 +17,7 @@ from ..convert.activations import replaced
 from ..files import atomic_file
 from ..layers import QuantizedLayer
 from ..layers.computed import parts_of_weight
+from ..layers.naming import frozen_part
 from ..quantizers import Quantizer
 from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
@@ -123,13 +124,11 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
 
 
 def _check_not_frozen(model: nn.Module) -> None:
-    inference = f"{__name__.removesuffix('packed.save')}inference."
-    for name, module in model.named_modules():
-        if type(module).__module__.startswith(inference):
-            raise TypeError(
-                f"model: '{name}' ({type(module).__name__}) is frozen: pack the trained model that it was made from; "
-                "qconv.freeze takes what load_packed gives"
-            )
+    if (frozen := frozen_part(model)) is not None:
+        raise TypeError(
+            f"model: {frozen} is frozen: pack the trained model that it was made from; qconv.freeze takes what "
+            "load_packed gives"
+        )
 
 
 def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:

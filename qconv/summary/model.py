@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
 from ..layers.computed import computed_by, parts_of_weight
+from ..layers.naming import frozen_part
 from ..layers.trial import random_state_kept
 from ..layers.uncalibrated import without_warnings
 from ..quantizers import Quantizer
@@ -83,13 +84,15 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         input_size: the size of one sample, without the batch: (C, H, W) for pictures.
 
     Raises:
-        TypeError: `model` is not a module, or `input_size` not a sequence of whole numbers.
+        TypeError: `model` is not a module, or is frozen (`qconv.freeze`); `input_size` not a sequence of whole numbers.
         ValueError: `input_size` has a dimension less than 1, or the model does not accept such an input; the model has
             lazy parameters without a shape, or nothing to count.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model (={model!r}) must be a torch.nn.Module")
     size = _checked_size(input_size)
+    if (frozen := frozen_part(model)) is not None:
+        raise TypeError(f"model: {frozen} is frozen: summarize the trained model that it was made from")
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if nn.parameter.is_lazy(tensor):
             raise ValueError(f"model ({type(model).__name__}) has no shape for {name!r} yet: call it once before")
