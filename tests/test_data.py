@@ -137,3 +137,8 @@ def test_bad_arguments_are_named() -> None:
         DigitsDataModule(shift=-1)
     with pytest.raises(ValueError, match=r"size \(=2\) must be at least world_size \(=3\)"):
         EpochOrder(2, 1, shuffle=False, world_size=3)
+    with pytest.raises(
+        ValueError, match=r"batch_size \(=1\) must be at least 2 for size \(=199\) on world_size \(=2\)"
+    ):
+        EpochOrder(199, 1, shuffle=False, world_size=2)
+    assert all(map(len, EpochOrder(200, 1, shuffle=False, rank=1, world_size=2)))

@@ -107,7 +107,13 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
 ) -> None:
     before = (one / "metrics.csv").read_text()
     assert "has finished, its 2 epochs are done" in told(f"resume={one}")
+    config_before = (one / "config.yaml").read_bytes()
     assert "trainer.max_epochs (=1) must be at least 2" in told(f"resume={one}", "trainer.max_epochs=1")
+    result = (one / "result.json").rename(one / "later")
+    assert "trainer.max_epochs (=1) must be at least 2, the epochs" in told(f"resume={one}", "trainer.max_epochs=1")
+    (one / "later").rename(result)
+    assert "limit_val_batches" in told(f"resume={one}", "trainer.max_epochs=3", "+trainer.limit_val_batches=0")
+    assert (one / "config.yaml").read_bytes() == config_before  # the run is where it was
     assert (one / "metrics.csv").read_text() == before
     said = told(f"resume={one}", "trainer.max_epochs=3")
     assert (

@@ -322,6 +322,13 @@ def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
             folder.mkdir(parents=True)
             picture(1).save(folder / "p.png")
     (tmp_path / "train/cat/more").mkdir()
+    for hidden in ("train/.ipynb_checkpoints", "train/.thumbnails", ".git", "valid"):
+        (tmp_path / hidden).mkdir()
+        picture(1).save(tmp_path / hidden / "cat-checkpoint.png")
     found = scan(tmp_path)
     assert found.classes == ["cat", "dog"]
-    assert found.told == ("no pictures in train/fox, which is no class", "left out: 3 folders in folders of classes")
+    assert found.told == (
+        "left out: valid; splits are train, val, test",
+        "no pictures in train/fox, which is no class",
+        "left out: 3 folders in folders of classes",
+    )

@@ -173,6 +173,8 @@ def test_the_split_of_a_checkpoint_from_before() -> None:
     assert arguments_as_trained(node, None, [{}, {"config": {"data": {"root": "b"}}}]) == {}
     assert arguments_as_trained(node, None, [of_before]) == {"split_by": "number"}  # of a network that it starts from
     assert arguments_as_trained(node, now, [of_before]) == {"split_by": "name", "image_size": [8, 6]}
+    files_are_gone = ({1: {}}[number] for number in (0,))  # it raises when it is asked for one
+    assert arguments_as_trained(node, now, files_are_gone) == {"split_by": "name", "image_size": [8, 6]}
     assert arguments_as_trained({**node, "_target_": "test_other_pictures.Narrow"}, now) == {}
     for other in ("qconv.data.CIFARDataModule", "my_data.Own", "os.path.join"):
         assert arguments_as_trained({"_target_": other, "test_size": 0.2}, now) == {}

@@ -107,7 +107,7 @@ def test_a_size_that_is_no_number() -> None:
         ProgressiveSize(start="a")  # pyright: ignore
 
 
-def test_batch_norms_are_taken_anew_from_pictures_of_the_full_size() -> None:
+def test_batch_norms_are_taken_anew_from_pictures_of_the_full_size(monkeypatch: pytest.MonkeyPatch) -> None:
     data = Noise(batch_size=10, progressive_size=ProgressiveSize(), seed=1)
     model = qconv.models.resnet20()
     sizes: list[tuple[bool, int]] = []
@@ -117,5 +117,8 @@ def test_batch_norms_are_taken_anew_from_pictures_of_the_full_size() -> None:
     trainer.fit(classifier, datamodule=data)
     assert [size for training, size in sizes if training] == [16, 16, 32, 32]
     sizes.clear()
+    moved: list[Any] = []
+    monkeypatch.setattr(classifier, "to", moved.append)
     reestimate_batch_norm(classifier, data, trainer)
     assert [size for _, size in sizes] == [32, 32]
+    assert moved == [trainer.strategy.root_device]  # a training on a GPU leaves the network on the CPU

@@ -213,6 +213,24 @@ def test_random_state_is_set_again_on_resuming(tmp_path: Path) -> None:
     assert half + fit(2, tmp_path / "last.ckpt", 99) == whole
 
 
+def test_each_process_resumes_with_the_state_of_the_first_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {f"cuda:{index}": torch.tensor([index], dtype=torch.uint8) for index in range(4)}
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: states[str(device)].clone())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: states.update({str(device): state}))
+    first, third, cpu = RandomState(), RandomState(), RandomState()
+    for state, device in ((first, "cuda:0"), (third, "cuda:2"), (cpu, "cpu")):
+        run: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=torch.device(device)))
+        state.setup(run, classifier(), "fit")
+    stored = first.state_dict()
+    states["cuda:0"] += 7
+    third.load_state_dict(stored)
+    third.on_train_epoch_start(run, classifier())
+    assert [int(state) for state in states.values()] == [7, 1, 0, 3]
+    cpu.load_state_dict(stored)
+    cpu.on_train_epoch_start(run, classifier())  # without a GPU there is nothing to set
+    assert cpu.state_dict()["cuda"] == []
+
+
 def test_history_has_one_full_row_an_epoch(tmp_path: Path) -> None:
     history = History(tmp_path)
     make = make_trainer(accelerator="cpu", max_epochs=4, callbacks=[history], check_val_every_n_epoch=2)

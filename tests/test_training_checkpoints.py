@@ -1,7 +1,9 @@
 """Checkpoint files: whole or absent, read with care, compared with the run that reads them."""
 
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,6 +77,7 @@ class FakeTrainer:
         ([0.5, 0.5, 0.4], 0, [0]),  # of equal ones the earliest
         ([0.9, 0.2, 0.3, 0.3], 1, [0, 1, 2]),  # the first final epoch counts more than any before
         ([0.9, 0.2, 0.95], 2, [0, 2]),
+        ([math.nan, math.nan, 0.4, math.nan, 0.5], 0, [0, 1, 2, 4]),
         ([None, 0.4, None, 0.3], 0, [1]),  # without a validation there is no score
     ],
 )
@@ -92,6 +95,29 @@ def test_what_is_best(scores: list[float | None], final_from: int, best: list[in
     assert [epoch for epoch, name in trainer.saved if name == "best.ckpt"] == best
     assert [epoch for epoch, name in trainer.saved if name == "last.ckpt"] == list(range(len(scores)))
     assert checkpoints.best_epoch == best[-1]
+
+
+def test_a_monitor_that_is_no_figure_is_named(tmp_path: Path) -> None:
+    trainer: Any = FakeTrainer()
+    checkpoints, model = Checkpoints(tmp_path, monitor="val_acc"), torch.nn.Linear(1, 1)
+    checkpoints.on_train_epoch_end(trainer, model)  # pyright: ignore[reportArgumentType]
+    trainer.callback_metrics = {"val_accuracy": torch.tensor(0.5)}
+    checkpoints.on_validation_end(trainer, model)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"monitor \(=val_acc\) must be one of the run's figures: val_accuracy"):
+        checkpoints.on_train_epoch_end(trainer, model)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_best_checkpoint_of_another_epoch_is_not_taken(elsewhere: bool, tmp_path: Path) -> None:
+    """Such as that of a kill between the two files, or of another run."""
+    for epoch in (5, 7):
+        AtomicCheckpointIO().save_checkpoint({**CHECKPOINT, "epoch": epoch}, tmp_path / "best.ckpt")
+        checkpoints = Checkpoints(tmp_path / "new" if elsewhere else tmp_path)
+        checkpoints.load_state_dict({"best_score": 0.8, "best_epoch": 5, "best_is_final": True})
+        trainer: Any = SimpleNamespace(ckpt_path=tmp_path / "last.ckpt", is_global_zero=True)
+        checkpoints.on_fit_start(trainer, torch.nn.Linear(1, 1))  # pyright: ignore[reportArgumentType]
+        assert checkpoints.best_epoch == (5 if epoch == 5 else None)
+        assert checkpoints.best.is_file() == (epoch == 5 or elsewhere)  # there it is the one copied before
 
 
 def test_every_steps_is_at_least_one(tmp_path: Path) -> None:

@@ -465,13 +465,13 @@ def test_float_sums_may_begin_with_what_a_batch_norm_behind_them_takes_away(skip
     """Each of their terms is then rounded at the size of its mean, as without AVX-512."""
     input = torch.randn(2, 64, 6, 6, 6)
     layers = nn.Conv3d(64, 16, 3, padding=1), nn.BatchNorm3d(16), nn.Conv3d(16, 4, 1)
-    model = trained(nn.Sequential(*layers), schemes.bwn(), input, skip=skip)
-    model[1].running_mean.fill_(100)  # pyright: ignore
+    model: Any = trained(nn.Sequential(*layers), schemes.bwn(), input, skip=skip)
+    model[1].running_mean.fill_(100)
     assert verify(model, freeze(model), input).equal
     rounding, sums = Rounding(), torch.randn(2, 16, 6, 6, 6)
     with torch.no_grad(), rounding:
         plain, behind = model[1](sums), model[1](layers[0](input))
-    slope = 100 * (model[1].weight * (model[1].running_var + model[1].eps).rsqrt()).double()  # pyright: ignore
-    allowed = UNIT * ((64 * 27) ** 0.5 * (model[1].bias - slope)).abs().view(-1, 1, 1, 1)  # pyright: ignore
+    slope = 100 * (model[1].weight * (model[1].running_var + model[1].eps).rsqrt()).double()
+    allowed = UNIT * ((64 * 27) ** 0.5 * (model[1].bias - slope)).abs().view(-1, 1, 1, 1)
     assert (rounding.of(behind).error >= allowed).all()
     assert (rounding.of(plain).error < allowed).all()

@@ -39,7 +39,7 @@ class EpochOrder:
         world_size: number of processes.
 
     Raises:
-        ValueError: if `batch_size` is less than 1 or there are fewer samples than processes.
+        ValueError: if `batch_size` is less than 1, or some process would have no sample in some step.
     """
 
     def __init__(
@@ -60,6 +60,11 @@ class EpochOrder:
         self.size, self.shuffle, self.mixed, self.seed = size, shuffle, mixed, seed
         self.rank, self.world_size = rank, world_size
         self.steps = -(-size // (batch_size * world_size))
+        if size // self.steps < world_size:  # the smallest batch of all processes
+            raise ValueError(
+                f"batch_size (={batch_size}) must be at least 2 for size (={size}) on world_size (={world_size}) "
+                "processes, or one of them would have a step without a sample"
+            )
         self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:

@@ -59,7 +59,7 @@ def scan(
     if not root.is_dir():
         raise FileNotFoundError(f"{called} (={root}): there is no such folder")
     names = [name for name in SPLITS if (root / name).is_dir()]
-    folders = [path for path in sorted(root.iterdir()) if path.is_dir() and not path.name.startswith(".")]
+    folders = [path for path in sorted(root.iterdir()) if _is_seen(path)]
     if test_size is not None and not names:
         files = {folder.name: pictures_in(folder) for folder in folders}
         if sum(map(bool, files.values())) > 1:
@@ -72,7 +72,7 @@ def scan(
             f"{called} (={root}) must hold {needed}; it has "
             + (", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing")
         )
-    files = {name: {d.name: pictures_in(d) for d in sorted((root / name).iterdir()) if d.is_dir()} for name in names}
+    files = {name: {d.name: pictures_in(d) for d in sorted((root / name).iterdir()) if _is_seen(d)} for name in names}
     classes = [name for name, pictures in files["train"].items() if pictures]
     if len(classes) < 2:
         raise ValueError(f"{called} (={root}): train has {len(classes)} class with pictures; it must have at least 2")
@@ -89,10 +89,16 @@ def scan(
             raise FileNotFoundError(f"{called} (={root}): {name} has no pictures")
     if "test" not in listed:
         listed["test"] = listed.pop("val")
-    told = no_class([f"train/{name}" for name in files["train"] if name not in classes])
+    others = [folder.name for folder in folders if folder.name not in SPLITS]
+    told = () if not others else (f"left out: {_some(others)}; splits are {', '.join(SPLITS)}",)
+    told += no_class([f"train/{name}" for name in files["train"] if name not in classes])
     return Tree(
         classes, listed, (*told, *left_out([root / name / label for name in names for label in files["train"]]))
     )
+
+
+def _is_seen(path: Path) -> bool:
+    return path.is_dir() and not path.name.startswith(".")
 
 
 def no_class(empty: Sequence[str]) -> tuple[str, ...]:

@@ -20,11 +20,13 @@ REESTIMATED = "reestimated"
 
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
     """Recompute the running statistics of batch norm as the mean over one epoch of training pictures."""
+    device = trainer.strategy.root_device  # a training that has ended leaves the model on the CPU
+    classifier.to(device)
 
     def images() -> Iterator[Tensor]:
         for batch in data.train_dataloader():  # through the hooks that Lightning would call
             batch = data.on_before_batch_transfer(batch, 0)
-            batch = data.transfer_batch_to_device(batch, classifier.device, 0)
+            batch = data.transfer_batch_to_device(batch, device, 0)
             yield data.on_after_batch_transfer(batch, 0)[0]
 
     update_bn(images(), classifier)

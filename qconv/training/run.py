@@ -69,6 +69,11 @@ def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
 def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Classifier) -> None:
     """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
     goes_on = cfg.get(KEY) is not None
+    if cfg.trainer.max_epochs <= checkpoint["epoch"]:
+        raise ValueError(
+            f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "
+            f"that the run of {cfg.ckpt_path} has begun"
+        )
     groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
     check_checkpoint(cfg.ckpt_path, checkpoint, classifier, groups)
     check_average(cfg.ckpt_path, checkpoint, classifier.config or {})

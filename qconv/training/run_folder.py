@@ -12,7 +12,6 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 
-from ..data.loader import CannotGoOnError
 from ..files import atomic_file
 from ..run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
@@ -151,6 +150,7 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
         return
     folder = Path(cfg.run_dir)
     former = (folder / CONFIG).read_bytes() if (folder / CONFIG).is_file() else None
+    last = _time_of(folder / LAST)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = _locked(folder)
@@ -161,14 +161,20 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
                 with _writing(folder), atomic_file(folder / CONFIG) as config:
                     config.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
             yield
-        except CannotGoOnError:  # the run has not gone on: its config is what it was
-            if former is not None:
+        except BaseException:
+            if (
+                former is not None and _time_of(folder / LAST) == last
+            ):  # the run is where it was, and its config is, too
                 with atomic_file(folder / CONFIG) as config:
                     config.write(former)
             raise
         finally:
             with suppress(OSError):  # Windows can't remove an open file
                 (folder / LOCK).unlink()
+
+
+def _time_of(path: Path) -> int | None:
+    return path.stat().st_mtime_ns if path.is_file() else None
 
 
 @contextmanager

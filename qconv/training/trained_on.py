@@ -105,10 +105,9 @@ def arguments_as_trained(
     if pictures is not None and node.get("image_size") is None and _takes(kind, "image_size"):
         more["image_size"] = list(pictures["size"][1:])
     if "split_by" not in node and _takes(kind, "split_by"):
-        splits = [_split_by(each) for each in others if _has_folder(each, node)]
         if checkpoint is not None:
             more["split_by"] = _split_by(checkpoint)
-        elif splits:
+        elif splits := [_split_by(each) for each in others if _has_folder(each, node)]:  # which reads their files
             more["split_by"] = splits[0]
     return more
 

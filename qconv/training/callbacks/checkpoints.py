@@ -1,5 +1,6 @@
 """The callback that keeps `best.ckpt` and `last.ckpt`."""
 
+import math
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from ...checks import check_whole
 from ...files import atomic_file
 from ...lifecycle.steps import is_final
 from ...run_files import BEST, CONFIG, LAST
+from ..checkpoint_io import load_checkpoint
 from .epoch_figures import EpochFigures
 from .termination import Termination
 
@@ -26,8 +28,8 @@ class Checkpoints(EpochFigures, Checkpoint):
     better than the one that will ship.
 
     Names are fixed and files replaced in place (atomically, by `AtomicCheckpointIO`). A run that resumes in a new
-    folder copies the best checkpoint so far from beside the one it resumes from; if there is none, "best" means the
-    best of the epochs from then on.
+    folder copies the best checkpoint so far from beside the one it resumes from; if there is none, or one of another
+    epoch, "best" means the best of the epochs from then on.
 
     Args:
         folder: folder of the two files.
@@ -35,7 +37,8 @@ class Checkpoints(EpochFigures, Checkpoint):
         every_steps: also write `last.ckpt` within epochs, after this number of optimizer steps.
 
     Raises:
-        ValueError: `every_steps` is not a whole number from 1 on; `monitor` is a loss.
+        ValueError: `every_steps` is not a whole number from 1 on; `monitor` is a loss; or, at the end of an epoch that
+            was validated, it is none of the logged figures.
     """
 
     def __init__(self, folder: str | Path, monitor: str = "val_accuracy", every_steps: int | None = None) -> None:
@@ -58,8 +61,11 @@ class Checkpoints(EpochFigures, Checkpoint):
         if trainer.ckpt_path is None or self.best_epoch is None:
             return
         source = Path(trainer.ckpt_path).with_name(BEST.name)
-        if not source.is_file():
+        if not source.is_file() or load_checkpoint(source)["epoch"] != self.best_epoch:
+            # Of a kill between best.ckpt and last.ckpt, or of another run: its weights are not those of the score.
             self.best_score = self.best_epoch = None
+            if trainer.is_global_zero and source.resolve() == self.best.resolve():
+                self.best.unlink(missing_ok=True)
         elif trainer.is_global_zero and source.resolve() != self.best.resolve():
             self.folder.mkdir(parents=True, exist_ok=True)
             with source.open("rb") as old, atomic_file(self.best) as new:
@@ -68,8 +74,12 @@ class Checkpoints(EpochFigures, Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoints."""
         final = is_final(pl_module)
-        score = self.figures(trainer).get(self.monitor)
-        if score is not None and (self.best_score is None or (final, score) > (self.best_is_final, self.best_score)):
+        figures = self.figures(trainer)
+        score = figures.get(self.monitor)
+        if score is None and any(name.startswith("val_") for name in figures):
+            raise ValueError(f"monitor (={self.monitor}) must be one of the run's figures: {', '.join(figures)}")
+        none = self.best_score is None or math.isnan(self.best_score)
+        if score is not None and (none or (final, score) > (self.best_is_final, self.best_score)):
             self.best_is_final, self.best_score, self.best_epoch = final, score, trainer.current_epoch
             # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes again.
             trainer.save_checkpoint(self.best)

@@ -7,7 +7,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 
 
 class RandomState(Callback):
-    """Stores torch's random state, of the CPU and of each GPU, in the checkpoint and restores it on resuming.
+    """Stores torch's random state, of the CPU and of the run's GPU, in the checkpoint and restores it on resuming.
 
     With several processes, all resume with the state of the first one. Python's and NumPy's generators are left alone:
     nothing in qconv draws from them during training.
@@ -15,12 +15,18 @@ class RandomState(Callback):
 
     def __init__(self) -> None:
         self.resumed: dict[str, Any] | None = None
+        self.device = torch.device("cpu")
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Note the device of this process."""
+        del pl_module, stage
+        self.device = trainer.strategy.root_device
 
     def state_dict(self) -> dict[str, Any]:
         """Return the present state."""
         return {
             "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            "cuda": [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [],
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -41,6 +47,6 @@ class RandomState(Callback):
         if self.resumed is None:
             return
         torch.set_rng_state(self.resumed["cpu"])
-        if len(self.resumed["cuda"]) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(self.resumed["cuda"])
+        if self.resumed["cuda"] and self.device.type == "cuda":  # earlier versions stored those of all GPUs
+            torch.cuda.set_rng_state(self.resumed["cuda"][0], self.device)
         self.resumed = None
