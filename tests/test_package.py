@@ -58,7 +58,7 @@ ROOMS = {
     "sensitivity": {
         *("checks", "convert", "layer_chart", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
     },
-    "reconstruct": {"checks", "layers", "progress", "quantizers", "sensitivity", "table"},
+    "reconstruct": {"checks", "layers", "processes", "progress", "quantizers", "sensitivity", "table"},
     "hessian": {"layers", "progress", "sensitivity"},
     "bias_correction": {"checks", "layers", "processes", "sensitivity", "table"},
     "ewgs_deltas": {
@@ -66,8 +66,8 @@ ROOMS = {
         "sensitivity",
     },
     "bit_assignment": {
-        *("checks", "convert", "extras", "hessian", "layer_chart", "layers", "lean", "lifecycle", "scheme"),
-        *("sensitivity", "summary", "table"),
+        *("checks", "convert", "extras", "hessian", "layer_chart", "layers", "lean", "lifecycle"),
+        *("processes", "scheme", "sensitivity", "summary", "table"),
     },
     "optim": {"checks", "layers", "lifecycle", "quantizers"},
     "models": {"checks"},
