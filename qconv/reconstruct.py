@@ -258,7 +258,8 @@ def _called(model: nn.Module, blocks: Mapping[str, nn.Module], sample: Tensor) -
     finally:
         for handle in handles:
             handle.remove()
-    return {name: blocks[name] for name in called}
+    first: dict[nn.Module, str] = {}  # one block may have two names
+    return {first.setdefault(blocks[name], name): blocks[name] for name in called}
 
 
 def _check_blocks(float_model: nn.Module, blocks: Iterable[str], sample: Tensor) -> None:

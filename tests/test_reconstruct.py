@@ -278,6 +278,22 @@ def shared() -> nn.Module:
     return nn.Sequential(Holds(layer), Holds(layer))
 
 
+def test_a_block_of_two_names_is_one() -> None:
+    model = Aliased()
+    qconv.convert(model, schemes.lsq(3, 8), skip=())
+    assert [row.name for row in reconstruct(model, pictures(), iterations=2).rows] == ["conv"]
+
+
+class Aliased(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 2, 1)
+        self.features = nn.Sequential(self.conv)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x)
+
+
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [

@@ -58,7 +58,8 @@ def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
 class Call:
     """An operation of aten with its arguments as leaves of a tree; ``known`` has their exact values and errors.
 
-    ``summed`` is the number of products in each number of its first argument, if that is of a convolution.
+    ``summed`` is the number of products in each number of its first argument, if that is of a convolution; `terms` is
+    that of its result, once it is `rounded`.
     """
 
     def __init__(
@@ -75,7 +76,7 @@ class Call:
         self.exact = {index: exact for index, (exact, _) in known.items()}
         self.errors = {index: error for index, (_, error) in known.items()}
         self.moving = [index for index, error in self.errors.items() if bool(error.any())]
-        self.summed = summed
+        self.summed, self.terms = summed, 0
 
     def rounded(self, outputs: Sequence[Tensor]) -> Found:
         """Exact values and errors of the ``outputs`` of float32."""
@@ -91,18 +92,6 @@ class Call:
         except (RuntimeError, TypeError, NotImplementedError):  # it does not support float64
             return self._coarse(outputs)
 
-    @property
-    def terms(self) -> int:
-        """The number of products in each number of its result; 0 if it is no convolution or matrix product."""
-        if self.name not in _PRODUCTS:
-            return 0
-        first, second, _ = _PRODUCTS[self.name]
-        if not self.exact.keys() >= {first, second}:
-            return 0
-        if self.name != "convolution":
-            return self.exact[first].shape[-1]
-        return self.exact[second][0].numel() if len(self.exact[second]) else 0
-
     def _rule(self) -> Callable[[Sequence[Tensor]], Sequence[Tensor]]:
         if self.func.is_view or self.name in _MOVES:
             return self._moved
@@ -112,7 +101,7 @@ class Call:
             return self._product
         if self.name in _SUMS:
             return self._sum
-        if self.name in _NORMS and self.leaves[5] is not True and len(self.exact) == 5:
+        if self.name in _NORMS and self.leaves[5] is not True and self.exact.keys() >= {3, 4}:
             return self._norm
         return self._perturbed
 
@@ -150,6 +139,8 @@ class Call:
         (value,) = exact
         first, second, summand = _PRODUCTS[self.name]
         squares = {index: operand.square() for index, operand in self.exact.items()}
+        channels = value.shape[1] if self.name == "convolution" else 0
+        self.terms = self.exact[second].numel() // max(channels, 1) if channels else self.exact[first].shape[-1]
         variance = product_error(value, self._run(squares)[0], self.terms).square()
         for factor in (first, second):
             if factor in self.moving:
@@ -172,7 +163,8 @@ class Call:
 
         The sums of a convolution may then begin with the bias, and each is rounded at its size.
         """
-        weight, bias, mean, var = (self.exact[index] for index in range(1, 5))
+        mean, var = self.exact[3], self.exact[4]
+        weight, bias = self.exact.get(1, torch.ones_like(mean)), self.exact.get(2, torch.zeros_like(mean))
         signed = weight * (var + self.leaves[_NORMS[self.name]]).rsqrt()
         shape = [1, -1, *[1] * (exact[0].ndim - 2)]
         signed, bias, mean = (tensor.view(shape) for tensor in (signed, bias, mean))

@@ -69,14 +69,14 @@ def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
 def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Classifier) -> None:
     """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
     goes_on = cfg.get(KEY) is not None
+    groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
+    check_checkpoint(cfg.ckpt_path, checkpoint, classifier, groups)
+    check_average(cfg.ckpt_path, checkpoint, classifier.config or {})
     if cfg.trainer.max_epochs <= checkpoint["epoch"]:
         raise ValueError(
             f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "
             f"that the run of {cfg.ckpt_path} has begun"
         )
-    groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
-    check_checkpoint(cfg.ckpt_path, checkpoint, classifier, groups)
-    check_average(cfg.ckpt_path, checkpoint, classifier.config or {})
     if goes_on and is_first_process():
         show_note(f"{KEY}={cfg[KEY]}: going on from epoch {checkpoint['epoch']}")
         for line in changes(checkpoint, classifier):
@@ -103,7 +103,7 @@ def fit_and_test(
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
     with interruptions_named(trainer):
         trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
-    if not checkpoints.best.is_file():
+    if checkpoints.best_epoch is None:  # a file may be there, of another run
         raise ValueError(
             f"trainer: no epoch was validated, so there is no best checkpoint to test; {where_to_go_on(trainer)}"
         )

@@ -149,11 +149,11 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
         yield
         return
     folder = Path(cfg.run_dir)
-    former = (folder / CONFIG).read_bytes() if (folder / CONFIG).is_file() else None
-    last = _time_of(folder / LAST)
     with _writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = _locked(folder)
+    former = (folder / CONFIG).read_bytes() if (folder / CONFIG).is_file() else None
+    last = _time_of(folder / LAST)
     with file:
         try:
             check_free(cfg, go_on=go_on)
@@ -162,10 +162,8 @@ def claimed(cfg: DictConfig, *, go_on: bool = False) -> Iterator[None]:
                     config.write(OmegaConf.to_yaml(cfg, resolve=True).encode())
             yield
         except BaseException:
-            if (
-                former is not None and _time_of(folder / LAST) == last
-            ):  # the run is where it was, and its config is, too
-                with atomic_file(folder / CONFIG) as config:
+            if former is not None and last is not None and _time_of(folder / LAST) == last:
+                with suppress(OSError), atomic_file(folder / CONFIG) as config:  # the run is where it was
                     config.write(former)
             raise
         finally:

@@ -64,8 +64,6 @@ class Checkpoints(EpochFigures, Checkpoint):
         if not source.is_file() or load_checkpoint(source)["epoch"] != self.best_epoch:
             # Of a kill between best.ckpt and last.ckpt, or of another run: its weights are not those of the score.
             self.best_score = self.best_epoch = None
-            if trainer.is_global_zero and source.resolve() == self.best.resolve():
-                self.best.unlink(missing_ok=True)
         elif trainer.is_global_zero and source.resolve() != self.best.resolve():
             self.folder.mkdir(parents=True, exist_ok=True)
             with source.open("rb") as old, atomic_file(self.best) as new:
