@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .checks import check_at_least_one, check_whole
 from .layers import QuantizedLayer
 from .layers.naming import name_of
-from .layers.trial import trial
+from .layers.trial import check_not_inference, trial
 from .layers.twins import float_twins, quantized_layers
 from .processes import mean_over_processes, process_count
 from .sensitivity import batches_of, calibrate_what_waits
@@ -103,8 +103,7 @@ def correct_bias(
     """
     check_whole("max_samples", max_samples)
     check_at_least_one(max_samples=max_samples)
-    if torch.is_inference_mode_enabled():
-        raise RuntimeError("correct_bias notes which tensors are changed: call it outside torch.inference_mode()")
+    check_not_inference("correct_bias notes which tensors are changed")
     layers = quantized_layers(model)
     if not layers:
         raise ValueError(

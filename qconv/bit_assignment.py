@@ -17,7 +17,7 @@ from .hessian import Batches, expected_losses, traces
 from .layer_chart import BLUE, layer_chart
 from .layers import QuantizedLayer
 from .layers.bypassed import forget
-from .layers.trial import check_gradients
+from .layers.trial import check_not_inference
 from .layers.twins import quantized_layers
 from .lean import lean
 from .lifecycle.calibrate import calibrate
@@ -192,7 +192,7 @@ def assign_bits(
     _check(model, choices, max_bytes, max_bops, measure)
     check_alone("assign_bits")
     if measure == "hessian":
-        check_gradients("assign_bits")
+        check_not_inference("assign_bits needs gradients")
     for name, value in {"batch_size": batch_size, "max_samples": max_samples, "probes": probes}.items():
         check_whole(name, value)
         check_at_least_one(**{name: value})

@@ -18,7 +18,7 @@ from .layers import QuantizedLayer
 from .layers.computed import computed_by
 from .layers.naming import name_of
 from .layers.origin import follow
-from .layers.trial import check_gradients, trial
+from .layers.trial import check_not_inference, trial
 from .lean import while_not_lean
 from .lifecycle.norms import batch_statistics
 from .methods.ewgs import EWGS
@@ -93,7 +93,7 @@ def set_ewgs_deltas(
     check_whole("probes", probes)
     check_whole("seed", seed)
     check_at_least_one(probes=probes)
-    check_gradients("set_ewgs_deltas")
+    check_not_inference("set_ewgs_deltas needs gradients")
     generator = torch.Generator().manual_seed(seed)
     found = [deltas_of(model, _pair(batch), probes, generator, loss) for batch in batches]
     if not found:

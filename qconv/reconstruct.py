@@ -21,7 +21,7 @@ from .layers.computed import computed_by
 from .layers.naming import name_of
 from .layers.origin import leave
 from .layers.own_levels import has_unit_steps, why_off_levels
-from .layers.trial import check_gradients, trial
+from .layers.trial import check_not_inference, trial
 from .layers.twins import float_twins, quantized_layers
 from .processes import check_alone
 from .progress import shown
@@ -159,7 +159,7 @@ def reconstruct(
         check_numbers(**{name: value})
         if not 0 <= value < math.inf:
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
-    check_gradients("reconstruct")
+    check_not_inference("reconstruct needs gradients")
     check_alone("reconstruct")
     batches = list(batches_of(images, None, batch_size, max_samples))
     if not batches:

@@ -161,8 +161,7 @@ def sensitivity(
 
     Raises:
         ValueError: a float model without ``scheme``, or a converted one with it; a scheme that changes in the course of
-            the training; no samples; labels that are not one
-            for each image.
+            the training; no samples; labels that are not one for each image.
         TypeError: labels beside batches; and as for `qconv.convert` and `qconv.calibrate`.
     """
     check_whole("batch_size", batch_size)

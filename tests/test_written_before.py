@@ -43,8 +43,8 @@ SINCE = torch.load(FOLDER / "a434486" / "methods.pt", weights_only=True)
 """What commit a434486 made of every method: the state dicts, the packed file, the outputs, and those a step later."""
 
 
-ROUNDING: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
-"""The sums of another processor are in another order; a step of training makes more of it."""
+ROUNDING: dict[str, Any] = {"rtol": 5e-6, "atol": 1e-5}
+"""The sums of another processor are in another order: seen were 2.4e-6 of a number, where torch allows 1.3e-6."""
 
 
 @pytest.mark.parametrize("name", [name for name in SINCE if name != "images"])

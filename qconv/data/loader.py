@@ -16,10 +16,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class CannotGoOnError(ValueError):
-    """A run can't go on from its checkpoint with these pictures, or with so many steps in an epoch."""
-
-
 class EpochOrder:
     """The order of one epoch's samples, cut into this rank's batches.
 
@@ -150,7 +146,7 @@ class EpochLoader(ABC):
         """Go through the epoch, or through the rest of the one that was interrupted.
 
         Raises:
-            CannotGoOnError: that epoch was cut into other batches.
+            ValueError: that epoch was cut into other batches.
         """
         self.given = 0
         if self.resumed["epoch"] == self.sampler.epoch:
@@ -161,7 +157,7 @@ class EpochLoader(ABC):
                 self.given = len(self)
             elif before != now and self.given > 0:
                 name = next(name for name in now if before[name] != now[name])
-                raise CannotGoOnError(
+                raise ValueError(
                     f"epoch {self.sampler.epoch} was interrupted after {self.given} of {before['batches']} batches, "
                     f"with {before[name]} {name} in all, and has {now[name]} now: go on with as many (their number "
                     "is that of the data, or follows from data.batch_size times the number of processes)"

@@ -72,7 +72,7 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     is_int8 = low >= -128 and high <= 127
     zero = 0 if is_int8 or low >= 0 else -low
     integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
-    is_sign = (values.abs() == 1).all()
+    is_sign = (magnitudes == 1).all()
     if quantizer.signs and is_sign:
         return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:

@@ -210,12 +210,12 @@ class LayerPair:
         operands = input_q, layer.quantized_weight().double(), None if layer.bias is None else layer.bias.double()
         exact = self._apply(*operands)
         squares = self._apply(*(None if operand is None else operand.square() for operand in operands))  # pyright: ignore
-        return Rounded(exact, product_error(exact, squares, layer.weight[:1].numel()))
+        return Rounded(exact, product_error(exact, squares, self.terms))
 
     @property
     def terms(self) -> int:
         """The number of products in each sum of floats; 0 where it sums integers."""
-        return self.layer.weight[:1].numel() if self.integer is None else 0
+        return self.layer.filters()[:1].numel() if self.integer is None else 0
 
     @property
     def _is_known(self) -> bool:

@@ -56,10 +56,10 @@ def random_state_kept(model: nn.Module) -> Iterator[None]:
         yield
 
 
-def check_gradients(what: str) -> None:
-    """Raise a RuntimeError under `torch.inference_mode`, whose tensors have no gradients."""
+def check_not_inference(why: str) -> None:
+    """Raise a RuntimeError under `torch.inference_mode`, whose tensors have no gradients and count no changes."""
     if torch.is_inference_mode_enabled():
-        raise RuntimeError(f"{what} needs gradients: call it outside torch.inference_mode()")
+        raise RuntimeError(f"{why}: call it outside torch.inference_mode()")
 
 
 def _set_modes(modes: dict[nn.Module, bool]) -> None:

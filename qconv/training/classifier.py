@@ -207,7 +207,7 @@ class Classifier(LightningModule):
         """Make the loader continue where the epoch stopped.
 
         Raises:
-            CannotGoOnError: the run has had another number of training pictures.
+            ValueError: the run has had another number of training pictures.
         """
         checkpoint, self.goes_on_from = self.goes_on_from, None
         if checkpoint is not None:

@@ -9,8 +9,6 @@ from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
 from torch.optim import lr_scheduler
 
-from ..data.loader import CannotGoOnError
-
 STEPS = "steps_per_epoch"
 """Where a checkpoint has the number of optimizer steps in an epoch of its run."""
 LENGTHS = ("total_steps", "_schedule_phases", "T_max", "total_iters", "milestones", "step_size")
@@ -47,14 +45,14 @@ def follow_steps_(checkpoint: dict[str, Any], trainer: Trainer, scheduler: Any, 
         counters: where step rules count in the optimizer's state.
 
     Raises:
-        CannotGoOnError: the schedule can't go on so.
+        ValueError: the schedule can't go on so.
     """
     before, now = steps_before(checkpoint), steps_per_epoch(trainer)
     if before is None or now is None or before == now:
         return
     words = f"an epoch has {now} optimizer steps from here on, {before} so far"
     if scheduler is not None and type(scheduler) not in FOLLOW:
-        raise CannotGoOnError(f"{words}: scheduler ({type(scheduler).__name__}) can't follow, go on with as many")
+        raise ValueError(f"{words}: scheduler ({type(scheduler).__name__}) can't follow, go on with as many")
     scale_steps_(checkpoint, steps_done(checkpoint, now, trainer.accumulate_grad_batches), counters)
     rank_zero_only(logging.getLogger("qconv").warning)("%s: schedules go on from the same epoch", words)
 

@@ -9,7 +9,6 @@ from hydra._internal.utils import _locate
 from hydra.errors import HydraException
 
 from ..data import ImageFolderDataModule
-from ..data.loader import CannotGoOnError
 from ..images import Normalize
 from .checkpoint_io import CheckpointError
 
@@ -75,10 +74,10 @@ def count_before(checkpoint: Mapping[str, Any]) -> int | None:
 
 
 def check_count(checkpoint: Mapping[str, Any], loader: Any) -> None:
-    """Raise a `CannotGoOnError` if a run that goes on from a checkpoint had another number of training pictures."""
+    """Raise a ValueError if a run that goes on from a checkpoint had another number of training pictures."""
     before, now = count_before(checkpoint), count_of(loader)
     if before is not None and now is not None and before != now:
-        raise CannotGoOnError(
+        raise ValueError(
             f"the run was trained on {before} pictures and there are {now} now, so it would be validated by others, "
             "that it may have been trained on: go on with the same pictures; init_from= starts a run with these"
         )

@@ -76,8 +76,8 @@ class Checkpoints(EpochFigures, Checkpoint):
         score = figures.get(self.monitor)
         if score is None and any(name.startswith("val_") for name in figures):
             raise ValueError(f"monitor (={self.monitor}) must be one of the run's figures: {', '.join(figures)}")
-        none = self.best_score is None or math.isnan(self.best_score)
-        if score is not None and (none or (final, score) > (self.best_is_final, self.best_score)):
+        is_first = self.best_score is None or math.isnan(self.best_score)
+        if score is not None and (is_first or (final, score) > (self.best_is_final, self.best_score)):
             self.best_is_final, self.best_score, self.best_epoch = final, score, trainer.current_epoch
             # Before last.ckpt: a kill between the two leaves a best.ckpt that the resumed epoch writes again.
             trainer.save_checkpoint(self.best)
