@@ -14,7 +14,6 @@ import qconv
 from qconv import schemes
 from qconv.lifecycle.steps import final_from, is_final
 from qconv.quantizers import Mixed, Sign
-from qconv.training.classifier import allow_stages
 
 
 def trained_at(model: nn.Module, progress: float) -> nn.Module:
@@ -141,28 +140,6 @@ def test_names_of_layerwise_schemes() -> None:
     assert signed.name == f"{inner} + grad DoReFaGradient(bits=6)"
     staged = schemes.staged([(0, schemes.bnn().with_grad(grad)), (0.5, schemes.bnn())])
     assert staged.with_grad(grad).name == f"{staged.name} + grad DoReFaGradient(bits=6)"
-
-
-@cast(Any, torch)._dynamo.config.patch(recompile_limit=8)
-def test_a_compiled_network_stays_compiled_through_its_stages() -> None:
-    model = nn.Sequential(*(nn.Conv2d(4, 4, 1) for _ in range(5)))
-    qconv.convert(model, schemes.layerwise(schemes.bnn()), skip=())
-    graphs = []
-
-    def backend(graph: Any, example: Any) -> Any:
-        graphs.append(graph)
-        return graph.forward
-
-    allow_stages(model)
-    compiled = torch.compile(model, backend=backend)
-    quantizers = [quantizer for layer in cast(Any, model) for quantizer in layer.quantizers().values()]
-    starts = sorted({start for quantizer in quantizers for start in getattr(quantizer, "starts", ())})
-    assert len(starts) == 9  # by default, torch gives up after 8
-    for number, start in enumerate(starts, 1):
-        qconv.set_progress(model, start)
-        expected = model(torch.ones(2, 4, 3, 3))
-        torch.testing.assert_close(compiled(torch.ones(2, 4, 3, 3)), expected)
-        assert len(graphs) == number
 
 
 def test_one_layer_has_no_depth() -> None:

@@ -107,6 +107,18 @@ def test_a_monitor_that_is_no_figure_is_named(tmp_path: Path) -> None:
         checkpoints.on_train_epoch_end(trainer, model)  # pyright: ignore[reportArgumentType]
 
 
+def test_only_validated_epochs_are_the_best(tmp_path: Path) -> None:
+    """The run's result has the validation accuracy of the best epoch, whatever decides."""
+    trainer: Any = FakeTrainer()
+    checkpoints, model = Checkpoints(tmp_path, monitor="train_accuracy"), torch.nn.Linear(1, 1)
+    for trainer.current_epoch, train_accuracy in enumerate([0.7, 0.5, 0.9, 0.6]):
+        trainer.callback_metrics = {"train_accuracy": torch.tensor(train_accuracy), "val_accuracy": torch.tensor(0.5)}
+        if trainer.current_epoch % 2 == 1:
+            checkpoints.on_validation_end(trainer, model)  # pyright: ignore[reportArgumentType]
+        checkpoints.on_train_epoch_end(trainer, model)  # pyright: ignore[reportArgumentType]
+    assert [epoch for epoch, name in trainer.saved if name == "best.ckpt"] == [1, 3]
+
+
 @pytest.mark.parametrize("elsewhere", [False, True])
 def test_a_best_checkpoint_of_another_epoch_is_not_taken(elsewhere: bool, tmp_path: Path) -> None:
     """Such as that of a kill between the two files, or of another run."""

@@ -19,7 +19,7 @@ from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
 from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty
 from ..optim.step_rules import at
-from ..quantizers import Stages
+from .compilation import compile_
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
 from .step_counts import STEPS, follow_steps_, forget_lengths_, steps_per_epoch
@@ -100,8 +100,7 @@ class Classifier(LightningModule):
         self.step_rules = list(step_rules)
         self.model = model
         if compile:
-            allow_stages(model)
-            model.compile()  # in place: names in the checkpoint stay the same
+            compile_(model)
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config
@@ -264,17 +263,6 @@ class Classifier(LightningModule):
         self.log(f"{split}_loss", loss, **options)
         self.log(f"{split}_accuracy", accuracy, prog_bar=True, **options)
         return logits
-
-
-def allow_stages(model: nn.Module) -> None:
-    """Let `torch.compile` compile the network once more at each of its stages, in training and in evaluation.
-
-    By default it gives up after 8 times, and what follows runs without compilation. `schemes.layerwise` has two stages
-    for each layer.
-    """
-    stages = {start for module in model.modules() if isinstance(module, Stages) for start in module.starts}
-    config: Any = torch._dynamo.config
-    config.recompile_limit = max(config.recompile_limit, 8 + 4 * len(stages))
 
 
 def give_dimension_(states: Collection[dict[str, Any]]) -> None:

@@ -33,7 +33,7 @@ class Checkpoints(EpochFigures, Checkpoint):
 
     Args:
         folder: folder of the two files.
-        monitor: the logged metric that decides the best epoch; higher is better.
+        monitor: the logged metric that decides the best epoch among those with a validation; higher is better.
         every_steps: also write `last.ckpt` within epochs, after this number of optimizer steps.
 
     Raises:
@@ -73,8 +73,10 @@ class Checkpoints(EpochFigures, Checkpoint):
         """Write the checkpoints."""
         final = is_final(pl_module)
         figures = self.figures(trainer)
-        score = figures.get(self.monitor)
-        if score is None and any(name.startswith("val_") for name in figures):
+        validated = any(name.startswith("val_") for name in figures)
+        # Without a validation an epoch can't be the best: the run's result has the figures of one.
+        score = figures.get(self.monitor) if validated else None
+        if score is None and validated:
             raise ValueError(f"monitor (={self.monitor}) must be one of the run's figures: {', '.join(figures)}")
         is_first = self.best_score is None or math.isnan(self.best_score)
         if score is not None and (is_first or (final, score) > (self.best_is_final, self.best_score)):

@@ -1,0 +1,93 @@
+"""Networks that are compiled for training, as a whole or block by block."""
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+import qconv
+from qconv import models, schemes
+from qconv.training.compilation import blocks, compile_, starts
+
+LAYERWISE = schemes.layerwise(schemes.reactnet())
+
+
+class Wrapped(nn.Module):
+    """A network in another, whose blocks are in a list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.ModuleDict({"blocks": nn.ModuleList([pair(), nn.Conv2d(4, 4, 1), pair()]), "last": nn.ReLU()})
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Block after block."""
+        for block in cast(Any, self.inner["blocks"]):
+            input = block(input)
+        return self.inner["last"](input)
+
+
+def pair() -> nn.Sequential:
+    """Two convolutions with batch norms."""
+    return nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4))
+
+
+def resnet() -> nn.Module:
+    """A small ResNet for binary layers."""
+    options: Any = {"downsample": "A", "shortcut": "per_conv", "activation": nn.Hardtanh}
+    return models.ResNet(3, 10, widths=(4, 8), blocks=(2, 1), **options)
+
+
+def names(model: nn.Module, scheme: schemes.Scheme, skip: tuple[str, ...] = ()) -> list[str]:
+    """Those of the blocks of the converted model."""
+    qconv.convert(model, scheme, skip=skip)
+    of = {module: name for name, module in model.named_modules()}
+    return [of[block] for block in blocks(model)]
+
+
+def test_blocks() -> None:
+    assert names(resnet(), LAYERWISE, skip=("first", "last")) == ["stages.0.0", "stages.0.1", "stages.1.0"]
+    assert names(Wrapped(), LAYERWISE) == ["inner.blocks.0", "inner.blocks.1", "inner.blocks.2"]
+    timm_like = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Sequential(pair(), nn.Sequential(pair(), pair())))
+    assert names(timm_like, LAYERWISE, skip=("first",)) == ["1.0", "1.1.0", "1.1.1"]
+    # As a whole: without stages, with layers of its own, and if there is one block only.
+    assert names(resnet(), schemes.reactnet(), skip=("first", "last")) == [""]
+    assert names(resnet(), LAYERWISE) == [""]
+    assert names(nn.Sequential(pair()), LAYERWISE) == [""]
+    shared = pair()
+    assert names(nn.Sequential(shared, nn.Sequential(shared, pair())), LAYERWISE) == ["0", "1.1"]
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it otherwise
+@pytest.mark.parametrize("make", [resnet, Wrapped, pair], ids=["resnet", "wrapped", "one block"])
+def test_a_change_of_stage_compiles_the_blocks_that_change(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And they stay compiled through all stages, though Dynamo gives up after 8 by default."""
+    skip = ("first", "last") if make is resnet else ()
+    model, eager = (qconv.convert(make(), LAYERWISE, skip=skip) for _ in range(2))
+    eager.load_state_dict(model.state_dict())
+    input = torch.randn(2, *((3, 8, 8) if make is resnet else (4, 3, 3)))
+    compiled = []
+
+    def backend(graph: Any, example: Any) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    compile_one = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: compile_one(self, backend=backend))
+    config: Any = torch._dynamo.config
+    with config.patch(recompile_limit=1, accumulated_recompile_limit=1, fail_on_recompile_limit_hit=True):
+        compile_(model)
+        for start in sorted(starts(model)):
+            compiled.clear()
+            for network in (model, eager):
+                qconv.set_progress(network, start)
+            torch.testing.assert_close(model(input), eager(input))
+            assert 1 <= len(compiled) <= sum(start in starts(block) for block in blocks(model))
+            compiled.clear()
+            model(input)
+            assert not compiled
+    assert len(starts(model)) == {resnet: 11, Wrapped: 9, pair: 3}[make]
+    assert model.state_dict().keys() == eager.state_dict().keys()
