@@ -160,3 +160,42 @@ def test_a_layer_that_fails_leaves_the_model_as_it_was(first: qconv.Scheme) -> N
     assert state.keys() == before.keys()
     assert all(state[name].equal(tensor) for name, tensor in before.items())
     assert vars(model[2]).keys() == vars(nn.Conv2d(4, 4, 1)).keys()
+
+
+class Dropped(nn.Module):
+    """Other zeros at each computation, counted."""
+
+    count = 0
+
+    def forward(self, weight: torch.Tensor) -> torch.Tensor:
+        """Half of the weights."""
+        self.count += self.training
+        return nn.functional.dropout(weight, training=self.training)
+
+
+LAYERS: dict[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module], tuple[int, ...]]] = {
+    "conv": (partial(nn.Conv2d, 4, 4, 3), partial(qconv.QConv2d, 4, 4, 3), (2, 4, 6, 6)),
+    "unbatched": (partial(nn.Conv2d, 4, 4, 3), partial(qconv.QConv2d, 4, 4, 3), (4, 6, 6)),
+    "transposed": (partial(nn.ConvTranspose1d, 4, 4, 3), partial(qconv.QConvTranspose1d, 4, 4, 3), (2, 4, 6)),
+    "linear": (partial(nn.Linear, 4, 4), partial(qconv.QLinear, 4, 4), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_forward_computes_the_weight_once(name: str) -> None:
+    make, make_quantized, shape = LAYERS[name]
+    layer, quantized = make(), make_quantized(scheme=schemes.identity())
+    quantized.load_state_dict(layer.state_dict())
+    parametrizations.spectral_norm(layer)
+    parametrizations.spectral_norm(quantized)
+    quantized.load_state_dict(layer.state_dict())
+    input = torch.randn(shape)
+    for _ in range(3):
+        torch.testing.assert_close(quantized(input), layer(input))
+    dropped = Dropped()
+    quantized = make_quantized(scheme=schemes.identity())
+    parametrize.register_parametrization(quantized, "weight", dropped)
+    dropped.count = 0
+    quantized(input)
+    assert dropped.count == 1
+    assert dropped.training

@@ -19,7 +19,7 @@ from ..quantizers.observers import Observer
 from ..quantizers.part import Part
 from ..scheme import Factory, Scheme
 from .calibration import calibrate, calibrate_from
-from .computed import check_computed, computed_by, with_base
+from .computed import check_computed, computed_by, evaluated, stored_weight, with_base
 from .naming import name_of
 from .origin import follow, follow_cast, leave, mark
 from .steps import LIFE, backward_of, check_step
@@ -316,18 +316,17 @@ class QuantizedLayer(nn.Module):
             TypeError: an integer, boolean or complex input, or without autocast a dtype other than the weight's.
             ValueError: a device other than the weight's.
         """
+        weight = stored_weight(self)
         if not input.is_floating_point():
             raise TypeError(
-                f"input has dtype {input.dtype}; it must be a floating dtype: call input.to({self.weight.dtype})"
+                f"input has dtype {input.dtype}; it must be a floating dtype: call input.to({weight.dtype})"
             )
-        if input.device != self.weight.device:
-            raise ValueError(
-                f"input is on {input.device} and weight on {self.weight.device}; they must be on one device"
-            )
-        cast = _autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, self.weight.dtype)
-        if input.dtype != self.weight.dtype and not cast:
+        if input.device != weight.device:
+            raise ValueError(f"input is on {input.device} and weight on {weight.device}; they must be on one device")
+        cast = _autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, weight.dtype)
+        if input.dtype != weight.dtype and not cast:
             raise TypeError(
-                f"input has dtype {input.dtype} and weight {self.weight.dtype}; "
+                f"input has dtype {input.dtype} and weight {weight.dtype}; "
                 "they must be equal, unless torch.autocast casts them (not float64)"
             )
 
@@ -344,7 +343,8 @@ class QuantizedLayer(nn.Module):
         if maker is None or self.__dict__.get("_checked_maker") == maker:
             return
         try:
-            check_computed(self.weight_quantizer, self.filters().detach(), maker)
+            with evaluated(self):
+                check_computed(self.weight_quantizer, self.filters().detach(), maker)
         except ValueError as error:
             raise ValueError(f"{name_of(self)}: {error}") from error
         self.__dict__["_checked_maker"] = maker

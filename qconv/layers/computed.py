@@ -1,7 +1,9 @@
 """Weights that are not parameters but are computed before each forward: parametrized, normalized and pruned ones."""
 
 import copy
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +41,35 @@ def computed_by(layer: nn.Module) -> Maker | None:
             removes = "remove_weight_norm" if isinstance(hook, WeightNorm) else "remove_spectral_norm"
             return Maker(type(hook).__name__, f"call torch.nn.utils.{removes}(layer) first")
     return None
+
+
+def stored_weight(layer: nn.Module) -> Tensor:
+    """Return a tensor that has the dtype and device of the weight, without computing the weight.
+
+    Computing it has effects: spectral norm makes another step of its iteration, others draw random numbers. A forward
+    computes it once, as that of a float layer does.
+    """
+    weight = layer._parameters.get("weight")
+    if weight is None and parametrize.is_parametrized(layer, "weight"):
+        parametrizations: Any = layer.parametrizations
+        weight = None if parametrizations["weight"].unsafe else next(parametrizations["weight"].parameters(), None)
+    return cast(Tensor, layer.weight) if weight is None else weight
+
+
+@contextmanager
+def evaluated(layer: nn.Module) -> Iterator[None]:
+    """Compute a parametrized weight as in evaluation, without effects; the modes are restored at the end."""
+    modes = {}
+    if parametrize.is_parametrized(layer, "weight"):
+        parametrizations: Any = layer.parametrizations
+        modes = {module: module.training for module in parametrizations["weight"].modules()}
+    try:
+        for module in modes:
+            module.training = False
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
 
 
 def parts_of_weight(layer: nn.Module) -> set[str]:

@@ -90,9 +90,10 @@ class _QConv(QuantizedLayer):
         if isinstance(input, fx.Proxy):
             return self.as_node(input)
         self.check_input(input)
-        if input.ndim == self.weight.ndim - 1:
+        ndim = len(self.kernel_size) + 2
+        if input.ndim == ndim - 1:
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        _check_shape(input, self.weight.ndim, self.in_channels)
+        _check_shape(input, ndim, self.in_channels)
         if self.padding_mode != "zeros":
             input = F.pad(input, self.padding_sides, mode=self.padding_mode)
         op = self.operation(input)
@@ -106,7 +107,7 @@ class _QConv(QuantizedLayer):
         if op.border:
             input = F.pad(input, op.border)
         scale = input_scale(input, self.kernel_size, op.stride, op.padding, op.dilation, op.groups)
-        return scale.repeat_interleave(self.weight.shape[0] // op.groups, 1)
+        return scale.repeat_interleave(cast(int, self.out_channels) // op.groups, 1)
 
     def extra_repr(self) -> str:
         return super().extra_repr() + (f", padding_value={self.padding_value}" if self.padding_value else "")
@@ -217,9 +218,10 @@ class _QConvTranspose(QuantizedLayer):
         if isinstance(input, fx.Proxy):
             return self.as_node(input, output_size)
         self.check_input(input)
-        if input.ndim == self.weight.ndim - 1:
+        ndim = len(self.kernel_size) + 2
+        if input.ndim == ndim - 1:
             return self.forward(input.unsqueeze(0), output_size).squeeze(0)
-        _check_shape(input, self.weight.ndim, self.in_channels)
+        _check_shape(input, ndim, self.in_channels)
         padding = cast(tuple[int, ...], self.padding)
         output_padding = cast(nn.ConvTranspose2d, self)._output_padding(  # shared by the twins
             input,

@@ -131,7 +131,8 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
         _check_shape(input, 4, self.in_channels)
         extra = (offset,) if mask is None else (offset, mask)
         self._check_extra(input, *extra)
-        sizes = input.shape, self.weight.shape, offset.shape, None if mask is None else mask.shape
+        weight_shape = self.out_channels, self.in_channels // self.groups, *self.kernel_size
+        sizes = input.shape, weight_shape, offset.shape, None if mask is None else mask.shape
         check_sizes(*sizes, self.stride, self.padding, self.dilation)
 
         def run(input: Tensor, *extra: Tensor) -> Tensor:
