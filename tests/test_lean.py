@@ -606,3 +606,20 @@ def test_what_is_kept(scheme: qconv.Scheme, activation: Any, times: float, exact
     input = torch.randn(16, 3, 32, 32)
     before = kept(model, input)
     assert kept(qconv.lean(model, exact=exact), input) * times < before
+
+
+@pytest.mark.parametrize("quantized_stem", [False, True])
+@pytest.mark.parametrize("exact", [False, True])
+def test_narrow_strided_convolutions_of_one_pixel(exact: bool, quantized_stem: bool) -> None:
+    """RepVGG's stem: with channels_last, torch's own gradient of its weight writes beyond its memory on some CPUs."""
+    stem = qconv.QConv2d(3, 16, 1, stride=2, scheme=schemes.bnn()) if quantized_stem else nn.Conv2d(3, 16, 1, stride=2)
+    model = nn.Sequential(stem, nn.Hardtanh(), qconv.QConv2d(16, 16, 3, padding=1, scheme=schemes.bnn()))
+    plain, model = model, qconv.lean(copy.deepcopy(model), exact=exact)
+    for size in (32, 33):
+        input = torch.randn(4, 3, size, size)
+        for _ in range(3):
+            for each in (plain, model):
+                each.zero_grad()
+                each(input).sum().backward()
+            for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-3)

@@ -280,3 +280,20 @@ def test_configurations_are_texts_that_stay(trained: nn.Module) -> None:
     assert described(nn.Upsample(scale_factor=2)) == "Upsample(scale_factor=2.0)"
     assert fingerprint(trained) == fingerprint(copy.deepcopy(trained).train())
     assert fingerprint(small_cnn(1, 10)) != fingerprint(small_cnn(1, 10, width=8))
+
+
+def test_a_model_that_asserts_its_size_is_tried_at_another(tmp_path: Path) -> None:
+    """As vision transformers do."""
+
+    class Asserting(nn.Sequential):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            assert input.shape[-1] == 224
+            return super().forward(input)
+
+    def make() -> nn.Module:
+        return Asserting(nn.Conv2d(3, 4, 3, stride=4), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+
+    model = qconv.convert(make(), schemes.bwn(), skip=()).eval()
+    qconv.save_packed(model, tmp_path / "model.safetensors")
+    input = torch.randn(2, 3, 224, 224)
+    assert qconv.load_packed(tmp_path / "model.safetensors", make())(input).equal(model(input))

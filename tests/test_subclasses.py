@@ -218,3 +218,22 @@ def test_attentions_of_timm_call_their_layers(name: str) -> None:
         assert {type(layer) for layer in qkv} == {qconv.QLinear}
         qconv.to_float(model)
         assert model(input).equal(expected)
+
+
+@builders
+@pytest.mark.parametrize(
+    "scheme",
+    [schemes.bnn(), schemes.bnn(padding_value=1), schemes.lsq(4, 4), schemes.bwn(), schemes.lsq(8, 8)],
+    ids=str,
+)
+def test_frozen_layers_are_verified_at_each_size(build: Any, scheme: qconv.Scheme) -> None:
+    """A layer that pads by its input has another convolution for each size."""
+    model = qconv.convert(
+        nn.Sequential(nn.Conv2d(3, 4, 1), nn.Hardtanh(), build(), nn.BatchNorm2d(6)), scheme, skip=("0",)
+    )
+    model(torch.randn(4, 3, 9, 8))
+    model.eval()
+    frozen = qconv.freeze(model, example=torch.randn(2, 3, 9, 8))
+    for size in ((9, 8), (6, 7), (8, 8)):
+        verification = qconv.verify(model, frozen, torch.randn(3, 3, *size))
+        assert verification.equal, verification

@@ -249,7 +249,7 @@ class LayerPair:
         """Apply the layer's operation to numbers, by the layer's own code."""
         if isinstance(self.layer, QLinear):
             return F.linear(values, weight, bias)
-        return self.layer.op.forward(values, weight, bias)
+        return self.layer.operation(values).forward(values, weight, bias)
 
     def _per_channel(self, values: Tensor, output: Tensor) -> Tensor:
         """One number, or one for each channel, broadcast against an output."""

@@ -24,6 +24,15 @@ _MOST = 4  # layouts of one weight: sizes of pictures used in turn
 _packed: Any = WeakTensorKeyDictionary()  # weights in oneDNN's layout, while the weight lives
 
 
+def overruns(channels: int, kernel: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether torch's gradient of such a weight writes beyond its memory if the input is channels_last, on some CPUs.
+
+    Seen in torch 2.15 (oneDNN 3.13) without AVX-512, with `torch.nn.Conv2d` alone: kernels of 1×1 with fewer than 8
+    channels in a group and a horizontal stride above 1. What chooses the memory format here leaves these contiguous.
+    """
+    return channels < 8 and tuple(kernel) == (1, 1) and stride[-1] > 1
+
+
 @cache
 def has_fast_integers() -> bool:
     """Whether oneDNN multiplies 8-bit integers faster than floats here, and torch has the operator for it."""

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from .library import LIBRARY
 from .look_up import look_up_grad_input, look_up_grad_weight
+from .onednn import overruns
 from .operators import operator, pack_weight as pack_weight, unpack_weight
 from .sizes import Sizes, must_be
 from .window import Window
@@ -139,10 +140,12 @@ def sign_grad_weight(grad_output: Tensor, sizes: Sizes, input: Tensor) -> Tensor
         sizes: of the convolution; the padding of the input counts as `padding_value`.
         input: the signs, as `pack_signs` makes them.
     """
-    signs = torch.ops.qconv.unpack_signs(input, sizes.channels[0], sizes.window.groups, grad_output.dtype, True)
-    signs, padding = sizes.window.pad_but_zeros(signs)
+    window = sizes.window
+    last = not overruns(sizes.channels[0] // window.groups, sizes.kernel_size, window.stride)
+    signs = torch.ops.qconv.unpack_signs(input, sizes.channels[0], window.groups, grad_output.dtype, last)
+    signs, padding = window.pad_but_zeros(signs)
     weight = grad_output.new_empty(1).expand(sizes.weight)
-    return _backward(grad_output, signs, weight, sizes.window, padding, of=1).contiguous()
+    return _backward(grad_output, signs, weight, window, padding, of=1).contiguous()
 
 
 def _shape_of_input(grad_output: Tensor, sizes: Sizes, *_: Any) -> Tensor:

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..kept_input import Lean
+from ..kernels.onednn import overruns
 from ..recipes import Recipe, as_called, hang, runs_as_written
 from .node import as_node
 
@@ -26,7 +27,9 @@ class LeanConv2d(nn.Conv2d):
             return as_node(self, input)
         if not torch.is_grad_enabled() or not runs_as_written():  # as its twin, to the last bit
             return super().forward(input)
-        if self.lean == "fast" and input.ndim == 4:
+        if overruns(self.in_channels // self.groups, self.kernel_size, self.stride):
+            input = input.contiguous()
+        elif self.lean == "fast" and input.ndim == 4:
             input = input.contiguous(memory_format=torch.channels_last)  # as the layers of bits behind it
         output = super().forward(input)
         if self.padding_mode != "zeros" or not input.is_floating_point():
