@@ -161,3 +161,15 @@ def test_a_layer_of_its_own_warns_in_its_third_batch() -> None:
         layer(torch.randn(SIZE))
     with pytest.warns(UserWarning, match=r"cut off in 1 layer.*QConv2d\(3, 4"):
         layer(torch.randn(SIZE))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by the compiler, behind a break of the graph
+def test_compiled_layers_choose_too() -> None:
+    """Of several layers in one graph, whose votes are then symbols."""
+    torch.manual_seed(0)
+    model = qconv.convert(nn.Sequential(*(nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))), schemes.lsq(), skip=())
+    eager = copy.deepcopy(model)
+    input = torch.randn(4, 4, 6, 6)
+    output = torch.compile(model, backend="aot_eager")(input)
+    torch.testing.assert_close(output, eager(input))
+    assert signs(model) == signs(eager) == {"0": True, "1": True, "2": True}

@@ -122,3 +122,30 @@ def test_batch_norms_are_taken_anew_from_pictures_of_the_full_size(monkeypatch: 
     reestimate_batch_norm(classifier, data, trainer)
     assert [size for _, size in sizes] == [32, 32]
     assert moved == [trainer.strategy.root_device]  # a training on a GPU leaves the network on the CPU
+
+
+def test_batch_norms_are_taken_anew_as_in_the_test() -> None:
+    """Signs are not drawn at random, and nothing is dropped."""
+    data = Noise(batch_size=10, seed=1)
+    stem = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.Dropout(0.5))
+    signs = qconv.QConv2d(4, 4, 3, scheme=qconv.schemes.bnn(stochastic=True))
+    model = torch.nn.Sequential(
+        *stem, signs, torch.nn.BatchNorm2d(4), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()
+    )
+    trainer = make_trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
+    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.0))
+    trainer.fit(classifier, datamodule=data)
+    seen: list[torch.Tensor] = []
+    modes: set[bool] = set()
+
+    def note(module: Any, args: Any, output: torch.Tensor) -> None:
+        seen.append(output.mean((0, 2, 3)))
+        modes.update((model[2].training, module.input_quantizer.training))
+
+    signs.register_forward_hook(note)
+    model.train()[4].eval()
+    reestimate_batch_norm(classifier, data, trainer)
+    assert modes == {False}
+    assert [model[0].training, model[4].training, signs.input_quantizer.training] == [True, False, True]
+    assert {model[1].momentum, model[4].momentum} == {0.1}
+    torch.testing.assert_close(model[4].running_mean, torch.stack(seen).mean(0))

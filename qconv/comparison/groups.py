@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 from ..names import short_call, short_scheme
@@ -12,7 +13,7 @@ from .runs import Run
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
 APART = (
     *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "logger", "report", "config_version"),
-    *("trainer.timeout_s", "trainer.enable_progress_bar"),
+    *("data.root", "data.cache", "data.workers", "trainer.timeout_s", "trainer.enable_progress_bar"),
     *(f"callbacks.{name}" for name in ("progress", "finite_guard", "random_state", "history", "diagnostics")),
     *(f"callbacks.checkpoints.{name}" for name in ("_target_", "folder", "every_steps")),
 )
@@ -82,7 +83,9 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
 def _description(run: Run) -> dict[str, str]:
     """Return what a run trains, by dotted keys; the scheme and the model also as wholes."""
     values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
-    values["data"] = short_call({**run.config["data"], "root": None, "cache": None})
+    data = run.config["data"]
+    root = PurePath(data["root"]).name if data.get("root") else None  # the folder's name tells what is in it, not where
+    values["data"] = short_call({**data, "root": root, "cache": None, "workers": None})
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue

@@ -120,7 +120,7 @@ class ChosenSign(Quantizer):
         return {"signed": self.signed}
 
     def _set_sign(self, value: bool) -> None:
-        cast(Tensor, self._buffers[FLAG]).fill_(float(value))
+        cast(Tensor, self._buffers[FLAG]).fill_(1.0 if value else 0.0)  # a bool that torch.compile may hold as a symbol
         self._signed, self._sign_is_known = value, True
 
     def _read_sign(self) -> None:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from pytorch_lightning import LightningDataModule, Trainer
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.optim.swa_utils import update_bn
 
 from ..run_files import BEST, RESULT
 from .checkpoint_io import AtomicCheckpointIO
@@ -19,7 +19,10 @@ REESTIMATED = "reestimated"
 
 
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
-    """Recompute the running statistics of batch norm as the mean over one epoch of training pictures."""
+    """Recompute the running statistics of batch norm as the mean over one epoch of training pictures.
+
+    All else is as in the test: stochastic quantizers round, and dropout passes everything.
+    """
     device = trainer.strategy.root_device  # a training that has ended leaves the model on the CPU
     classifier.to(device)
 
@@ -29,12 +32,23 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
             batch = data.transfer_batch_to_device(batch, device, 0)
             yield data.on_after_batch_transfer(batch, 0)[0]
 
-    update_bn(images(), classifier)
-    for module in classifier.modules():
-        if isinstance(module, _BatchNorm):
-            for statistic in (module.running_mean, module.running_var):
-                if statistic is not None:  # every process has seen its part
-                    statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
+    norms = [module for module in classifier.modules() if isinstance(module, _BatchNorm)]
+    modes = {module: module.training for module in classifier.modules()}
+    momenta = [norm.momentum for norm in norms]
+    classifier.eval()
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.train().momentum = None  # the mean over all batches
+    with torch.no_grad():
+        for batch in images():
+            classifier(batch)
+    for module, training in modes.items():
+        module.training = training
+    for norm, momentum in zip(norms, momenta, strict=True):
+        norm.momentum = momentum
+        for statistic in (norm.running_mean, norm.running_var):
+            if statistic is not None:  # every process has seen its part
+                statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
 
 
 def keep_batch_norm(path: Path, checkpoint: Mapping[str, Any], classifier: Classifier) -> None:
