@@ -2,6 +2,22 @@
 
 from collections.abc import Sequence
 from numbers import Integral, Real
+from typing import Any
+
+from torch import SymInt, nn
+
+
+def check_module(model: object, name: str = "model") -> None:
+    """Raise a TypeError with ``name`` unless ``model`` is a module."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{name} (={in_a_line(model)}) must be a torch.nn.Module")
+
+
+def in_a_line(value: object) -> str:
+    """Return the beginning of the value's representation, without line breaks."""
+    text = repr(value)
+    line = text.partition("\n")[0][:100]
+    return line if line == text else f"{line}…"
 
 
 def check_whole(name: str, value: int) -> int:
@@ -9,6 +25,17 @@ def check_whole(name: str, value: int) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise ValueError(f"{name} (={value!r}) must be a whole number, not of type {type(value).__name__}")
     return int(value)
+
+
+def check_ints(name: str, value: int | Sequence[int], count: int, least: int) -> tuple[int, ...]:
+    """Return ``value`` for each of ``count`` dimensions; raise a ValueError with ``name`` unless at least ``least``."""
+    ints: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,) * count
+    of_type = all(isinstance(each, Integral | SymInt) and not isinstance(each, bool) for each in ints)
+    if len(ints) != count or not of_type:
+        raise ValueError(f"{name} (={value!r}) must be an int" + (f" or {count} ints" if count > 1 else ""))
+    if min(ints) < least:
+        raise ValueError(f"{name} (={value!r}) must be at least {least}")
+    return ints
 
 
 def check_bits(name: str, bits: int, low: int = 1, high: int = 8, method: str = "") -> int:

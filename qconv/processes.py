@@ -25,9 +25,14 @@ def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
+def rank_and_count() -> tuple[int, int]:
+    """The rank of this process and the number of processes; 0 and 1 without `torch.distributed`."""
+    return (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
+
+
 def process_count() -> int:
     """The number of processes of the run; 1 without `torch.distributed`."""
-    return dist.get_world_size() if is_distributed() else 1
+    return rank_and_count()[1]
 
 
 def check_alone(what: str) -> None:
@@ -109,7 +114,7 @@ def meet(place: str, where: str) -> None:
     store = _store()
     if store is None:
         return
-    rank, size = dist.get_rank(), dist.get_world_size()
+    rank, size = rank_and_count()
     turn = store.add(f"qconv/{rank}/turns", 1)
     store.set(f"qconv/{rank}/{turn}", f"{where}\n{place}")
     keys = [f"qconv/{other}/{turn}" for other in range(size)]

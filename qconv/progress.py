@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, TypeVar
 
-import torch.distributed as dist
+from .processes import rank_and_count
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,8 +34,7 @@ def shown(items: Iterable[T], text: str, total: int, size: Callable[[T], int] = 
         total: the sum of their sizes.
         size: that of one item.
     """
-    first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    if not (first and sys.stderr.isatty() and find_spec("rich")):
+    if not (rank_and_count()[0] == 0 and sys.stderr.isatty() and find_spec("rich")):
         yield from items
         return
     from rich.progress import Progress

@@ -335,7 +335,8 @@ class _Rounding:
         codes = layer.weight_codes()
         self.scale = codes.scale.detach()
         self.low, self.high = layer.weight_quantizer.whole_ends or (0, 0)
-        filters = layer.filters().detach()
+        with layer.as_evaluated() as (_, filters):
+            filters = filters.detach()
         place = torch.where(self.scale > 0, filters / self.scale, torch.zeros_like(filters))
         place = torch.where((place - place.round()).abs() < 1e-3, place.round(), place)  # it lies on a level
         place = place.clamp(self.low, self.high)

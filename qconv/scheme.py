@@ -65,9 +65,9 @@ class Scheme:
         backward_weight: the weight at which the gradient of the input is computed: ``"quantized"`` as published, or
             ``"float"``, the latent one.
         padding_value: the value with which zero-padding convolutions pad the quantized input: 0, or +1 or -1 if the
-            input consists of these.
+            input consists of these; as long as a stage keeps other inputs, 0.
         scale_map: whether to multiply the output by XNOR-Net's map K of input magnitudes, if the input's quantizer
-            keeps only signs.
+            keeps only signs; not in stages in which it keeps more.
         starts: when each layer of a network begins to quantize, see `at_depth`; None is from the start of training.
 
     Raises:
@@ -208,7 +208,7 @@ def _made(role: str, factory: Factory) -> Quantizer:
         raise TypeError(f"{role} (={factory}) must make a quantizer, not be one: give the class or a partial")
     made = factory() if callable(factory) else factory
     if not isinstance(made, Quantizer):
-        raise TypeError(f"{role} (={factory}) must make a quantizer, not {type(made).__name__}")
+        raise TypeError(f"{role} (={factory!r}) must make a quantizer, not {type(made).__name__}")
     if role not in made.roles:
         raise ValueError(f"{role} (={made}) must make a quantizer for {role}, not one for {' or '.join(made.roles)}")
     return made

@@ -8,6 +8,7 @@ from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import METHODS as ALL_METHODS
@@ -523,7 +524,7 @@ COMBINATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
     "a word": (
         lambda: Scheme("s", "sign"),  # pyright: ignore[reportArgumentType]
         TypeError,
-        r"input \(=sign\) must make a quantizer, not str",
+        r"input \(='sign'\) must make a quantizer, not str",
     ),
     "arguments out of range": (lambda: Scheme("s", weight=partial(LSQ, 9)), ValueError, r"bits \(=9\)"),
     "stages for weight and input": (
@@ -542,6 +543,130 @@ COMBINATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"input \(=Stages\(.*\) must make a quantizer for input, not one for weight",
     ),
 }
+
+
+IMAGE = torch.randn(2, 3, 8, 8)
+
+
+def small() -> nn.Sequential:
+    return qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3)), schemes.lsq(), skip=())
+
+
+def conv(**arguments: Any) -> nn.Module:
+    return qconv.QConv2d(**{"in_channels": 3, "out_channels": 4, "kernel_size": 3, **arguments})
+
+
+def optimizer() -> torch.optim.Optimizer:
+    return torch.optim.SGD([nn.Parameter(torch.ones(()))])
+
+
+def wrong(argument: object) -> Any:
+    """An argument of a type that the function does not take."""
+    return argument
+
+
+MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
+    "stride": (lambda: conv(stride=0), ValueError, r"^stride \(=0\) must be at least 1"),
+    "strides": (
+        lambda: conv(stride=(2,)),
+        ValueError,
+        r"^stride \(=\(2,\)\) must be an int or 2 ints",
+    ),
+    "padding": (
+        lambda: conv(padding=(1,)),
+        ValueError,
+        r"^padding \(=\(1,\)\) must be an int or 2 ints",
+    ),
+    "negative padding": (lambda: conv(padding=-1), ValueError, r"^padding \(=-1\) must be"),
+    "kernel": (lambda: conv(kernel_size=(3,)), ValueError, r"^kernel_size \(=\(3,\)\) must be"),
+    "kernel of halves": (lambda: conv(kernel_size=1.5), ValueError, r"^kernel_size \(=1.5\) must be"),
+    "dilation": (lambda: conv(dilation=0), ValueError, r"^dilation \(=0\) must be"),
+    "channels in words": (
+        lambda: conv(in_channels="3"),
+        ValueError,
+        r"^in_channels \(='3'\) must be a whole number, no",
+    ),
+    "float channels": (lambda: conv(out_channels=3.0), ValueError, r"^out_channels \(=3.0\) must be a whole number"),
+    "groups": (lambda: conv(groups=1.0), ValueError, r"^groups \(=1.0\) must be a whole number"),
+    "output padding": (
+        lambda: qconv.QConvTranspose1d(3, 4, 3, output_padding=(1, 1)),
+        ValueError,
+        r"^output_padding \(=\(1, 1\)\) must be an int$",
+    ),
+    "array": (lambda: conv()(wrong(IMAGE.numpy())), TypeError, r"^input \(ndarray\) must be a tensor"),
+    "list": (lambda: qconv.QLinear(3, 4)(wrong([1.0, 2.0, 3.0])), TypeError, r"^input \(list\) must be a tensor"),
+    "unbatched": (
+        lambda: conv()(IMAGE[0, :2]),
+        ValueError,
+        r"^input has shape \(2, 8, 8\); its dimension 0 must be in_channels \(=3\)",
+    ),
+    "convert": (lambda: qconv.convert(wrong(schemes.bnn()), wrong(small())), TypeError, r"^model \(=.*must be a torch"),
+    "calibrate": (lambda: qconv.calibrate(wrong([IMAGE]), wrong(small())), TypeError, r"^model \(=\[tensor.*must be a"),
+    "no batches": (lambda: qconv.calibrate(small(), wrong(None)), TypeError, r"^batches \(NoneType\) must be batches"),
+    "numbers": (lambda: qconv.calibrate(small(), [3]), TypeError, r"^batches: 3 must be an input of the model"),
+    "empty batches": (lambda: qconv.calibrate(small(), [[]]), TypeError, r"^batches: \[\] must be an input of the mo"),
+    "after_step": (
+        lambda: qconv.after_step(wrong(optimizer())),
+        TypeError,
+        r"^model \(=SGD.*must be a torch.nn.Module",
+    ),
+    "after_every_step": (
+        lambda: qconv.after_every_step(wrong(small()), wrong(optimizer())),
+        TypeError,
+        r"^optimizer \(=Sequential.*must be a torch.optim.Optimizer",
+    ),
+    "optimizers": (
+        lambda: qconv.after_every_step(optimizer(), wrong(optimizer())),
+        TypeError,
+        r"^model \(=SGD.*must be a torch.nn.Module",
+    ),
+    "set_progress": (lambda: qconv.set_progress(wrong(0.5), wrong(small())), TypeError, r"^model \(=0.5\) must be"),
+    "progress": (
+        lambda: qconv.set_progress(small(), wrong("0.5")),
+        TypeError,
+        r"^progress \(='0.5'\) must be a number",
+    ),
+    "to_float": (lambda: qconv.to_float(wrong(schemes.bnn())), TypeError, r"^model \(=.*must be a torch.nn.Module"),
+    "lean": (lambda: qconv.lean(wrong([small()])), TypeError, r"^model \(=\[.*must be a torch.nn.Module"),
+    "skip": (
+        lambda: qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), schemes.bnn(), skip=wrong((0,))),
+        TypeError,
+        r"^skip has 0: it must hold names of layers, or expressions for them",
+    ),
+    "overrides": (
+        lambda: qconv.convert(
+            nn.Sequential(nn.Conv2d(3, 4, 3)), schemes.bnn(), skip=(), overrides=wrong({nn.Linear: None})
+        ),
+        TypeError,
+        r"^overrides has <class 'torch.nn.modules.linear.Linear'>: it must hold names",
+    ),
+    "complex": (
+        lambda: qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3, dtype=torch.complex64)), schemes.bnn(), skip=()),
+        ValueError,
+        "stays: its weight is complex",
+    ),
+    "staged scheme": (lambda: schemes.staged(wrong(schemes.bnn())), TypeError, r"^stages \(=.*bnn.*must be a sequence"),
+    "staged schemes": (lambda: schemes.staged([wrong(schemes.bnn())]), TypeError, r"^stages must hold pairs .*bnn"),
+    "start": (lambda: schemes.staged([(wrong("0"), schemes.bnn())]), TypeError, r"^progress \(='0'\) must be a number"),
+}
+
+
+@pytest.mark.parametrize(("make", "error", "message"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_named(make: Callable[[], object], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_numbers_of_other_kinds_are_numbers() -> None:
+    model = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), schemes.reste(), skip=())
+    states = []
+    for progress in (0.5, np.float32(0.5), torch.tensor(0.5), 1):
+        qconv.set_progress(model, wrong(progress))
+        states.append({name: tensor.clone() for name, tensor in model.state_dict().items()})
+    assert all(
+        states[0][name].equal(states[1][name]) and tensor.equal(states[2][name]) for name, tensor in states[0].items()
+    )
+    assert qconv.QConv2d(np.int64(3), 4, [3, 3], torch.Size((1, 1))).kernel_size == (3, 3)  # pyright: ignore
 
 
 @pytest.mark.parametrize(("make", "error", "message"), COMBINATIONS.values(), ids=COMBINATIONS.keys())

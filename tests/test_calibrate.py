@@ -299,3 +299,15 @@ def test_a_compiled_model_stays_whole_and_is_told_too() -> None:
     (message,) = evaluated(compiled, IMAGES)
     assert "is evaluated before MinMaxInput has had data" in message
     assert evaluated(compiled, IMAGES) == []
+
+
+def test_layers_without_an_input_are_named() -> None:
+    """As auxiliary heads, which evaluation does not call."""
+
+    class WithHead(nn.Sequential):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return self[0](input)
+
+    model = qconv.convert(WithHead(*(nn.Conv2d(3, 3, 1) for _ in range(3))), qconv.schemes.lsq(), skip=())
+    with pytest.warns(UserWarning, match=r"calibrate: layers '1', '2' had no input, since the model did not call them"):
+        assert qconv.calibrate(model, [torch.randn(2, 3, 4, 4)]) == ["0"]

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -49,8 +49,10 @@ def test_convert_leaves_computed_weights_and_says_why(
     kind = type(make(model[1]))
     assert "stays: its weight is computed" in str(qconv.plan(model, schemes.lsq(), skip=()))
     assert re.search(message, capsys.readouterr().out)
-    qconv.convert(model, schemes.lsq(), skip=())
+    with pytest.warns(UserWarning, match=rf"layer '1' stays float: its weight is computed {message}"):
+        qconv.convert(model, schemes.lsq(), skip=())
     assert [type(layer) for layer in model] == [qconv.QConv2d, kind, qconv.QConv2d]
+    qconv.convert(qconv.to_float(model), schemes.lsq(), skip=("1",))
 
 
 @makers
@@ -199,3 +201,58 @@ def test_a_forward_computes_the_weight_once(name: str) -> None:
     quantized(input)
     assert dropped.count == 1
     assert dropped.training
+
+
+LOOKS: dict[str, Callable[[nn.Sequential], object]] = {
+    "after_step": qconv.after_step,
+    "set_progress": partial(qconv.set_progress, progress=0.5),
+    "quantized_weight": lambda model: model[0].quantized_weight(),  # pyright: ignore[reportCallIssue]
+    "weight_codes": lambda model: model[0].weight_codes(),  # pyright: ignore[reportCallIssue]
+    "summarize": lambda model: qconv.summarize(model, (4, 6, 6)),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_looking_at_a_computed_weight_has_no_effect(look: str) -> None:
+    for scheme in (schemes.lsq(4, None), schemes.recu()):
+        model = nn.Sequential(qconv.QConv2d(4, 4, 3, scheme=scheme))
+        parametrizations.spectral_norm(model[0])
+        parametrize.register_parametrization(model[0], "weight", Dropped())
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items() if "parametrizations" in name}
+        random = torch.get_rng_state()
+        LOOKS[look](model)
+        state = model.state_dict()
+        assert all(state[name].equal(tensor) for name, tensor in before.items())
+        assert torch.get_rng_state().equal(random)
+        assert all(module.training for module in model.modules())
+
+
+@makers
+def test_the_quantized_weight_is_never_that_of_an_earlier_step(
+    make: Callable[[nn.Module], nn.Module], message: str
+) -> None:
+    layer = cast(Any, make(qconv.QConv2d(4, 4, 3, scheme=schemes.lsq(4, None))))
+    layer(torch.randn(2, 4, 6, 6))
+    with torch.no_grad():
+        for name, parameter in layer.named_parameters():
+            if name != "bias":
+                parameter.copy_(torch.randn_like(parameter))
+    now, codes = layer.quantized_weight(), layer.weight_codes()
+    layer.eval()
+    layer(torch.randn(2, 4, 6, 6))
+    assert layer.quantized_weight().equal(now)
+    assert layer.weight_codes().values.equal(codes.values)
+
+
+def test_a_quantizer_that_raises_keeps_its_mode() -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=qconv.Scheme("raising", weight=Raising))
+    with pytest.raises(ValueError, match="never"):
+        layer.quantized_weight()
+    assert layer.weight_quantizer.training
+
+
+class Raising(Quantizer):
+    """A quantizer that quantizes nothing."""
+
+    def quantize(self, x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
+        raise ValueError("never")

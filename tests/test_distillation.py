@@ -362,6 +362,7 @@ def test_a_binary_student_learns_from_a_float_teacher() -> None:
     names = [name for name, module in teacher.named_modules() if isinstance(module, nn.BatchNorm2d)]
     taught, learned = Features(teacher, names), Features(student, names)
     optimizer = torch.optim.Adam(student.parameters(), lr=0.01)
+    qconv.after_every_step(optimizer, student)
     images = torch.rand(16, 1, 8, 8)
     losses: list[float] = []
     for _ in range(30):

@@ -339,7 +339,7 @@ def test_a_planted_threshold_and_scale_are_found() -> None:
 def test_bad_models() -> None:
     input = torch.randn(2, 3, 8, 8)
     model = trained(chain(), schemes.lsq(4, 4), input)
-    with pytest.raises(TypeError, match=r"model \(int\) must be a torch.nn.Module"):
+    with pytest.raises(TypeError, match=r"model \(=3\) must be a torch.nn.Module"):
         freeze(3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="frozen already"):
         freeze(freeze(model))

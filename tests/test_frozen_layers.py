@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from pytorch_lightning.core.optimizer import LightningOptimizer
 from torch import nn
 
 import qconv
-from qconv import Scheme, schemes
+from qconv import Scheme, quantizers, schemes
+from qconv.lifecycle.steps import is_final
 
 SCHEMES = [
     schemes.bnn(),
@@ -185,7 +187,7 @@ def stepped(layer: Any, optimizer: torch.optim.Optimizer) -> float:
     optimizer.zero_grad()
     layer(torch.randn(2, 3, 6, 6)).square().mean().backward()
     optimizer.step()
-    return layer.weight.abs().max().item()
+    return next(layer.parameters()).abs().max().item()
 
 
 class KeepsHooks(torch.optim.SGD):
@@ -248,6 +250,100 @@ def test_an_average_in_training_mode_has_no_optimizer() -> None:
         copy.deepcopy(trained)(torch.randn(2, 3, 6, 6))
     with pytest.warns(UserWarning, match="is a copy"):
         stepped(trained, its)
+
+
+MISSED = {
+    "keeps latent weights in their range": schemes.bnn(),
+    "keeps learned steps and ranges positive": schemes.pact(4, 4),
+    "draws new random numbers": schemes.minmax().with_grad(qconv.quantizers.Int8Stochastic),
+}
+
+
+@pytest.mark.parametrize("what", MISSED)
+def test_steps_without_what_follows_them_are_told_once(what: str) -> None:
+    scheme = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, MISSED[what])]) if what in STAGED else MISSED[what]
+    model = nn.Sequential(*(qconv.QConv2d(3, 3, 3, padding=1, scheme=scheme) for _ in range(2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("default")
+        for _ in range(50):
+            stepped(model, optimizer)
+    (message,) = (str(warning.message) for warning in told)
+    assert (
+        f"20 optimizer steps did not end with qconv.after_step, which {what} with {scheme}: call qconv.aft" in message
+    )
+
+
+STAGED = ("keeps learned steps and ranges positive",)
+
+
+@pytest.mark.parametrize("scheme", [schemes.minmax(), schemes.identity(), schemes.dorefa(2, 2)], ids=str)
+def test_schemes_without_anything_after_a_step(scheme: Scheme) -> None:
+    layer = qconv.QConv2d(3, 3, 3, padding=1, scheme=scheme)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    for _ in range(25):
+        stepped(layer, optimizer)
+
+
+def test_a_late_hook_is_in_time() -> None:
+    layer = qconv.BNNConv2d(3, 3, 3, padding=1)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+    for _ in range(15):
+        stepped(layer, optimizer)
+    qconv.after_every_step(optimizer, layer)
+    for _ in range(25):
+        stepped(layer, optimizer)
+
+
+def test_an_optimizer_for_each_parameter_that_steps_in_the_backward() -> None:
+    """It must not touch weights that the rest of the backward needs."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(qconv.BNNConv2d(3, 3, 3, padding=1) for _ in range(3)))
+    plain = copy.deepcopy(model)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=5.0)
+    qconv.after_every_step(optimizer, plain)
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=5.0)
+        qconv.after_every_step(own, model)
+
+        def step(_: object, own: torch.optim.Optimizer = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(3):
+        input = torch.randn(2, 3, 6, 6)
+        optimizer.zero_grad()
+        for each in (model, plain):
+            each(input).square().mean().backward()
+        optimizer.step()
+        torch.testing.assert_close(list(model.parameters()), list(plain.parameters()))
+    assert all(parameter.abs().max() == 1 for name, parameter in model.named_parameters() if "weight" in name)
+
+
+def test_quantizers_outside_of_layers_live_as_those_inside() -> None:
+    ede, pact = quantizers.Sign(surrogate=quantizers.EDE), quantizers.PACT(4)
+    model = nn.Sequential(qconv.BNNConv2d(3, 3, 3), pact, ede)
+    before = [tensor.clone() for tensor in ede.surrogate.buffers()]
+    qconv.set_progress(model, 0.7)
+    assert any(not old.equal(new) for old, new in zip(before, ede.surrogate.buffers(), strict=True))
+    assert is_final(nn.Sequential(quantizers.Stages([(0, quantizers.Identity), (0.5, quantizers.Sign)]))) is False
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    qconv.after_every_step(optimizer, model)
+    with torch.no_grad():
+        pact.alpha.fill_(-3.0)
+    optimizer.step()
+    assert pact.alpha > 0
+
+
+def test_a_quantizer_outside_of_layers_that_waits_for_data_says_so() -> None:
+    quantizer = quantizers.LSQInput(4)
+    with pytest.warns(UserWarning, match="LSQInput is used outside a quantized layer and has had no data"):
+        quantizer(torch.randn(8, 8))
+    quantizer(torch.randn(8, 8))
+    ready = quantizers.LSQInput(4)
+    ready.initialize(torch.randn(8, 8))
+    ready(torch.randn(8, 8))
 
 
 class Wrapping(torch.optim.Optimizer):

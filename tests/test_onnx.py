@@ -490,7 +490,7 @@ def test_mistakes(tmp_path: Path) -> None:
         qconv.export_onnx(model, tmp_path / "none" / "model.onnx", input)
     with pytest.raises(IsADirectoryError, match="is a folder"):
         qconv.export_onnx(model, tmp_path, input)
-    with pytest.raises(TypeError, match=r"model \(int\) must be"):
+    with pytest.raises(TypeError, match=r"model \(=3\) must be"):
         qconv.export_onnx(3, path, input)  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="there is no such file"):
         OnnxModel(path)

@@ -13,6 +13,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.nn.utils.parametrizations import weight_norm
 
 import qconv
@@ -140,6 +141,12 @@ def test_a_parametrized_layer_and_no_rules() -> None:
     layer = qconv.QLinear(3, 2)
     torch.nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
     assert names_in(layer, parameter_groups(layer)) == [["bias", "parametrizations.weight.original"]]
+    for rule in ("binary_weights", "quantized_weights"):
+        groups = parameter_groups(layer, {rule: {"weight_decay": 0.0}})
+        assert names_in(layer, groups) == [["bias"], ["parametrizations.weight.original"]]
+    pruned = prune.l1_unstructured(qconv.QLinear(3, 2, scheme=schemes.lsq()), "weight", 0.5)
+    groups = parameter_groups(pruned, {"quantized_weights": {"weight_decay": 0.0}})
+    assert names_in(pruned, groups)[1] == ["weight_orig"]
 
 
 def test_no_rest() -> None:

@@ -20,10 +20,10 @@ from qconv.methods.dsq import DSQInput, DSQWeight
 from qconv.methods.fp8 import FORMATS, FP8, Format, round_fp8
 from qconv.methods.lsq import LSQ, LSQInput, lsq
 from qconv.methods.lsq_plus import LSQPlus, LSQPlusInput, least_squares_range
-from qconv.methods.minmax import MinMaxInput, MinMaxWeight, PercentileInput, PercentileWeight
+from qconv.methods.minmax import MinMaxInput, MinMaxWeight, PercentileInput, PercentileWeight, uniform_range
 from qconv.methods.n2uq import N2UQInput, N2UQWeight
 from qconv.quantizers import PACT, DoReFaGradient, DoReFaInput, DoReFaWeight, Int8Stochastic, Quantizer, stochastic
-from qconv.quantizers.numbers import SMALLEST
+from qconv.quantizers.numbers import SMALLEST, wide
 
 NAN, INF = math.nan, math.inf
 F64 = torch.float64
@@ -526,7 +526,7 @@ def test_stochastic_rounding_draws_again_what_it_drew(monkeypatch: pytest.Monkey
     assert other.quantize(x, *other.tensors()).equal(q.quantize(x, *q.tensors()))
     shards = []
     for rank in range(2):
-        monkeypatch.setattr(stochastic, "_place", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(stochastic, "rank_and_count", lambda rank=rank: (rank, 2))
         shards.append(q.quantize(x[rank::2], *q.tensors()))
     monkeypatch.undo()
     assert torch.stack(shards, 1).flatten(0, 1).equal(q.quantize(x, *q.tensors()))
@@ -571,3 +571,25 @@ def test_dorefa_gradient_in_a_layer() -> None:
     layer(x).backward(g)
     expected = layer.grad_quantizer(g).T @ x
     torch.testing.assert_close(layer.weight.grad, layer.weight_quantizer.backward(expected, layer.weight.detach())[0])
+
+
+@DTYPES
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 8])
+def test_a_range_around_zero_has_one_zero_point_in_all_dtypes(bits: int, dtype: torch.dtype) -> None:
+    """Half of its steps lie below 0, which is half way between two whole numbers: the even one, whatever the range."""
+    for high in torch.rand(200, dtype=torch.float64).add(0.5).to(dtype):
+        first, last, _ = uniform_range(wide(-high), wide(high), bits, symmetric=False)
+        assert (-first, last - first) == (2 ** (bits - 1), 2**bits - 1)
+
+
+def test_inputs_of_which_each_channel_has_its_levels() -> None:
+    quantizer = MinMaxInput(4, per_channel=True)
+    quantizer.build(2, 1)
+    quantizer.initialize(torch.tensor([[[-1.0, 2.0], [-3.0, 1.0]]]))
+    assert quantizer.levels(*quantizer.tensors()) is None
+    alike = MinMaxInput(4, symmetric=True, per_channel=True)
+    alike.build(2, 1)
+    alike.initialize(torch.tensor([[[-1.0, 2.0], [-3.0, 1.0]]]))
+    levels = alike.levels(*alike.tensors())
+    assert levels is not None
+    assert (levels.low, levels.high) == (-7, 7)

@@ -52,7 +52,7 @@ def test_a_shard_draws_its_part_of_the_batch(monkeypatch: pytest.MonkeyPatch) ->
     together = inputs.uniform(whole, *inputs.tensors())
     alone = weights.uniform(whole, *weights.tensors())
     for rank in (0, 1):
-        monkeypatch.setattr(stochastic, "_place", lambda rank=rank: (rank, 2))
+        monkeypatch.setattr(stochastic, "rank_and_count", lambda rank=rank: (rank, 2))
         assert inputs.uniform(whole[rank::2], *inputs.tensors()).equal(together[rank::2])
         assert weights.uniform(whole, *weights.tensors()).equal(alone)
 

@@ -237,3 +237,19 @@ def test_frozen_layers_are_verified_at_each_size(build: Any, scheme: qconv.Schem
     for size in ((9, 8), (6, 7), (8, 8)):
         verification = qconv.verify(model, frozen, torch.randn(3, 3, *size))
         assert verification.equal, verification
+
+
+def test_a_forward_that_is_replaced_on_the_layer_is_not_lost() -> None:
+    model = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1) for _ in range(3)))
+    before: Any = model[1].forward
+    model[1].forward = lambda x: 3 * before(x)
+    assert "stays: its forward is replaced on the layer itself" in str(qconv.plan(model, schemes.bwn(), skip=()))
+    with pytest.warns(UserWarning, match="layer '1' stays float: its forward is replaced on the layer itself"):
+        qconv.convert(model, schemes.bwn(), skip=())
+    assert [type(layer) for layer in model] == [qconv.QConv2d, nn.Conv2d, qconv.QConv2d]
+    ours: Any = model[2].forward
+    model[2].forward = lambda x: 3 * ours(x)
+    with pytest.raises(
+        ValueError, match=r"layer '2' \(QConv2d, bwn\(\)\): its forward is replaced on the layer itself"
+    ):
+        qconv.freeze(model.eval())

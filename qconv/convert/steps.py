@@ -63,6 +63,7 @@ class Step:
         scheme: the scheme that it would get; None if it stays.
         reason: why it stays, or what chose a scheme other than the model's.
         becomes: its class after the conversion; None if it stays.
+        is_changed: whether it stays because of what was done to it before, though it is not among those to skip.
     """
 
     names: tuple[str, ...]
@@ -71,6 +72,7 @@ class Step:
     scheme: Scheme | None
     reason: str = ""
     becomes: type[QuantizedLayer] | None = None
+    is_changed: bool = False
 
     def __str__(self) -> str:
         if self.scheme is None or self.becomes is None:
@@ -163,6 +165,10 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             raise TypeError(f"{argument} (={value!r}) must be a qconv.Scheme, such as qconv.schemes.bwn()")
     if asked.signed_inputs is not None:
         scheme = scheme.with_signed_input(asked.signed_inputs)
+    for name, patterns in (("skip", skip), ("overrides", overrides)):
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise TypeError(f"{name} has {pattern!r}: it must hold names of layers, or expressions for them")
     words = [word for word in skip if word in FIRST_AND_LAST]
     of_first_and_last = _first_last_scheme(asked.first_last, words)
 
@@ -192,8 +198,14 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             if pattern and overrides[pattern] is not None:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
-        if maker := computed_by(layer):
-            return Step(at, layer, kind, None, str(maker))
+        maker = computed_by(layer)
+        if maker or "forward" in vars(layer):  # which would be called in place of the quantized layer's
+            reason = str(maker) if maker else "its forward is replaced on the layer itself"
+            asked_for = layer not in excepted and _first_match(skip_patterns, at) is None
+            return Step(at, layer, kind, None, reason, is_changed=asked_for)
+        weight = layer._parameters.get("weight")
+        if weight is not None and weight.is_complex():
+            return Step(at, layer, kind, None, "its weight is complex")
         if kind not in quantized:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}")

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
-from ..checks import check_flags
+from ..checks import check_flags, check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import forget, watch_first_forwards
 from ..layers.naming import name_of
@@ -83,8 +83,10 @@ def plan(
             that the model never calls, or for layers all of which stay as they are (of an unknown subclass, with a
             computed weight, or quantized already), a ``before_sign`` that is none of the five, or ``signed_inputs`` for
             a scheme without that choice.
-        TypeError: ``scheme`` is not a scheme, or ``grad_quantizer`` makes no quantizer.
+        TypeError: ``model`` is not a module, ``scheme`` not a scheme, a pattern not text, or ``grad_quantizer`` makes
+            no quantizer.
     """
+    check_module(model)
     with while_not_lean(model):
         result = plan_of(
             model,
@@ -147,6 +149,7 @@ def convert(
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
     check_flags(lean=lean)
+    check_module(model)
     with while_not_lean(model):
         made = plan_of(
             model,
@@ -162,7 +165,7 @@ def convert(
                 subclasses=subclasses,
             ),
         )
-        _warn_of_subclasses(made.steps)
+        _warn_of_layers_left(made.steps)
         _adopt(made.steps)
         for step in made.steps:
             if step.scheme is not None:
@@ -174,8 +177,11 @@ def convert(
     return make_lean(model) if lean else model
 
 
-def _warn_of_subclasses(steps: Sequence[Step]) -> None:
-    """Warn if most layers stay because they are of unknown subclasses."""
+def _warn_of_layers_left(steps: Sequence[Step]) -> None:
+    """Warn if most layers stay because they are of unknown subclasses, or any because of what was done to it."""
+    if left := [step for step in steps if step.is_changed]:
+        others = f" So do {len(left) - 1} others: see qconv.plan." if len(left) > 1 else ""
+        warnings.warn(f"layer '{left[0].names[0]}' stays float: {left[0].reason}.{others}", stacklevel=3)
     kinds = Counter(step.kind.__name__ for step in steps if step.reason.startswith(SUBCLASS))
     if 2 * kinds.total() > len(steps):
         listed = ", ".join(f"{count} {name}" for name, count in kinds.most_common())
@@ -219,7 +225,9 @@ def to_float(model: Model) -> Model:
 
     Raises:
         ValueError: the model has no quantized layer.
+        TypeError: ``model`` is not a module.
     """
+    check_module(model)
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) has no quantized layer")

@@ -28,8 +28,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..checks import check_ints
 from ..extras import needed
-from .kernel import Ints, _ints
+from .kernel import Ints
 
 DeformGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 Mask = tuple[bool, bool, bool, bool, bool]
@@ -276,7 +277,7 @@ def _one(
 
 
 def _pair(name: str, value: Ints, least: int) -> Pair:
-    return cast(Pair, _ints(name, value, 2, least))
+    return cast(Pair, check_ints(name, value, 2, least))
 
 
 def _check_tensors(grad_output: Tensor, input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None) -> None:

@@ -6,20 +6,13 @@ from typing import TypeVar, cast
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checks import check_ints
+
 Named = TypeVar("Named", bound=Callable[..., Tensor])
 Ints = int | Sequence[int]
 Gradients = tuple[Tensor | None, Tensor | None, Tensor | None]
 Kernel = Callable[..., Gradients]
 """Gradients of a batched, symmetrically padded convolution; has the signature of `aten::convolution_backward`."""
-
-
-def _ints(name: str, value: Ints, n: int, least: int) -> tuple[int, ...]:
-    ints = (value,) * n if isinstance(value, int) else tuple(value)
-    if len(ints) != n:
-        raise ValueError(f"{name} (={ints}) must be an int or {n} ints")
-    if min(ints) < least:
-        raise ValueError(f"{name} (={value}) must be at least {least}")
-    return ints
 
 
 def _named_padding(
@@ -121,12 +114,12 @@ def gradients(
     """`conv_backward` over any `kernel`: checks, the batch dimension and the unequal padding of "same"."""
     _check_tensors(grad_output, input, weight)
     n = weight.ndim - 2
-    stride = _ints("stride", stride, n, 1)
-    dilation = _ints("dilation", dilation, n, 1)
-    output_padding = _ints("output_padding", output_padding, n, 0)
+    stride = check_ints("stride", stride, n, 1)
+    dilation = check_ints("dilation", dilation, n, 1)
+    output_padding = check_ints("output_padding", output_padding, n, 0)
     extra = None
     if not isinstance(padding, str):
-        padding = _ints("padding", padding, n, 0)
+        padding = check_ints("padding", padding, n, 0)
     elif transposed:
         raise ValueError(f"padding (={padding!r}) of a transposed convolution must be an int or {n} ints")
     else:

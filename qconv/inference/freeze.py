@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
+from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import forget, is_own_hook
 from ..layers.computed import computed_by
@@ -190,8 +191,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         raise TypeError(f"example ({type(example).__name__}) must be a tensor of inputs")
     if example is not None and not example.numel():
         raise ValueError(f"example (of shape {tuple(example.shape)}) must hold at least one sample")
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model ({type(model).__name__}) must be a torch.nn.Module")
+    check_module(model)
     model = inner_model(model)
     needed = _required_inputs(model)
     if len(needed) > 1:
@@ -222,6 +222,11 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )
         if isinstance(module, QuantizedLayer):
+            if "forward" in vars(module):
+                raise ValueError(
+                    f"{name_of(module, name)}: its forward is replaced on the layer itself, which a frozen model would "
+                    "lose: take that off"
+                )
             describe(name, module)  # raises if it does not yet compute what ships
     try:
         network = copy.deepcopy(model).eval().cpu()

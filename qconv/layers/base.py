@@ -1,6 +1,7 @@
 """The base of all quantized layers: their quantizers, casts, checks and state."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Self, cast
 
@@ -19,10 +20,10 @@ from ..quantizers.observers import Observer
 from ..quantizers.part import Part
 from ..scheme import Factory, Scheme
 from .calibration import calibrate, calibrate_from
-from .computed import check_computed, computed_by, evaluated, stored_weight, with_base
+from .computed import check_computed, computed_by, evaluated, stored_weight, trained_weights, with_base
 from .naming import name_of
 from .origin import follow, follow_cast, leave, mark
-from .steps import LIFE, backward_of, check_step
+from .steps import LIFE, backward_of, check_step, is_watched
 from .uncalibrated import warn_partly_calibrated, warn_uncalibrated
 from .watch import watch
 
@@ -48,6 +49,7 @@ class QuantizedLayer(nn.Module):
             until one calls it.
         is_stepped: whether optimizer steps end with `after_step_` of this layer.
         lacks_step: whether it is a copy of such a layer and has had no such step itself.
+        steps_missed: the number of changes by an optimizer, before it is stepped (`steps.check_step`).
         lean: what the backward keeps of the input: bits (`qconv.lean`), or the input itself if None.
         observe: called with every input while `qconv.calibrate` runs; None otherwise.
     """
@@ -68,6 +70,7 @@ class QuantizedLayer(nn.Module):
     bypassed_in: frozenset[bool] = frozenset()
     is_stepped: bool = False
     lacks_step: bool = False
+    steps_missed: int = 0
     lean: Lean | None = None
     observe: Callable[[Tensor], None] | None = None
 
@@ -112,6 +115,8 @@ class QuantizedLayer(nn.Module):
         """Whether the weight, or what replaces it, requires a gradient."""
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             return any(tensor.requires_grad for tensor in self.weight_quantizer.tensors())
+        if computed_by(self):
+            return any(parameter.requires_grad for parameter in trained_weights(self))
         return self.weight.requires_grad
 
     @property
@@ -136,15 +141,22 @@ class QuantizedLayer(nn.Module):
         """The inverse of `filters`: back to the layout of ``weight``."""
         return filters
 
-    def quantized_weight(self) -> Tensor:
-        """The weight of the forward in evaluation, in the layout of ``weight``, without gradient."""
+    @contextmanager
+    def as_evaluated(self) -> Iterator[tuple[Quantizer, Tensor]]:
+        """The weight's quantizer and the `filters` as in evaluation, without gradient: nothing is drawn at random."""
         follow(self)
         quantizer, training = self.weight_quantizer, self.weight_quantizer.training
-        quantizer.eval()  # stochastic rounding is for training
-        with torch.no_grad():
-            weight_q = self.from_filters(quantizer.quantize(self.filters(), *quantizer.tensors()))
-        quantizer.train(training)
-        return weight_q
+        quantizer.eval()
+        try:
+            with torch.no_grad(), evaluated(self):
+                yield quantizer, self.filters()
+        finally:
+            quantizer.train(training)
+
+    def quantized_weight(self) -> Tensor:
+        """The weight of the forward in evaluation, in the layout of ``weight``, without gradient."""
+        with self.as_evaluated() as (quantizer, filters):
+            return self.from_filters(quantizer.quantize(filters, *quantizer.tensors()))
 
     def float_weight(self) -> Tensor:
         """The weight of the float twin: the latent one, or the quantized one if learned tensors replace it."""
@@ -152,24 +164,19 @@ class QuantizedLayer(nn.Module):
 
     def weight_codes(self) -> Codes:
         """Integer codes and scales of `quantized_weight`, output channels in dimension 0."""
-        follow(self)
-        quantizer, training = self.weight_quantizer, self.weight_quantizer.training
-        quantizer.eval()  # as in `quantized_weight`
-        try:
-            with torch.no_grad():
-                return quantizer.codes(self.filters(), *quantizer.tensors())
-        finally:
-            quantizer.train(training)
+        with self.as_evaluated() as (quantizer, filters):
+            return quantizer.codes(filters, *quantizer.tensors())
 
     @torch.no_grad()
     def after_step_(self) -> None:
         """Update after an optimizer step: clamp the latent weight to the range of its quantizer.
 
-        Frozen tensors (``requires_grad=False``), the weight or learned ones, stay as they are.
+        Frozen tensors (``requires_grad=False``), the weight or learned ones, stay as they are. So does what a weight is
+        computed from.
         """
         leave(self)
         self.is_stepped, self.lacks_step = True, False
-        if self._is_frozen:
+        if self._is_frozen or computed_by(self):
             self.weight_quantizer.after_step_(None)
         else:
             filters = self.filters()
@@ -182,10 +189,12 @@ class QuantizedLayer(nn.Module):
     def set_progress_(self, progress: float) -> None:
         """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 during training."""
         follow(self)
-        filters = self.filters()
-        if self._is_frozen:
-            self.weight_quantizer.set_progress_(progress, filters.clone())
+        if self._is_frozen or computed_by(self):
+            with evaluated(self):
+                filters = self.filters().clone()
+            self.weight_quantizer.set_progress_(progress, filters)
         else:
+            filters = self.filters()
             self.weight_quantizer.set_progress_(progress, filters)
             self._put_back(filters)
         if self.__dict__.get("_origin") is not None:
@@ -243,7 +252,7 @@ class QuantizedLayer(nn.Module):
         output = self._compute(input, op, bias, quantizers, *extra)
         if calibrates and is_distributed() and output.requires_grad and not torch.compiler.is_compiling():
             output.register_hook(leaving())
-        if self.lacks_step and self.training and output.requires_grad and not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and self.training and output.requires_grad and is_watched(self):
             output.register_hook(backward_of(self))
         return output
 
@@ -256,7 +265,7 @@ class QuantizedLayer(nn.Module):
         *extra: Tensor,
     ) -> Tensor:
         device, name = input.device.type, partial(name_of, self)
-        dtype = _autocast_dtype(device)
+        dtype = autocast_dtype(device)
         if dtype is None or input.dtype == torch.float64:  # autocast leaves float64 alone
             return quantized_op(input, self.filters(), bias, op, quantizers, *extra, lean=self.lean, name=name)
         with torch.autocast(device, enabled=False):
@@ -269,12 +278,12 @@ class QuantizedLayer(nn.Module):
         """Apply changes that others made to the weight; training starts with the first gradient."""
         if self.bypassed_in:  # what ships is called in evaluation, so a call in training proves nothing
             self.bypassed_in = self.bypassed_in - {True, self.training}
-        if self.__dict__.get("_origin") is None and not self.lacks_step:
+        if self.__dict__.get("_origin") is None and "_trained_at" not in self.__dict__:
             return
         follow(self)
         if self.training and torch.is_grad_enabled() and self.is_trained:
             leave(self)
-            if self.lacks_step:
+            if is_watched(self):
                 check_step(self)
 
     @torch.no_grad()
@@ -313,9 +322,12 @@ class QuantizedLayer(nn.Module):
         """Raise unless the input has a floating dtype, and the dtype and device of the weight.
 
         Raises:
-            TypeError: an integer, boolean or complex input, or without autocast a dtype other than the weight's.
+            TypeError: no tensor; an integer, boolean or complex input, or without autocast a dtype other than the
+                weight's.
             ValueError: a device other than the weight's.
         """
+        if not isinstance(input, Tensor):
+            raise TypeError(f"input ({type(input).__name__}) must be a tensor, such as torch.as_tensor makes")
         weight = stored_weight(self)
         if not input.is_floating_point():
             raise TypeError(
@@ -323,7 +335,7 @@ class QuantizedLayer(nn.Module):
             )
         if input.device != weight.device:
             raise ValueError(f"input is on {input.device} and weight on {weight.device}; they must be on one device")
-        cast = _autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, weight.dtype)
+        cast = autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, weight.dtype)
         if input.dtype != weight.dtype and not cast:
             raise TypeError(
                 f"input has dtype {input.dtype} and weight {weight.dtype}; "
@@ -500,7 +512,7 @@ class QuantizedLayer(nn.Module):
         return f"{type(self).__name__}({self.extra_repr()})"  # one line per layer: the scheme describes the children
 
 
-def _autocast_dtype(device: str) -> torch.dtype | None:
+def autocast_dtype(device: str) -> torch.dtype | None:
     """The dtype of an active autocast; None without one, and always on the meta device."""
     enabled = device != "meta" and torch.is_autocast_enabled(device)
     return torch.get_autocast_dtype(device) if enabled else None

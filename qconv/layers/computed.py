@@ -57,12 +57,19 @@ def stored_weight(layer: nn.Module) -> Tensor:
 
 
 @contextmanager
-def evaluated(layer: nn.Module) -> Iterator[None]:
-    """Compute a parametrized weight as in evaluation, without effects; the modes are restored at the end."""
+def evaluated(model: nn.Module) -> Iterator[None]:
+    """Make the computed weights in a layer or model those of evaluation, without effects.
+
+    Pruning and the older normalizations compute a weight when the layer is called, so it may be that of an earlier
+    step: it is computed anew. The modes are restored at the end.
+    """
     modes = {}
-    if parametrize.is_parametrized(layer, "weight"):
-        parametrizations: Any = layer.parametrizations
-        modes = {module: module.training for module in parametrizations["weight"].modules()}
+    for layer in model.modules():
+        if parametrize.is_parametrized(layer, "weight"):
+            parametrizations: Any = layer.parametrizations
+            modes |= {module: module.training for module in parametrizations["weight"].modules()}
+        else:
+            _refresh(layer)
     try:
         for module in modes:
             module.training = False
@@ -70,6 +77,26 @@ def evaluated(layer: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+
+
+@torch.no_grad()
+def _refresh(layer: nn.Module) -> None:
+    """Compute anew a weight that a hook computes."""
+    if computed_by(layer) is None:
+        return
+    for hook in layer._forward_pre_hooks.values():
+        if getattr(hook, "_tensor_name", None) == "weight":
+            layer.weight = cast(Any, hook).apply_mask(layer)
+        elif isinstance(hook, SpectralNorm) and hook.name == "weight":
+            layer.weight = hook.compute_weight(layer, do_power_iteration=False)
+        elif isinstance(hook, WeightNorm) and hook.name == "weight":
+            layer.weight = hook.compute_weight(layer)
+
+
+def trained_weights(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the layer's weight, or the parameters from which it is computed."""
+    parts = parts_of_weight(layer) or {"weight"}
+    return [parameter for name, parameter in layer.named_parameters() if name in parts]
 
 
 def parts_of_weight(layer: nn.Module) -> set[str]:

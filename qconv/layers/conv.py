@@ -1,11 +1,13 @@
 """Quantized convolutions, written once for 1, 2 and 3 dimensions."""
 
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ..checks import check_ints, check_whole
 from ..operations import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
 from ..scheme import Factory, Scheme
@@ -18,6 +20,7 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 class _QConv(QuantizedLayer):
     """Constructor and forward of `QConv1d`, `QConv2d` and `QConv3d`."""
 
+    dimensions: ClassVar[int]
     in_channels: int
     groups: int
     kernel_size: tuple[int, ...]
@@ -45,7 +48,8 @@ class _QConv(QuantizedLayer):
         padding_value: int | None = None,
         grad_quantizer: Factory | None = None,
     ) -> None:
-        _check_groups(in_channels, out_channels, groups)
+        check_groups(in_channels, out_channels, groups)
+        _check_sizes(self.dimensions, padding, kernel_size=kernel_size, stride=stride, dilation=dilation)
         geometry = in_channels, out_channels, kernel_size, stride, padding, dilation, groups
         super().__init__(*geometry, bias, padding_mode, device, dtype)
         self.set_scheme(chosen(scheme, grad_quantizer))
@@ -78,7 +82,7 @@ class _QConv(QuantizedLayer):
     def padded_op(self, both_sides: list[int]) -> Convolution:
         """Return the convolution with this padding around the quantized input."""
         zeros = (0,) * len(self.stride)
-        if self.padding_value and any(both_sides):
+        if self.padding_value and any(both_sides) and self.input_quantizer.makes_signs:
             value = float(self.padding_value)
             return Convolution(self.stride, zeros, self.dilation, self.groups, tuple(both_sides), value)
         # "same" pads an odd total once more on the right; the convolution itself pads what is equal on both sides.
@@ -91,13 +95,13 @@ class _QConv(QuantizedLayer):
             return self.as_node(input)
         self.check_input(input)
         ndim = len(self.kernel_size) + 2
+        check_shape(input, ndim, self.in_channels)
         if input.ndim == ndim - 1:
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        _check_shape(input, ndim, self.in_channels)
         if self.padding_mode != "zeros":
             input = F.pad(input, self.padding_sides, mode=self.padding_mode)
         op = self.operation(input)
-        if not self.scheme.scale_map:
+        if not (self.scheme.scale_map and self.input_quantizer.makes_signs):
             return self.apply_op(input, op, self.bias)
         output = self.apply_op(input, op, None)
         output = output * self._scale_map(input, op).to(output.dtype)
@@ -118,7 +122,8 @@ class QConv1d(_QConv, nn.Conv1d):
 
     ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, L)`` or ``(C_in, L)``. The arguments are those
     of `torch.nn.Conv1d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default the scheme's) pads
-    the quantized input: 0 adds a third value to a binary input.
+    the quantized input: 0 adds a third value to a binary input. The other padding modes pad the float input, so that a
+    scale or a range that depends on all values counts those at the border again.
 
     Raises:
         ValueError: channels that groups do not divide, or a padding value that is none of the three.
@@ -126,6 +131,7 @@ class QConv1d(_QConv, nn.Conv1d):
     """
 
     float_type = nn.Conv1d
+    dimensions = 1
 
 
 class QConv2d(_QConv, nn.Conv2d):
@@ -133,7 +139,8 @@ class QConv2d(_QConv, nn.Conv2d):
 
     ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, H, W)`` or ``(C_in, H, W)``. The arguments are
     those of `torch.nn.Conv2d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default the scheme's)
-    pads the quantized input: 0 adds a third value to a binary input.
+    pads the quantized input: 0 adds a third value to a binary input. The other padding modes pad the float input, so
+    that a scale or a range that depends on all values counts those at the border again.
 
     Raises:
         ValueError: channels that groups do not divide, or a padding value that is none of the three.
@@ -148,6 +155,7 @@ class QConv2d(_QConv, nn.Conv2d):
     """
 
     float_type = nn.Conv2d
+    dimensions = 2
 
 
 class QConv3d(_QConv, nn.Conv3d):
@@ -155,7 +163,8 @@ class QConv3d(_QConv, nn.Conv3d):
 
     ``output = conv(pad(input_q), weight_q) + bias``; shapes ``(N, C_in, D, H, W)`` or ``(C_in, D, H, W)``. The
     arguments are those of `torch.nn.Conv3d`; ``scheme`` is BWN by default; ``padding_value`` (0, +1 or -1, by default
-    the scheme's) pads the quantized input: 0 adds a third value to a binary input.
+    the scheme's) pads the quantized input: 0 adds a third value to a binary input. The other padding modes pad the
+    float input, so that a scale or a range that depends on all values counts those at the border again.
 
     Raises:
         ValueError: channels that groups do not divide, or a padding value that is none of the three.
@@ -163,11 +172,13 @@ class QConv3d(_QConv, nn.Conv3d):
     """
 
     float_type = nn.Conv3d
+    dimensions = 3
 
 
 class _QConvTranspose(QuantizedLayer):
     """Constructor and forward of `QConvTranspose1d`, `QConvTranspose2d` and `QConvTranspose3d`."""
 
+    dimensions: ClassVar[int]
     in_channels: int
     groups: int
     kernel_size: tuple[int, ...]
@@ -194,7 +205,9 @@ class _QConvTranspose(QuantizedLayer):
         padding_value: int | None = None,
         grad_quantizer: Factory | None = None,
     ) -> None:
-        _check_groups(in_channels, out_channels, groups)
+        check_groups(in_channels, out_channels, groups)
+        _check_sizes(self.dimensions, padding, kernel_size=kernel_size, stride=stride, dilation=dilation)
+        check_ints("output_padding", output_padding, self.dimensions, least=0)
         if padding_value:
             raise ValueError(
                 f"padding_value (={padding_value}) must be 0: a transposed convolution's padding crops its output"
@@ -219,9 +232,9 @@ class _QConvTranspose(QuantizedLayer):
             return self.as_node(input, output_size)
         self.check_input(input)
         ndim = len(self.kernel_size) + 2
+        check_shape(input, ndim, self.in_channels)
         if input.ndim == ndim - 1:
             return self.forward(input.unsqueeze(0), output_size).squeeze(0)
-        _check_shape(input, ndim, self.in_channels)
         padding = cast(tuple[int, ...], self.padding)
         output_padding = cast(nn.ConvTranspose2d, self)._output_padding(  # shared by the twins
             input,
@@ -243,6 +256,7 @@ class QConvTranspose1d(_QConvTranspose, nn.ConvTranspose1d):
     """
 
     float_type = nn.ConvTranspose1d
+    dimensions = 1
 
 
 class QConvTranspose2d(_QConvTranspose, nn.ConvTranspose2d):
@@ -252,6 +266,7 @@ class QConvTranspose2d(_QConvTranspose, nn.ConvTranspose2d):
     """
 
     float_type = nn.ConvTranspose2d
+    dimensions = 2
 
 
 class QConvTranspose3d(_QConvTranspose, nn.ConvTranspose3d):
@@ -261,18 +276,26 @@ class QConvTranspose3d(_QConvTranspose, nn.ConvTranspose3d):
     """
 
     float_type = nn.ConvTranspose3d
+    dimensions = 3
 
 
 def sides_of(conv: Any) -> list[int]:
     """Return the padding of one of torch's convolutions, or of these, in the order of `torch.nn.functional.pad`."""
     if isinstance(conv.padding, str):
         spans = zip(conv.dilation, conv.kernel_size, strict=True)
-        totals = [d * (k - 1) if conv.padding == "same" else 0 for d, k in spans]
-        return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+        return same_sides([d * (k - 1) if conv.padding == "same" else 0 for d, k in spans])
     return [side for padding in reversed(conv.padding) for side in (padding, padding)]
 
 
-def _check_groups(in_channels: int, out_channels: int, groups: int) -> None:
+def same_sides(totals: Sequence[int]) -> list[int]:
+    """Split totals of padding, in the order of `torch.nn.functional.pad`; an odd one has one more at the end."""
+    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
+
+
+def check_groups(in_channels: int, out_channels: int, groups: int) -> None:
+    """Raise a ValueError unless the three are whole numbers, and groups divide the channels."""
+    for name, value in (("in_channels", in_channels), ("out_channels", out_channels), ("groups", groups)):
+        check_whole(name, value)
     if groups < 1:
         raise ValueError(f"groups (={groups}) must be positive")
     for name, channels in (("in_channels", in_channels), ("out_channels", out_channels)):
@@ -280,10 +303,21 @@ def _check_groups(in_channels: int, out_channels: int, groups: int) -> None:
             raise ValueError(f"groups (={groups}) must divide {name} (={channels})")
 
 
-def _check_shape(input: Tensor, ndim: int, in_channels: int) -> None:
-    if input.ndim != ndim:
+def _check_sizes(count: int, padding: Size | str, **sizes: Size) -> None:
+    """Raise a ValueError that names the first of the sizes that is wrong; torch checks a padding that is a word."""
+    for name, size in sizes.items():
+        check_ints(name, size, count, least=1)
+    if not isinstance(padding, str):
+        check_ints("padding", padding, count, least=0)
+
+
+def check_shape(input: Tensor, ndim: int, in_channels: int, unbatched: bool = True) -> None:
+    """Raise a ValueError unless the input has ``ndim`` dimensions, or one less, and ``in_channels`` channels."""
+    if input.ndim != ndim and not (unbatched and input.ndim == ndim - 1):
+        less = f", or {ndim - 1} unbatched" if unbatched else ""
+        raise ValueError(f"input has shape {tuple(input.shape)}; it must have {ndim} dimensions{less}")
+    dim = input.ndim - ndim + 1
+    if input.shape[dim] != in_channels:
         raise ValueError(
-            f"input has shape {tuple(input.shape)}; it must have {ndim} dimensions, or {ndim - 1} unbatched"
+            f"input has shape {tuple(input.shape)}; its dimension {dim} must be in_channels (={in_channels})"
         )
-    if input.shape[1] != in_channels:
-        raise ValueError(f"input has shape {tuple(input.shape)}; its dimension 1 must be in_channels (={in_channels})")

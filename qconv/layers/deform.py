@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
+from ..checks import check_ints
 from ..extras import needed
 from ..grad.deform import check_sizes, deform_conv2d_backward, wide
-from ..grad.kernel import _ints
 from ..scheme import Factory, Scheme
-from .base import QuantizedLayer, _autocast_dtype, chosen
-from .conv import _check_groups, _check_shape
+from .base import QuantizedLayer, autocast_dtype, chosen
+from .conv import check_groups, check_shape
 
 with needed("deformable convolution"):
     from torchvision.ops import DeformConv2d, deform_conv2d
@@ -106,7 +106,7 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
         padding_value: int | None = None,
         grad_quantizer: Factory | None = None,
     ) -> None:
-        _check_groups(in_channels, out_channels, groups)
+        check_groups(in_channels, out_channels, groups)
         _check_padding_value(padding_value)
         geometry = _geometry(kernel_size, stride, padding, dilation)
         DeformConv2d.__init__(self, in_channels, out_channels, *geometry, groups, bias)
@@ -128,7 +128,7 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
         if isinstance(input, fx.Proxy):
             return self.as_node(input, offset, mask)
         self.check_input(input)
-        _check_shape(input, 4, self.in_channels)
+        check_shape(input, 4, self.in_channels, unbatched=False)
         extra = (offset,) if mask is None else (offset, mask)
         self._check_extra(input, *extra)
         weight_shape = self.out_channels, self.in_channels // self.groups, *self.kernel_size
@@ -226,7 +226,7 @@ class DeformConv2dPack(DeformConv2d):
         modulated: bool = True,
         offset_groups: int = 1,
     ) -> None:
-        _check_groups(in_channels, out_channels, groups)
+        check_groups(in_channels, out_channels, groups)
         if offset_groups < 1 or in_channels % offset_groups:
             raise ValueError(f"offset_groups (={offset_groups}) must divide in_channels (={in_channels})")
         geometry = _geometry(kernel_size, stride, padding, dilation)
@@ -247,7 +247,7 @@ class DeformConv2dPack(DeformConv2d):
         return offset, mask.sigmoid()
 
     def forward(self, input: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
-        _check_shape(input, 4, self.in_channels)
+        check_shape(input, 4, self.in_channels, unbatched=False)
         op = DeformConvolution(self.stride, self.padding, self.dilation)
         return _autocast(
             lambda x, *extra: op.forward(x, self.weight, self.bias, *extra), input, *self.offset_and_mask(input)
@@ -297,17 +297,17 @@ class QDeformConv2dPack(QDeformConv2d, DeformConv2dPack):
         if isinstance(input, fx.Proxy):
             return self.as_node(input)
         self.check_input(input)
-        _check_shape(input, 4, self.in_channels)
+        check_shape(input, 4, self.in_channels, unbatched=False)
         return QDeformConv2d.forward(self, input, *self.offset_and_mask(input))
 
 
 def _geometry(kernel_size: Size, stride: Size, padding: Size, dilation: Size) -> tuple[Any, Any, Any, Any]:
     """The pairs that torchvision's constructor accepts, although its annotation says int."""
     return (
-        _ints("kernel_size", kernel_size, 2, 1),
-        _ints("stride", stride, 2, 1),
-        _ints("padding", padding, 2, 0),
-        _ints("dilation", dilation, 2, 1),
+        check_ints("kernel_size", kernel_size, 2, 1),
+        check_ints("stride", stride, 2, 1),
+        check_ints("padding", padding, 2, 0),
+        check_ints("dilation", dilation, 2, 1),
     )
 
 
@@ -319,7 +319,7 @@ def _check_padding_value(padding_value: int | None) -> None:
 
 
 def _autocasts(input: Tensor) -> bool:
-    return _autocast_dtype(input.device.type) is not None and input.dtype != torch.float64
+    return autocast_dtype(input.device.type) is not None and input.dtype != torch.float64
 
 
 def _autocast(run: Callable[..., Tensor], input: Tensor, *extra: Tensor) -> Tensor:

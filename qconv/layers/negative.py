@@ -5,10 +5,9 @@ import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from ..processes import is_distributed
+from ..processes import rank_and_count
 from ..quantizers import Quantizer
 from .naming import name_of
 
@@ -81,7 +80,7 @@ def tell(found: Mapping[str, tuple[nn.Module, Negative]]) -> None:
     Args:
         found: layers by their names, and what there is to tell of them.
     """
-    if is_distributed() and dist.get_rank() != 0:
+    if rank_and_count()[0] != 0:
         return
     many = {name: negative for name, (_, negative) in found.items() if negative.share >= SHARE}
     signed = [name for name, (_, negative) in found.items() if negative.signed]

@@ -1,13 +1,23 @@
-"""A warning for copied layers that are trained without the updates that followed the steps of the original."""
+"""Warnings for layers that are trained without the updates that follow an optimizer's steps."""
 
 import warnings
 from collections.abc import Callable
 from typing import Any
 
+from ..quantizers import Stream
+from ..quantizers.part import Part
+from .computed import computed_by, writes
 from .naming import name_of
 
-LIFE = ("_origin", "_trained_at", "is_stepped", "lacks_step")
+LIFE = ("_origin", "_trained_at", "is_stepped", "lacks_step", "steps_missed")
 """Attributes in which a quantized layer records its history, beside its modules and tensors."""
+PATIENCE = 20
+"""The number of optimizer steps after which something that is missing is told."""
+
+
+def is_watched(layer: Any) -> bool:
+    """Whether it isn't known yet that optimizer steps end with `after_step_`, nor told that they don't."""
+    return layer.lacks_step or not (layer.is_stepped or layer.steps_missed >= PATIENCE)
 
 
 def backward_of(layer: Any) -> Callable[[object], None]:
@@ -22,19 +32,43 @@ def backward_of(layer: Any) -> Callable[[object], None]:
 def check_step(layer: Any) -> None:
     """Warn once if the layer has changed since its last backward, as by an optimizer, without `after_step_`.
 
-    `copy.deepcopy` and `pickle` leave out the hooks of an optimizer. A copy that changes without a backward, such as an
-    average of weights run in training mode, has no optimizer.
+    For a copy that is at once: `copy.deepcopy` and `pickle` leave out the hooks of an optimizer. Any other layer may
+    still see its first `after_step_`; it is told after `PATIENCE` changes. A layer that changes without a backward,
+    such as an average of weights run in training mode, has no optimizer.
     """
     before = layer.__dict__.pop("_trained_at", None)
     if before is None or before == _versions(layer):
         return
-    layer.lacks_step = False  # warn only once
-    warnings.warn(
-        f"{name_of(layer)} is a copy, and its optimizer's steps do not end with qconv.after_step as those of the "
-        "original do: copies of an optimizer lose that. Call qconv.after_every_step(optimizer, model) again for the "
-        "copied optimizer and model",
-        stacklevel=5,
-    )
+    if layer.lacks_step:
+        layer.lacks_step, layer.steps_missed = False, PATIENCE  # warn only once
+        warnings.warn(
+            f"{name_of(layer)} is a copy, and its optimizer's steps do not end with qconv.after_step as those of the "
+            "original do: copies of an optimizer lose that. Call qconv.after_every_step(optimizer, model) again for "
+            "the copied optimizer and model",
+            stacklevel=5,
+        )
+        return
+    layer.steps_missed += 1
+    if layer.steps_missed == PATIENCE and (what := _left_undone(layer)):
+        warnings.warn(  # without its name, so that Python shows it once for all layers
+            f"{PATIENCE} optimizer steps did not end with qconv.after_step, which {what} with {layer.scheme}: call "
+            "qconv.after_every_step(optimizer, model) before the training loop",
+            stacklevel=5,
+        )
+
+
+def _left_undone(layer: Any) -> str:
+    """What `after_step_` would do for the layer; empty if nothing."""
+    parts = [part for quantizer in layer.quantizers().values() for part in quantizer.modules()]
+    if computed_by(layer) is None and not layer.weight_quantizer.replaces_weight:
+        filters = layer.filters().detach()
+        if writes(layer.weight_quantizer, filters):
+            return "keeps latent weights in their range"
+    if any(isinstance(part, Part) and part.rules().keys() & part._parameters.keys() for part in parts):
+        return "keeps learned steps and ranges positive"
+    if any(isinstance(part, Stream) for part in parts):
+        return "draws new random numbers"
+    return ""
 
 
 def _versions(layer: Any) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ it. Pass it to `qconv.convert` as ``subclasses={UnitConv2d: QUnitConv2d}``:
 A class that computes the same as its parent needs no such form: ``subclasses={MyConv2d: QConv2d}``.
 """
 
-from collections.abc import Sequence
 from typing import cast
 
 import torch.nn.functional as F
@@ -22,7 +21,7 @@ from ..operations import Convolution
 from ..quantizers import INQ, ShiftPS
 from ..scheme import Scheme
 from .base import QuantizedLayer
-from .conv import QConv2d
+from .conv import QConv2d, same_sides
 
 
 class ComputedFilters(QuantizedLayer):
@@ -95,11 +94,6 @@ class SamePadded(QConv2d):
             return self.op
         spans = zip(input.shape[2:], self.kernel_size, self.stride, self.dilation, strict=True)
         return self.padded_op(same_sides([_missing(*span) for span in spans]))
-
-
-def same_sides(totals: Sequence[int]) -> list[int]:
-    """Split totals of padding, in the order of `torch.nn.functional.pad`."""
-    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]
 
 
 def _missing(size: int, kernel_size: int, stride: int, dilation: int) -> int:

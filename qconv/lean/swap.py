@@ -7,7 +7,7 @@ from typing import TypeVar
 from torch import nn
 from torch.nn.utils import parametrize
 
-from ..checks import check_flags
+from ..checks import check_flags, check_module
 from ..kept_input import Lean
 from ..layers import QuantizedLayer
 from ..layers.computed import with_base
@@ -39,8 +39,9 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
 
     Parameters, state dict and hooks stay as they are. By default gradients of layers of signs are sums in float32 in
     another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of 8-bit codes are
-    exact, not rounded. All other numbers of the forward stay as they are. Pictures between layers are channels_last: a
-    forward that calls ``x.view`` on them must call ``x.reshape``, as in any model that is channels_last.
+    exact, not rounded. Pictures between layers are channels_last, in which torch's own batch norms and poolings sum in
+    another order, too; all other numbers of the forward stay as they are. A forward that calls ``x.view`` on such
+    pictures must call ``x.reshape``, as in any model that is channels_last.
 
     ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
     and the batch norm behind it, which reads the layer's weight: if that was freed by then, the backward raises.
@@ -55,13 +56,14 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
         The model.
 
     Raises:
-        TypeError: ``on`` or ``exact`` is not a bool.
+        TypeError: ``model`` is not a module, ``on`` or ``exact`` not a bool.
 
     Example:
         >>> model = qconv.convert(nn.Sequential(nn.Conv2d(64, 64, 3), nn.BatchNorm2d(64)), qconv.schemes.bnn(), skip=())
         >>> type(qconv.lean(model)[1]).__name__
         'LeanBatchNorm2d'
     """
+    check_module(model)
     check_flags(on=on, exact=exact)
     if on:
         from ..kernels import flops as _registered  # noqa: F401  # not before: it imports Triton

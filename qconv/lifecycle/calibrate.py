@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..checks import check_whole
+from ..checks import check_module, check_whole, in_a_line
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.negative import judged, mark_told, tell
@@ -58,12 +58,14 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         The names of the layers whose quantizers were set; empty if none needs data.
 
     Raises:
-        TypeError: a tensor or a mapping in place of batches; a model that needs several inputs, which require a mapping
+        TypeError: ``model`` is not a module; something else in place of batches, such as a tensor or a mapping, or of a
+            batch's input; a model that needs several inputs, which require a mapping
             of its arguments by name.
         ValueError: no batch, or none with a sample; ``max_samples`` not a whole number or less than 1; NaN or inf in
             the input of a layer, which is named. It is raised in all processes if in one, and no quantizer is set.
     """
-    if isinstance(batches, Tensor | Mapping):
+    check_module(model)
+    if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         kind = type(batches).__name__
         raise TypeError(f"batches ({kind}) must be batches one after another, such as [images] or a DataLoader")
     if check_whole("max_samples", max_samples) < 1:
@@ -102,6 +104,13 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         warnings.warn(
             f"calibrate: {'layer' if len(blank) == 1 else 'layers'} {names} saw inputs without a range, such as equal "
             "values only, and could not be calibrated: give calibrate other or more batches",
+            stacklevel=2,
+        )
+    if unseen := [name for name in layers if name not in seen and not layers[name].input_quantizer.calibrated]:
+        names = ", ".join(f"'{name}'" for name in unseen)
+        warnings.warn(
+            f"calibrate: {'layer' if len(unseen) == 1 else 'layers'} {names} had no input, since the model did not "
+            "call them, and still wait for data",
             stacklevel=2,
         )
     _tell({name: quantized[name] for name in counts}, counts.values(), device)
@@ -158,7 +167,11 @@ def _run(forward: nn.Module, batch: Any) -> None:
     if isinstance(batch, Mapping):
         forward(**batch)
     else:
-        input = batch[0] if isinstance(batch, tuple | list) else batch
+        input = batch[0] if isinstance(batch, tuple | list) and batch else batch
+        if isinstance(input, tuple | list | int | float | str | None):
+            raise TypeError(
+                f"batches: {in_a_line(batch)} must be an input of the model, such as a tensor, or begin with one"
+            )
         try:
             inspect.signature(forward.forward, follow_wrapped=False).bind(input)
         except TypeError as error:
@@ -173,10 +186,10 @@ def _size(batch: Any) -> int:
     """The number of samples in a batch: the length of its first tensor."""
     if isinstance(batch, Mapping):
         return next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim), 1)
-    input = batch[0] if isinstance(batch, tuple | list) else batch
+    input = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if isinstance(input, Mapping):
         return _size(input)
-    return len(input) if not isinstance(input, Tensor) or input.ndim else 1
+    return len(input) if (input.ndim if isinstance(input, Tensor) else hasattr(input, "__len__")) else 1
 
 
 @contextmanager

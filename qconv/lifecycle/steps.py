@@ -3,6 +3,7 @@
 import sys
 import warnings
 from collections.abc import Iterator
+from numbers import Real
 from typing import Any, NamedTuple
 
 import torch
@@ -10,32 +11,36 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.hooks import RemovableHandle
 
+from ..checks import check_module, in_a_line
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
+from ..layers.steps import PATIENCE
 from ..layers.twins import quantized_layers
 from ..quantizers import Quantizer
 
-_PATIENCE = 20
-"""The number of steps in which another optimizer would have changed what this one does not hold."""
 _INSIDE = ("torch", "qconv", "pytorch_lightning", "lightning", "lightning_fabric", "accelerate")
 """Packages that call an optimizer's step for somebody else."""
 
 
 def after_step(model: nn.Module) -> None:
-    """Update all quantized layers in place after an optimizer step.
+    """Update all quantized layers, and quantizers outside of them, in place after an optimizer step.
 
     Latent weights are clamped to the range of their quantizers (BNN and BWN to [-1, 1], DeepShift to its powers),
     learned steps are kept positive, and random streams of stochastic rounding advance. Frozen weights and learned
     tensors (``requires_grad=False``) stay as they are. Call it after ``optimizer.step()``, or let `after_every_step` do
     so.
+
+    Raises:
+        TypeError: ``model`` is not a module.
     """
-    for module in model.modules():
-        if isinstance(module, QuantizedLayer):
-            module.after_step_()
+    check_module(model)
+    _after_step([*_layers(model), *_alone(model)])
 
 
 def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """Make every ``optimizer.step()`` end with `after_step`; ``handle.remove()`` undoes it.
+
+    If the optimizer holds parameters of some quantized layers only, these are updated, and those without trained ones.
 
     It works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step``
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
@@ -46,12 +51,13 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     optimizer's step is compiled, or if the weights are computed by a parametrization.
 
     Raises:
-        TypeError: ``optimizer`` is not a torch optimizer and wraps none.
+        TypeError: ``optimizer`` is not a torch optimizer and wraps none; ``model`` is not a module.
     """
-    layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
-    for layer in layers:
+    inside = innermost(optimizer)
+    check_module(model)
+    for layer in _layers(model):
         layer.is_stepped, layer.lacks_step = True, False
-    return innermost(optimizer).register_step_post_hook(_AfterStep(model))
+    return inside.register_step_post_hook(_AfterStep(model))
 
 
 class _AfterStep:
@@ -63,16 +69,30 @@ class _AfterStep:
         self.left_out: list[_LeftOut] = []
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        after_step(self.model)
-        if self.steps > _PATIENCE or torch.compiler.is_compiling():
+        # The backward may still need the other weights, where each parameter's optimizer steps as soon as it can.
+        held = _held(optimizer)
+        every = [*_layers(self.model), *_alone(self.model)]
+        own = [module for module in every if any(id(tensor) in held for tensor in module.parameters())]
+        frozen = [module for module in every if not any(tensor.requires_grad for tensor in module.parameters())]
+        _after_step([*own, *frozen] if own else every)  # without any, it holds copies, as of higher precision
+        if self.steps > PATIENCE or torch.compiler.is_compiling():
             return
         self.steps += 1
         if self.steps == 1:
             self.left_out = list(_left_out(optimizer, self.model))
-        elif self.steps > _PATIENCE:
+        elif self.steps > PATIENCE:
             held = _held(optimizer)
             _warn_untrained([one for one in self.left_out if id(one.tensor) not in held and one.is_untrained()])
             self.left_out = []
+
+
+@torch.no_grad()
+def _after_step(modules: list[QuantizedLayer | Quantizer]) -> None:
+    for module in modules:
+        if isinstance(module, QuantizedLayer):
+            module.after_step_()
+        else:
+            module.after_step_(None)
 
 
 class _LeftOut(NamedTuple):
@@ -121,7 +141,7 @@ def _warn_untrained(left_out: list[_LeftOut]) -> None:
     others = len(left_out) - 1
     named = left_out[0].name + (f" and {others} other parameter{'s' * (others > 1)}" if others else "")
     warnings.warn(
-        f"in {_PATIENCE} steps no optimizer has changed {named}, in spite of gradients: the optimizer of the weights "
+        f"in {PATIENCE} steps no optimizer has changed {named}, in spite of gradients: the optimizer of the weights "
         "does not hold what the scheme learns. Make it after qconv.convert, or call optimizer.add_param_group; "
         "requires_grad_(False) says that nothing is to change. Ignore this if another optimizer trains them later",
         stacklevel=_level_outside(),
@@ -145,7 +165,7 @@ def innermost(optimizer: Any) -> Optimizer:
         inside = (attributes.get(name) for name in ("optimizer", "_optimizer", "base_optimizer"))
         optimizer = next((value for value in inside if isinstance(value, Optimizer)), optimizer)
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer (={optimizer!r:.200}) must be a torch.optim.Optimizer, or wrap one")
+        raise TypeError(f"optimizer (={in_a_line(optimizer)}) must be a torch.optim.Optimizer, or wrap one")
     return optimizer
 
 
@@ -157,15 +177,20 @@ def set_progress(model: nn.Module, progress: float) -> None:
 
     Raises:
         ValueError: ``progress`` is not from 0 to 1.
-        TypeError: ``progress`` is not a number.
+        TypeError: ``progress`` is not a number; ``model`` is not a module.
     """
-    if not isinstance(progress, int | float):
+    check_module(model)
+    if isinstance(progress, Tensor) and not progress.ndim:
+        progress = progress.item()
+    if isinstance(progress, bool) or not isinstance(progress, Real):
         raise TypeError(f"progress (={progress!r}) must be a number from 0 to 1")
+    progress = float(progress)
     if not 0 <= progress <= 1:
         raise ValueError(f"progress (={progress}) must be from 0, the start of training, to 1, its end")
-    for module in model.modules():
-        if isinstance(module, QuantizedLayer):
-            module.set_progress_(progress)
+    for layer in _layers(model):
+        layer.set_progress_(progress)
+    for quantizer in _alone(model):
+        quantizer.set_progress_(progress, None)
 
 
 def is_final(model: nn.Module) -> bool:
@@ -188,7 +213,21 @@ def final_from(model: nn.Module) -> float:
     return max((quantizer.final_from for quantizer in _quantizers(model)), default=0.0)
 
 
+def _layers(model: nn.Module) -> Iterator[QuantizedLayer]:
+    return (module for module in model.modules() if isinstance(module, QuantizedLayer))
+
+
+def _alone(model: nn.Module) -> list[Quantizer]:
+    """The quantizers that are not part of a quantized layer or of another quantizer."""
+    every = list(model.modules())
+    if not any(isinstance(module, Quantizer) for module in every):
+        return []
+    owners = [module for module in every if isinstance(module, QuantizedLayer | Quantizer)]
+    inside = {child for owner in owners for child in owner.modules() if child is not owner}
+    return [module for module in owners if isinstance(module, Quantizer) and module not in inside]
+
+
 def _quantizers(model: nn.Module) -> Iterator[Quantizer]:
-    for module in model.modules():
-        if isinstance(module, QuantizedLayer):
-            yield from module.quantizers().values()
+    for layer in _layers(model):
+        yield from layer.quantizers().values()
+    yield from _alone(model)

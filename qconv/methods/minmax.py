@@ -39,7 +39,8 @@ def uniform_range(low: Tensor, high: Tensor, bits: int, symmetric: bool) -> tupl
         return first, -first, step
     count = 2**bits - 1
     step = (high - low) / count
-    first = -(-low / divisor(step)).round()
+    # The step is rounded: divided by it, the half of a range that is even around 0 would fall on either side.
+    first = -(-low / divisor(high - low) * count).round()
     return first, count + first, step
 
 
@@ -238,7 +239,9 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
         wide_x = wide(x)
         return Whole(*uniform_codes(wide_x, *self._range(wide_x, *tensors), self._bits, self.symmetric))
 
-    def levels(self, *tensors: Tensor) -> Levels:
+    def levels(self, *tensors: Tensor) -> Levels | None:
+        if tensors[0].numel() > 1 and not self.symmetric:
+            return None  # each channel has its own
         first, last, step = uniform_range(wide(tensors[0]), wide(tensors[1]), self._bits, self.symmetric)
         return Levels(int(first.min()), int(last.max()), step, "nearest")
 

@@ -17,15 +17,19 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
 
     Raises:
         ValueError: no stages, a first stage that does not begin at 0, starts that do not increase or lie beyond 1;
-            schemes
-            that differ in ``padding_value``, ``scale_map`` or ``backward_weight``, or that replace the weight.
-        TypeError: something other than a scheme.
+            schemes that differ in ``padding_value``, ``scale_map`` or ``backward_weight``, or that replace the weight.
+        TypeError: something other than a sequence of pairs of a number and a scheme.
     """
+    if isinstance(stages, str) or not isinstance(stages, Sequence):
+        raise TypeError(f"stages (={stages!r}) must be a sequence of pairs (progress, qconv.Scheme)")
+    for pair in stages:
+        if not (isinstance(pair, Sequence) and len(pair) == 2 and isinstance(pair[1], Scheme)):
+            raise TypeError(f"stages must hold pairs (progress, qconv.Scheme), not {pair!r}")
+        check_numbers(progress=pair[0])
+    if not stages:
+        raise ValueError("stages (=[]) must hold at least one pair (progress, qconv.Scheme)")
     stages = [(float(start), scheme) for start, scheme in stages]
-    for _, scheme in stages:
-        if not isinstance(scheme, Scheme):
-            raise TypeError(f"stages must hold pairs (progress, qconv.Scheme), not {scheme!r}")
-    last = stages[-1][1] if stages else Scheme("none")
+    last = stages[-1][1]
     for _, scheme in stages:
         for name in ("padding_value", "scale_map", "backward_weight"):
             value, asked = getattr(scheme, name), getattr(last, name)

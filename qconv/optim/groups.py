@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
 
 from ..layers import QuantizedLayer
+from ..layers.computed import trained_weights
 from ..quantizers import Quantizer
 
 Predicate = Callable[[str, nn.Parameter], bool]
@@ -40,7 +41,8 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
         model: any module.
         rules: maps each rule to its options; the first rule that matches a parameter counts. A rule is one of
 
-            - ``"binary_weights"``, ``"quantized_weights"``: weights of quantized layers, with 1 or fewer than 32 bits;
+            - ``"binary_weights"``, ``"quantized_weights"``: weights of quantized layers, with 1 or fewer than 32 bits,
+              or what they are computed from (`torch.nn.utils.parametrize`, pruning);
             - ``"quantizers"``: the learned tensors of quantizers; ``"input_quantizers"``, ``"weight_quantizers"`` and
               ``"grad_quantizers"``: those that a quantized layer has in this role;
             - ``"norms"``: weights and biases of normalizations; ``"biases"``: parameters named ``bias``, including
@@ -166,10 +168,9 @@ def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
             for place in ("input", "weight", "grad"):
                 quantizer = getattr(module, f"{place}_quantizer")
                 add(f"{place}_quantizers", () if quantizer is None else quantizer.parameters())
-            if isinstance(module.weight, nn.Parameter):
-                bits = module.weight_quantizer.bits
-                add("binary_weights", [module.weight] if bits == 1 else ())
-                add("quantized_weights", [module.weight] if bits < 32 else ())
+            weights, bits = trained_weights(module), module.weight_quantizer.bits
+            add("binary_weights", weights if bits == 1 else ())
+            add("quantized_weights", weights if bits < 32 else ())
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.rpartition(".")[2] == "bias" and "quantizers" not in kinds[parameter]:
             add("biases", [parameter])

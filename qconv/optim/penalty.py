@@ -76,9 +76,8 @@ def _distance(name: str, layer: QuantizedLayer) -> Tensor:
             "qconv.schemes.lsq it can"
         )
     _checked.add(layer.weight_quantizer)
-    with torch.no_grad():
-        quantizer, filters = layer.weight_quantizer, layer.filters()
-        level = layer.quantized_weight()
+    with layer.as_evaluated() as (quantizer, filters):
+        level = layer.from_filters(quantizer.quantize(filters, *quantizer.tensors()))
         grad = quantizer.backward(torch.ones_like(filters), filters, *quantizer.tensors())[0]
         inside = True if grad is None else layer.from_filters(grad) != 0
     distance = (layer.weight - level) * inside

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..convert.activations import replaced
 from ..files import atomic_file
 from ..layers import QuantizedLayer
-from ..layers.computed import parts_of_weight
+from ..layers.computed import evaluated, parts_of_weight
 from ..layers.naming import frozen_part
 from ..quantizers import Quantizer
 from .fingerprint import fingerprint
@@ -137,7 +137,8 @@ def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
     They do not include the descriptions of network, pictures and classes, nor the outputs of the test. For a model that
     can't be packed yet they are the later ones: codes are evenly spaced, with one scale if the weight has none yet.
     """
-    described, entries = describe_model(model, strict=False)
+    with evaluated(model):
+        described, entries = describe_model(model, strict=False)
     described = described.model_copy(update={"sha256": "0" * 64})
     listed: dict[str, Any] = {"__metadata__": {"qconv": to_json(described)}}
     sizes: Counter[str] = Counter()

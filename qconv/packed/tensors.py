@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from ..checks import check_module
+
 
 def joined(name: str, rest: str) -> str:
     """The name of `rest` in the module `name`, which is "" for the model itself."""
@@ -13,10 +15,9 @@ def joined(name: str, rest: str) -> str:
 
 def inner_model(model: nn.Module) -> nn.Module:
     """Return the model itself, without wrappers that compile it or spread it over devices."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model (={model!r:.200}) must be a torch.nn.Module")
+    check_module(model)
     while True:
-        inside = getattr(model, "_orig_mod", None)
+        inside = getattr(model, "_orig_mod", getattr(model, "_original_module", None))  # of torch.compile and Fabric
         if inside is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inside = model.module
         if not isinstance(inside, nn.Module):

@@ -1,5 +1,6 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
@@ -70,6 +71,7 @@ class Quantizer(InBits, NeedsData):
     training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     before_sign: Tensor | None = None
+    _told: bool = False  # of missing data
     authors_names: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -78,6 +80,11 @@ class Quantizer(InBits, NeedsData):
 
         Inputs of one sign, such as those behind a ReLU, are then all quantized to one value.
         """
+        return self.signs
+
+    @property
+    def makes_signs(self) -> bool:
+        """Whether all values are ±1 in evaluation, so that a layer's ``padding_value`` and ``scale_map`` apply."""
         return self.signs
 
     @property
@@ -244,7 +251,14 @@ class Quantizer(InBits, NeedsData):
         """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Quantize as a stand-alone autograd node."""
+        """Quantize as a stand-alone autograd node, without a layer: `initialize` it first if it needs data."""
+        if not torch.compiler.is_compiling() and not self.calibrated and not self._told and not x.is_meta:
+            self._told = True
+            warnings.warn(
+                f"{type(self).__name__} is used outside a quantized layer and has had no data: it quantizes in its "
+                "initial range. Call quantizer.initialize(x) with the first x",
+                stacklevel=2,
+            )
         return Quantize.apply(x, as_called(self), *self.tensors())
 
     def _load_from_state_dict(

@@ -59,6 +59,10 @@ class Mixed(Quantizer):
         return False
 
     @property
+    def makes_signs(self) -> bool:
+        return self.quantizer.makes_signs
+
+    @property
     def splits_at_zero(self) -> bool:
         return self.quantizer.splits_at_zero
 

@@ -131,6 +131,11 @@ class Stages(Quantizer):
         return self.current.signs
 
     @property
+    def makes_signs(self) -> bool:
+        """That of the current stage."""
+        return self.current.makes_signs
+
+    @property
     def is_elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         """That of the current stage."""
         return self.current.is_elementwise

@@ -6,9 +6,9 @@ gradients are accumulated for one step draw the same numbers, too.
 """
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from ..processes import rank_and_count
 from .part import Part
 
 _MASK = 0xFFFFFFFF
@@ -41,7 +41,7 @@ class Stream(Part):
 
     def uniform(self, x: Tensor, key: Tensor, step: Tensor) -> Tensor:
         """Return one number in [0, 1) for each element of ``x``, in float32."""
-        rank, processes = _place() if self.sharded else (0, 1)
+        rank, processes = rank_and_count() if self.sharded else (0, 1)
         return uniform(x.shape, key, step, x.device, rank, processes)
 
 
@@ -69,10 +69,3 @@ def _mix(x: Tensor) -> Tensor:
     x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
     x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
     return x ^ (x >> 15)
-
-
-def _place() -> tuple[int, int]:
-    """The rank of this process and the number of processes."""
-    if dist.is_available() and dist.is_initialized():
-        return dist.get_rank(), dist.get_world_size()
-    return 0, 1

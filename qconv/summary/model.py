@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
-from ..layers.computed import computed_by, parts_of_weight
+from ..layers.computed import computed_by, evaluated, parts_of_weight
 from ..layers.naming import frozen_part
 from ..layers.trial import random_state_kept
 from ..layers.uncalibrated import without_warnings
@@ -88,8 +89,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         ValueError: `input_size` has a dimension less than 1, or the model does not accept such an input; the model has
             lazy parameters without a shape, or nothing to count.
     """
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model (={model!r}) must be a torch.nn.Module")
+    check_module(model)
     size = _checked_size(input_size)
     if (frozen := frozen_part(model)) is not None:
         raise TypeError(f"model: {frozen} is frozen: summarize the trained model that it was made from")
@@ -100,13 +100,14 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         trace = _trace(_copied(model), size)
     from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does not need
 
-    packed, header = packed_sizes(model)
     seen: set[Tensor] = set()
     rows = []
-    for name, module in _modules(model):
-        own = _unseen(_tensors(module), seen)
-        if own or trace.macs[name] or trace.saved.bytes[name] or trace.lean.bytes[name]:
-            rows.append(_row(name, module, own, trace, packed.get(name, 0)))
+    with evaluated(model):
+        packed, header = packed_sizes(model)
+        for name, module in _modules(model):
+            own = _unseen(_tensors(module), seen)
+            if own or trace.macs[name] or trace.saved.bytes[name] or trace.lean.bytes[name]:
+                rows.append(_row(name, module, own, trace, packed.get(name, 0)))
     if not rows:
         raise ValueError(f"model ({type(model).__name__}) has no parameters, buffers or layers to count")
     return Summary(tuple(rows), header)

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from ...files import atomic_file
 from ...layers import QuantizedLayer
+from ...layers.twins import quantized_layers
 from ...lifecycle.steps import innermost
 from ...optim.oscillations import FREQUENCY, FROZEN, OFTEN
 from ...table import write_csv
@@ -53,7 +54,7 @@ class Diagnostics(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the levels at the start."""
         if trainer.is_global_zero:
-            self.levels = {name: levels_of(layer) for name, layer in quantized_layers(pl_module)}
+            self.levels = {name: levels_of(layer) for name, layer in layers_of(pl_module)}
             for name, levels in self.resumed.items():
                 self.levels[name] = levels.to(self.levels[name].device)
             for name, levels in self.levels.items():  # a resumed run has them
@@ -66,7 +67,7 @@ class Diagnostics(Callback):
         """Record the layers' inputs of the first batch."""
         if batch_idx == 0 and self.levels:
             torch.compiler.set_stance("force_eager")  # hooks would make the network compile once more
-            for name, layer in quantized_layers(pl_module):
+            for name, layer in layers_of(pl_module):
                 self.handles.append(layer.register_forward_pre_hook(self._hook(name)))
 
     def on_validation_batch_end(
@@ -101,7 +102,7 @@ class Diagnostics(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Add a row for each layer."""
         self.within_epoch = False
-        for name, layer in quantized_layers(pl_module) if self.levels else ():
+        for name, layer in layers_of(pl_module) if self.levels else ():
             levels = levels_of(layer)
             changed = levels != self.levels[name]
             self.flipped[name] |= changed
@@ -142,13 +143,9 @@ class Diagnostics(Callback):
         return hook
 
 
-def quantized_layers(module: nn.Module) -> list[tuple[str, QuantizedLayer]]:
+def layers_of(module: nn.Module) -> list[tuple[str, QuantizedLayer]]:
     """The quantized layers by their names in the network."""
-    return [
-        (name.removeprefix("model."), layer)
-        for name, layer in module.named_modules()
-        if isinstance(layer, QuantizedLayer)
-    ]
+    return [(name.removeprefix("model."), layer) for name, layer in quantized_layers(module).items()]
 
 
 @torch.no_grad()
@@ -163,14 +160,12 @@ def levels_of(layer: QuantizedLayer) -> Tensor:
 @torch.no_grad()
 def of_weight(layer: QuantizedLayer) -> dict[str, float]:
     """Saturation, error and step of a weight."""
-    quantizer = layer.weight_quantizer
-    filters = layer.filters()
-    tensors = quantizer.tensors()
     figures: dict[str, float] = {}
-    if not quantizer.replaces_weight:
-        grad = quantizer.backward(torch.ones_like(filters), filters, *tensors)[0]
-        figures["weights_saturated"] = share(grad == 0) if grad is not None else 0.0
-        figures["weight_error"] = error(layer.quantized_weight(), layer.weight)
+    if not layer.weight_quantizer.replaces_weight:
+        with layer.as_evaluated() as (quantizer, filters):
+            grad = quantizer.backward(torch.ones_like(filters), filters, *quantizer.tensors())[0]
+            figures["weights_saturated"] = share(grad == 0) if grad is not None else 0.0
+            figures["weight_error"] = error(layer.quantized_weight(), layer.weight)
     with contextlib.suppress(TypeError):  # real numbers have no codes
         figures["step"] = float(layer.weight_codes().scale.float().mean())
     return figures
