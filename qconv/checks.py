@@ -69,7 +69,7 @@ def check_at_least_one(**values: int) -> None:
             raise ValueError(f"{name} (={value}) must be at least 1")
 
 
-def check_stages(widths: Sequence[int], blocks: Sequence[int]) -> None:
+def check_widths(widths: Sequence[int], blocks: Sequence[int]) -> None:
     """Raise a ValueError unless there are as many widths as numbers of blocks, at least one, and all are positive."""
     if not widths or len(widths) != len(blocks) or min(*widths, *blocks) < 1:
         raise ValueError(

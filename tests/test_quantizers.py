@@ -11,7 +11,7 @@ import torch
 from methods import QUANTIZERS, Make, entry_of, handed, ready, tensor_dtypes
 from torch import Tensor, nn
 
-from qconv.quantizers import BiPerWeight, Quantizer, ReCUWeight, SiManWeight, SineWeight, Stages
+from qconv.quantizers import FP8, BiPerWeight, Quantizer, ReCUWeight, Sign, SiManWeight, SineWeight, Stages
 
 ALL = pytest.mark.parametrize(("make", "levels"), QUANTIZERS.values(), ids=QUANTIZERS.keys())
 DTYPES = torch.float64, torch.float32, torch.float16, torch.bfloat16
@@ -304,3 +304,15 @@ def test_compiled_equals_eager(names: list[str], backend: str, progress: float, 
         # Gradients of learned tensors are sums of 256 numbers in any case.
         for one, other in zip(compiled[name][1], grads, strict=True):
             near(one, other, rtol=1e-5 if exact else 1e-12, atol=1e-6 if exact else 1e-13)
+
+
+@ALL
+def test_inputs_are_quantized_each_by_itself_or_it_says_so(make: Make, levels: float) -> None:
+    x = torch.randn(2, 6, 8, 8)
+    others = x * 7
+    others[:, :, 0] = x[:, :, 0]
+    quantizer, _ = ready(make, x)
+    tensors = handed(quantizer.eval())
+    of_inputs = quantizer.roles == ("input",) or isinstance(quantizer, Sign | FP8)  # others are there for weights
+    if of_inputs and quantizer.is_elementwise:
+        assert quantizer.quantize(others, *tensors)[:, :, 0].equal(quantizer.quantize(x, *tensors)[:, :, 0])

@@ -91,6 +91,7 @@ class FP8(Passing):
             raise ValueError(f"scale (={scale!r}) must be 'dynamic' or None")
         self.format = check_format(format)
         self.scale = scale
+        self.is_elementwise = scale is None
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         if self.scale is None:

@@ -7,7 +7,7 @@ shortcuts and the linear layer float: ``skip=("first", "last", ".*downsample.*")
 
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_stages
+from ..checks import check_at_least_one, check_widths
 from .activations import Activation, build_activation
 from .resnet import average_pool
 
@@ -56,7 +56,7 @@ class BiRealNet(nn.Module):
         super().__init__()
         widths = (64, 128, 256, 512)
         check_at_least_one(in_channels=in_channels, num_classes=num_classes)
-        check_stages(widths, blocks)
+        check_widths(widths, blocks)
         self.conv1 = nn.Conv2d(in_channels, widths[0], 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(widths[0])
         self.pool = nn.MaxPool2d(3, stride=2, padding=1)

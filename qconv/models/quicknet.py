@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_stages
+from ..checks import check_at_least_one, check_widths
 from .activations import Activation, build_activation
 
 
@@ -93,7 +93,7 @@ class QuickNet(nn.Module):
     ) -> None:
         super().__init__()
         check_at_least_one(in_channels=in_channels, num_classes=num_classes)
-        check_stages(widths, blocks)
+        check_widths(widths, blocks)
         if widths[0] % 4:
             raise ValueError(f"widths[0] (={widths[0]}) must be a multiple of 4")
         self.stem = make_stem(in_channels, widths[0], activation)

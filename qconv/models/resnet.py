@@ -13,7 +13,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_stages
+from ..checks import check_at_least_one, check_widths
 from .activations import Activation, build_activation
 
 SHORTCUTS = ("normal", "per_conv")
@@ -129,7 +129,7 @@ class ResNet(nn.Module):
     ) -> None:
         super().__init__()
         check_at_least_one(in_channels=in_channels, num_classes=num_classes)
-        check_stages(widths, blocks)
+        check_widths(widths, blocks)
         if shortcut not in SHORTCUTS:
             raise ValueError(f"shortcut (={shortcut!r}) must be one of {', '.join(map(repr, SHORTCUTS))}")
         self.conv1 = nn.Conv2d(in_channels, widths[0], 3, padding=1, bias=False)
