@@ -186,6 +186,7 @@ def test_delta_ends_where_gradients_would_change_their_sign() -> None:
     found = qconv.ewgs_deltas.write_deltas(model, [dict.fromkeys(names, 99.0)])
     assert set(found.values()) == {2.0 * N}
     quantizer: Any = model.get_submodule(names[0])
+    quantizer.calibrated = True
     x = torch.linspace(-0.999, 0.999, 101, requires_grad=True)
     quantizer(x).sum().backward()
     assert x.grad is not None
@@ -251,6 +252,7 @@ def test_it_is_part_of_the_state() -> None:
 
 def test_models_that_were_pickled_before() -> None:
     quantizer = qconv.quantizers.EWGSInput(2, 0.25)
+    quantizer.calibrated = True
     state = quantizer.__getstate__()
     state["_buffers"] = {name: value for name, value in state["_buffers"].items() if name != "delta"}
     del state["first_delta"]

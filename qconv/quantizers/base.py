@@ -255,7 +255,7 @@ class Quantizer(InBits, NeedsData):
         if not torch.compiler.is_compiling() and not self.calibrated and not self._told and not x.is_meta:
             self._told = True
             warnings.warn(
-                f"{type(self).__name__} is used outside a quantized layer and has had no data: it quantizes in its "
+                f"{type(self).__name__} is called alone, not by its layer, and has had no data: it quantizes in its "
                 "initial range. Call quantizer.initialize(x) with the first x",
                 stacklevel=2,
             )
