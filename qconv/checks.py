@@ -1,6 +1,6 @@
 """Checks of arguments: errors that name the argument, its value and the rule."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
 
@@ -29,7 +29,7 @@ def check_whole(name: str, value: int) -> int:
 
 def check_ints(name: str, value: int | Sequence[int], count: int, least: int) -> tuple[int, ...]:
     """Return ``value`` for each of ``count`` dimensions; raise a ValueError with ``name`` unless at least ``least``."""
-    ints: tuple[Any, ...] = tuple(value) if isinstance(value, Sequence) else (value,) * count
+    ints: tuple[Any, ...] = tuple(value) if isinstance(value, Iterable) else (value,) * count
     of_type = all(isinstance(each, Integral | SymInt) and not isinstance(each, bool) for each in ints)
     if len(ints) != count or not of_type:
         raise ValueError(f"{name} (={value!r}) must be an int" + (f" or {count} ints" if count > 1 else ""))

@@ -117,18 +117,18 @@ def test_what_trains_otherwise_is_another_row(tmp_path: Path) -> None:
     assert {group.differs.get("callbacks.ema.decay") for group in groups} == {"–", "0.999", "0.9"}
 
 
-def test_the_place_of_the_pictures_is_not_what_is_trained(tmp_path: Path) -> None:
-    """But what the folder is called says which they are."""
+def test_pictures_of_another_folder_are_others(tmp_path: Path) -> None:
+    """But neither the number of workers nor a cache tells runs apart."""
 
     def data(**own: Any) -> dict[str, Any]:
         return {"data": {"_target_": "qconv.data.PreparedDataModule", "cache": "there", **own}}
 
-    write(tmp_path / "0", 0.9, **data(root="/fast/flowers", workers=2))
-    write(tmp_path / "1", 0.8, seed=2, **data(root="/slow/flowers/", workers=4))
-    write(tmp_path / "2", 0.7, **data(root="/fast/birds", workers=2))
+    write(tmp_path / "0", 0.9, **data(root="/flowers/images", workers=2))
+    write(tmp_path / "1", 0.8, seed=2, **data(root="/flowers/images", workers=4, cache="here"))
+    write(tmp_path / "2", 0.7, **data(root="/birds/images", workers=2))
     groups, _, _ = compare(find_runs([tmp_path])[0])
     shown = [(len(group.runs), group.differs["data"]) for group in groups]
-    assert shown == [(2, "Prepared(root=flowers)"), (1, "Prepared(root=birds)")]
+    assert shown == [(2, "Prepared(root=/flowers/images)"), (1, "Prepared(root=/birds/images)")]
 
 
 def test_of_runs_with_the_same_seed_the_newest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -244,6 +244,36 @@ def test_the_quantized_weight_is_never_that_of_an_earlier_step(
     assert layer.weight_codes().values.equal(codes.values)
 
 
+@makers
+def test_the_first_backward_is_like_the_others(make: Callable[[nn.Module], nn.Module], message: str) -> None:
+    layer = cast(Any, make(qconv.QConv2d(4, 4, 3, scheme=schemes.minmax()))).eval()
+    layer.input_quantizer.calibrated = True
+    input = torch.randn(2, 4, 6, 6)
+    grads = []
+    for _ in range(3):
+        layer.zero_grad()
+        output = layer(input)
+        layer.quantized_weight()
+        assert layer.weight.requires_grad
+        output.square().mean().backward()
+        grads.append([parameter.grad.clone() for parameter in layer.parameters() if parameter.requires_grad])
+    assert all(grad.any() for grad in grads[0])
+    torch.testing.assert_close(grads[0], grads[1])
+    torch.testing.assert_close(grads[1], grads[2])
+
+
+def test_training_computes_the_weight_once_a_step() -> None:
+    layer, dropped = qconv.QConv2d(4, 4, 3, scheme=schemes.minmax()), Dropped()
+    parametrize.register_parametrization(layer, "weight", dropped)
+    layer(torch.randn(2, 4, 6, 6))
+    dropped.count = 0
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for _ in range(25):
+        layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
+        optimizer.step()
+    assert dropped.count == 25
+
+
 def test_a_quantizer_that_raises_keeps_its_mode() -> None:
     layer = qconv.QConv2d(4, 4, 3, scheme=qconv.Scheme("raising", weight=Raising))
     with pytest.raises(ValueError, match="never"):

@@ -66,17 +66,6 @@ def test_a_scheme_of_the_current_folder(before: list[str], here: Path, capsys: p
     assert (here / "run/result.json").is_file()
 
 
-def test_a_mistake_leaves_no_folder(here: Path) -> None:
-    with pytest.raises(SystemExit, match=r"^error: seed \(=x\) must be a number"):
-        main(["train", "seed=x"])
-    assert not any((here / "outputs").iterdir())
-    (here / "run").mkdir()
-    (here / "run/mine").touch()
-    with pytest.raises(SystemExit, match=r"^error: seed \(=x\) must be a number"):
-        main(["train", "seed=x", "run_dir=run", "hydra.run.dir=run"])
-    assert (here / "run/mine").is_file()
-
-
 def test_help_names_the_program_as_called(here: Path) -> None:
     for command in ([str(Path(sys.executable).with_name("qconv")), "train"], [sys.executable, "-m", "qconv", "train"]):
         run = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)

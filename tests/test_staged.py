@@ -340,11 +340,14 @@ def test_a_float_stage_is_the_float_layer(scheme: qconv.Scheme, ramp: float, lea
         model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), staged, skip=())
         model = qconv.lean(model) if lean else model
         plain = qconv.convert(nn.Sequential(copy.deepcopy(layer)), scheme, skip=())
-        input = torch.randn(shape)
+        input = torch.randn(shape).clamp(-1, 1)
         for progress in (0.0, 0.4):
             qconv.set_progress(model, progress)
             for mode in (True, False):
                 torch.testing.assert_close(model.train(mode)(input), layer(input))
+        if ramp:  # no element is quantized yet
+            qconv.set_progress(model, 0.5)
+            torch.testing.assert_close(model.train()(input), layer(input))
         qconv.set_progress(model, 0.9)
         torch.testing.assert_close(model.train()(input), plain(input))
         torch.testing.assert_close(model.eval()(input), plain.eval()(input))

@@ -253,3 +253,5 @@ def test_a_forward_that_is_replaced_on_the_layer_is_not_lost() -> None:
         ValueError, match=r"layer '2' \(QConv2d, bwn\(\)\): its forward is replaced on the layer itself"
     ):
         qconv.freeze(model.eval())
+    with pytest.raises(ValueError, match="its forward is replaced on the layer itself, which would be lost: call del"):
+        qconv.save_packed(model, "never.safetensors")

@@ -3,14 +3,11 @@
 import logging
 import os
 import re
-import shutil
 import signal
 import sys
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
@@ -108,12 +105,7 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
             sys.argv = command_line(called, arguments, cfg)
         hydra_cfg = HydraConfig.get()
         try:
-            try:
-                check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
-            except USER_ERRORS:
-                if hydra_cfg.mode == RunMode.RUN and is_first_process():
-                    remove_unused(Path(cfg.run_dir))
-                raise
+            check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
             announce(cfg.run_dir)
             for line in leave_out(cfg, hydra_cfg.overrides.task):
                 if is_first_process():
@@ -138,14 +130,6 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
             del os.environ["HYDRA_FULL_ERROR"]
         else:
             os.environ["HYDRA_FULL_ERROR"] = full_error
-
-
-def remove_unused(run_dir: Path) -> None:
-    """Remove the folder of a run that has not begun, if it holds nothing but what Hydra has written, and the day's."""
-    if [path.name for path in run_dir.iterdir()] == [".hydra"]:
-        shutil.rmtree(run_dir)
-        with suppress(OSError):  # there are other runs in it
-            run_dir.parent.rmdir()
 
 
 def flags_last(words: Sequence[str]) -> list[str]:

@@ -3,7 +3,6 @@
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
 from typing import Any
 
 from ..names import short_call, short_scheme
@@ -83,9 +82,7 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
 def _description(run: Run) -> dict[str, str]:
     """Return what a run trains, by dotted keys; the scheme and the model also as wholes."""
     values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
-    data = run.config["data"]
-    root = PurePath(data["root"]).name if data.get("root") else None  # the folder's name tells what is in it, not where
-    values["data"] = short_call({**data, "root": root, "cache": None, "workers": None})
+    values["data"] = short_call({**run.config["data"], "cache": None, "workers": None})  # a root may tell what they are
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue

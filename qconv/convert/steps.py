@@ -201,7 +201,12 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         maker = computed_by(layer)
         if maker or "forward" in vars(layer):  # which would be called in place of the quantized layer's
             reason = str(maker) if maker else "its forward is replaced on the layer itself"
-            asked_for = layer not in excepted and _first_match(skip_patterns, at) is None
+            if pattern := _first_match(override_patterns, at):
+                asked_for = overrides[pattern] is not None
+            elif layer in excepted:
+                asked_for = of_first_and_last is not None
+            else:
+                asked_for = _first_match(skip_patterns, at) is None
             return Step(at, layer, kind, None, reason, is_changed=asked_for)
         weight = layer._parameters.get("weight")
         if weight is not None and weight.is_complex():

@@ -222,11 +222,6 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )
         if isinstance(module, QuantizedLayer):
-            if "forward" in vars(module):
-                raise ValueError(
-                    f"{name_of(module, name)}: its forward is replaced on the layer itself, which a frozen model would "
-                    "lose: take that off"
-                )
             describe(name, module)  # raises if it does not yet compute what ships
     try:
         network = copy.deepcopy(model).eval().cpu()

@@ -61,14 +61,15 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     """Make the computed weights in a layer or model those of evaluation, without effects.
 
     Pruning and the older normalizations compute a weight when the layer is called, so it may be that of an earlier
-    step: it is computed anew. The modes are restored at the end.
+    step: it is computed anew. Modes and weights are put back at the end.
     """
-    modes = {}
+    modes, before = {}, {}
     for layer in model.modules():
         if parametrize.is_parametrized(layer, "weight"):
             parametrizations: Any = layer.parametrizations
             modes |= {module: module.training for module in parametrizations["weight"].modules()}
-        else:
+        elif computed_by(layer) is not None:
+            before[layer] = layer.__dict__.get("weight")  # it may be needed with its graph
             _refresh(layer)
     try:
         for module in modes:
@@ -77,13 +78,13 @@ def evaluated(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes.items():
             module.training = training
+        for layer, weight in before.items():
+            layer.__dict__["weight"] = weight
 
 
 @torch.no_grad()
 def _refresh(layer: nn.Module) -> None:
     """Compute anew a weight that a hook computes."""
-    if computed_by(layer) is None:
-        return
     for hook in layer._forward_pre_hooks.values():
         if getattr(hook, "_tensor_name", None) == "weight":
             layer.weight = cast(Any, hook).apply_mask(layer)

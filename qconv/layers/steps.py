@@ -4,15 +4,18 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from ..quantizers import Stream
 from ..quantizers.part import Part
-from .computed import computed_by, writes
+from .computed import computed_by, trained_weights, writes
 from .naming import name_of
 
 LIFE = ("_origin", "_trained_at", "is_stepped", "lacks_step", "steps_missed")
 """Attributes in which a quantized layer records its history, beside its modules and tensors."""
 PATIENCE = 20
-"""The number of optimizer steps after which something that is missing is told."""
+"""The number of optimizer steps after which a warning tells what is missing."""
 
 
 def is_watched(layer: Any) -> bool:
@@ -36,8 +39,8 @@ def check_step(layer: Any) -> None:
     still see its first `after_step_`; it is told after `PATIENCE` changes. A layer that changes without a backward,
     such as an average of weights run in training mode, has no optimizer.
     """
-    before = layer.__dict__.pop("_trained_at", None)
-    if before is None or before == _versions(layer):
+    before, now = layer.__dict__.pop("_trained_at", None), _versions(layer)
+    if before is None or before == now or before.keys() != now.keys():  # others for a moment, as in functional_call
         return
     if layer.lacks_step:
         layer.lacks_step, layer.steps_missed = False, PATIENCE  # warn only once
@@ -57,21 +60,27 @@ def check_step(layer: Any) -> None:
         )
 
 
+@torch.no_grad()
 def _left_undone(layer: Any) -> str:
     """What `after_step_` would do for the layer; empty if nothing."""
     parts = [part for quantizer in layer.quantizers().values() for part in quantizer.modules()]
-    if computed_by(layer) is None and not layer.weight_quantizer.replaces_weight:
-        filters = layer.filters().detach()
-        if writes(layer.weight_quantizer, filters):
-            return "keeps latent weights in their range"
-    if any(isinstance(part, Part) and part.rules().keys() & part._parameters.keys() for part in parts):
+    is_latent = computed_by(layer) is None
+    if layer.weight_quantizer.replaces_weight or (is_latent and writes(layer.weight_quantizer, layer.filters())):
+        return "keeps latent weights in their range"
+    trained = [(part, name) for part in parts for name, tensor in part._parameters.items() if _is_trained(tensor)]
+    if any(isinstance(part, Part) and name in part.rules() for part, name in trained):
         return "keeps learned steps and ranges positive"
     if any(isinstance(part, Stream) for part in parts):
         return "draws new random numbers"
     return ""
 
 
-def _versions(layer: Any) -> tuple[int, ...]:
-    """The number of times that the layer's trained tensors have been written to."""
-    trained = layer.weight_quantizer.parameters() if layer.weight_quantizer.replaces_weight else [layer.weight]
-    return tuple(tensor._version for tensor in trained)
+def _is_trained(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.requires_grad
+
+
+def _versions(layer: Any) -> dict[int, int]:
+    """The number of times that each of the layer's trained tensors has been written to."""
+    replaces = layer.weight_quantizer.replaces_weight
+    trained = layer.weight_quantizer.parameters() if replaces else trained_weights(layer)
+    return {id(tensor): tensor._version for tensor in trained}

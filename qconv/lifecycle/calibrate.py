@@ -168,7 +168,7 @@ def _run(forward: nn.Module, batch: Any) -> None:
         forward(**batch)
     else:
         input = batch[0] if isinstance(batch, tuple | list) and batch else batch
-        if isinstance(input, tuple | list | int | float | str | None):
+        if isinstance(input, int | float | str | None) or (isinstance(input, tuple | list) and not input):
             raise TypeError(
                 f"batches: {in_a_line(batch)} must be an input of the model, such as a tensor, or begin with one"
             )

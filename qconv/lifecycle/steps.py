@@ -34,13 +34,15 @@ def after_step(model: nn.Module) -> None:
         TypeError: ``model`` is not a module.
     """
     check_module(model)
-    _after_step([*_layers(model), *_alone(model)])
+    for layer in _layers(model):
+        layer.after_step_()
+    with torch.no_grad():
+        for quantizer in _alone(model):
+            quantizer.after_step_(None)
 
 
 def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """Make every ``optimizer.step()`` end with `after_step`; ``handle.remove()`` undoes it.
-
-    If the optimizer holds parameters of some quantized layers only, these are updated, and those without trained ones.
 
     It works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step``
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
@@ -69,12 +71,7 @@ class _AfterStep:
         self.left_out: list[_LeftOut] = []
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # The backward may still need the other weights, where each parameter's optimizer steps as soon as it can.
-        held = _held(optimizer)
-        every = [*_layers(self.model), *_alone(self.model)]
-        own = [module for module in every if any(id(tensor) in held for tensor in module.parameters())]
-        frozen = [module for module in every if not any(tensor.requires_grad for tensor in module.parameters())]
-        _after_step([*own, *frozen] if own else every)  # without any, it holds copies, as of higher precision
+        after_step(self.model)
         if self.steps > PATIENCE or torch.compiler.is_compiling():
             return
         self.steps += 1
@@ -84,15 +81,6 @@ class _AfterStep:
             held = _held(optimizer)
             _warn_untrained([one for one in self.left_out if id(one.tensor) not in held and one.is_untrained()])
             self.left_out = []
-
-
-@torch.no_grad()
-def _after_step(modules: list[QuantizedLayer | Quantizer]) -> None:
-    for module in modules:
-        if isinstance(module, QuantizedLayer):
-            module.after_step_()
-        else:
-            module.after_step_(None)
 
 
 class _LeftOut(NamedTuple):
@@ -218,13 +206,14 @@ def _layers(model: nn.Module) -> Iterator[QuantizedLayer]:
 
 
 def _alone(model: nn.Module) -> list[Quantizer]:
-    """The quantizers that are not part of a quantized layer or of another quantizer."""
+    """The quantizers that are not part of a quantized layer or of another quantizer, and have been initialized."""
     every = list(model.modules())
     if not any(isinstance(module, Quantizer) for module in every):
         return []
     owners = [module for module in every if isinstance(module, QuantizedLayer | Quantizer)]
     inside = {child for owner in owners for child in owner.modules() if child is not owner}
-    return [module for module in owners if isinstance(module, Quantizer) and module not in inside]
+    alone = [module for module in owners if isinstance(module, Quantizer) and module not in inside]
+    return [quantizer for quantizer in alone if all(isinstance(tensor, Tensor) for tensor in quantizer.tensors())]
 
 
 def _quantizers(model: nn.Module) -> Iterator[Quantizer]:

@@ -126,6 +126,11 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
                 f"{name_of(layer, name)} is quantized, but the model reads its weight and never calls it: "
                 "convert the float model with it in skip"
             )
+        if "forward" in vars(layer):
+            raise ValueError(
+                f"{name_of(layer, name)}: its forward is replaced on the layer itself, which would be lost: call "
+                "del layer.forward"
+            )
         check_quantizers(name_of(layer, name), layer.quantizers())
         warn_partly_calibrated(layer, layer.weight)
         if computed := _computed(layer):

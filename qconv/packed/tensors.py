@@ -17,7 +17,9 @@ def inner_model(model: nn.Module) -> nn.Module:
     """Return the model itself, without wrappers that compile it or spread it over devices."""
     check_module(model)
     while True:
-        inside = getattr(model, "_orig_mod", getattr(model, "_original_module", None))  # of torch.compile and Fabric
+        inside = getattr(model, "_orig_mod", None)
+        if type(model).__name__ == "_FabricModule":
+            inside = model.module
         if inside is None and isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
             inside = model.module
         if not isinstance(inside, nn.Module):

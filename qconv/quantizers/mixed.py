@@ -60,7 +60,7 @@ class Mixed(Quantizer):
 
     @property
     def makes_signs(self) -> bool:
-        return self.quantizer.makes_signs
+        return self.quantizer.makes_signs and not self.training
 
     @property
     def splits_at_zero(self) -> bool:

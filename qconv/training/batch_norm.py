@@ -33,19 +33,24 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
             yield data.on_after_batch_transfer(batch, 0)[0]
 
     norms = [module for module in classifier.modules() if isinstance(module, _BatchNorm)]
+    if not norms:
+        return
     modes = {module: module.training for module in classifier.modules()}
     momenta = [norm.momentum for norm in norms]
     classifier.eval()
+    try:
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.train().momentum = None  # the mean over all batches
+        with torch.no_grad():
+            for batch in images():
+                classifier(batch)
+    finally:
+        for module, training in modes.items():
+            module.training = training
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
     for norm in norms:
-        norm.reset_running_stats()
-        norm.train().momentum = None  # the mean over all batches
-    with torch.no_grad():
-        for batch in images():
-            classifier(batch)
-    for module, training in modes.items():
-        module.training = training
-    for norm, momentum in zip(norms, momenta, strict=True):
-        norm.momentum = momentum
         for statistic in (norm.running_mean, norm.running_var):
             if statistic is not None:  # every process has seen its part
                 statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))

@@ -15,11 +15,11 @@ Tensors = tuple[Tensor, ...] | list[Tensor]
 class MovingAverage(WeightAveraging):
     """Exponential moving average of weights, quantizer parameters and statistics: ``a ← d·a + (1 − d)·w`` each step.
 
-    ``a`` is w after the first step; then ``d = min(decay, (1 + n) / (10 + n))`` with n = 1, 2, …, so that a short run
-    does not keep its start. Latent weights are averaged, and then quantized. So are the buffers of schedules, and those
-    of flags, which are set from the first step that sets them (`qconv.quantizers.Stages`). Whole numbers are those of
-    the step. Validation, `best.ckpt` and the test use the average; a checkpoint also holds the weights with which
-    training continues (`current_model_state`).
+    ``a`` is w after the first step; then ``d = min(decay, (1 + n) / (10 + n))`` with n = 1, 2, …, so that a short
+    run does not keep its start. Latent weights are averaged, and then quantized. Buffers of schedules are averaged,
+    too. A flag counts as set once any averaged step had it set. Whole numbers are those of the step. Validation,
+    `best.ckpt` and the test use the average; a checkpoint also holds the weights with which training continues
+    (`current_model_state`).
 
     Args:
         decay: d, at least 0 and below 1.
