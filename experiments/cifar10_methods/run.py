@@ -39,7 +39,10 @@ METHODS: dict[str, tuple[str, list[str]]] = {
     "BiPer": ("1/1", [*BINARY, "scheme=biper"]),
     "SiMaN": ("1/1", [*BINARY, "scheme=siman", "optimizer.rules={binary_weights:{weight_decay:0}}"]),
     "OvSW": ("1/1", [*BINARY, "scheme=bireal", "step_rules=[{_target_:qconv.optim.OvSW}]"]),
-    "StoMPP": ("1/1", [*BINARY, "scheme=layerwise", "scheme.ramp=0.2"]),
+    "StoMPP": (
+        "1/1",
+        [*BINARY, "scheme=layerwise", "scheme.scheme._target_=qconv.schemes.bireal", "scheme.ramp=0.2"],
+    ),
     "XNOR, exact gradient": ("1/1", [*BINARY, "scheme=xnor"]),
     "BWN": ("1/32", ["scheme=bwn", "scheme.numel_gradient=true"]),
     "TWN": ("1.58/32", ["scheme=twn"]),

@@ -67,15 +67,16 @@ VARIANTS = {
     "batches of 64": Variant([*JOINED, "data.batch_size=64", "optimizer.lr=0.05"]),
     "moving average": Variant([*JOINED, "callbacks=ema"]),
     "no weight decay": Variant([*JOINED, "optimizer.weight_decay=0"]),
-    "an hour": Variant([], None, HOUR),
-    "an hour, layerwise": Variant(LAYERWISE, None, HOUR),
+    "an hour": Variant(["scheme=reactnet"], None, HOUR),
+    "an hour, layerwise": Variant([], None, HOUR),
     "float, half an hour": Variant([], 17, HALF),
     "LSQ 4/4, half an hour": Variant(bits("lsq", 4), 14, HALF),
     "BWN, half an hour": Variant(["scheme=bwn", "scheme.numel_gradient=true"], 17, HALF),
 }
-"""Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes with
-a learning rate and a weight decay of its own. "An hour" is the recipe that came of it, and then that recipe layer by
-layer. What has half an hour is not binary throughout: LSQ and BWN are to come close to the float network."""
+"""Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes
+with a learning rate and a weight decay of its own. "An hour" is the joined recipe for longer, and then layer by
+layer, which is the recipe that came of it. What has half an hour is not binary throughout: LSQ and BWN are to come
+close to the float network."""
 
 
 def folder(name: str) -> Path:
