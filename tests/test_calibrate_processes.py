@@ -170,6 +170,7 @@ def test_processes_have_the_same_corrected_bias(ranks: list[dict[str, Any]]) -> 
     assert ranks[0]["corrected"] != pytest.approx(corrected((0,)))
 
 
+@pytest.mark.filterwarnings("ignore:calibrate. layers .* had no input")
 def test_a_replica_of_data_parallel_calibrates_nothing() -> None:
     model = Paths(named=True)
     model.path = [0]

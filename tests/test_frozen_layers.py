@@ -327,16 +327,6 @@ def test_quantizers_outside_of_layers_live_as_those_inside() -> None:
     assert pact.alpha > 0
 
 
-def test_a_quantizer_outside_of_layers_that_waits_for_data_says_so() -> None:
-    quantizer = quantizers.LSQInput(4)
-    with pytest.warns(UserWarning, match="LSQInput is called alone, not by its layer, and has had no data"):
-        quantizer(torch.randn(8, 8))
-    quantizer(torch.randn(8, 8))
-    ready = quantizers.LSQInput(4)
-    ready.initialize(torch.randn(8, 8))
-    ready(torch.randn(8, 8))
-
-
 class Wrapping(torch.optim.Optimizer):
     """As Accelerate does it: an optimizer by class, which never ran the base's constructor."""
 

@@ -1,6 +1,5 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
-import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
@@ -71,7 +70,6 @@ class Quantizer(InBits, NeedsData):
     training_only: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     before_sign: Tensor | None = None
-    _told: bool = False  # of missing data
     authors_names: Mapping[str, str] = MappingProxyType({})
 
     @property
@@ -252,13 +250,6 @@ class Quantizer(InBits, NeedsData):
 
     def forward(self, x: Tensor) -> Tensor:
         """Quantize as a stand-alone autograd node, without a layer: `initialize` it first if it needs data."""
-        if not torch.compiler.is_compiling() and not self.calibrated and not self._told and not x.is_meta:
-            self._told = True
-            warnings.warn(
-                f"{type(self).__name__} is called alone, not by its layer, and has had no data: it quantizes in its "
-                "initial range. Call quantizer.initialize(x) with the first x",
-                stacklevel=2,
-            )
         return Quantize.apply(x, as_called(self), *self.tensors())
 
     def _load_from_state_dict(
