@@ -176,6 +176,7 @@ class QuantizedLayer(nn.Module):
         """
         leave(self)
         self.is_stepped, self.lacks_step = True, False
+        self.__dict__.pop("_trained_at", None)  # of no more interest
         if self._is_frozen or computed_by(self):
             self.weight_quantizer.after_step_(None)
         else:

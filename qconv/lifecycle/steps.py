@@ -34,7 +34,7 @@ def after_step(model: nn.Module) -> None:
         TypeError: ``model`` is not a module.
     """
     check_module(model)
-    for layer in _layers(model):
+    for layer in quantized_layers(model).values():
         layer.after_step_()
     with torch.no_grad():
         for quantizer in _alone(model):
@@ -57,7 +57,7 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """
     inside = innermost(optimizer)
     check_module(model)
-    for layer in _layers(model):
+    for layer in quantized_layers(model).values():
         layer.is_stepped, layer.lacks_step = True, False
     return inside.register_step_post_hook(_AfterStep(model))
 
@@ -175,7 +175,7 @@ def set_progress(model: nn.Module, progress: float) -> None:
     progress = float(progress)
     if not 0 <= progress <= 1:
         raise ValueError(f"progress (={progress}) must be from 0, the start of training, to 1, its end")
-    for layer in _layers(model):
+    for layer in quantized_layers(model).values():
         layer.set_progress_(progress)
     for quantizer in _alone(model):
         quantizer.set_progress_(progress, None)
@@ -201,22 +201,15 @@ def final_from(model: nn.Module) -> float:
     return max((quantizer.final_from for quantizer in _quantizers(model)), default=0.0)
 
 
-def _layers(model: nn.Module) -> Iterator[QuantizedLayer]:
-    return (module for module in model.modules() if isinstance(module, QuantizedLayer))
-
-
 def _alone(model: nn.Module) -> list[Quantizer]:
     """The quantizers that are not part of a quantized layer or of another quantizer, and have been initialized."""
-    every = list(model.modules())
-    if not any(isinstance(module, Quantizer) for module in every):
-        return []
-    owners = [module for module in every if isinstance(module, QuantizedLayer | Quantizer)]
+    owners = [module for module in model.modules() if isinstance(module, QuantizedLayer | Quantizer)]
     inside = {child for owner in owners for child in owner.modules() if child is not owner}
     alone = [module for module in owners if isinstance(module, Quantizer) and module not in inside]
     return [quantizer for quantizer in alone if all(isinstance(tensor, Tensor) for tensor in quantizer.tensors())]
 
 
 def _quantizers(model: nn.Module) -> Iterator[Quantizer]:
-    for layer in _layers(model):
+    for layer in quantized_layers(model).values():
         yield from layer.quantizers().values()
     yield from _alone(model)

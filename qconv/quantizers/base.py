@@ -82,7 +82,7 @@ class Quantizer(InBits, NeedsData):
 
     @property
     def makes_signs(self) -> bool:
-        """Whether all values are ±1 in evaluation, so that a layer's ``padding_value`` and ``scale_map`` apply."""
+        """Whether all values are ±1 in this mode and stage: a layer's ``padding_value`` and ``scale_map`` apply."""
         return self.signs
 
     @property
