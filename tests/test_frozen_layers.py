@@ -255,14 +255,14 @@ def test_an_average_in_training_mode_has_no_optimizer() -> None:
 
 MISSED = {
     "keeps latent weights in their range": schemes.bnn(),
-    "keeps learned steps and ranges positive": schemes.pact(4, 4),
+    "keeps learned steps and ranges positive": schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.pact(4, 4))]),
     "draws new random numbers": schemes.minmax().with_grad(qconv.quantizers.Int8Stochastic),
 }
 
 
 @pytest.mark.parametrize("what", MISSED)
 def test_steps_without_what_follows_them_are_told_once(what: str) -> None:
-    scheme = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, MISSED[what])]) if what in STAGED else MISSED[what]
+    scheme = MISSED[what]
     model = nn.Sequential(*(qconv.QConv2d(3, 3, 3, padding=1, scheme=scheme) for _ in range(2)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with warnings.catch_warnings(record=True) as told:
@@ -273,9 +273,6 @@ def test_steps_without_what_follows_them_are_told_once(what: str) -> None:
     assert (
         f"20 optimizer steps did not end with qconv.after_step, which {what} with {scheme}: call qconv.aft" in message
     )
-
-
-STAGED = ("keeps learned steps and ranges positive",)
 
 
 @pytest.mark.parametrize("scheme", [schemes.minmax(), schemes.identity(), schemes.dorefa(2, 2)], ids=str)

@@ -32,13 +32,7 @@ ROOMS = {
     "held": set(),
     "streams": set(),
     "recipes": {"held", "streams"},
-    "quantizers": {
-        "checks",
-        "kernels",
-        "methods",
-        "processes",
-        "schemes",
-    },  # those of methods by name, when they are asked for
+    "quantizers": {"checks", "kernels", "methods", "processes", "schemes"},  # of methods by name, when asked for
     "scheme": {"checks", "quantizers"},
     "methods": {"checks", "processes", "quantizers", "scheme"},
     "schemes": {"methods", "scheme"},
