@@ -1,4 +1,5 @@
-"""Trains a ResNet-20 in little time: binary, with each way to shorten the training; and LSQ and BWN beside float.
+"""Trains networks in little time: a binary ResNet-20, with each way to shorten the training; a binary VGG-small; and LSQ
+and BWN beside float.
 
     uv run experiments/fast_binary/run.py /data/cifar10-jpeg [VARIANT…]
 
@@ -37,6 +38,7 @@ ADAM = ["optimizer=adam", "optimizer.lr=3e-3", "optimizer.weight_decay=0"]
 LATER = ["scheme=two_stage", "scheme.start=0.5"]
 LAYERWISE = ["scheme=layerwise", "scheme.scheme._target_=qconv.schemes.reactnet"]
 HOUR = ["experiment=cifar10/fast_binary", "data=image_folder"]
+VGG_SMALL = ["experiment=cifar10/fast_binary_vgg_small", "data=image_folder"]
 HALF = ["experiment=cifar10_methods", BFLOAT16_IF_NATIVE]
 SMALL = "data.progressive_size={_target_: qconv.data.ProgressiveSize, start: 0.5, grow_from: 0.3, full_from: 0.8}"
 
@@ -69,13 +71,14 @@ VARIANTS = {
     "no weight decay": Variant([*JOINED, "optimizer.weight_decay=0"]),
     "an hour": Variant(["scheme=reactnet"], None, HOUR),
     "an hour, layerwise": Variant([], None, HOUR),
+    "an hour, layerwise, VGG-small": Variant([], None, VGG_SMALL),
     "float, half an hour": Variant([], 17, HALF),
     "LSQ 4/4, half an hour": Variant(bits("lsq", 4), 14, HALF),
     "BWN, half an hour": Variant(["scheme=bwn", "scheme.numel_gradient=true"], 17, HALF),
 }
 """Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes
 with a learning rate and a weight decay of its own. "An hour" is the joined recipe for longer, and then layer by
-layer, which is the recipe that came of it. What has half an hour is not binary throughout: LSQ and BWN are to come
+layer, which is the recipe that came of it, on ResNet-20 and on VGG-small. What has half an hour is not binary throughout: LSQ and BWN are to come
 close to the float network."""
 
 
