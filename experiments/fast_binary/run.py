@@ -1,5 +1,4 @@
-"""Trains networks in little time: a binary ResNet-20, with each way to shorten the training; a binary VGG-small; and LSQ
-and BWN beside float.
+"""Trains binary networks in little time, with each way to shorten the training; and LSQ and BWN beside float.
 
     uv run experiments/fast_binary/run.py /data/cifar10-jpeg [VARIANT…]
 
@@ -78,8 +77,8 @@ VARIANTS = {
 }
 """Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes
 with a learning rate and a weight decay of its own. "An hour" is the joined recipe for longer, and then layer by
-layer, which is the recipe that came of it, on ResNet-20 and on VGG-small. What has half an hour is not binary throughout: LSQ and BWN are to come
-close to the float network."""
+layer, which is the recipe that came of it, on ResNet-20 and on VGG-small. What has half an hour is not binary
+throughout: LSQ and BWN are to come close to the float network."""
 
 
 def folder(name: str) -> Path:
