@@ -1,5 +1,6 @@
 """Training on small pictures first."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -149,3 +150,30 @@ def test_batch_norms_are_taken_anew_as_in_the_test() -> None:
     assert [model[0].training, model[4].training, signs.input_quantizer.training] == [True, False, True]
     assert {model[1].momentum, model[4].momentum} == {0.1}
     torch.testing.assert_close(model[4].running_mean, torch.stack(seen).mean(0))
+
+
+class WithAuxiliary(torch.nn.Module):
+    """Its second head is for training alone, as that of GoogLeNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.BatchNorm2d(4))
+        self.auxiliary = torch.nn.BatchNorm2d(4)
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        hidden = self.stem(input)
+        return (hidden + self.auxiliary(hidden) if self.training else hidden).mean((2, 3))
+
+
+def test_batch_norms_that_the_test_does_not_call_are_left_alone() -> None:
+    data, model = Noise(batch_size=10, seed=1), WithAuxiliary()
+    norm: Any = model.stem[1]
+    trainer = make_trainer(accelerator="cpu", max_epochs=1, logger=False, enable_progress_bar=False)
+    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.0))
+    trainer.fit(classifier, datamodule=data)
+    trained, called = copy.deepcopy(dict(model.auxiliary.named_buffers())), norm.running_mean.clone()
+    assert trained["num_batches_tracked"] > 0
+    reestimate_batch_norm(classifier, data, trainer)
+    assert not torch.equal(norm.running_mean, called)
+    for name, buffer in model.auxiliary.named_buffers():
+        assert torch.equal(buffer, trained[name]), name

@@ -1,7 +1,9 @@
 """The state of quantizers is tensors: averages, copies and broadcasts of a model carry all of it."""
 
 import copy
+import io
 import pickle
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -251,3 +253,46 @@ def test_steps_follow_a_weight_after_casts() -> None:
     layer.weight.data.copy_(weight)
     layer.eval()
     assert layer.weight_quantizer.step.item() == pytest.approx(before, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("make", "learned"),
+    [
+        (schemes.lsq, ["LSQ of 2 bits loads what one of 4 bits", "LSQInput of 2 bits loads what one of 4 bits"]),
+        (schemes.lsq_plus, ["of 2 bits loads what one of 4 bits"]),
+        (schemes.apot, []),  # ranges fit any number of bits
+        (schemes.pact, []),
+        (schemes.minmax, []),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_steps_of_other_bits_are_not_loaded_in_silence(make: Any, learned: list[str]) -> None:
+    """The file holds them as torch.save writes it, and a loader that knows no qconv reads it."""
+    four, again, two = (network(make(bits, bits)) for bits in (4, 4, 2))
+    four(torch.rand(4, 2, 7, 7))
+    file = io.BytesIO()
+    torch.save(four.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    again.load_state_dict(state)  # without a warning, which would be an error
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        two.load_state_dict(state)
+    texts = {str(warning.message) for warning in caught}
+    assert bool(texts) == bool(learned)
+    for text in learned:
+        assert any(text in each for each in texts), texts
+
+
+def test_what_the_warning_of_other_bits_recommends() -> None:
+    four, two = network(schemes.lsq(4, 4)), network(schemes.lsq(2, 2))
+    four(torch.rand(4, 2, 7, 7))
+    with torch.no_grad():
+        four[0].weight.mul_(3)
+    state = {name: tensor for name, tensor in four.state_dict().items() if "_quantizer." not in name}
+    two.load_state_dict(state, strict=False)
+    fresh = qconv.quantizers.LSQ(2)
+    fresh.initialize(four[0].weight.detach())
+    two.eval()
+    assert torch.equal(two[0].weight_quantizer.step, fresh.step)
+    assert not two[0].input_quantizer.calibrated

@@ -1,5 +1,6 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
@@ -35,8 +36,9 @@ class Quantizer(InBits, NeedsData):
 
     Arguments of a wrong type raise a TypeError that names them; numbers of bits out of range raise a ValueError. A
     checkpoint that holds an integer in place of a learned tensor raises a TypeError; one with NaN, inf or a step that
-    is not positive raises a ValueError (`rules`). Nothing of the quantizer is loaded then. A different number of bits
-    is noticed only if it changes a tensor's shape or codes (N2UQ, INQ).
+    is not positive raises a ValueError (`rules`). Nothing of the quantizer is loaded then. Learned tensors that fit
+    only other bits, such as a step, are loaded with a UserWarning. A state dict's metadata has the bits; without it
+    (safetensors, earlier versions) they are noticed only if they change a tensor's shape or codes (N2UQ, INQ).
 
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
@@ -267,12 +269,22 @@ class Quantizer(InBits, NeedsData):
             where = prefix.removesuffix(".").removesuffix("input_quantizer").removesuffix(".")
             if wrong := difference(self.before_sign, behind, where or type(self).__name__):
                 error_msgs.append(wrong)
+        bits = local_metadata.get("bits", self.bits)
+        if bits != self.bits and any(f"{prefix}{name}" in state_dict for name in {*self._parameters} - {*self.kept}):
+            warnings.warn(
+                f"{type(self).__name__} of {self.bits:.3g} bits loads what one of {bits:.3g} bits has learned, which "
+                "does not fit: leave names with '_quantizer.' out of the state dict (strict=False), and it starts anew",
+                stacklevel=2,
+            )
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
+        metadata = getattr(destination, "_metadata", {}).get(prefix.removesuffix("."))
+        if metadata is not None:  # what torch keeps of a module besides its tensors, its version for example
+            metadata["bits"] = float(self.bits)
         if self.before_sign is not None:
             destination[f"{prefix}{KEY}"] = self.before_sign.clone()
 

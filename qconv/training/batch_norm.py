@@ -21,7 +21,8 @@ REESTIMATED = "reestimated"
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
     """Recompute the running statistics of batch norm as the mean over one epoch of training pictures.
 
-    All else is as in the test: stochastic quantizers round, and dropout passes everything.
+    All else is as in the test: stochastic quantizers round, and dropout passes everything. Batch norms that only a
+    training calls, as those of auxiliary classifiers, keep their statistics.
     """
     device = trainer.strategy.root_device  # a training that has ended leaves the model on the CPU
     classifier.to(device)
@@ -37,6 +38,7 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
         return
     modes = {module: module.training for module in classifier.modules()}
     momenta = [norm.momentum for norm in norms]
+    before = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
     classifier.eval()
     try:
         for norm in norms:
@@ -50,7 +52,11 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
             module.training = training
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
-    for norm in norms:
+    for norm, buffers in zip(norms, before, strict=True):
+        if norm.num_batches_tracked == 0:  # the test does not call it
+            for buffer, kept in zip(norm.buffers(recurse=False), buffers, strict=True):
+                buffer.copy_(kept)
+            continue
         for statistic in (norm.running_mean, norm.running_var):
             if statistic is not None:  # every process has seen its part
                 statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
