@@ -20,7 +20,7 @@ from .layers import QuantizedLayer
 from .layers.computed import computed_by
 from .layers.naming import name_of
 from .layers.origin import leave
-from .layers.own_levels import has_unit_steps, why_off_levels
+from .layers.own_levels import has_unit_steps, way_out, why_off_levels
 from .layers.trial import check_not_inference, trial
 from .layers.twins import float_twins, quantized_layers
 from .processes import check_alone
@@ -231,10 +231,8 @@ def _check_levels(name: str, layer: QuantizedLayer) -> None:
         )
     why = why_off_levels(layer) or ("" if has_unit_steps(layer) else "its levels are not evenly spaced around 0")
     if why:
-        raise TypeError(
-            f"the rounding of {name}.weight with {layer.scheme} can't be learned: {why}; take schemes.lsq with at "
-            "least 2 bits, or schemes.minmax with symmetric weights"
-        )
+        remedy = way_out(layer, name, "take schemes.lsq with at least 2 bits, or schemes.minmax with symmetric weights")
+        raise TypeError(f"the rounding of {name}.weight with {layer.scheme} can't be learned: {why}; {remedy}")
 
 
 def _called(model: nn.Module, blocks: Mapping[str, nn.Module], sample: Tensor) -> dict[str, nn.Module]:

@@ -255,3 +255,23 @@ def test_a_forward_that_is_replaced_on_the_layer_is_not_lost() -> None:
         qconv.freeze(model.eval())
     with pytest.raises(ValueError, match="its forward is replaced on the layer itself, which would be lost: call del"):
         qconv.save_packed(model, "never.safetensors")
+
+
+def test_what_is_learned_on_levels_says_which_layer_to_leave_float() -> None:
+    """No scheme puts a weight on its levels that is standardized first."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), StdConv2d(4, 4, 3), nn.Flatten())
+    model = qconv.convert(model, schemes.lsq(4, 8), skip=())
+    model(torch.rand(2, 3, 5, 5))
+    remedy = r"1\.weight with lsq.*: the layer quantizes .*; leave it float, with '1' in the skip of qconv\.convert"
+    for learn in (
+        lambda: qconv.reconstruct(model, [torch.rand(2, 3, 5, 5)]),
+        lambda: qconv.optim.dampening_penalty(model),
+        lambda: qconv.optim.Oscillations(freeze=0.01).attach(model, torch.optim.SGD(model.parameters(), lr=0.1)),
+    ):
+        with pytest.raises(TypeError, match=remedy):
+            learn()
+    left = qconv.convert(
+        nn.Sequential(nn.Conv2d(3, 4, 3), StdConv2d(4, 4, 3), nn.Flatten()), schemes.lsq(4, 8), skip=["1"]
+    )
+    left(torch.rand(2, 3, 5, 5))
+    qconv.optim.dampening_penalty(left)

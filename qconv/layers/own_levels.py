@@ -30,6 +30,11 @@ def why_off_levels(layer: QuantizedLayer) -> str:
     return ""
 
 
+def way_out(layer: QuantizedLayer, name: str, otherwise: str) -> str:
+    """Return the end of the message about a weight that does not stay on its levels: what to do."""
+    return f"leave it float, with {name!r} in the skip of qconv.convert" if layer.filters_are_computed else otherwise
+
+
 def has_unit_steps(layer: QuantizedLayer) -> bool:
     """Whether the codes of neighbouring levels are one apart, from the first of `whole_ends` to the last."""
     quantizer: Any = layer.weight_quantizer

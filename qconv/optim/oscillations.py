@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..checks import check_bits, check_numbers
 from ..layers import QuantizedLayer
-from ..layers.own_levels import has_unit_steps, why_off_levels
+from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
 from .step_rules import Schedule, State, StepRule, at
 
 FREQUENCY, FROZEN = "oscillation_frequency", "oscillation_frozen"
@@ -82,10 +82,8 @@ class Oscillations(StepRule):
         if not why and not layer.weight_quantizer.is_binary and not has_unit_steps(layer):
             why = "its levels are not evenly spaced"
         if why:
-            raise TypeError(
-                f"{self!r} can't freeze {name}.weight with {layer.scheme}: {why}; weights of a scheme such as "
-                "qconv.schemes.lsq can be frozen"
-            )
+            remedy = way_out(layer, name, "weights of a scheme such as qconv.schemes.lsq can be frozen")
+            raise TypeError(f"{self!r} can't freeze {name}.weight with {layer.scheme}: {why}; {remedy}")
 
     def after_step(self, layer: QuantizedLayer, state: State, progress: float) -> None:
         """Measure, and hold the frozen weights."""

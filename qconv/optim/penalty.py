@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers import QuantizedLayer
-from ..layers.own_levels import why_off_levels
+from ..layers.own_levels import way_out, why_off_levels
 from ..quantizers import Quantizer, ShiftPS
 
 
@@ -71,10 +71,8 @@ _checked: WeakSet[Quantizer] = WeakSet()
 def _distance(name: str, layer: QuantizedLayer) -> Tensor:
     """``Σ (w − w_q)²`` over the weights of a layer that its quantizer does not clip."""
     if layer.weight_quantizer not in _checked and (why := why_off_levels(layer)):
-        raise TypeError(
-            f"{name}.weight with {layer.scheme} can't be drawn to its levels: {why}; with a scheme such as "
-            "qconv.schemes.lsq it can"
-        )
+        remedy = way_out(layer, name, "with a scheme such as qconv.schemes.lsq it can")
+        raise TypeError(f"{name}.weight with {layer.scheme} can't be drawn to its levels: {why}; {remedy}")
     _checked.add(layer.weight_quantizer)
     with layer.as_evaluated() as (quantizer, filters):
         level = layer.from_filters(quantizer.quantize(filters, *quantizer.tensors()))
