@@ -3,6 +3,7 @@
 import importlib
 import random
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -469,3 +470,20 @@ class OfTwo(nn.Module):
 def test_a_model_that_needs_several_inputs_is_refused() -> None:
     with pytest.raises(ValueError, match=r"model \(OfTwo\) takes x, y: a frozen model takes one tensor"):
         qconv.freeze(OfTwo())
+
+
+@pytest.mark.parametrize("place", ["", "0", "0.1", "0.2", "0.3", "2", "3", "4"])
+@pytest.mark.parametrize("scheme", [schemes.bnn(), LSQ], ids=["bnn", "lsq"])
+def test_a_forward_that_is_replaced_on_a_module(place: str, scheme: Scheme) -> None:
+    """Its class does not say what it computes then, so it is not folded into the layer before it."""
+    x = torch.randn(4, 8, 6, 6)
+    block = nn.Sequential(conv(bias=False), nn.BatchNorm2d(8), nn.ReLU() if scheme is LSQ else nn.Hardtanh())
+    block.append(nn.MaxPool2d(2))
+    model = nn.Sequential(block, conv(bias=False), nn.BatchNorm2d(8), conv(bias=False), nn.BatchNorm2d(8))
+    model = converted_and_trained(model, scheme, x, skip=["3"])
+    module: Any = model.get_submodule(place)
+    of_class = type(module).forward
+    module.forward = MethodType(lambda self, x: 2 * of_class(self, x).flip(1), module)
+    frozen = freeze(model)
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
+    assert verify(model, frozen, x).equal

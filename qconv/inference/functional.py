@@ -137,7 +137,8 @@ def as_modules(graph: fx.GraphModule, shared: Collection[nn.Module]) -> dict[str
 
 def is_norm_and_activation(module: nn.Module) -> bool:
     """Whether it is timm's batch norm that holds its activation; timm is not imported for it."""
-    return type(module) is getattr(sys.modules.get("timm.layers.norm_act"), "BatchNormAct2d", None)
+    known = getattr(sys.modules.get("timm.layers.norm_act"), "BatchNormAct2d", None)
+    return type(module) is known and "forward" not in vars(module)
 
 
 def norm_alone(module: Any) -> nn.BatchNorm2d:

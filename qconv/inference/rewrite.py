@@ -88,8 +88,9 @@ class Rewriter:
         self.beside = self._read_beside()
 
     def of(self, node: fx.Node) -> nn.Module | None:
-        """The module that a node calls."""
-        return self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        """The module that a node calls; None if its class does not tell what that computes."""
+        module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
+        return None if module is None or "forward" in vars(module) else module
 
     def _read_beside(self) -> dict[nn.Module, str]:
         """Layers that the network uses otherwise than by calling them, and how; they stay as they are."""
