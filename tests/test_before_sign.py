@@ -314,6 +314,17 @@ def test_choices_that_cannot_be_made() -> None:
     assert type(model[1]) is nn.ReLU
 
 
+@pytest.mark.parametrize(("model", "name"), [(chain(nn.ReLU()), "1"), (WithF(torch.relu), "")], ids=["module", "calls"])
+def test_an_activation_whose_forward_is_replaced_stays(model: Any, name: str) -> None:
+    """What would stand there instead would not be called."""
+    module = model.get_submodule(name)
+    kind, forward = type(module), module.forward
+    module.forward = lambda x: forward(x) - 1
+    with pytest.warns(UserWarning, match="stays: its forward is replaced on the module itself: del module.forward"):
+        qconv.convert(model, schemes.bnn())
+    assert type(module) is kind
+
+
 @pytest.mark.parametrize("choice", [choice for choice in CHOICES if choice != "keep"])
 @pytest.mark.parametrize("make", [lambda: chain(nn.ReLU()), lambda: WithF(torch.relu)], ids=["module", "function"])
 def test_packed_files_hold_the_activations(make: Callable[[], nn.Module], choice: BeforeSign, tmp_path: Path) -> None:

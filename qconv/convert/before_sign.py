@@ -97,6 +97,8 @@ def _why_not(site: Site, choice: BeforeSign) -> str:
     """Return why the activation stays; empty if it is replaced."""
     if choice == "keep":
         return "before_sign='keep'"
+    if "forward" in vars(site.module):
+        return "its forward is replaced on the module itself: del module.forward first"
     if not site.function:
         return ""
     if choice == "prelu":
