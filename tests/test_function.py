@@ -417,7 +417,7 @@ def test_a_second_differentiation_of_extra_tensors_is_an_error() -> None:
 def test_saves_no_more_than_the_float_layer(channels_last: bool, autocast: bool) -> None:
     from qconv.bench.train_step import Case, Settings, measure
 
-    settings = Settings(batch_size=8, rounds=1, warmup=0, autocast=autocast, channels_last=channels_last)
+    settings = Settings(batch_size=2, rounds=1, warmup=0, autocast=autocast, channels_last=channels_last)
     for case in ("64@32", "resnet18"):
         result = measure(Case.named(case), schemes.bnn(), settings)
         assert 0 < result.quantized_saved_mib <= result.float_saved_mib
