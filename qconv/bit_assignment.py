@@ -168,7 +168,8 @@ def assign_bits(
         labels: the samples' classes, beside a tensor of images. Without labels the loss is the cross-entropy to the
             model's own probabilities.
         choices: the schemes from which each layer gets one.
-        max_bytes: the most bytes of the packed model, as `qconv.summary` counts them.
+        max_bytes: the most bytes of the packed model, as `qconv.summary` counts them: without the test of its outputs,
+            which has a few hundred.
         max_bops: the most bit operations of the whole model for one sample, as `qconv.summary` counts them.
         measure: ``"hessian"`` or ``"measured"``.
         skip: layers that stay float, as for `qconv.convert`; they count in the budget.
@@ -203,7 +204,13 @@ def assign_bits(
         raise ValueError("images must hold at least one sample")
     options = {"before_sign": "keep", "skip": skip, **options}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
-    names = list(quantized_layers(converted[0]))
+    # Layers that have one scheme whatever the choice is, such as those of `first_last`, are not chosen for.
+    found_layers = [quantized_layers(each) for each in converted]
+    is_chosen = {
+        name: len({str(each[name].scheme) for each in found_layers}) == len({*map(str, choices)})
+        for name in found_layers[0]
+    }
+    names = [name for name, chosen in is_chosen.items() if chosen]
     if measure == "measured":
         costs, of_weights = [_measured(each, batches) for each in converted], {}
     else:

@@ -261,3 +261,15 @@ def test_a_residual_network_in_batches() -> None:
     assert len(runs[0].rows) == 18
     assert {row.weight_bits for row in runs[0].rows} == {2, 4}
     assert all(math.isfinite(row.cost) for row in runs[0].rows)
+
+
+def test_layers_with_a_scheme_of_their_own_are_not_chosen_for() -> None:
+    """Those of ``first_last`` keep their 8 bits, and count as what is not chosen for."""
+    images, labels = pictures()
+    options: Any = {"first_last": "w8a8", "skip": ("first", "last")}
+    found = assign(network(), images, labels, probes=1, **options)
+    assert list(found.others) == ["3"]
+    model: Any = qconv.convert(network(), CHOICES[0], overrides=found.overrides, before_sign="keep", **options)
+    assert [model[place].weight_quantizer.bits for place in (0, 6)] == [8, 8]
+    qconv.calibrate(model, [images])
+    assert found.bops == qconv.summarize(model, (1, 7, 7)).bops

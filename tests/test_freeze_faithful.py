@@ -2,6 +2,7 @@
 
 import importlib
 import random
+from functools import partial
 from pathlib import Path
 from types import MethodType
 from typing import Any
@@ -15,6 +16,7 @@ from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 import qconv
 from qconv import schemes
 from qconv.inference import ReadBeside, freeze, verify
+from qconv.quantizers import DoReFaInput, DoReFaWeight, Sign, Stages
 from qconv.scheme import Scheme
 from tests.test_freeze import trained as converted_and_trained
 
@@ -487,3 +489,114 @@ def test_a_forward_that_is_replaced_on_a_module(place: str, scheme: Scheme) -> N
     frozen = freeze(model)
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
     assert verify(model, frozen, x).equal
+
+
+class FlattensAndWrites(nn.Module):
+    """Its values are written in place while they are read in another shape, which shares their memory in training."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.first, self.second, self.relu = how, conv(), conv(), nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.how == "module":
+            aside = self.relu(h.flatten(1))
+        elif self.how == "method":
+            aside = h.flatten(1).sub_(0.1).mul_(3)
+        elif self.how == "source":
+            aside = torch.flatten(h, 1)
+            h += 1
+        else:  # no other value sees it
+            return self.second(self.relu(h)).flatten(1).mul_(2)
+        return self.second(h).flatten(1) + aside
+
+
+@pytest.mark.parametrize("how", ["module", "method", "source", "alone"])
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4)], ids=["bnn", "lsq"])
+def test_memory_that_is_shared_in_one_format_alone(how: str, scheme: Scheme) -> None:
+    x = torch.randn(4, 8, 6, 6)
+    model = qconv.convert(FlattensAndWrites(how), scheme, skip=(), before_sign="keep")
+    qconv.calibrate(model, [x])
+    model.eval()
+    frozen = freeze(model)
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
+    assert ("" in frozen.untraced) == (how != "alone")
+
+
+def test_pooled_sums_of_negative_scales() -> None:
+    """XNOR-Net++ may learn them; the largest sum is then the smallest value."""
+    block = nn.Sequential(conv(bias=False), nn.MaxPool2d(2), nn.BatchNorm2d(8), nn.Hardtanh(), conv(bias=False))
+    x = torch.randn(4, 8, 12, 12)
+    model: Any = converted_and_trained(block, schemes.xnorpp(), x, skip=())
+    with torch.no_grad():
+        model[0].weight_quantizer.gamma[::2].neg_()
+    frozen = freeze(model)
+    assert verify(model, frozen, x).equal
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_softplus_that_falls_is_not_folded() -> None:
+    parts = [conv(), nn.BatchNorm2d(8), nn.Softplus(threshold=-1), nn.BatchNorm2d(8), conv()]
+    x = torch.randn(4, 8, 6, 6)
+    model = converted_and_trained(nn.Sequential(*parts), schemes.bnn(), x, skip=())
+    torch.testing.assert_close(freeze(model)(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_of_few_bits_with_float_weights() -> None:
+    """As in the first run of a network in two stages, whose weights come last."""
+    x = torch.randn(4, 8, 6, 6)
+    block = nn.Sequential(conv(), nn.BatchNorm2d(8), nn.Hardtanh(), conv())
+    model = converted_and_trained(block, schemes.two_stage(schemes.bnn(), start=1), x, skip=())
+    frozen = freeze(model)
+    assert [(told.arithmetic, "no integer codes" in told.reason) for told in frozen.layers] == [("float", True)] * 2
+    assert verify(model, frozen, x).equal
+
+
+@pytest.mark.parametrize("option", [{"padding_value": 1}, {"scale_map": True}], ids=lambda option: next(iter(option)))
+def test_options_of_signs_in_a_stage_without_signs(option: dict[str, Any], tmp_path: Path) -> None:
+    """They apply only as long as the input is signs, in what ships, too."""
+    stages = partial(Stages, [(0, Sign), (0.5, partial(DoReFaInput, 4))])
+    scheme = Scheme(name="mixed", input=stages, weight=partial(DoReFaWeight, 4), **option)
+    x = torch.rand(4, 8, 6, 6)
+    model = qconv.convert(nn.Sequential(conv(), nn.BatchNorm2d(8), conv()), scheme, skip=())
+    model(x)
+    qconv.set_progress(model, 1.0)
+    model.eval()
+    frozen = freeze(model)
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
+    assert verify(model, frozen, x).equal
+    qconv.save_packed(model, tmp_path / "model.safetensors")
+    loaded = qconv.load_packed(tmp_path / "model.safetensors", nn.Sequential(conv(), nn.BatchNorm2d(8), conv()))
+    assert torch.equal(loaded(x), model(x))
+
+
+class StaysInTraining(Base):
+    def train(self, mode: bool = True) -> "StaysInTraining":
+        super().train(mode)
+        self.block.bn.train()
+        return self
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x))
+
+
+def test_parts_that_can_not_be_frozen_are_named() -> None:
+    x = torch.randn(4, 8, 6, 6)
+    with pytest.raises(ValueError, match=r"'block\.bn' \(BatchNorm2d\) stays in training mode after model\.eval\(\)"):
+        freeze(trained(StaysInTraining(), LSQ, x))
+    model: Any = converted_and_trained(nn.Sequential(Block(), conv()), LSQ, x, skip=())
+    model[0] = torch.compile(model[0], backend="eager")
+    with pytest.raises(ValueError, match=r"'0' is a torch\.compile of a part: put its _orig_mod there"):
+        freeze(model)
+
+
+class GivesDict(Base):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"features": self.tail(self.block(x))}
+
+
+def test_an_example_that_is_not_compared_says_so() -> None:
+    x = torch.randn(4, 8, 6, 6)
+    with pytest.warns(UserWarning, match="that return a tensor with `example`; this one returns dict"):
+        freeze(trained(GivesDict(), LSQ, x), example=x)

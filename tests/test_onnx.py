@@ -511,3 +511,12 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="No space left on device"):
         qconv.export_onnx(model, tmp_path / "model.onnx", input)
     assert not list(tmp_path.iterdir())
+
+
+def test_wrappers_are_removed(tmp_path: Path) -> None:
+    input = torch.randn(4, 3, 9, 8)
+    model = trained(chain(), schemes.lsq(4, 4), input)
+    found = qconv.export_onnx(nn.DataParallel(model), tmp_path / "model.onnx", input)
+    assert found is not None
+    assert found.samples == 4
+    agree(model, tmp_path / "model.onnx", input)

@@ -76,7 +76,7 @@ ROOMS = {
     "hub": {"packed", "zoo", "extras", "run_files"},
     "summary": {"checks", "files", "layers", "lean", "names", "quantizers", "packed", "table"},
     "inference": {"checks", "convert", "kernels", "layers", "lean", "quantizers", "packed", "table"},
-    "onnx": {"inference", "kernels", "files", "layers", "quantizers", "extras"},
+    "onnx": {"inference", "kernels", "files", "layers", "packed", "quantizers", "extras"},
     "names": set(),
     "comparison": {"files", "names", "run_files"},
     "data": {"checks", "extras", "files", "images", "progress"},

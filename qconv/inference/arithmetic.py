@@ -49,11 +49,15 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     if layer.pads_by_input:
         return Arithmetic("float", "its padding depends on the size of its input")
     quantizer = layer.input_quantizer
-    levels, weight = quantizer.levels(*quantizer.tensors()), layer.weight_codes()
+    levels = quantizer.levels(*quantizer.tensors())
     if levels is None:
         return Arithmetic("float", f"the levels of its input are not fixed: {type(quantizer).__name__} states none")
     if not quantizer.is_elementwise and isinstance(layer, QLinear):  # which is frozen as a layer of its rows
         return Arithmetic("float", f"{type(quantizer).__name__} quantizes a sample as a whole")
+    try:
+        weight = layer.weight_codes()
+    except TypeError as error:
+        return Arithmetic("float", str(error))
     is_plain = weight.offset is None and weight.negative_scale is None and weight.zero == 0
     for what, fits in (("input", levels.offset is None), ("weight", is_plain)):
         if not fits:
@@ -91,7 +95,7 @@ def frozen_layer(layer: QuantizedLayer, arithmetic: Arithmetic) -> IntegerLayer:
     codes, of_rows = arithmetic.weight, isinstance(layer, QLinear)
     if isinstance(layer, QConv2d):
         sides = (0, 0, 0, 0) if layer.padding_mode != "zeros" else layer.padding_sides
-        window = Window.of(layer.stride, sides, layer.dilation, layer.groups, layer.padding_value)
+        window = Window.of(layer.stride, sides, layer.dilation, layer.groups, layer.border_value)
     else:
         codes, window = codes[..., None, None], Window()
     if arithmetic.kind == "binary":

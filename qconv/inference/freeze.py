@@ -3,6 +3,7 @@
 import copy
 import inspect
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Self
 
@@ -143,21 +144,24 @@ def freeze(
     `ReadBeside` that names the part is raised when it happens.
 
     Integers have no NaN. A trained sign turns it into +1, and so does a frozen one. All other quantizers pass it on; a
-    frozen model with layers of such codes gives NaN for each sample with a NaN, or with an inf that a float layer would
-    turn into NaN. (An ONNX file does not.)
+    frozen model with layers of such codes gives NaN for each sample whose input has a NaN or an inf, of which a float
+    layer may make NaN. (An ONNX file does not.) A NaN that arises inside, as in 0 / 0 between two layers, becomes a
+    code.
 
     Args:
         model: the trained model.
         tolerance: how far a rounding may deviate from the trained quantizer, in steps. With 0 it is proved equal;
             float32 does not allow that for 8-bit codes, so those go through floats. With 0.01 they are passed on as
             codes, and may be off by one.
-        example: typical inputs, on which `qconv.verify` compares the frozen model with the trained one.
+        example: typical inputs, on which `qconv.verify` compares the frozen model with the trained one, if that
+            returns a tensor (a UserWarning says if not).
         nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN or inf.
 
     Raises:
         TypeError: `model` is not a module, or can't be copied; `example` is not a tensor.
         ValueError: a quantizer that waits for data or is not in its last stage; NaN or inf in a tensor; a dtype other
-            than float32; hooks, which would be lost; a model that is already frozen, or needs several inputs; a
+            than float32; hooks, which would be lost; a module that stays in training mode after ``model.eval()``; a
+            part compiled by `torch.compile`; a model that is already frozen, or needs several inputs; a
             tolerance outside 0 to 1; another `nan`; an example that the model does not accept; a frozen model that
             differs from the trained one on `example`.
     """
@@ -227,6 +231,14 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         network = copy.deepcopy(model).eval().cpu()
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"model ({type(model).__name__}) can't be copied: {error}") from error
+    for name, module in network.named_modules():
+        if module.training:
+            raise ValueError(
+                f"'{name}' ({type(module).__name__}) stays in training mode after model.eval(), and a frozen model has "
+                "none: let its train() reach all modules"
+            )
+        if name and isinstance(getattr(module, "_orig_mod", None), nn.Module):
+            raise ValueError(f"'{name}' is a torch.compile of a part: put its _orig_mod there, or call part.compile()")
     forget(network)
     lean(network, False)
     if example is None:
@@ -295,7 +307,14 @@ def _check(model: nn.Module, frozen: FrozenModel, example: Tensor) -> None:
     from .verify import verify  # which itself freezes the models of files
 
     model = copy.deepcopy(model).eval().cpu()
-    if isinstance(model(example[:1].cpu()), Tensor):
-        verification = verify(model, frozen, example.detach().cpu().split(_BATCH))
-        if not verification.equal:
-            raise ValueError(f"the frozen model does not compute what the trained one does:\n{verification}")
+    output = model(example[:1].cpu())
+    if not isinstance(output, Tensor):
+        warnings.warn(
+            f"freeze compares models that return a tensor with `example`; this one returns {type(output).__name__}: "
+            "compare the outputs yourself",
+            stacklevel=3,
+        )
+        return
+    verification = verify(model, frozen, example.detach().cpu().split(_BATCH))
+    if not verification.equal:
+        raise ValueError(f"the frozen model does not compute what the trained one does:\n{verification}")

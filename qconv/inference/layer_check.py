@@ -164,7 +164,7 @@ class LayerPair:
             codes=_count(self._like(padded, self.integer.codes(given)), values),
             sums=_count(self._like(exact, self.integer.accumulate(given)), exact),
         )
-        if self.layer.scheme.scale_map and self.layer.bias is not None:
+        if self.layer.has_scale_map and self.layer.bias is not None:
             value = value - self._per_channel(self.layer.bias.double(), value)  # it is added after the map
         got = self.integer(given)
         if self.next is not None:
@@ -220,7 +220,7 @@ class LayerPair:
     @property
     def _is_known(self) -> bool:
         is_plain = isinstance(self.layer, QConv1d | QConv2d | QConv3d | QLinear)
-        return is_plain and not self.layer.scheme.scale_map
+        return is_plain and not self.layer.has_scale_map
 
     def _folded(self, value: Tensor, error: Tensor) -> Rounded:
         """The value after the folded modules, and its error if they have become a scale and a bias.

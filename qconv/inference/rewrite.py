@@ -23,7 +23,9 @@ from .sign_conv import sign_layer
 _POOLS = (nn.MaxPool2d,)
 UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, nn.Softplus, Clamp)
+_RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, Clamp)
+SURE_THRESHOLD = 20
+"""From here on float32 rounds away that torch's softplus falls where it becomes the identity."""
 
 
 class Frozen(NamedTuple):
@@ -166,7 +168,7 @@ class Rewriter:
         if isinstance(new, BinaryConv2d | IntegerConv2d) and node in self.takes_codes:
             new.encoder = None
         told = Frozen(name, arithmetic.kind)
-        if layer.scheme.scale_map:
+        if layer.has_scale_map:
             bias = None if layer.bias is None else layer.bias.detach().clone()
             new.bias.zero_()
             is_conv = isinstance(layer, QConv2d)
@@ -235,7 +237,7 @@ class Rewriter:
             of_reader = self.arithmetic[reader]
             if of_reader.kind != arithmetic.kind or arithmetic.kind == "shift":
                 raise _StaysFloat(f"'{reader.target}' behind it is {of_reader.kind}")
-            if isinstance(layer, QLinear) or layer.scheme.scale_map or layer.padding_mode != "zeros":  # pyright: ignore
+            if isinstance(layer, QLinear) or layer.has_scale_map or layer.padding_mode != "zeros":  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' behind it needs floats")
             if not layer.input_quantizer.is_elementwise:  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' behind it quantizes a sample as a whole")
@@ -263,6 +265,8 @@ class Rewriter:
         falls_behind = bool(pools) and any(index > pools[0] for index in falling)
         if falls_behind and (pools[0] != 0 or min(falling) < pools[-1]):
             raise _StaysFloat("maximum pooling stands before a batch norm with a negative gamma")
+        if falls_behind and bool((arithmetic.scale < 0).any()):
+            raise _StaysFloat("maximum pooling of a negative scale stands before a batch norm with a negative gamma")
         reader: Any = self.of(readers[0])
         quantizer, scale = reader.input_quantizer, arithmetic.scale
         bias = new.bias.double()
@@ -376,6 +380,8 @@ def _is_monotone(module: nn.Module | None) -> bool:
     """Whether a larger input never gives a smaller output, element by element."""
     if type(module) is nn.LeakyReLU:
         return module.negative_slope >= 0
+    if type(module) is nn.Softplus:
+        return module.threshold >= SURE_THRESHOLD
     if type(module) is nn.PReLU:
         return bool((module.weight >= 0).all())
     return type(module) in _RISING + UNCHANGED  # a subclass may compute something different

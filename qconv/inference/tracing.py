@@ -20,6 +20,15 @@ _ANY = torch.zeros(0, device="cpu")
 _NO_TENSOR = ("size", "shape", "dim", "ndim", "dtype", "device", "numel", "nelement", "item", "tolist", "getattr")
 _SEVERAL = ("chunk", "unsafe_chunk", "split", "tensor_split", "unbind", "topk", "sort", "max", "min", "getitem")
 
+_SHAPES = ("view", "reshape", "flatten", "contiguous", "unflatten", "ravel", "view_as", "reshape_as")
+"""What returns its own memory or a copy, as the memory format has it."""
+_VIEWS = (
+    *("getitem", "chunk", "split", "unbind", "narrow", "select", "transpose", "permute", "movedim", "swapaxes", "t"),
+    *("squeeze", "unsqueeze", "expand", "expand_as", "detach", "to", "float", "type", "dropout", "dropout2d"),
+)
+_IN_PLACE = ("setitem", "iadd", "isub", "imul", "itruediv", "ipow", "iand", "ior", "ixor", "ifloordiv", "imod")
+_PASSING = (nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
 
 class NotTraceable(Exception):  # noqa: N818  # not an error: the reason why a module stays Python
     """The reason why a graph can't express a module's forward."""
@@ -77,7 +86,49 @@ def trace(module: nn.Module) -> fx.GraphModule:
         random.setstate(drawn[1])
     if changed or draws:
         raise NotTraceable(f"its forward changes {changed}" if changed else "its forward draws random numbers")
+    if shared := written_in_two_shapes(graph):
+        raise NotTraceable(f"its forward writes in place ({shared}) to values that it reads in another shape")
     return graph
+
+
+def written_in_two_shapes(graph: fx.GraphModule) -> str:
+    """Return the name of an operation in place whose values other operations may read in another shape; "" for none.
+
+    Whether ``x.flatten(1)`` shares the memory of ``x`` depends on the memory format, which frozen models choose.
+    """
+    of: dict[fx.Node, fx.Node] = {}  # the first of the values that may share memory
+
+    def first(node: fx.Node) -> fx.Node:
+        return first(of[node]) if node in of else node
+
+    kinds = {node: _sharing(graph, node) for node in graph.graph.nodes}
+    for node, kind in kinds.items():
+        if kind and node.all_input_nodes and first(node.all_input_nodes[0]) is not node:
+            of[node] = first(node.all_input_nodes[0])
+    together: dict[fx.Node, list[fx.Node]] = {}
+    for node in kinds:
+        together.setdefault(first(node), []).append(node)
+    for nodes in together.values():
+        reshaped = next((place for place, node in enumerate(nodes) if kinds[node] == "shape"), len(nodes))
+        written = [node for node in nodes[reshaped:] if kinds[node] == "in place"]
+        if written and any(len(node.users) > 1 for node in nodes):
+            return written[0].name
+    return ""
+
+
+def _sharing(graph: fx.GraphModule, node: fx.Node) -> str:
+    """How the value of a node shares the memory of its first input: "in place", perhaps in another "shape", "view"."""
+    if node.op == "call_module":
+        module = graph.get_submodule(str(node.target))
+        if getattr(module, "inplace", False) is True:
+            return "in place"
+        return "shape" if isinstance(module, nn.Flatten | nn.Unflatten) else "view" if type(module) in _PASSING else ""
+    if node.op not in ("call_method", "call_function"):
+        return ""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if node.kwargs.get("inplace") is True or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
+        return "in place"
+    return "shape" if name in _SHAPES else "view" if name in _VIEWS else ""
 
 
 class _Tracer(fx.Tracer):

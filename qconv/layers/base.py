@@ -124,6 +124,11 @@ class QuantizedLayer(nn.Module):
         """Whether the model was seen to compute with ``weight`` without calling the layer."""
         return bool(self.bypassed_in)
 
+    @property
+    def has_scale_map(self) -> bool:
+        """Whether the output is multiplied by the scheme's map of input magnitudes: while the input is signs."""
+        return self.scheme.scale_map and self.input_quantizer.makes_signs
+
     def input_channels(self) -> tuple[int, int]:
         """The number of input channels, and their dimension in the input."""
         return self.in_channels, 1

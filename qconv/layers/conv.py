@@ -69,6 +69,11 @@ class _QConv(QuantizedLayer):
         return sides_of(self)
 
     @property
+    def border_value(self) -> int:
+        """What surrounds the quantized input: `padding_value` while that is signs, else 0."""
+        return self.padding_value if self.input_quantizer.makes_signs else 0
+
+    @property
     def op(self) -> Convolution:
         """The convolution of this layer, without the padding that `forward` adds to the float input."""
         if self.padding_mode != "zeros":
@@ -82,8 +87,8 @@ class _QConv(QuantizedLayer):
     def padded_op(self, both_sides: list[int]) -> Convolution:
         """Return the convolution with this padding around the quantized input."""
         zeros = (0,) * len(self.stride)
-        if self.padding_value and any(both_sides) and self.input_quantizer.makes_signs:
-            value = float(self.padding_value)
+        if self.border_value and any(both_sides):
+            value = float(self.border_value)
             return Convolution(self.stride, zeros, self.dilation, self.groups, tuple(both_sides), value)
         # "same" pads an odd total once more on the right; the convolution itself pads what is equal on both sides.
         left, right = both_sides[0::2], both_sides[1::2]
@@ -101,7 +106,7 @@ class _QConv(QuantizedLayer):
         if self.padding_mode != "zeros":
             input = F.pad(input, self.padding_sides, mode=self.padding_mode)
         op = self.operation(input)
-        if not (self.scheme.scale_map and self.input_quantizer.makes_signs):
+        if not self.has_scale_map:
             return self.apply_op(input, op, self.bias)
         output = self.apply_op(input, op, None)
         output = output * self._scale_map(input, op).to(output.dtype)

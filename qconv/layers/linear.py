@@ -56,7 +56,7 @@ class QLinear(QuantizedLayer, nn.Linear):
         is_of_rows = not self.input_quantizer.needs_input and self.grad_quantizer is None
         if self.lean is not None and input.ndim > 2 and is_of_rows:
             return self.forward(input.flatten(end_dim=-2)).unflatten(0, input.shape[:-1])
-        if not (self.scheme.scale_map and self.input_quantizer.makes_signs):
+        if not self.has_scale_map:
             return self.apply_op(input, Linear(), self.bias)
         output = self.apply_op(input, Linear(), None)
         output = output * input.abs().mean(-1, keepdim=True).to(output.dtype)

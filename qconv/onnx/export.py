@@ -21,6 +21,7 @@ from ..inference.freeze import build
 from ..inference.layers import IntegerConv2d, IntegerLayer
 from ..inference.parts import Part
 from ..inference.sign_conv import SignConv2d
+from ..packed.tensors import inner_model
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d, StoredCodes
 from .ranges import Ranges, ranges
@@ -80,6 +81,7 @@ def export_onnx(
     path = Path(path)
     _check(path, example)
     example = example.detach().float().cpu()
+    model = inner_model(model)
     frozen = build(model, TOLERANCE, example)
     deformable = layers.QDeformConv2d if "torchvision.ops" in sys.modules else ()  # without it no model has one
     for told in frozen.layers:

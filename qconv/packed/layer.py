@@ -149,8 +149,8 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         scheme=layer.scheme.name,
         input=call,
         weight=weight,
-        padding_value=getattr(layer, "padding_value", 0),
-        scale_map=layer.scheme.scale_map,
+        padding_value=getattr(layer, "border_value", 0),
+        scale_map=layer.has_scale_map,
     )
     return described, entries
 

@@ -127,7 +127,10 @@ class Summary:
 
     @property
     def packed_bytes(self) -> int:
-        """Bytes of the file that `qconv.save_packed` writes: the rows' and the header."""
+        """Bytes of the file that `qconv.save_packed` writes: the rows' and the header.
+
+        A file that holds a test of its outputs (`save_packed` computes it where it can) has a few hundred bytes more.
+        """
         return self.header_bytes + sum(row.packed_bytes for row in self.rows)
 
     @property
