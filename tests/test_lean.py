@@ -399,6 +399,18 @@ def test_differentiating_twice_is_refused() -> None:
             grad.sum().backward()
 
 
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("part", [nn.BatchNorm2d(4), nn.ReLU(), nn.Hardtanh(), nn.MaxPool2d(2), RPReLU(4)], ids=str)
+def test_no_lean_module_drops_a_second_derivative(part: nn.Module, exact: bool) -> None:
+    """Nor where the gradient that comes in is a constant, as that of a sum."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), copy.deepcopy(part), nn.Conv2d(4, 4, 3))
+    qconv.lean(qconv.convert(model, schemes.bwn(), skip=("first",), before_sign="keep"), exact=exact)
+    x = torch.randn(2, 3, 8, 8, requires_grad=True)
+    (grad,) = torch.autograd.grad(model[:2](x).sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice through a quantized or lean layer"):
+        grad.square().sum().backward()
+
+
 @pytest.mark.parametrize("shape", [(0, 3, 6, 6), (1, 3, 1, 1), (2, 3, 1, 7)])
 def test_odd_batches(shape: tuple[int, ...]) -> None:
     model, lean, _ = block()

@@ -568,3 +568,26 @@ def test_shift_penalty_without_shifts_is_refused() -> None:
         shift_penalty(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="quantizer '0' has no shift yet"):
         shift_penalty(nn.Sequential(qconv.quantizers.ShiftPS()))
+
+
+def test_options_that_no_optimizer_reads_are_refused() -> None:
+    """torch keeps them in the group without a word."""
+    model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=schemes.lsq()), nn.BatchNorm2d(4))
+    with pytest.raises(ValueError, match=r"rules\['norms'\]: SGD has no option 'weight_deacy': 'weight_decay'\?"):
+        ModelOptimizer(torch.optim.SGD, {"norms": {"weight_deacy": 0.0}}, lr=0.1)(model)
+    with pytest.raises(ValueError, match=r"rules\['quantizers'\]: Adam has no option 'lr_scal': 'lr_scale'\?"):
+        ModelOptimizer(torch.optim.Adam, {"quantizers": {"lr_scal": 0.1}}, lr=0.1)(model)
+    with pytest.raises(ValueError, match=r"Bop has no option 'momentum'; it has lr, gamma, threshold, binary"):
+        ModelOptimizer(Bop, {**BINARY, "norms": {"momentum": 0.1}})(
+            nn.Sequential(qconv.BNNConv2d(3, 4, 3), nn.BatchNorm2d(4))
+        )
+
+
+@pytest.mark.parametrize("scheme", [schemes.siman(), schemes.bnn(), schemes.xnor(), schemes.recu(), schemes.biper()])
+def test_binary_groups_take_what_follows_the_sign(scheme: Scheme) -> None:
+    model = qconv.QConv2d(3, 4, 3, scheme=scheme)
+    if scheme.name == "siman()":
+        with pytest.raises(ValueError, match=r"weight with siman\(\) can't be in a binary group: its value does not"):
+            parameter_groups(model, BINARY)
+    else:
+        assert parameter_groups(model, BINARY)[-1]["binary"]

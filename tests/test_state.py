@@ -296,3 +296,20 @@ def test_what_the_warning_of_other_bits_recommends() -> None:
     two.eval()
     assert torch.equal(two[0].weight_quantizer.step, fresh.step)
     assert not two[0].input_quantizer.calibrated
+
+
+@pytest.mark.parametrize("scheme", [schemes.pact(), *STARTS_FROM_DATA, schemes.adabin(), schemes.dorefa()], ids=str)
+def test_layers_from_the_meta_device_start_anew(scheme: Scheme) -> None:
+    """What torch does with large models: no memory at first, then `to_empty` and `reset_parameters`."""
+    with torch.device("meta"):
+        model = qconv.convert(nn.Sequential(nn.Conv2d(2, 4, 3)), scheme, skip=(), before_sign="keep")
+    model.to_empty(device="cpu")
+    for part in model.modules():
+        for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
+            tensor.data.fill_(1e20)  # what may stand there
+    model[0].reset_parameters()  # pyright: ignore
+    like = qconv.QConv2d(2, 4, 3, scheme=scheme)
+    for name, tensor in like.input_quantizer.state_dict().items():
+        assert torch.equal(model[0].input_quantizer.state_dict()[name], tensor), name  # pyright: ignore
+    x = torch.rand(4, 2, 7, 7)
+    assert model(x).abs().max() < 100

@@ -20,6 +20,7 @@ import qconv
 from qconv import schemes
 from qconv.training import CheckpointError, make_trainer
 from qconv.training.assemble import build_loss
+from qconv.training.classifier import WeightedMean
 from qconv.training.initial_weights import describe_quantizers, load_weights
 from qconv.training.losses import CrossEntropy, Distillation
 from qconv.training.schedules import cosine, linear, steps
@@ -315,3 +316,12 @@ def test_bfloat16_on_processors(
     said = [text for text in caplog.messages if "no instructions for bfloat16" in text]
     assert len(said) == (asked == "bf16-mixed" and not native)
     assert all("trainer.precision=bf16-mixed" in text and "trainer.precision=32-true" in text for text in said)
+
+
+def test_figures_of_a_training_in_16_bits_are_summed_in_32() -> None:
+    mean = WeightedMean().to(torch.bfloat16)
+    for _ in range(352):
+        mean.update(torch.tensor(0.45, dtype=torch.bfloat16), 128)
+    assert mean.compute().item() == pytest.approx(0.45, rel=1e-2)
+    mean.reset()
+    assert mean.sums.dtype == torch.float32

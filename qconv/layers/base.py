@@ -349,10 +349,18 @@ class QuantizedLayer(nn.Module):
             )
 
     def reset_parameters(self) -> None:
-        """Initialize as the ``torch.nn`` twin does, then set the learned tensors from the weight."""
+        """Initialize as the ``torch.nn`` twin does, then set the learned tensors from the weight.
+
+        Those of the input's and the gradient's quantizers start anew: they wait for data again if they need any.
+        """
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
         if "scheme" in self.__dict__:  # the twin's constructor calls this before there are quantizers
             self.weight_quantizer.initialize(self.filters().detach())
+            fresh = {"input_quantizer": self.scheme.input(), "grad_quantizer": self.scheme.grad and self.scheme.grad()}
+            fresh["input_quantizer"].build(*self.input_channels())
+            for place, quantizer in self.quantizers().items():
+                if place in fresh:
+                    quantizer.load_state_dict(fresh[place].to(self.weight.device, self.weight.dtype).state_dict())
             mark(self)
 
     def _check_computed_weight(self) -> None:

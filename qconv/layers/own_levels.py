@@ -1,5 +1,6 @@
 """Whether latent weights can be put on the levels to which they are quantized, and stay there."""
 
+import copy
 from typing import Any
 
 import torch
@@ -17,16 +18,23 @@ def why_off_levels(layer: QuantizedLayer) -> str:
         return "learned tensors stand for the weight"
     if layer.filters_are_computed:
         return "the layer quantizes what it computes from the weight"
-    try:
-        codes = layer.weight_codes()
-    except TypeError as error:
-        return str(error)
-    with torch.no_grad():
-        levels = codes.dequantize().to(layer.weight.dtype)
-        again = quantizer.codes(levels, *quantizer.tensors())
-        near = torch.allclose(again.dequantize().to(levels.dtype), levels, rtol=1e-2)  # but for rounding, in any dtype
-    if not near or not torch.equal(again.values, codes.values):
-        return "it normalizes the weight before it quantizes it"
+    with layer.as_evaluated() as (quantizer, filters):
+        moved = copy.deepcopy(quantizer)
+        for index, parameter in enumerate(moved.parameters()):  # learned tensors may move apart
+            parameter.mul_(1.1 + 0.1 * index)
+        for learned, why in (
+            (quantizer.tensors(), "it normalizes the weight before it quantizes it"),
+            (moved.tensors(), "it learns its levels apart from the thresholds between them"),
+        ):
+            try:
+                codes = quantizer.codes(filters, *learned)
+            except TypeError as error:
+                return str(error)
+            levels = codes.dequantize().to(filters.dtype)
+            again = quantizer.codes(levels, *learned)
+            near = torch.allclose(again.dequantize().to(levels.dtype), levels, rtol=1e-2)  # but for rounding
+            if not near or not torch.equal(again.values, codes.values):
+                return why
     return ""
 
 

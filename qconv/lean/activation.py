@@ -13,6 +13,7 @@ from ..kernels.rprelu import has_kernel
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
 from ..quantizers.form import has_own_strides
+from ..quantizers.node import once_differentiable
 from ..recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
 from .node import as_node
 
@@ -90,7 +91,7 @@ class _Clamp(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         (grad,) = grad_outputs
@@ -189,7 +190,7 @@ class _FusedRPReLU(torch.autograd.Function):
         return _ops.rprelu(*operands)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         input, *others = ctx.saved_tensors
         (grad,) = grad_outputs
@@ -224,7 +225,7 @@ class _Again(torch.autograd.Function):
         return function(input, *tensors[:count])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         tensors = ctx.saved_tensors

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..kept_input import Lean
 from ..kernels import norm as _registered  # noqa: F401
 from ..layers.naming import name_of
+from ..quantizers.node import once_differentiable
 from ..recipes import Recipe, forget, hang, recipe_of, saved
 from .node import as_node
 
@@ -105,7 +106,7 @@ class _Norm(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         ctx.statistics = None

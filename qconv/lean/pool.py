@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.utils import _pair
 
 from ..quantizers.form import is_like_channels_last
+from ..quantizers.node import once_differentiable
 from ..recipes import Recipe, forget, hang, is_recorded, recipe_of, runs_as_written
 from .node import as_node
 
@@ -45,7 +46,7 @@ class _MaxPool(torch.autograd.Function):
         return output
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         (grad,), (taps,), (shape, dtype, memory_format) = grad_outputs, ctx.saved_tensors, ctx.form

@@ -3,10 +3,12 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from difflib import get_close_matches
 from numbers import Real
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.optim import Optimizer
@@ -63,7 +65,8 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
     Raises:
         ValueError: no trainable parameter, an invalid expression, an option ``params``, or a rule that matches nothing,
             or only parameters that earlier rules take; an ``lr_scale`` that is not positive, beside an ``lr`` of the
-            same rule, in a binary group of `Bop`, or without the optimizer's ``lr``.
+            same rule, in a binary group of `Bop`, or without the optimizer's ``lr``; a binary group with a weight whose
+            value does not follow its sign (SiMaN).
         TypeError: a rule that is neither text nor function, or options that are not a mapping.
 
     Example:
@@ -107,12 +110,30 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
         taken, left = set(matched), set(rest)
         if not taken & left:
             raise ValueError(f"rules[{rule!r}] matches only parameters that the rules before it take; put it first")
+        if options.get("binary"):
+            _check_flips(model, taken)
         own = {"params": [parameter for parameter in rest if parameter in taken], **options}
         if "lr_scale" in own:
             own["lr"] = _scaled(lr, own.pop("lr_scale"), rule, options)
         groups.append(own)
         rest = [parameter for parameter in rest if parameter not in taken]
     return [{"params": rest}, *groups] if rest else groups
+
+
+def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
+    """Raise a ValueError if the sign of a weight of ±1 is not, but for that of its filter, the one that it is given."""
+    for name, layer in model.named_modules():
+        if not isinstance(layer, QuantizedLayer) or layer._parameters.get("weight") not in weights:
+            continue
+        with layer.as_evaluated() as (quantizer, filters):
+            third = (torch.arange(filters.numel(), device=filters.device) % 3 == 0).view_as(filters)
+            both = [torch.where(ones, 1.0, -1.0).to(filters) for ones in (third, ~third)]
+            same = torch.cat([(quantizer.quantize(x, *quantizer.tensors()).sign() * x).flatten(1) for x in both], 1)
+        if not torch.equal(same.amin(1), same.amax(1)):
+            raise ValueError(
+                f"{name}.weight with {layer.scheme} can't be in a binary group: its value does not follow the sign of "
+                "the weight, which Bop flips; take a scheme such as qconv.schemes.bnn"
+            )
 
 
 def _scaled(lr: Any, scale: Any, rule: str | Predicate, options: Options) -> float:
@@ -197,7 +218,15 @@ class ModelOptimizer:
 
         Raises:
             TypeError: the parameters of a model in place of the model.
+            ValueError: as for `parameter_groups`; an option in the rules that the optimizer does not have.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"model ({type(model).__name__}) must be the module itself, not its parameters")
-        return self.optimizer(parameter_groups(model, self.rules, lr=self.options.get("lr")), **self.options)
+        optimizer = self.optimizer(parameter_groups(model, self.rules, lr=self.options.get("lr")), **self.options)
+        known = [*optimizer.defaults, "lr_scale"]
+        for rule, options in (self.rules or {}).items():
+            if unknown := [name for name in options if name not in known]:  # torch keeps it, and nothing reads it
+                close = get_close_matches(unknown[0], known, n=1)
+                nearest = f": {close[0]!r}?" if close else f"; it has {', '.join(known)}"
+                raise ValueError(f"rules[{rule!r}]: {type(optimizer).__name__} has no option {unknown[0]!r}{nearest}")
+        return optimizer

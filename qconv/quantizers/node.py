@@ -59,8 +59,8 @@ class _Refuse(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> None:
         raise RuntimeError(
-            "trying to differentiate twice through a quantized layer: its straight-through gradient has no derivative; "
-            "quantizers can't be part of a gradient penalty"
+            "trying to differentiate twice through a quantized or lean layer: its gradient has no derivative, so it "
+            "can't be part of a gradient penalty"
         )
 
 

@@ -48,6 +48,16 @@ class WeightedMean(Metric):
         self.sums[0] += weight * value
         self.sums[1] += weight
 
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """Keep the sums in 32 bits: in 16 they would soon stop growing."""
+        applied = super()._apply(*args, **kwargs)
+        self.sums = self.sums.float()
+        return applied
+
+    def reset(self) -> None:
+        super().reset()
+        self.sums = self.sums.float()
+
     def compute(self) -> Tensor:
         """The mean."""
         return self.sums[0] / self.sums[1]
