@@ -127,6 +127,17 @@ def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out:
     assert not trained(model, early)
 
 
+def test_an_optimizer_from_before_another_scheme() -> None:
+    model: Any = qconv.convert(network(), schemes.lsq(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    qconv.after_every_step(optimizer, model)
+    assert not trained(model, optimizer, steps=30)
+    model[3].set_scheme(schemes.lsq(2, 2))
+    (told,) = trained(model, optimizer, steps=30)
+    assert told.startswith("in 20 steps no optimizer has changed 3.input_quantizer.step and 1 other parameter")
+    assert not trained(model, optimizer, steps=30)
+
+
 def test_the_warning_shows_the_loop_that_steps() -> None:
     """A schedule wraps the optimizer's step once more."""
     model = network()

@@ -48,8 +48,8 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
     torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
-    An optimizer that was made before `qconv.convert` holds the weights, but not what a scheme learns beside them, such
-    as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a warning names them; not if the
+    An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
+    scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a warning names them; not if the
     optimizer's step is compiled, or if the weights are computed by a parametrization.
 
     Raises:
@@ -69,10 +69,16 @@ class _AfterStep:
         self.model = model
         self.steps = 0
         self.left_out: list[_LeftOut] = []
+        self.quantizers: list[Quantizer] = []
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         after_step(self.model)
-        if self.steps > PATIENCE or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        quantizers = [each for layer in quantized_layers(self.model).values() for each in layer.quantizers().values()]
+        if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
+            self.quantizers, self.steps = quantizers, 0
+        if self.steps > PATIENCE:
             return
         self.steps += 1
         if self.steps == 1:
