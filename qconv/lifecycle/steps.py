@@ -49,8 +49,8 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
     An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
-    scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a warning names them; not if the
-    optimizer's step is compiled, or if the weights are computed by a parametrization.
+    scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a
+    warning names them; not if the optimizer's step is compiled, or if the weights are computed by a parametrization.
 
     Raises:
         TypeError: ``optimizer`` is not a torch optimizer and wraps none; ``model`` is not a module.
