@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import timm.optim
 import torch
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
@@ -570,17 +571,27 @@ def test_shift_penalty_without_shifts_is_refused() -> None:
         shift_penalty(nn.Sequential(qconv.quantizers.ShiftPS()))
 
 
-def test_options_that_no_optimizer_reads_are_refused() -> None:
-    """torch keeps them in the group without a word."""
+class Around:
+    """An optimizer that holds another, as SAM's users have it, and has no defaults itself."""
+
+    def __init__(self, params: Any, **options: Any) -> None:
+        self.optimizer = torch.optim.SGD(params, **options)
+
+
+def test_mistyped_options_of_rules_are_refused() -> None:
+    """torch keeps them in the group without a word, as it keeps what an optimizer reads without a default."""
     model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=schemes.lsq()), nn.BatchNorm2d(4))
-    with pytest.raises(ValueError, match=r"rules\['norms'\]: SGD has no option 'weight_deacy': 'weight_decay'\?"):
-        ModelOptimizer(torch.optim.SGD, {"norms": {"weight_deacy": 0.0}}, lr=0.1)(model)
-    with pytest.raises(ValueError, match=r"rules\['quantizers'\]: Adam has no option 'lr_scal': 'lr_scale'\?"):
+    for make in (torch.optim.SGD, Around):
+        with pytest.raises(
+            ValueError, match=r"rules\['norms'\]: .* has no option 'weight_deacy'; did you mean 'weight_d"
+        ):
+            ModelOptimizer(make, {"norms": {"weight_deacy": 0.0}}, lr=0.1)(model)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(
+        ValueError, match=r"rules\['quantizers'\]: Adam has no option 'lr_scal'; did you mean 'lr_scale'"
+    ):
         ModelOptimizer(torch.optim.Adam, {"quantizers": {"lr_scal": 0.1}}, lr=0.1)(model)
-    with pytest.raises(ValueError, match=r"Bop has no option 'momentum'; it has lr, gamma, threshold, binary"):
-        ModelOptimizer(Bop, {**BINARY, "norms": {"momentum": 0.1}})(
-            nn.Sequential(qconv.BNNConv2d(3, 4, 3), nn.BatchNorm2d(4))
-        )
+    made = ModelOptimizer(timm.optim.Muon, {"norms": {"use_fallback": True, "name": "norms"}}, lr=0.1)(model)  # pyright: ignore
+    assert made.param_groups[1]["use_fallback"]
 
 
 @pytest.mark.parametrize("scheme", [schemes.siman(), schemes.bnn(), schemes.xnor(), schemes.recu(), schemes.biper()])

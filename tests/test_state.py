@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 import qconv
 from qconv import Scheme, schemes
 from qconv.lifecycle.steps import is_final
+from qconv.quantizers import Identity, LSQInput, Stages
 
 STARTS_FROM_DATA = [schemes.lsq(), schemes.lsq_plus(), schemes.minmax(4, 4), schemes.dsq(), schemes.percentile(4, 4)]
 
@@ -298,18 +299,48 @@ def test_what_the_warning_of_other_bits_recommends() -> None:
     assert not two[0].input_quantizer.calibrated
 
 
-@pytest.mark.parametrize("scheme", [schemes.pact(), *STARTS_FROM_DATA, schemes.adabin(), schemes.dorefa()], ids=str)
+OF_FEWER_BITS = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
+BY_SCHEDULE = [
+    schemes.irnet(),
+    schemes.recu(),
+    schemes.reste(),
+    schemes.adabin(),
+    STAGED,
+    schemes.two_stage(schemes.lsq()),
+]
+
+
+@pytest.mark.parametrize("scheme", [schemes.pact(), schemes.dorefa(), *STARTS_FROM_DATA, *BY_SCHEDULE], ids=str)
 def test_layers_from_the_meta_device_start_anew(scheme: Scheme) -> None:
     """What torch does with large models: no memory at first, then `to_empty` and `reset_parameters`."""
     with torch.device("meta"):
-        model = qconv.convert(nn.Sequential(nn.Conv2d(2, 4, 3)), scheme, skip=(), before_sign="keep")
-    model.to_empty(device="cpu")
-    for part in model.modules():
+        layer: Any = qconv.QConv2d(2, 4, 3, scheme=scheme)
+    layer.to_empty(device="cpu")
+    for part in layer.modules():
         for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
             tensor.data.fill_(1e20)  # what may stand there
-    model[0].reset_parameters()  # pyright: ignore
-    like = qconv.QConv2d(2, 4, 3, scheme=scheme)
-    for name, tensor in like.input_quantizer.state_dict().items():
-        assert torch.equal(model[0].input_quantizer.state_dict()[name], tensor), name  # pyright: ignore
+    torch.manual_seed(3)
+    layer.reset_parameters()
+    torch.manual_seed(3)
+    like: Any = qconv.QConv2d(2, 4, 3, scheme=scheme)
+    for place, quantizer in like.quantizers().items():
+        own = getattr(layer, place)
+        waiting = [f"quantizers.{index}." for index in range(1, 3)] if isinstance(quantizer, Stages) else []
+        for name, tensor in quantizer.state_dict().items():
+            if place == "input_quantizer" or not name.startswith(tuple(waiting)):  # set when its stage begins
+                torch.testing.assert_close(own.state_dict()[name], tensor, msg=f"{place}.{name}")
     x = torch.rand(4, 2, 7, 7)
-    assert model(x).abs().max() < 100
+    assert layer(x).abs().max() < 100
+    qconv.set_progress(layer, 1.0)
+    assert layer(x).abs().max() < 100
+
+
+def test_quantizers_of_another_kind_stay_as_they_are() -> None:
+    layer: Any = qconv.QConv2d(2, 4, 3, scheme=schemes.lsq(4, 4))
+    layer.input_quantizer = Identity()
+    layer.reset_parameters()
+    assert type(layer.input_quantizer) is Identity
+    layer.input_quantizer = LSQInput(8)
+    layer(torch.rand(4, 2, 7, 7))
+    layer.reset_parameters()
+    assert not layer.input_quantizer.calibrated

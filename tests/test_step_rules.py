@@ -363,8 +363,11 @@ def test_dampening_says_what_cannot_work() -> None:
         dampening_penalty(network(schemes.adabin()))
     with pytest.raises(TypeError, match=r"can't be drawn to its levels: its quantizer changes"):
         dampening_penalty(network(schemes.two_stage(schemes.bnn())))
-    with pytest.raises(TypeError, match=r"with ewgs.* can't be drawn to its levels: it learns its levels apart from"):
-        dampening_penalty(network(schemes.ewgs(4, 4)))
+    for bits in (2, 3, 4):
+        with pytest.raises(
+            TypeError, match=r"with ewgs.* can't be drawn to its levels: it learns its levels apart from"
+        ):
+            dampening_penalty(network(schemes.ewgs(bits, bits)))
     with pytest.raises(ValueError, match="must have a trainable weight of at most 4 bits"):
         dampening_penalty(network(schemes.lsq(8, 8)))
     with pytest.raises(TypeError, match="must be a torch"):

@@ -325,3 +325,6 @@ def test_figures_of_a_training_in_16_bits_are_summed_in_32() -> None:
     assert mean.compute().item() == pytest.approx(0.45, rel=1e-2)
     mean.reset()
     assert mean.sums.dtype == torch.float32
+    mean.update(torch.tensor(0.45, dtype=torch.bfloat16), 99)
+    assert mean.compute().item() == torch.tensor(0.45, dtype=torch.bfloat16).item()
+    assert mean.double().to(torch.float64).sums.dtype == torch.float64

@@ -312,7 +312,7 @@ def _check(model: nn.Module, frozen: FrozenModel, example: Tensor) -> None:
         warnings.warn(
             f"freeze compares models that return a tensor with `example`; this one returns {type(output).__name__}: "
             "compare the outputs yourself",
-            stacklevel=3,
+            stacklevel=4,  # torch.no_grad calls freeze
         )
         return
     verification = verify(model, frozen, example.detach().cpu().split(_BATCH))

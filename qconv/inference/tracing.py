@@ -86,12 +86,12 @@ def trace(module: nn.Module) -> fx.GraphModule:
         random.setstate(drawn[1])
     if changed or draws:
         raise NotTraceable(f"its forward changes {changed}" if changed else "its forward draws random numbers")
-    if shared := written_in_two_shapes(graph):
+    if shared := write_in_two_shapes(graph):
         raise NotTraceable(f"its forward writes in place ({shared}) to values that it reads in another shape")
     return graph
 
 
-def written_in_two_shapes(graph: fx.GraphModule) -> str:
+def write_in_two_shapes(graph: fx.GraphModule) -> str:
     """Return the name of an operation in place whose values other operations may read in another shape; "" for none.
 
     Whether ``x.flatten(1)`` shares the memory of ``x`` depends on the memory format, which frozen models choose.
@@ -120,9 +120,11 @@ def _sharing(graph: fx.GraphModule, node: fx.Node) -> str:
     """How the value of a node shares the memory of its first input: "in place", perhaps in another "shape", "view"."""
     if node.op == "call_module":
         module = graph.get_submodule(str(node.target))
+        if type(module) in _PASSING:  # in evaluation
+            return "view"
         if getattr(module, "inplace", False) is True:
             return "in place"
-        return "shape" if isinstance(module, nn.Flatten | nn.Unflatten) else "view" if type(module) in _PASSING else ""
+        return "shape" if isinstance(module, nn.Flatten | nn.Unflatten) else ""
     if node.op not in ("call_method", "call_function"):
         return ""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")

@@ -349,19 +349,26 @@ class QuantizedLayer(nn.Module):
             )
 
     def reset_parameters(self) -> None:
-        """Initialize as the ``torch.nn`` twin does, then set the learned tensors from the weight.
+        """Initialize as the ``torch.nn`` twin does, and start all quantizers anew, also in their stages and schedules.
 
-        Those of the input's and the gradient's quantizers start anew: they wait for data again if they need any.
+        Those that need data wait for it again. Quantizers of another kind than the scheme's stay as they are.
         """
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
-        if "scheme" in self.__dict__:  # the twin's constructor calls this before there are quantizers
-            self.weight_quantizer.initialize(self.filters().detach())
-            fresh = {"input_quantizer": self.scheme.input(), "grad_quantizer": self.scheme.grad and self.scheme.grad()}
-            fresh["input_quantizer"].build(*self.input_channels())
-            for place, quantizer in self.quantizers().items():
-                if place in fresh:
-                    quantizer.load_state_dict(fresh[place].to(self.weight.device, self.weight.dtype).state_dict())
-            mark(self)
+        if "scheme" not in self.__dict__:  # the twin's constructor calls this before there are quantizers
+            return
+        fresh = {"input_quantizer": self.scheme.input(), "weight_quantizer": self.scheme.weight()}
+        fresh["input_quantizer"].build(*self.input_channels())
+        for place, quantizer in self.quantizers().items():
+            new = fresh.get(place)
+            if new is None or type(new) is not type(quantizer):
+                continue
+            is_weight = place == "weight_quantizer"  # whose learned tensors come from the weight
+            state = dict(new.named_buffers() if is_weight else new.state_dict())
+            own = quantizer.state_dict()
+            if all(name in own and own[name].shape == tensor.shape for name, tensor in state.items()):
+                quantizer.load_state_dict(state, strict=False)
+        self.weight_quantizer.initialize(self.filters().detach())
+        mark(self)
 
     def _check_computed_weight(self) -> None:
         """Raise a ValueError, at the first call, if the scheme can't work with a computed weight."""

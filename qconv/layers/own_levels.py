@@ -4,8 +4,9 @@ import copy
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..quantizers import Stages
+from ..quantizers import Quantizer, Stages
 from .base import QuantizedLayer
 
 
@@ -18,24 +19,33 @@ def why_off_levels(layer: QuantizedLayer) -> str:
         return "learned tensors stand for the weight"
     if layer.filters_are_computed:
         return "the layer quantizes what it computes from the weight"
+    try:
+        layer.weight_codes()
+    except TypeError as error:
+        return str(error)
     with layer.as_evaluated() as (quantizer, filters):
+        if not _stays(quantizer, filters):
+            return "it normalizes the weight before it quantizes it"
         moved = copy.deepcopy(quantizer)
-        for index, parameter in enumerate(moved.parameters()):  # learned tensors may move apart
-            parameter.mul_(1.1 + 0.1 * index)
-        for learned, why in (
-            (quantizer.tensors(), "it normalizes the weight before it quantizes it"),
-            (moved.tensors(), "it learns its levels apart from the thresholds between them"),
-        ):
-            try:
-                codes = quantizer.codes(filters, *learned)
-            except TypeError as error:
-                return str(error)
-            levels = codes.dequantize().to(filters.dtype)
-            again = quantizer.codes(levels, *learned)
-            near = torch.allclose(again.dequantize().to(levels.dtype), levels, rtol=1e-2)  # but for rounding
-            if not near or not torch.equal(again.values, codes.values):
-                return why
+        for parameter in moved.parameters():  # learned tensors may move apart
+            before = parameter.clone()
+            for factor in (0.4, 2.5):
+                parameter.copy_(factor * before)
+                if not _stays(moved, filters):
+                    return "it learns its levels apart from the thresholds between them"
+            parameter.copy_(before)
     return ""
+
+
+def _stays(quantizer: Quantizer, filters: Tensor) -> bool:
+    """Whether weights that are put on their levels are quantized to these, but for rounding."""
+    tensors = quantizer.tensors()
+    codes = quantizer.codes(filters, *tensors)
+    levels = codes.dequantize().to(filters.dtype)
+    again = quantizer.codes(levels, *tensors)
+    return torch.allclose(again.dequantize().to(levels.dtype), levels, rtol=1e-2) and torch.equal(
+        again.values, codes.values
+    )
 
 
 def way_out(layer: QuantizedLayer, name: str, otherwise: str) -> str:

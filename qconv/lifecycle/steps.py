@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -34,7 +34,11 @@ def after_step(model: nn.Module) -> None:
         TypeError: ``model`` is not a module.
     """
     check_module(model)
-    for layer in quantized_layers(model).values():
+    _after_step(model, quantized_layers(model).values())
+
+
+def _after_step(model: nn.Module, layers: Iterable[QuantizedLayer]) -> None:
+    for layer in layers:
         layer.after_step_()
     with torch.no_grad():
         for quantizer in _alone(model):
@@ -72,10 +76,11 @@ class _AfterStep:
         self.quantizers: list[Quantizer] = []
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        after_step(self.model)
+        layers = quantized_layers(self.model).values()
+        _after_step(self.model, layers)
         if torch.compiler.is_compiling():
             return
-        quantizers = [each for layer in quantized_layers(self.model).values() for each in layer.quantizers().values()]
+        quantizers = [layer.weight_quantizer for layer in layers]
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
         if self.steps > PATIENCE:

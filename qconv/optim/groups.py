@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from ..layers import QuantizedLayer
 from ..layers.computed import trained_weights
+from ..lifecycle.steps import innermost
 from ..quantizers import Quantizer
 
 Predicate = Callable[[str, nn.Parameter], bool]
@@ -121,7 +122,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
 
 
 def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
-    """Raise a ValueError if the sign of a weight of ±1 is not, but for that of its filter, the one that it is given."""
+    """Raise a ValueError unless each value has the sign of its weight, or in a whole filter the opposite one."""
     for name, layer in model.named_modules():
         if not isinstance(layer, QuantizedLayer) or layer._parameters.get("weight") not in weights:
             continue
@@ -218,15 +219,17 @@ class ModelOptimizer:
 
         Raises:
             TypeError: the parameters of a model in place of the model.
-            ValueError: as for `parameter_groups`; an option in the rules that the optimizer does not have.
+            ValueError: as for `parameter_groups`; an option in the rules that looks like a mistyped one.
         """
         if not isinstance(model, nn.Module):
             raise TypeError(f"model ({type(model).__name__}) must be the module itself, not its parameters")
         optimizer = self.optimizer(parameter_groups(model, self.rules, lr=self.options.get("lr")), **self.options)
-        known = [*optimizer.defaults, "lr_scale"]
+        known = [*innermost(optimizer).defaults, "lr_scale"]
         for rule, options in (self.rules or {}).items():
-            if unknown := [name for name in options if name not in known]:  # torch keeps it, and nothing reads it
-                close = get_close_matches(unknown[0], known, n=1)
-                nearest = f": {close[0]!r}?" if close else f"; it has {', '.join(known)}"
-                raise ValueError(f"rules[{rule!r}]: {type(optimizer).__name__} has no option {unknown[0]!r}{nearest}")
+            for (
+                name
+            ) in options:  # torch keeps one that nothing reads; what is like no other may be read without a default
+                if name not in known and (close := get_close_matches(name, known, n=1, cutoff=0.8)):
+                    kind = type(optimizer).__name__
+                    raise ValueError(f"rules[{rule!r}]: {kind} has no option {name!r}; did you mean {close[0]!r}?")
         return optimizer

@@ -273,7 +273,7 @@ class Quantizer(InBits, NeedsData):
         if bits != self.bits and any(f"{prefix}{name}" in state_dict for name in {*self._parameters} - {*self.kept}):
             warnings.warn(
                 f"{type(self).__name__} of {self.bits:.3g} bits loads what one of {bits:.3g} bits has learned, which "
-                "does not fit: leave names with '_quantizer.' out of the state dict (strict=False), and it starts anew",
+                "may not fit: leave names with '_quantizer.' out of the state dict (strict=False), and it starts anew",
                 stacklevel=2,
             )
         super()._load_from_state_dict(

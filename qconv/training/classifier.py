@@ -45,18 +45,21 @@ class WeightedMean(Metric):
 
     def update(self, value: Tensor | float, weight: float) -> None:
         """Add a number."""
-        self.sums[0] += weight * value
+        self.sums[0] += weight * (value.to(self.sums.dtype) if isinstance(value, Tensor) else value)
         self.sums[1] += weight
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """Keep the sums in 32 bits: in 16 they would soon stop growing."""
         applied = super()._apply(*args, **kwargs)
-        self.sums = self.sums.float()
+        self._widen()
         return applied
 
     def reset(self) -> None:
         super().reset()
-        self.sums = self.sums.float()
+        self._widen()
+
+    def _widen(self) -> None:
+        """Keep the sums in 32 bits or more: in 16 they would soon stop growing."""
+        self.sums = self.sums.to(torch.promote_types(self.sums.dtype, torch.float32))
 
     def compute(self) -> Tensor:
         """The mean."""
