@@ -237,7 +237,8 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
                 f"'{name}' ({type(module).__name__}) stays in training mode after model.eval(), and a frozen model has "
                 "none: let its train() reach all modules"
             )
-        if name and isinstance(getattr(module, "_orig_mod", None), nn.Module):
+        inside = getattr(module, "_orig_mod", None) if name else None
+        if isinstance(inside, nn.Module) and any(isinstance(each, QuantizedLayer) for each in inside.modules()):
             raise ValueError(f"'{name}' is a torch.compile of a part: put its _orig_mod there, or call part.compile()")
     forget(network)
     lean(network, False)

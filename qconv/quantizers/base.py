@@ -270,7 +270,12 @@ class Quantizer(InBits, NeedsData):
             if wrong := difference(self.before_sign, behind, where or type(self).__name__):
                 error_msgs.append(wrong)
         bits = local_metadata.get("bits", self.bits)
-        if bits != self.bits and any(f"{prefix}{name}" in state_dict for name in {*self._parameters} - {*self.kept}):
+        learned = {name: own for name, own in self._parameters.items() if f"{prefix}{name}" in state_dict}
+        fits = all(
+            own is None or own.shape == getattr(state_dict[f"{prefix}{name}"], "shape", None)
+            for name, own in learned.items()
+        )
+        if bits != self.bits and fits and {*learned} - {*self.kept}:  # other shapes are an error
             warnings.warn(
                 f"{type(self).__name__} of {self.bits:.3g} bits loads what one of {bits:.3g} bits has learned, which "
                 "may not fit: leave names with '_quantizer.' out of the state dict (strict=False), and it starts anew",
