@@ -205,12 +205,9 @@ def assign_bits(
     options = {"before_sign": "keep", "skip": skip, **options}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
     # Layers that have one scheme whatever the choice is, such as those of `first_last`, are not chosen for.
-    found_layers = [quantized_layers(each) for each in converted]
-    is_chosen = {
-        name: len({str(each[name].scheme) for each in found_layers}) == len({*map(str, choices)})
-        for name in found_layers[0]
-    }
-    names = [name for name, chosen in is_chosen.items() if chosen]
+    by_choice = [quantized_layers(each) for each in converted]
+    count = len({*map(str, choices)})
+    names = [name for name in by_choice[0] if len({str(layers[name].scheme) for layers in by_choice}) == count]
     if measure == "measured":
         costs, of_weights = [_measured(each, batches) for each in converted], {}
     else:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ..layers.bypassed import has_own_forward
 from ..quantizers import Quantizer
 from ..quantizers.behind import note_of
 from .activations import BeforeSign, calls_relu, replace_, replace_calls_
@@ -97,7 +98,7 @@ def _why_not(site: Site, choice: BeforeSign) -> str:
     """Return why the activation stays; empty if it is replaced."""
     if choice == "keep":
         return "before_sign='keep'"
-    if "forward" in vars(site.module):
+    if has_own_forward(site.module):
         return "its forward is replaced on the module itself: del module.forward first"
     if not site.function:
         return ""

@@ -20,7 +20,7 @@ from ..layers import (
     QLinear,
     QuantizedLayer,
 )
-from ..layers.bypassed import parent_of, run
+from ..layers.bypassed import has_own_forward, parent_of, run
 from ..layers.computed import computed_by, writes
 from ..layers.naming import name_of
 from ..layers.parents import read_by_parents
@@ -199,7 +199,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
         maker = computed_by(layer)
-        if maker or "forward" in vars(layer):  # which would be called in place of the quantized layer's
+        if maker or has_own_forward(layer):  # which would be called in place of the quantized layer's
             reason = str(maker) if maker else "its forward is replaced on the layer itself"
             if pattern := _first_match(override_patterns, at):
                 asked_for = overrides[pattern] is not None

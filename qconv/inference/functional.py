@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..convert.activations import RELUS
 from ..layers import QuantizedLayer
+from ..layers.bypassed import has_own_forward
 
 Maker = Callable[..., nn.Module | None]
 """The module equivalent to a function with these arguments after its input; None if there is none."""
@@ -138,7 +139,7 @@ def as_modules(graph: fx.GraphModule, shared: Collection[nn.Module]) -> dict[str
 def is_norm_and_activation(module: nn.Module) -> bool:
     """Whether it is timm's batch norm that holds its activation; timm is not imported for it."""
     known = getattr(sys.modules.get("timm.layers.norm_act"), "BatchNormAct2d", None)
-    return type(module) is known and "forward" not in vars(module)
+    return type(module) is known and not has_own_forward(module)
 
 
 def norm_alone(module: Any) -> nn.BatchNorm2d:

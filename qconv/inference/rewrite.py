@@ -11,6 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..kernels.operators import WORD
 from ..layers import QConv2d, QLinear, QuantizedLayer
+from ..layers.bypassed import has_own_forward
 from ..quantizers import Codes, Identity
 from .arithmetic import Arithmetic, arithmetic, frozen_layer
 from .around import Distance, OfLastDimension, Padded, WithScaleMap
@@ -92,7 +93,7 @@ class Rewriter:
     def of(self, node: fx.Node) -> nn.Module | None:
         """The module that a node calls; None if its class does not tell what that computes."""
         module = self.module.get_submodule(str(node.target)) if node.op == "call_module" else None
-        return None if module is None or "forward" in vars(module) else module
+        return None if module is None or has_own_forward(module) else module
 
     def _read_beside(self) -> dict[nn.Module, str]:
         """Layers that the network uses otherwise than by calling them, and how; they stay as they are."""

@@ -96,18 +96,12 @@ def write_in_two_shapes(graph: fx.GraphModule) -> str:
 
     Whether ``x.flatten(1)`` shares the memory of ``x`` depends on the memory format, which frozen models choose.
     """
-    of: dict[fx.Node, fx.Node] = {}  # the first of the values that may share memory
-
-    def first(node: fx.Node) -> fx.Node:
-        return first(of[node]) if node in of else node
-
     kinds = {node: _sharing(graph, node) for node in graph.graph.nodes}
-    for node, kind in kinds.items():
-        if kind and node.all_input_nodes and first(node.all_input_nodes[0]) is not node:
-            of[node] = first(node.all_input_nodes[0])
+    first: dict[fx.Node, fx.Node] = {}  # of the values that may share memory
     together: dict[fx.Node, list[fx.Node]] = {}
-    for node in kinds:
-        together.setdefault(first(node), []).append(node)
+    for node, kind in kinds.items():
+        first[node] = first[node.all_input_nodes[0]] if kind and node.all_input_nodes else node
+        together.setdefault(first[node], []).append(node)
     for nodes in together.values():
         reshaped = next((place for place, node in enumerate(nodes) if kinds[node] == "shape"), len(nodes))
         written = [node for node in nodes[reshaped:] if kinds[node] == "in place"]

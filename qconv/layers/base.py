@@ -356,17 +356,17 @@ class QuantizedLayer(nn.Module):
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
         if "scheme" not in self.__dict__:  # the twin's constructor calls this before there are quantizers
             return
-        fresh = {"input_quantizer": self.scheme.input(), "weight_quantizer": self.scheme.weight()}
-        fresh["input_quantizer"].build(*self.input_channels())
-        for place, quantizer in self.quantizers().items():
-            new = fresh.get(place)
-            if new is None or type(new) is not type(quantizer):
+        fresh = self.scheme.input(), self.scheme.weight(), None if self.scheme.grad is None else self.scheme.grad()
+        fresh[0].build(*self.input_channels())
+        for place, new in zip(("input_quantizer", "weight_quantizer", "grad_quantizer"), fresh, strict=True):
+            own = getattr(self, place)
+            if new is None or type(new) is not type(own):
                 continue
-            is_weight = place == "weight_quantizer"  # whose learned tensors come from the weight
-            state = dict(new.named_buffers() if is_weight else new.state_dict())
-            own = quantizer.state_dict()
-            if all(name in own and own[name].shape == tensor.shape for name, tensor in state.items()):
-                quantizer.load_state_dict(state, strict=False)
+            # What a weight's quantizer learns comes from the weight, below.
+            state = dict(new.named_buffers() if place == "weight_quantizer" else new.state_dict())
+            shapes = {name: tensor.shape for name, tensor in own.state_dict().items()}
+            if all(shapes.get(name) == tensor.shape for name, tensor in state.items()):
+                own.load_state_dict(state, strict=False)
         self.weight_quantizer.initialize(self.filters().detach())
         mark(self)
 

@@ -162,6 +162,11 @@ def forget(model: nn.Module) -> None:
                 module._forward_hooks_always_called.pop(key, None)
 
 
+def has_own_forward(module: nn.Module) -> bool:
+    """Whether a call runs a forward that was put on the module itself, so that its class does not tell what it does."""
+    return "forward" in vars(module)
+
+
 def is_own_hook(hook: Any) -> bool:
     """Whether a hook is one of `FirstForwards`."""
     return isinstance(getattr(hook, "__self__", None), FirstForwards)

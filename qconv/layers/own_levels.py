@@ -20,20 +20,19 @@ def why_off_levels(layer: QuantizedLayer) -> str:
     if layer.filters_are_computed:
         return "the layer quantizes what it computes from the weight"
     try:
-        layer.weight_codes()
-    except TypeError as error:
+        with layer.as_evaluated() as (quantizer, filters):
+            if not _stays(quantizer, filters):
+                return "it normalizes the weight before it quantizes it"
+            moved = copy.deepcopy(quantizer)
+            for parameter in moved.parameters():  # learned tensors may move apart
+                before = parameter.clone()
+                for factor in (0.4, 2.5):
+                    parameter.copy_(factor * before)
+                    if not _stays(moved, filters):
+                        return "its levels move apart from the weight with what it learns"
+                parameter.copy_(before)
+    except TypeError as error:  # it has no codes
         return str(error)
-    with layer.as_evaluated() as (quantizer, filters):
-        if not _stays(quantizer, filters):
-            return "it normalizes the weight before it quantizes it"
-        moved = copy.deepcopy(quantizer)
-        for parameter in moved.parameters():  # learned tensors may move apart
-            before = parameter.clone()
-            for factor in (0.4, 2.5):
-                parameter.copy_(factor * before)
-                if not _stays(moved, filters):
-                    return "it learns its levels apart from the thresholds between them"
-            parameter.copy_(before)
     return ""
 
 

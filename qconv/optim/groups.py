@@ -226,10 +226,9 @@ class ModelOptimizer:
         optimizer = self.optimizer(parameter_groups(model, self.rules, lr=self.options.get("lr")), **self.options)
         known = [*innermost(optimizer).defaults, "lr_scale"]
         for rule, options in (self.rules or {}).items():
-            for (
-                name
-            ) in options:  # torch keeps one that nothing reads; what is like no other may be read without a default
-                if name not in known and (close := get_close_matches(name, known, n=1, cutoff=0.8)):
+            # torch keeps options that nothing reads. What is like no other may be read without a default.
+            for name in [name for name in options if name not in known]:
+                if close := get_close_matches(name, known, n=1, cutoff=0.8):
                     kind = type(optimizer).__name__
                     raise ValueError(f"rules[{rule!r}]: {kind} has no option {name!r}; did you mean {close[0]!r}?")
         return optimizer

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrize
 from .. import layers
 from ..convert.activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
+from ..layers.bypassed import has_own_forward
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..layers.uncalibrated import warn_partly_calibrated
@@ -126,7 +127,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
                 f"{name_of(layer, name)} is quantized, but the model reads its weight and never calls it: "
                 "convert the float model with it in skip"
             )
-        if "forward" in vars(layer):
+        if has_own_forward(layer):
             raise ValueError(
                 f"{name_of(layer, name)}: its forward is replaced on the layer itself, which would be lost: call "
                 "del layer.forward"
