@@ -46,6 +46,31 @@ def names(model: nn.Module, scheme: schemes.Scheme, skip: tuple[str, ...] = ()) 
     return [of[block] for block in blocks(model)]
 
 
+def test_full_batches_keep_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not hasattr(torch._dynamo.config, "automatic_dynamic_exclusion_guard"):
+        pytest.skip("this torch has no option for it")
+    ran: list[int] = []
+    graphs: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable[..., Any]:
+        number = len(graphs)
+        graphs.append(graph)
+
+        def run(*inputs: Any) -> Any:
+            ran.append(number)
+            return graph(*inputs)
+
+        return run
+
+    original = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: original(self, backend=backend))
+    model = pair()
+    compile_(model)
+    for size in 8, 8, 7, 8, 7, 6, 8:
+        model(torch.randn(size, 4, 5, 5))
+    assert ran == [0, 0, 1, 0, 1, 1, 0]
+
+
 def test_blocks() -> None:
     assert names(resnet(), LAYERWISE, skip=("first", "last")) == ["stages.0.0", "stages.0.1", "stages.1.0"]
     assert names(Wrapped(), LAYERWISE) == ["inner.blocks.0", "inner.blocks.1", "inner.blocks.2"]

@@ -22,12 +22,18 @@ def compile_(model: nn.Module) -> None:
     By default Dynamo gives up after it has compiled a function 8 times, and what follows runs without compilation. The
     blocks of a network share one ``forward``, so the limit is raised to the stages of all blocks, in training and in
     evaluation.
+
+    Some batches have one picture less than the others: for them Dynamo compiles code for any size. By default that code
+    takes all batches from then on. On a CPU it is slower, because one thread alone sums over the batch in norms of few
+    channels. Where torch has an option for it, batches of the first size keep the code that was made for them.
     """
     parts = blocks(model)
     versions = 8 + 4 * sum(len(starts(part)) for part in parts)
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, versions)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, versions)
+    if hasattr(config, "automatic_dynamic_exclusion_guard"):
+        config.automatic_dynamic_exclusion_guard = True
     for part in parts:
         part.compile()
 
