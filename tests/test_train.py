@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.utilities.exceptions import SIGTERMException
+from torch import nn
 from torch._dynamo.utils import counters
 
 import qconv
@@ -35,6 +36,8 @@ ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
 SCHEMES = sorted(name for name in qconv.schemes.__all__ if name != "Scheme")
 QUICK = ("model.width=4", "trainer=cpu", "trainer.max_epochs=4", "report=false")
+FULL_BATCHES = ("model.width=4", "trainer=cpu", "trainer.max_epochs=3", "data.batch_size=2000", "report=false")
+"""All pictures in one batch: those of two sizes would be compiled twice."""
 
 
 class StopAfter(Callback):
@@ -465,18 +468,22 @@ def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
     counters.clear()
     for compiled in (False, True):
         folder = tmp_path / str(compiled)
-        one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "scheme=bwn")
-        program.train(config(*one_epoch, f"compile={compiled}", f"run_dir={folder}"))
-        (row,) = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
-        losses.append([float(row["train_loss"]), float(row["val_loss"])])
+        program.train(config(*FULL_BATCHES, "scheme=bwn", f"compile={compiled}", f"run_dir={folder}"))
+        rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+        losses.append([float(row[name]) for row in rows for name in ("train_loss", "val_loss")])
         assert (counters["frames"]["ok"] > 0) == compiled
+    assert len(losses[0]) == 6
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
     names = [load_checkpoint(path)["state_dict"].keys() for path in sorted(tmp_path.glob("*/checkpoints/last.ckpt"))]
     assert names[0] == names[1]
 
 
-def test_a_compiled_run_that_calibrates_itself_stays_in_one_piece(tmp_path: Path) -> None:
+def test_a_compiled_run_that_calibrates_itself_stays_in_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counters.clear()
+    whole = nn.Module.compile  # Dynamo decides on the pieces; the compiler behind it would take a minute
+    monkeypatch.setattr(nn.Module, "compile", lambda model: whole(model, backend="eager"))
     one_epoch = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "scheme=lsq")
     program.train(config(*one_epoch, "compile=true", f"run_dir={tmp_path}"))
     assert counters["frames"]["ok"] > 0
