@@ -40,6 +40,44 @@ def test_two_stages_of_a_binary_network() -> None:
     assert layer.quantized_weight()[0].unique().numel() == 2
 
 
+@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_stage_begins_with_an_optimizer_that_knows_nothing_of_it(optimizer: Any, copied: bool) -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.bwn()), (0.5, schemes.lsq(4, 4))]))
+    step = cast(Any, layer.weight_quantizer).quantizers[1].step
+    options: dict[str, Any] = {"weight_decay": 0.1} | ({"momentum": 0.9} if optimizer is torch.optim.SGD else {})
+    stepped = optimizer(layer.parameters(), lr=1e-3, **options)
+    qconv.after_every_step(stepped, layer)
+
+    def train(steps: int) -> None:
+        for _ in range(steps):
+            stepped.zero_grad()
+            layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
+            stepped.step()
+
+    train(5)
+    assert (step in stepped.state) == (optimizer is torch.optim.Adagrad)  # which makes all of its state at once
+    if copied:  # with the hook, as a whole that is copied at once
+        layer, hooks = copy.deepcopy((layer, stepped._optimizer_step_post_hooks))
+        step = cast(Any, layer.weight_quantizer).quantizers[1].step
+        stepped = optimizer(layer.parameters(), lr=1e-3, **options)
+        stepped._optimizer_step_post_hooks = hooks
+        train(2)
+        assert (step in stepped.state) == (optimizer is torch.optim.Adagrad)
+    qconv.set_progress(layer, 0.5)
+    before = step.detach().clone()
+    fresh = copy.deepcopy(step).requires_grad_()
+    train(1)
+    fresh.grad = step.grad
+    alone = optimizer([fresh], lr=1e-3, **options)
+    alone.step()
+    assert not step.equal(before)
+    if optimizer is not torch.optim.Adagrad:
+        assert step.equal(fresh)
+    train(1)
+    assert step in stepped.state
+
+
 def test_progressive_bits() -> None:
     scheme = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
     assert scheme.name == "staged([(0, lsq(weight_bits=4, input_bits=4)), (0.5, lsq(weight_bits=2, input_bits=2))])"

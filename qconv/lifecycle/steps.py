@@ -16,7 +16,7 @@ from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.steps import PATIENCE
 from ..layers.twins import quantized_layers
-from ..quantizers import Quantizer
+from ..quantizers import Quantizer, Stages
 
 _INSIDE = ("torch", "qconv", "pytorch_lightning", "lightning", "lightning_fabric", "accelerate")
 """Packages that call an optimizer's step for somebody else."""
@@ -52,6 +52,9 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
     torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
+    What the optimizer remembers of the learned tensors of a later stage (`Stages`) is dropped after each step, so that
+    they train as new ones when their stage begins.
+
     An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
     scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a
     warning names them; not if the optimizer's step is compiled, or if the weights are computed by a parametrization.
@@ -63,14 +66,15 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     check_module(model)
     for layer in quantized_layers(model).values():
         layer.is_stepped, layer.lacks_step = True, False
-    return inside.register_step_post_hook(_AfterStep(model))
+    return inside.register_step_post_hook(_AfterStep(model, list(_waiting(inside, model))))
 
 
 class _AfterStep:
     """A hook that is copied together with its model, for optimizers whose copies keep their hooks."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, waiting: list["_Waiting"]) -> None:
         self.model = model
+        self.waiting = waiting
         self.steps = 0
         self.left_out: list[_LeftOut] = []
         self.quantizers: list[Quantizer] = []
@@ -80,6 +84,9 @@ class _AfterStep:
         _after_step(self.model, layers)
         if torch.compiler.is_compiling():
             return
+        self.waiting = [one for one in self.waiting if one.stages.stage < one.number]
+        for one in self.waiting:
+            optimizer.state.pop(one.tensor, None)
         quantizers = [layer.weight_quantizer for layer in layers]
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
@@ -92,6 +99,34 @@ class _AfterStep:
             held = _held(optimizer)
             _warn_untrained([one for one in self.left_out if id(one.tensor) not in held and one.is_untrained()])
             self.left_out = []
+
+
+class _Waiting(NamedTuple):
+    """A learned tensor of a later stage, of which an optimizer remembers nothing yet.
+
+    DistributedDataParallel needs gradients of all tensors, so that it has one, zero. What the optimizer would remember
+    of it, such as the number of steps, is dropped after each step: its first moves are then those of a new tensor.
+    Adam's would be three times as large.
+
+    Attributes:
+        stages: the quantizer with the stage.
+        number: the stage.
+        tensor: the tensor.
+    """
+
+    stages: Stages
+    number: int
+    tensor: Tensor
+
+
+def _waiting(optimizer: Optimizer, model: nn.Module) -> Iterator[_Waiting]:
+    """Yield the tensors of later stages; not those of an optimizer that makes its state before the first step."""
+    for stages in model.modules():
+        if isinstance(stages, Stages):
+            for number in range(stages.stage + 1, len(stages.quantizers)):
+                for tensor in stages.quantizers[number].parameters():
+                    if not optimizer.state.get(tensor):
+                        yield _Waiting(stages, number, tensor)
 
 
 class _LeftOut(NamedTuple):
