@@ -1,5 +1,6 @@
 """Latent weights are clamped after the optimizer step, in a hand-written loop as elsewhere."""
 
+import gc
 import warnings
 from typing import Any
 
@@ -136,6 +137,23 @@ def test_an_optimizer_from_before_another_scheme() -> None:
     (told,) = trained(model, optimizer, steps=30)
     assert told.startswith("in 20 steps no optimizer has changed 3.input_quantizer.step and 1 other parameter")
     assert not trained(model, optimizer, steps=30)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_second_optimizer(told: bool) -> None:
+    model = qconv.convert(network(), schemes.bnn())
+    kept = torch.optim.SGD(model.parameters(), lr=1e-2)
+    kept.add_param_group({"params": [nn.Parameter(torch.zeros(()))]})
+    qconv.after_every_step(kept, model)
+    assert not trained(model, kept, steps=3)
+    second = torch.optim.SGD(model.parameters(), lr=1e-2)
+    assert not trained(model, second, steps=22)  # the first may step as well: GANs have two
+    del kept
+    gc.collect()  # a schedule and its optimizer refer to each other
+    if told:
+        qconv.after_every_step(second, model)
+    warned = trained(model, second, steps=22)
+    assert [each[:49] for each in warned] == ["20 optimizer steps did not end with qconv.after_s"] * (not told)
 
 
 def test_the_warning_shows_the_loop_that_steps() -> None:

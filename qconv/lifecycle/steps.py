@@ -2,6 +2,7 @@
 
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator
 from numbers import Real
 from typing import Any, NamedTuple
@@ -66,7 +67,15 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     check_module(model)
     for layer in quantized_layers(model).values():
         layer.is_stepped, layer.lacks_step = True, False
+    weakref.finalize(inside, _watch_again, weakref.ref(model)).atexit = False
     return inside.register_step_post_hook(_AfterStep(model, list(_waiting(inside, model))))
+
+
+def _watch_again(model: weakref.ref[nn.Module]) -> None:
+    """Have the layers warn again of steps without `after_step`: the optimizer that was made to call it is no more."""
+    if (trained := model()) is not None:
+        for layer in quantized_layers(trained).values():
+            layer.is_stepped, layer.steps_missed = False, 0
 
 
 class _AfterStep:
