@@ -502,6 +502,8 @@ class FlattensAndWrites(nn.Module):
         h = self.first(x)
         if self.how == "module":
             aside = self.relu(h.flatten(1))
+        elif self.how == "function":
+            aside = nn.functional.relu(h.flatten(1), True)  # as others write it
         elif self.how == "method":
             aside = h.flatten(1).sub_(0.1).mul_(3)
         elif self.how == "source":
@@ -512,7 +514,7 @@ class FlattensAndWrites(nn.Module):
         return self.second(h).flatten(1) + aside
 
 
-@pytest.mark.parametrize("how", ["module", "method", "source", "alone"])
+@pytest.mark.parametrize("how", ["module", "function", "method", "source", "alone"])
 @pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4)], ids=["bnn", "lsq"])
 def test_memory_that_is_shared_in_one_format_alone(how: str, scheme: Scheme) -> None:
     x = torch.randn(4, 8, 6, 6)

@@ -5,7 +5,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import fx, nn
@@ -110,21 +110,41 @@ def write_in_two_shapes(graph: fx.GraphModule) -> str:
     return ""
 
 
-def _sharing(graph: fx.GraphModule, node: fx.Node) -> str:
+def _sharing(network: fx.GraphModule, node: fx.Node) -> str:
     """How the value of a node shares the memory of its first input: "in place", perhaps in another "shape", "view"."""
+    if writes_in_place(network, node):
+        return "in place"
     if node.op == "call_module":
-        module = graph.get_submodule(str(node.target))
+        module = network.get_submodule(str(node.target))
         if type(module) in _PASSING:  # in evaluation
             return "view"
-        if getattr(module, "inplace", False) is True:
-            return "in place"
         return "shape" if isinstance(module, nn.Flatten | nn.Unflatten) else ""
+    name = _name(node)
+    return "shape" if name in _SHAPES else "view" if name in _VIEWS else ""
+
+
+def writes_in_place(network: fx.GraphModule, node: fx.Node) -> bool:
+    """Whether a node writes to its first input: ``x += 1``, ``x.relu_()``, ``F.relu(x, True)``, ``nn.ReLU(True)``."""
+    if node.op == "call_module":
+        return getattr(network.get_submodule(str(node.target)), "inplace", False) is True
+    name = _name(node)
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or _is_asked_to(node)
+
+
+def _is_asked_to(node: fx.Node) -> bool:
+    """Whether the argument ``inplace`` of a function is True."""
+    try:
+        called = inspect.signature(cast(Any, node.target)).bind(*node.args, **node.kwargs)
+    except (TypeError, ValueError):  # a method's name, or a function that can't be asked
+        return node.kwargs.get("inplace") is True
+    return called.arguments.get("inplace") is True
+
+
+def _name(node: fx.Node) -> str:
+    """That of the function or method that a node calls; "" for other nodes."""
     if node.op not in ("call_method", "call_function"):
         return ""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    if node.kwargs.get("inplace") is True or name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")):
-        return "in place"
-    return "shape" if name in _SHAPES else "view" if name in _VIEWS else ""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 class _Tracer(fx.Tracer):

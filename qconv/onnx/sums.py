@@ -12,13 +12,13 @@ from torch import fx, nn
 
 from ..inference.around import Padded
 from ..inference.rewrite import UNCHANGED
+from ..inference.tracing import writes_in_place
 from .codes import LEAST, Clip, Dequantize, LinearEncode, Quantize, even_steps, zero_point
 from .layers import QuantizedConv2d
 from .ranges import Ends
 
 _ADDS = (operator.add, operator.iadd, torch.add, "add", "add_")
 _RELUS = (F.relu, torch.relu, torch.relu_, "relu", "relu_")
-_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 
 
 def round_sums(network: fx.GraphModule, ends: dict[fx.Node, Ends]) -> None:
@@ -87,11 +87,7 @@ class _Rounder:
 
     def changes_what_is_read(self, node: fx.Node) -> bool:
         """Whether a node changes its input in place and another node reads that afterwards."""
-        name = getattr(node.target, "__name__", str(node.target))
-        in_place = getattr(self.of(node), "inplace", False) or node.kwargs.get("inplace", False)
-        if node.op in ("call_method", "call_function"):
-            in_place = in_place or node.target in _IN_PLACE or (name.endswith("_") and not name.endswith("__"))
-        if not in_place or not node.all_input_nodes:
+        if not writes_in_place(self.network, node) or not node.all_input_nodes:
             return False
         return any(self.order[user] > self.order[node] for user in node.all_input_nodes[0].users)
 
