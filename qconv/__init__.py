@@ -31,9 +31,11 @@ if TYPE_CHECKING:
         training as training,
         zoo as zoo,
     )
+    from .after_training.bias_correction import BiasCorrection as BiasCorrection, correct_bias as correct_bias
+    from .after_training.bit_assignment import BitAssignment as BitAssignment, assign_bits as assign_bits
+    from .after_training.reconstruct import Reconstruction as Reconstruction, reconstruct as reconstruct
+    from .after_training.sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
     from .bench.model import compare_models as compare_models
-    from .bias_correction import BiasCorrection as BiasCorrection, correct_bias as correct_bias
-    from .bit_assignment import BitAssignment as BitAssignment, assign_bits as assign_bits
     from .convert import (
         Plan as Plan,
         convert as convert,
@@ -73,9 +75,7 @@ if TYPE_CHECKING:
     from .optim import parameter_groups as parameter_groups
     from .packed import PackedFileError as PackedFileError, load_packed as load_packed, save_packed as save_packed
     from .quantizers import Quantizer as Quantizer
-    from .reconstruct import Reconstruction as Reconstruction, reconstruct as reconstruct
     from .scheme import Scheme as Scheme
-    from .sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
     from .summary import summarize as summarize, summary as summary
     from .summary.table import Summary as Summary
     from .zoo import load as load
@@ -88,8 +88,8 @@ __version__ = "0.1.0"
 # The same at run time: the names that other modules than those of their own name define.
 _PLACES = {
     "bench.model": ("compare_models",),
-    "bias_correction": ("BiasCorrection", "correct_bias"),
-    "bit_assignment": ("BitAssignment", "assign_bits"),
+    "after_training.bias_correction": ("BiasCorrection", "correct_bias"),
+    "after_training.bit_assignment": ("BitAssignment", "assign_bits"),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
     "ewgs_deltas": ("set_ewgs_deltas",),
     "inference": ("freeze", "verify"),
@@ -106,8 +106,8 @@ _PLACES = {
     "packed": ("PackedFileError", "load_packed", "save_packed"),
     "quantizers": ("Quantizer",),
     "scheme": ("Scheme",),
-    "reconstruct": ("Reconstruction", "reconstruct"),
-    "sensitivity": ("Sensitivity", "sensitivity"),
+    "after_training.reconstruct": ("Reconstruction", "reconstruct"),
+    "after_training.sensitivity": ("Sensitivity", "sensitivity"),
     "summary": ("summarize", "summary"),
     "summary.table": ("Summary",),
     "zoo": ("load",),

@@ -12,8 +12,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from . import layers
+from .after_training.hessian import probe, quantized_layers
+from .after_training.sensitivity import float_but
 from .checks import check_at_least_one, check_whole
-from .hessian import probe, quantized_layers
 from .layers import QuantizedLayer
 from .layers.computed import computed_by
 from .layers.naming import name_of
@@ -26,7 +27,6 @@ from .processes import mean_over_processes, process_count
 from .progress import shown
 from .quantizers import Identity, Quantizer, Stages
 from .quantizers.numbers import wide
-from .sensitivity import float_but
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 Positions = dict[str, list[Tensor]]

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
-from qconv.bit_assignment import BitAssignment, Choice, _solve  # pyright: ignore[reportPrivateUsage]
-from qconv.hessian import traces
+from qconv.after_training.bit_assignment import BitAssignment, Choice, _solve  # pyright: ignore[reportPrivateUsage]
+from qconv.after_training.hessian import traces
 from qconv.table import read_csv
 
 CHOICES = [schemes.lsq(2, 4), schemes.lsq(4, 4), schemes.lsq(8, 8)]

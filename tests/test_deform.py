@@ -14,7 +14,7 @@ from torchvision.ops import DeformConv2d, deform_conv2d
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.function import LayerQuantizers, quantized_op
+from qconv.function.quantized_op import LayerQuantizers, quantized_op
 from qconv.layers import DeformConv2dPack, QDeformConv2d, QDeformConv2dPack
 from qconv.layers.deform import DeformConvolution
 from qconv.quantizers import Identity, Quantizer, ScaledSign, Sign

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.function import LayerQuantizers, quantized_op
-from qconv.operations import Convolution, Linear, TransposedConvolution, exchange_channels
+from qconv.function.operations import Convolution, Linear, TransposedConvolution, exchange_channels
+from qconv.function.quantized_op import LayerQuantizers, quantized_op
 from qconv.quantizers import FP8, DoReFaGradient, Identity, Int8Stochastic, Quantizer, ScaledSign, ShiftPS, Sign
 
 OPS: dict[str, tuple[Any, tuple[int, ...], tuple[int, ...]]] = {

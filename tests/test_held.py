@@ -9,8 +9,9 @@ from test_lean import assert_same
 from torch import Tensor, nn
 
 import qconv
-from qconv import function, held, schemes, sign_weight
-from qconv.held import Held
+from qconv import schemes
+from qconv.function import held, quantized_op, sign_weight
+from qconv.function.held import Held
 
 DEPTH = 4
 
@@ -49,13 +50,13 @@ def gradients(model: nn.Module, x: Tensor) -> list[Tensor]:
 
 def count_convolutions(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The convolutions that are computed again."""
-    again, computed = function.output_again, []
+    again, computed = quantized_op.output_again, []
 
     def counted(*arguments: object) -> Tensor:
         computed.append(1)
         return again(*arguments)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr(function, "output_again", counted)
+    monkeypatch.setattr(quantized_op, "output_again", counted)
     return computed
 
 

@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import qconv
-from qconv import schemes, sums
+from qconv import schemes
+from qconv.function import sums
 from qconv.kernels import onednn
 from qconv.kernels.onednn import conv2d_codes
 from qconv.kernels.window import Window

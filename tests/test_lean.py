@@ -17,7 +17,8 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 import qconv
-from qconv import recipes, schemes
+from qconv import schemes
+from qconv.function import recipes
 from qconv.layers import QuantizedLayer
 from qconv.models import resnet20
 from qconv.models.activations import Maxout, RPReLU

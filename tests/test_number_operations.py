@@ -11,7 +11,8 @@ from test_lean import LINEAR, assert_same, error, gradients
 from torch import Tensor, nn
 
 import qconv
-from qconv import number_operations, schemes
+from qconv import schemes
+from qconv.function import number_operations
 from qconv.kernels import look_up, native
 from qconv.models.activations import RPReLU
 

@@ -29,45 +29,21 @@ ROOMS = {
     "distillation": set(),
     "grad": {"checks", "extras"},
     "kernels": set(),
-    "held": set(),
-    "streams": set(),
-    "recipes": {"held", "streams"},
     "quantizers": {"checks", "kernels", "methods", "processes", "schemes"},  # of methods by name, when asked for
     "scheme": {"checks", "quantizers"},
     "methods": {"checks", "processes", "quantizers", "scheme"},
     "schemes": {"methods", "scheme"},
-    "operations": {"grad", "kernels"},
-    "sums": {"held", "operations", "quantizers", "kernels"},
-    "sign_weight": {"held", "kernels", "operations", "quantizers"},
-    "bit_operations": {"grad", "kernels", "operations", "quantizers", "sign_weight"},
-    "number_operations": {"grad", "kernels", "operations", "quantizers", "sign_weight"},
-    "kept_input": {"operations", "quantizers", "recipes"},
-    "output": {"bit_operations", "kept_input", "kernels", "number_operations", "quantizers", "sign_weight", "sums"},
-    "function": {
-        *("bit_operations", "held", "kept_input", "kernels", "number_operations", "operations", "output"),
-        *("quantizers", "recipes", "sign_weight", "sums"),
-    },
-    "lean": {"checks", "kept_input", "kernels", "layers", "models", "quantizers", "recipes"},
-    "layers": {
-        *("checks", "extras", "function", "grad", "kept_input", "operations", "processes", "quantizers", "scheme"),
-        "schemes",
-    },
+    "function": {"grad", "kernels", "quantizers"},
+    "lean": {"checks", "function", "kernels", "layers", "models", "quantizers"},
+    "layers": {"checks", "extras", "function", "grad", "processes", "quantizers", "scheme", "schemes"},
     "convert": {"checks", "layers", "lean", "quantizers", "schemes", "scheme", "table"},
     "lifecycle": {"checks", "layers", "progress", "quantizers", "processes"},
-    "layer_chart": {"extras", "files"},
-    "sensitivity": {
-        *("checks", "convert", "layer_chart", "layers", "lean", "lifecycle", "progress", "scheme", "table"),
+    "after_training": {
+        *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "processes", "progress"),
+        *("quantizers", "scheme", "summary", "table"),
     },
-    "reconstruct": {"checks", "layers", "processes", "progress", "quantizers", "sensitivity", "table"},
-    "hessian": {"layers", "progress", "sensitivity"},
-    "bias_correction": {"checks", "layers", "processes", "sensitivity", "table"},
     "ewgs_deltas": {
-        *("checks", "hessian", "layers", "lean", "lifecycle", "methods", "processes", "progress", "quantizers"),
-        "sensitivity",
-    },
-    "bit_assignment": {
-        *("checks", "convert", "extras", "hessian", "layer_chart", "layers", "lean", "lifecycle"),
-        *("processes", "scheme", "sensitivity", "summary", "table"),
+        *("after_training", "checks", "layers", "lean", "lifecycle", "methods", "processes", "progress", "quantizers"),
     },
     "optim": {"checks", "layers", "lifecycle", "quantizers"},
     "models": {"checks"},
@@ -148,14 +124,14 @@ def test_public_surface() -> None:
 
 def test_a_function_keeps_its_name_whatever_is_imported() -> None:
     code = """
-import qconv.convert, qconv.lean, qconv.reconstruct, qconv.sensitivity, qconv.summary.table, qconv
+import qconv.convert, qconv.lean, qconv.summary.table, qconv
 from qconv.summary import screen
-functions = [qconv.convert, qconv.lean, qconv.reconstruct, qconv.sensitivity, qconv.summary]
-from qconv import convert, lean, reconstruct, sensitivity, summary
-assert [convert, lean, reconstruct, sensitivity, summary] == functions
+functions = [qconv.convert, qconv.lean, qconv.summary]
+from qconv import convert, lean, summary
+assert [convert, lean, summary] == functions
 print([type(each).__name__ for each in functions], qconv.summary is qconv.summary)
 """
-    assert in_a_new_process(code) == f"{['function'] * 5} True\n"
+    assert in_a_new_process(code) == f"{['function'] * 3} True\n"
 
 
 def in_a_new_process(code: str) -> str:

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 import qconv
 from qconv import schemes
-from qconv.reconstruct import Reconstruction, _Rounding, reconstruct  # pyright: ignore[reportPrivateUsage]
+from qconv.after_training.reconstruct import Reconstruction, _Rounding, reconstruct  # pyright: ignore[reportPrivateUsage]
 from qconv.table import read_csv
 
 QUICK: dict[str, Any] = {"iterations": 150, "learning_rate": 0.05, "batch_size": 16}

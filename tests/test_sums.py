@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import qconv
-from qconv import Scheme, output as output_module, schemes, sums
+from qconv import Scheme, schemes
+from qconv.function import output as output_module, sums
 from qconv.quantizers import LSQ, Identity, LSQInput, Quantizer, ScaledSign, Sign, Stages, Whole
 
 SCALED = [

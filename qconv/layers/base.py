@@ -10,9 +10,9 @@ from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
 from .. import schemes
-from ..function import LayerQuantizers, quantized_op
-from ..kept_input import Lean
-from ..operations import ExtendedOperation, Operation
+from ..function.kept_input import Lean
+from ..function.operations import ExtendedOperation, Operation
+from ..function.quantized_op import LayerQuantizers, quantized_op
 from ..processes import is_distributed, leaving
 from ..quantizers import Codes, Quantizer
 from ..quantizers.behind import KEY, difference

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..checks import check_ints, check_whole
-from ..operations import Convolution, TransposedConvolution, exchange_channels
+from ..function.operations import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
 from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, chosen

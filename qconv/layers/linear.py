@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 
 from ..checks import check_padding_value
-from ..operations import Linear
+from ..function.operations import Linear
 from ..scheme import Factory, Scheme
 from .base import QuantizedLayer, chosen
 

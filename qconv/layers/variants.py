@@ -17,7 +17,7 @@ from typing import cast
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..operations import Convolution
+from ..function.operations import Convolution
 from ..quantizers import INQ, ShiftPS
 from ..scheme import Scheme
 from .base import QuantizedLayer

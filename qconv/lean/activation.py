@@ -8,13 +8,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..kept_input import Lean
+from ..function.kept_input import Lean
+from ..function.recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
 from ..kernels.rprelu import has_kernel
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
 from ..quantizers.form import has_own_strides
 from ..quantizers.node import once_differentiable
-from ..recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
 from .node import as_node
 
 _aten = torch.ops.aten

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..kept_input import Lean
+from ..function.kept_input import Lean
+from ..function.recipes import Recipe, forget, hang, recipe_of, saved
 from ..kernels import norm as _registered  # noqa: F401
 from ..layers.naming import name_of
 from ..quantizers.node import once_differentiable
-from ..recipes import Recipe, forget, hang, recipe_of, saved
 from .node import as_node
 
 _aten = torch.ops.aten

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.nn.modules.utils import _pair
 
+from ..function.recipes import Recipe, forget, hang, is_recorded, recipe_of, runs_as_written
 from ..quantizers.form import is_like_channels_last
 from ..quantizers.node import once_differentiable
-from ..recipes import Recipe, forget, hang, is_recorded, recipe_of, runs_as_written
 from .node import as_node
 
 _aten = torch.ops.aten

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
+from ..function.recipes import has_recipe, itself
 from ..layers import QuantizedLayer
-from ..recipes import has_recipe, itself
 from .activation import Rebuilt
 from .swap import is_lean, is_subclass
 

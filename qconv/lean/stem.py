@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..kept_input import Lean
+from ..function.kept_input import Lean
+from ..function.recipes import Recipe, as_called, hang, runs_as_written
 from ..kernels.onednn import overruns
-from ..recipes import Recipe, as_called, hang, runs_as_written
 from .node import as_node
 
 CHANNELS = 4

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from ..checks import check_flags, check_module
-from ..kept_input import Lean
+from ..function.kept_input import Lean
 from ..layers import QuantizedLayer
 from ..layers.computed import with_base
 from . import activation, norm

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from .checks import check_at_least_one, check_whole
-from .layers import QuantizedLayer
-from .layers.naming import name_of
-from .layers.trial import check_not_inference, trial
-from .layers.twins import float_twins, quantized_layers
-from .processes import mean_over_processes, process_count
+from ..checks import check_at_least_one, check_whole
+from ..layers import QuantizedLayer
+from ..layers.naming import name_of
+from ..layers.trial import check_not_inference, trial
+from ..layers.twins import float_twins, quantized_layers
+from ..processes import mean_over_processes, process_count
+from ..table import Column, lines
 from .sensitivity import batches_of, calibrate_what_waits
-from .table import Column, lines
 
 BIAS, NOWHERE = "its bias", "nothing"
 COLUMNS = (Column("layer"), Column("corrected"), Column("shift", is_right=True))

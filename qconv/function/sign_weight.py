@@ -1,6 +1,6 @@
 """A weight of signs: its bits, its scales, and the gradient of the input by look-up.
 
-Layers compute on them whatever their input is: signs (`qconv.bit_operations`) or numbers (`qconv.number_operations`).
+Layers compute on them whatever their input is: signs (`bit_operations`) or numbers (`number_operations`).
 """
 
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from ..kernels import sign_gradients as _registered  # noqa: F401
+from ..kernels.window import Window
+from ..quantizers import Quantizer, Whole
+from ..quantizers.base import whole_of
 from .held import form_of_weight
-from .kernels import sign_gradients as _registered  # noqa: F401
-from .kernels.window import Window
 from .operations import Convolution, Linear
-from .quantizers import Quantizer, Whole
-from .quantizers.base import whole_of
 
 _ops = torch.ops.qconv
 

@@ -17,12 +17,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from ..kernels.onednn import conv2d_codes, integers_pay
+from ..kernels.window import Window
+from ..quantizers import Quantizer, Whole
+from ..quantizers.base import is_plain_cpu, whole_of
 from .held import form_of_weight
-from .kernels.onednn import conv2d_codes, integers_pay
-from .kernels.window import Window
 from .operations import Convolution, Linear, TransposedConvolution
-from .quantizers import Quantizer, Whole
-from .quantizers.base import is_plain_cpu, whole_of
 
 HALF = torch.float16, torch.bfloat16
 _BILINEAR = Convolution, TransposedConvolution, Linear  # other operations have offsets, which must not be scaled
@@ -43,7 +43,7 @@ def scaled_sums(
     """Return the layer's output from sums of whole numbers; None if it can't be computed that way.
 
     It can't if a quantizer keeps real numbers, has an offset or two scales; if input channels or parts of a filter have
-    their own scales; if the operation is none of `qconv.operations`; or in half precision, where a sum would be rounded
+    their own scales; if the operation is none of `operations`; or in half precision, where a sum would be rounded
     before it is scaled, so scales stay with the operands. Signs whose sums are computed in 8-bit integers have exact
     sums in bfloat16, too, and give the result of its convolution.
 

@@ -1,7 +1,7 @@
 """The output of a quantized layer, from what there is of its input: the tensor, or in a lean model bits of it.
 
-There are three ways to the same sums. Signs on both sides are counted as bits (`qconv.bit_operations`); numbers are
-looked up by the signs of a weight (`qconv.number_operations`); all others are multiplied by torch. Only a lean layer in
+There are three ways to the same sums. Signs on both sides are counted as bits (`bit_operations`); numbers are
+looked up by the signs of a weight (`number_operations`); all others are multiplied by torch. Only a lean layer in
 fast mode takes the second one, since its sums of real numbers have another order.
 """
 
@@ -12,15 +12,15 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from ..kernels.sizes import Sizes
+from ..kernels.window import Window
+from ..quantizers import Quantizer
+from ..quantizers.base import Whole
+from ..quantizers.form import Form, is_like_channels_last
+from ..quantizers.node import as_called
 from .bit_operations import BitOperands, forward_of_bits
 from .kept_input import Keeping, Restored, stand_in
-from .kernels.sizes import Sizes
-from .kernels.window import Window
 from .number_operations import forward_of_numbers
-from .quantizers import Quantizer
-from .quantizers.base import Whole
-from .quantizers.form import Form, is_like_channels_last
-from .quantizers.node import as_called
 from .sign_weight import Filters, filters_of, window_of
 from .sums import HALF, Quantized, output_scale, runs_in_integers, scaled_sums, whole_input
 

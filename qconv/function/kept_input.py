@@ -6,9 +6,9 @@ from typing import Any, Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from ..quantizers import Quantizer, Whole
+from ..quantizers.form import Form, has_usual_strides
 from .operations import ExtendedOperation, Linear, Operation
-from .quantizers import Quantizer, Whole
-from .quantizers.form import Form, has_usual_strides
 from .recipes import saved, shared
 
 Lean = Literal["exact", "fast"]

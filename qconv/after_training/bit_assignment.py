@@ -10,23 +10,23 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from .checks import check_at_least_one, check_whole
-from .convert import convert
-from .extras import needed
+from ..checks import check_at_least_one, check_whole
+from ..convert import convert
+from ..extras import needed
+from ..layers import QuantizedLayer
+from ..layers.bypassed import forget
+from ..layers.trial import check_not_inference
+from ..layers.twins import quantized_layers
+from ..lean import lean
+from ..lifecycle.calibrate import calibrate
+from ..lifecycle.steps import check_final
+from ..processes import check_alone
+from ..scheme import Scheme
+from ..summary import Summary, summarize
+from ..table import Column, lines, write_csv
 from .hessian import Batches, expected_losses, traces
 from .layer_chart import BLUE, layer_chart
-from .layers import QuantizedLayer
-from .layers.bypassed import forget
-from .layers.trial import check_not_inference
-from .layers.twins import quantized_layers
-from .lean import lean
-from .lifecycle.calibrate import calibrate
-from .lifecycle.steps import check_final
-from .processes import check_alone
-from .scheme import Scheme
 from .sensitivity import batches_of, sensitivity
-from .summary import Summary, summarize
-from .table import Column, lines, write_csv
 
 Measure = Literal["hessian", "measured"]
 

@@ -1,12 +1,12 @@
 """The autograd Function of every quantized layer, over two quantizers and an operation.
 
 ``output = op(quantize(input), quantize(weight), bias)``; if both are whole numbers times a scale, the sums are exact
-and scaled afterwards (`qconv.sums`). The backward calls the convolution gradients of `qconv.grad` on the quantized
+and scaled afterwards (`sums`). The backward calls the convolution gradients of `qconv.grad` on the quantized
 operands and then each quantizer's pseudo-gradient.
 
 It saves the float input and the latent weight, which autograd keeps for `torch.nn.Conv2d` as well. The quantized copies
 are computed again, which costs about as much as copying. A lean layer saves bits in place of the input
-(`qconv.kept_input`), and may compute on them, or on the bits of its weight (`qconv.output`).
+(`kept_input`), and may compute on them, or on the bits of its weight (`output`).
 """
 
 from collections.abc import Callable, Sequence
@@ -17,10 +17,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from ..kernels.sizes import Sizes
+from ..quantizers.node import held, once_differentiable
 from .bit_operations import backward_of_bits
 from .held import Held
 from .kept_input import Keeping, KeptInput, Lean, keep
-from .kernels.sizes import Sizes
 from .number_operations import backward_of_numbers, sizes_of
 from .operations import ExtendedOperation, Operation
 from .output import (
@@ -31,7 +32,6 @@ from .output import (
     output_of_bits,
     runs_on_bits,
 )
-from .quantizers.node import held, once_differentiable
 from .recipes import Recipe, forget, hang, is_recorded
 from .sign_weight import Filters, filters_of
 from .sums import quantized_weight, runs_in_integers
@@ -52,7 +52,7 @@ def quantized_op(
     """Apply ``op`` to the quantized input and weight, with straight-through gradients to the float ones.
 
     Forward: ``op(input_q, weight_q, bias, *extra)``; ``weight_q`` is computed in the weight's dtype and cast to the
-    input's, in which the operation and its gradients run. If `qconv.sums.scaled_sums` can compute it, the output is the
+    input's, in which the operation and its gradients run. If `sums.scaled_sums` can compute it, the output is the
     exact sum of whole numbers, times the scales, plus the bias.
 
     Backward: with ``g = grad_quantizer(grad_output)``, ``grad_input = dq_input(op_input(g, weight_q))``, ``grad_weight

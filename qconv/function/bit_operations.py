@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .grad.kernel import Gradients
-from .kernels.window import Window
+from ..grad.kernel import Gradients
+from ..kernels.window import Window
+from ..quantizers.form import Form
 from .operations import OutputMask
-from .quantizers.form import Form
 from .sign_weight import Filters, input_gradient, picture_of
 
 _ops = torch.ops.qconv

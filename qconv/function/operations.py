@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .grad import conv_backward
-from .grad.kernel import Gradients
-from .kernels.window import Window
+from ..grad import conv_backward
+from ..grad.kernel import Gradients
+from ..kernels.window import Window
 
 OutputMask = tuple[bool, bool, bool]
 

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .layers import QuantizedLayer
-from .layers.trial import trial
-from .layers.twins import quantized_layers
-from .progress import shown
+from ..layers import QuantizedLayer
+from ..layers.trial import trial
+from ..layers.twins import quantized_layers
+from ..progress import shown
 from .sensitivity import float_but
 
 Batches = Sequence[tuple[Tensor, Tensor | None]]

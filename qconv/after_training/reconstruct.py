@@ -15,19 +15,19 @@ from torch.func import functional_call
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from .checks import check_numbers, check_whole
-from .layers import QuantizedLayer
-from .layers.computed import computed_by
-from .layers.naming import name_of
-from .layers.origin import leave
-from .layers.own_levels import has_unit_steps, way_out, why_off_levels
-from .layers.trial import check_not_inference, trial
-from .layers.twins import float_twins, quantized_layers
-from .processes import check_alone
-from .progress import shown
-from .quantizers import Identity
+from ..checks import check_numbers, check_whole
+from ..layers import QuantizedLayer
+from ..layers.computed import computed_by
+from ..layers.naming import name_of
+from ..layers.origin import leave
+from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
+from ..layers.trial import check_not_inference, trial
+from ..layers.twins import float_twins, quantized_layers
+from ..processes import check_alone
+from ..progress import shown
+from ..quantizers import Identity
+from ..table import Column, lines, write_csv
 from .sensitivity import batches_of, calibrate_what_waits, float_but
-from .table import Column, lines, write_csv
 
 STRETCH = (-0.1, 1.1)
 """The ends of AdaRound's rectified sigmoid."""

@@ -13,19 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .checks import check_whole
-from .convert import convert
+from ..checks import check_whole
+from ..convert import convert
+from ..layers import QuantizedLayer
+from ..layers.bypassed import forget
+from ..layers.trial import trial
+from ..layers.twins import quantized_layers
+from ..lean import lean
+from ..lifecycle.calibrate import calibrate
+from ..lifecycle.steps import check_final
+from ..progress import shown
+from ..scheme import Scheme
+from ..table import Column, lines, write_csv
 from .layer_chart import BLUE, layer_chart
-from .layers import QuantizedLayer
-from .layers.bypassed import forget
-from .layers.trial import trial
-from .layers.twins import quantized_layers
-from .lean import lean
-from .lifecycle.calibrate import calibrate
-from .lifecycle.steps import check_final
-from .progress import shown
-from .scheme import Scheme
-from .table import Column, lines, write_csv
 
 COLUMNS = (
     Column("layer"),

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .grad.kernel import Gradients
-from .kernels import sign_conv as _registered  # noqa: F401
-from .kernels.look_up import is_fast, weight_pays
-from .kernels.sizes import Sizes
+from ..grad.kernel import Gradients
+from ..kernels import sign_conv as _registered  # noqa: F401
+from ..kernels.look_up import is_fast, weight_pays
+from ..kernels.sizes import Sizes
+from ..quantizers import Quantizer
+from ..quantizers.base import is_plain_cpu
 from .operations import Linear, OutputMask
-from .quantizers import Quantizer
-from .quantizers.base import is_plain_cpu
 from .sign_weight import Filters, input_gradient, picture_of, window_of
 
 _ops = torch.ops.qconv
