@@ -9,6 +9,7 @@ from torch import nn
 
 import qconv
 from qconv import models, schemes
+from qconv.training.classifier import Classifier
 from qconv.training.compilation import blocks, compile_, starts
 
 LAYERWISE = schemes.layerwise(schemes.reactnet())
@@ -46,29 +47,36 @@ def names(model: nn.Module, scheme: schemes.Scheme, skip: tuple[str, ...] = ()) 
     return [of[block] for block in blocks(model)]
 
 
-def test_full_batches_keep_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not hasattr(torch._dynamo.config, "automatic_dynamic_exclusion_guard"):
-        pytest.skip("this torch has no option for it")
-    ran: list[int] = []
-    graphs: list[Any] = []
+@pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.two_stage(schemes.bwn())], ids=str)
+def test_batches_of_two_sizes(scheme: schemes.Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its code, in training and in evaluation; with stages there is code for any size."""
+    graphs: list[list[int]] = []  # the sizes for which each ran
 
     def backend(graph: torch.fx.GraphModule, example: list[torch.Tensor]) -> Callable[..., Any]:
-        number = len(graphs)
-        graphs.append(graph)
+        ran: list[int] = []
+        graphs.append(ran)
+        images = next(place for place, each in enumerate(example) if isinstance(each, torch.Tensor) and each.ndim == 4)
 
         def run(*inputs: Any) -> Any:
-            ran.append(number)
+            ran.append(len(inputs[images]))
             return graph(*inputs)
 
         return run
 
-    original = nn.Module.compile
-    monkeypatch.setattr(nn.Module, "compile", lambda self: original(self, backend=backend))
-    model = pair()
-    compile_(model)
-    for size in 8, 8, 7, 8, 7, 6, 8:
-        model(torch.randn(size, 4, 5, 5))
-    assert ran == [0, 0, 1, 0, 1, 1, 0]
+    whole = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self: whole(self, backend=backend))
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), pair(), nn.Sequential(nn.Conv2d(4, 2, 1), nn.Flatten()))
+    qconv.convert(model, scheme, skip=("0", "2.0"))
+    classifier = Classifier(model, cast(Any, None), compile=True)
+    for training in (True, False, True, False):
+        classifier.train(training)
+        with torch.set_grad_enabled(training):
+            for size in (7, 8, 8, 7):
+                classifier(torch.randn(size, 4, 5, 5))
+    if scheme.name == "bwn()":
+        assert [set(sizes) for sizes in graphs] == [{7}, {8}, {7}, {8}]
+    else:
+        assert [set(sizes) for sizes in graphs] == [{7}, {7, 8}, {7, 8}]
 
 
 def test_blocks() -> None:

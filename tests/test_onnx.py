@@ -303,6 +303,9 @@ class Sums(nn.Module):
             case "in_place_relu":
                 x = one + self.two(x)
                 self.leaving(x)
+            case "in_place_function":
+                x = one + self.two(x)
+                nn.functional.relu(x, True)
             case "relu6":
                 x = self.relu6(one + x)
             case "also_read":
@@ -326,7 +329,15 @@ class Sums(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "rounded"),
     [
-        *(("plain", 2), ("padded", 2), ("in_place", 0), ("in_place_relu", 0), ("relu6", 3), ("also_read", 3)),
+        *(
+            ("plain", 2),
+            ("padded", 2),
+            ("in_place", 0),
+            ("in_place_relu", 0),
+            ("in_place_function", 0),
+            ("relu6", 3),
+            ("also_read", 3),
+        ),
         *(("parameter", 3), ("number", 1), ("twice", 4), ("input", 3), ("relus", 1), ("no sum before", 1)),
     ],
 )
@@ -334,7 +345,11 @@ def test_sums_of_every_kind(kind: str, rounded: int, monkeypatch: pytest.MonkeyP
     for module in ("codes", "layers"):
         monkeypatch.setattr(f"qconv.onnx.{module}.operator", by_torch)
     input = torch.randn(16, 3, 8, 8)
-    skip = "stem", "head", *(() if kind in ("plain", "padded", "in_place_relu", "relus") else ("two",))
+    skip = (
+        "stem",
+        "head",
+        *(() if kind in ("plain", "padded", "in_place_relu", "in_place_function", "relus") else ("two",)),
+    )
     model: Any = trained(Sums(kind), schemes.lsq(8, 8), input, skip=skip)
     with torch.no_grad():
         for layer in (model.one, model.two):

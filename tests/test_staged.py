@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -40,42 +41,68 @@ def test_two_stages_of_a_binary_network() -> None:
     assert layer.quantized_weight()[0].unique().numel() == 2
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.Adam, torch.optim.NAdam, torch.optim.SGD, torch.optim.Adagrad])
-@pytest.mark.parametrize("copied", [False, True])
-def test_a_stage_begins_with_an_optimizer_that_knows_nothing_of_it(optimizer: Any, copied: bool) -> None:
-    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.bwn()), (0.5, schemes.lsq(4, 4))]))
+OPTIMIZERS = {
+    "Adam": partial(torch.optim.Adam, amsgrad=True),
+    "AdamW": torch.optim.AdamW,
+    "Adamax": torch.optim.Adamax,
+    "NAdam": torch.optim.NAdam,
+    "RAdam": torch.optim.RAdam,
+    "RMSprop": torch.optim.RMSprop,
+    "SGD": partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_the_tensors_of_a_stage_train_as_new_ones(make: Any) -> None:
+    layer = qconv.QConv2d(4, 8, 3)
+    optimizer = make(layer.parameters(), lr=1e-3)
+    qconv.after_every_step(optimizer, layer)
+    layer.set_scheme(schemes.staged([(0, schemes.bwn()), (0.5, schemes.lsq(4, 4))]))
     step = cast(Any, layer.weight_quantizer).quantizers[1].step
-    options: dict[str, Any] = {"weight_decay": 0.1} | ({"momentum": 0.9} if optimizer is torch.optim.SGD else {})
-    stepped = optimizer(layer.parameters(), lr=1e-3, **options)
-    qconv.after_every_step(stepped, layer)
+    optimizer.add_param_group({"params": list(layer.weight_quantizer.parameters())})
 
     def train(steps: int) -> None:
         for _ in range(steps):
-            stepped.zero_grad()
+            optimizer.zero_grad()
             layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
-            stepped.step()
+            optimizer.step()
+
+    def count() -> float:
+        return float(optimizer.state[step].get("step", 0))
 
     train(5)
-    assert (step in stepped.state) == (optimizer is torch.optim.Adagrad)  # which makes all of its state at once
-    if copied:  # with the hook, as a whole that is copied at once
-        layer, hooks = copy.deepcopy((layer, stepped._optimizer_step_post_hooks))
-        step = cast(Any, layer.weight_quantizer).quantizers[1].step
-        stepped = optimizer(layer.parameters(), lr=1e-3, **options)
-        stepped._optimizer_step_post_hooks = hooks
-        train(2)
-        assert (step in stepped.state) == (optimizer is torch.optim.Adagrad)
+    assert optimizer.state[step]  # as what saves the states of all tensors expects
+    assert count() == 0
     qconv.set_progress(layer, 0.5)
     before = step.detach().clone()
-    fresh = copy.deepcopy(step).requires_grad_()
+    new = copy.deepcopy(step)
     train(1)
-    fresh.grad = step.grad
-    alone = optimizer([fresh], lr=1e-3, **options)
-    alone.step()
+    new.grad = step.grad
+    make([new], lr=1e-3).step()
     assert not step.equal(before)
-    if optimizer is not torch.optim.Adagrad:
-        assert step.equal(fresh)
+    assert step.equal(new)
     train(1)
-    assert step in stepped.state
+    assert count() == 2 * ("step" in optimizer.state[step])
+
+
+def test_optimizers_that_keep_other_things() -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.bwn()), (0.5, schemes.lsq(4, 4))]))
+    waiting = [*cast(Any, layer.weight_quantizer).quantizers[1].parameters()]
+    kept = torch.optim.LBFGS([*waiting, layer.weight], max_iter=2)  # all of it is with the first tensor
+    made = torch.optim.Adagrad(layer.parameters(), initial_accumulator_value=0.5)  # before the first step
+
+    def closure() -> Any:
+        kept.zero_grad()
+        loss = layer(torch.ones(2, 4, 6, 6)).square().mean()
+        loss.backward()
+        return loss
+
+    for optimizer in (kept, made):
+        qconv.after_every_step(optimizer, layer)
+        for _ in range(3):
+            optimizer.step(closure)
+    assert kept.state[waiting[0]]["n_iter"] >= 3
+    assert made.state[waiting[0]]["sum"].item() == 0.5
 
 
 def test_progressive_bits() -> None:

@@ -1,5 +1,6 @@
 """Latent weights are clamped after the optimizer step, in a hand-written loop as elsewhere."""
 
+import copy
 import gc
 import warnings
 from typing import Any
@@ -139,21 +140,47 @@ def test_an_optimizer_from_before_another_scheme() -> None:
     assert not trained(model, optimizer, steps=30)
 
 
+class Loop:
+    """Holds its optimizer, and is held by it, so that both are deleted in some garbage collection."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-2)
+        self.optimizer.loop = self
+        qconv.after_every_step(self.optimizer, nn.ModuleList([model]))
+
+
 @pytest.mark.parametrize("told", [False, True])
 def test_a_second_optimizer(told: bool) -> None:
     model = qconv.convert(network(), schemes.bnn())
-    kept = torch.optim.SGD(model.parameters(), lr=1e-2)
-    kept.add_param_group({"params": [nn.Parameter(torch.zeros(()))]})
-    qconv.after_every_step(kept, model)
-    assert not trained(model, kept, steps=3)
+    first = Loop(model)
+    assert not trained(model, first.optimizer, steps=3)
     second = torch.optim.SGD(model.parameters(), lr=1e-2)
     assert not trained(model, second, steps=22)  # the first may step as well: GANs have two
-    del kept
-    gc.collect()  # a schedule and its optimizer refer to each other
+    del first
+    gc.collect()
     if told:
         qconv.after_every_step(second, model)
     warned = trained(model, second, steps=22)
     assert [each[:49] for each in warned] == ["20 optimizer steps did not end with qconv.after_s"] * (not told)
+
+
+def test_a_model_is_copied_while_its_optimizer_is_deleted() -> None:
+    """A garbage collection may come at any moment."""
+    model = qconv.convert(network(), schemes.bnn())
+    first = Loop(model)
+    loops = [first]
+    del first
+
+    class Collecting:
+        def __deepcopy__(self, memo: dict[int, Any]) -> "Collecting":
+            loops.clear()
+            gc.collect()
+            return self
+
+    layer: Any = next(module for module in model if isinstance(module, qconv.QuantizedLayer))
+    layer.__dict__ = {"aside": Collecting(), **layer.__dict__}
+    assert copy.deepcopy(model)[0] is not model[0]
+    assert not layer.is_stepped
 
 
 def test_the_warning_shows_the_loop_that_steps() -> None:

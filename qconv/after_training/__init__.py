@@ -1,1 +1,1 @@
-"""What a trained network is asked and given without labels or training: sensitivity, bits, biases, rounding."""
+"""Analysis and quantization of a trained network without more training: sensitivity, bits, biases, rounding."""

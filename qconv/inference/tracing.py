@@ -128,16 +128,19 @@ def writes_in_place(network: fx.GraphModule, node: fx.Node) -> bool:
     if node.op == "call_module":
         return getattr(network.get_submodule(str(node.target)), "inplace", False) is True
     name = _name(node)
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or _is_asked_to(node)
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__")) or _has_inplace_argument(node)
 
 
-def _is_asked_to(node: fx.Node) -> bool:
-    """Whether the argument ``inplace`` of a function is True."""
+def _has_inplace_argument(node: fx.Node) -> bool:
+    """Whether the argument ``inplace`` of a function is set, by the call or as its default."""
+    if "inplace" in node.kwargs:
+        return bool(node.kwargs["inplace"])
     try:
         called = inspect.signature(cast(Any, node.target)).bind(*node.args, **node.kwargs)
     except (TypeError, ValueError):  # a method's name, or a function that can't be asked
-        return node.kwargs.get("inplace") is True
-    return called.arguments.get("inplace") is True
+        return False
+    called.apply_defaults()
+    return bool(called.arguments.get("inplace"))
 
 
 def _name(node: fx.Node) -> str:

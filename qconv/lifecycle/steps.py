@@ -53,8 +53,9 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
     torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
-    What the optimizer remembers of the learned tensors of a later stage (`Stages`) is dropped after each step, so that
-    they train as new ones when their stage begins.
+    Learned tensors of a later stage (`Stages`) have gradients of zero while they wait, and so an optimizer has moments
+    of them and counts their steps. Both are set back after each step, so that they train as new ones when their stage
+    begins; not if the optimizer's step is compiled.
 
     An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
     scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a
@@ -65,25 +66,27 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """
     inside = innermost(optimizer)
     check_module(model)
-    for layer in quantized_layers(model).values():
-        layer.is_stepped, layer.lacks_step = True, False
-    weakref.finalize(inside, _watch_again, weakref.ref(model)).atexit = False
-    return inside.register_step_post_hook(_AfterStep(model, list(_waiting(inside, model))))
+    layers = weakref.WeakSet(quantized_layers(model).values())
+    for layer in layers:
+        layer.is_stepped, layer.lacks_step, layer.steps_missed = True, False, 0
+    weakref.finalize(inside, _watch_again, layers).atexit = False
+    return inside.register_step_post_hook(_AfterStep(model))
 
 
-def _watch_again(model: weakref.ref[nn.Module]) -> None:
-    """Have the layers warn again of steps without `after_step`: the optimizer that was made to call it is no more."""
-    if (trained := model()) is not None:
-        for layer in quantized_layers(trained).values():
-            layer.is_stepped, layer.steps_missed = False, 0
+def _watch_again(layers: Iterable[QuantizedLayer]) -> None:
+    """Have layers warn again of steps without `after_step`: the optimizer that was made to call it has been deleted.
+
+    This may happen in the middle of anything, such as a copy of a layer: no attribute is new.
+    """
+    for layer in layers:
+        layer.is_stepped, layer.steps_missed = False, 0
 
 
 class _AfterStep:
     """A hook that is copied together with its model, for optimizers whose copies keep their hooks."""
 
-    def __init__(self, model: nn.Module, waiting: list["_Waiting"]) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.waiting = waiting
         self.steps = 0
         self.left_out: list[_LeftOut] = []
         self.quantizers: list[Quantizer] = []
@@ -93,9 +96,8 @@ class _AfterStep:
         _after_step(self.model, layers)
         if torch.compiler.is_compiling():
             return
-        self.waiting = [one for one in self.waiting if one.stages.stage < one.number]
-        for one in self.waiting:
-            optimizer.state.pop(one.tensor, None)
+        for tensor in _waiting(self.model):
+            _set_back(optimizer.state.get(tensor, {}))
         quantizers = [layer.weight_quantizer for layer in layers]
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
@@ -110,32 +112,28 @@ class _AfterStep:
             self.left_out = []
 
 
-class _Waiting(NamedTuple):
-    """A learned tensor of a later stage, of which an optimizer remembers nothing yet.
-
-    DistributedDataParallel needs gradients of all tensors, so that it has one, zero. What the optimizer would remember
-    of it, such as the number of steps, is dropped after each step: its first moves are then those of a new tensor.
-    Adam's would be three times as large.
-
-    Attributes:
-        stages: the quantizer with the stage.
-        number: the stage.
-        tensor: the tensor.
-    """
-
-    stages: Stages
-    number: int
-    tensor: Tensor
+_AT_THE_START = {
+    **dict.fromkeys(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer"), 0),
+    "mu_product": 1,
+}
+"""What an optimizer has of a new tensor, under the names that torch gives it and others have taken over."""
 
 
-def _waiting(optimizer: Optimizer, model: nn.Module) -> Iterator[_Waiting]:
-    """Yield the tensors of later stages; not those of an optimizer that makes its state before the first step."""
+def _waiting(model: nn.Module) -> Iterator[Tensor]:
+    """Yield the learned tensors of later stages."""
     for stages in model.modules():
         if isinstance(stages, Stages):
-            for number in range(stages.stage + 1, len(stages.quantizers)):
-                for tensor in stages.quantizers[number].parameters():
-                    if not optimizer.state.get(tensor):
-                        yield _Waiting(stages, number, tensor)
+            for quantizer in list(stages.quantizers)[stages.stage + 1 :]:
+                yield from quantizer.parameters()
+
+
+def _set_back(state: dict[str, Any]) -> None:
+    """Set what an optimizer has of a tensor back to the start; it stays there, as checkpoints of shards expect."""
+    for name, value in _AT_THE_START.items():
+        if isinstance(state.get(name), Tensor):
+            state[name].fill_(value)
+        elif isinstance(state.get(name), int | float):
+            state[name] = value
 
 
 class _LeftOut(NamedTuple):

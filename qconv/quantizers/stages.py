@@ -32,8 +32,8 @@ class Stages(Quantizer):
     schedule inside a stage runs from the start of the stage to its end.
 
     The learned tensors of all stages exist from the start, so that the optimizer holds them. The gradient of waiting
-    ones is zero, not None, since DistributedDataParallel waits for every gradient; `qconv.after_every_step` has the
-    optimizer forget what it has gathered of them, so that they train as new ones. `torch.compile` recompiles at each
+    ones is zero, not None, since DistributedDataParallel waits for every gradient; `qconv.after_every_step` sets
+    back what the optimizer has gathered of them, so that they train as new ones. `torch.compile` recompiles at each
     stage. The stage is saved as a float buffer, ``begun``, with a flag for each stage, above 0 once it has begun: an
     average of models is in the last stage among them. A stage at 1 never begins, because progress stays below 1 in
     training: `bits` is then that of the stage before. Latent weights are clipped by the rule of the current stage's

@@ -19,7 +19,7 @@ from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
 from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty
 from ..optim.step_rules import at
-from .compilation import compile_
+from .compilation import compile_, fix_size, starts
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
 from .step_counts import STEPS, follow_steps_, forget_lengths_, steps_per_epoch
@@ -112,6 +112,7 @@ class Classifier(LightningModule):
             raise ValueError(f"dampening (={dampening}) must be at least 0 and finite")
         self.step_rules = list(step_rules)
         self.model = model
+        self.fixes_size = compile and not starts(model)
         if compile:
             compile_(model)
         self.loss = CrossEntropy() if loss is None else loss
@@ -124,7 +125,10 @@ class Classifier(LightningModule):
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the pictures."""
-        return self.model(self.as_weights(images))
+        images = self.as_weights(images)
+        if self.fixes_size:
+            fix_size(images)
+        return self.model(images)
 
     def as_weights(self, images: Tensor) -> Tensor:
         """Give pictures the format and dtype of the weights; the data don't know of ``trainer.precision=64-true``."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..layers import QuantizedLayer
 from ..quantizers import Stages
@@ -22,20 +22,24 @@ def compile_(model: nn.Module) -> None:
     By default Dynamo gives up after it has compiled a function 8 times, and what follows runs without compilation. The
     blocks of a network share one ``forward``, so the limit is raised to the stages of all blocks, in training and in
     evaluation.
-
-    Some batches have one picture less than the others: for them Dynamo compiles code for any size. By default that code
-    takes all batches from then on. On a CPU it is slower, because one thread alone sums over the batch in norms of few
-    channels. Where torch has an option for it, batches of the first size keep the code that was made for them.
     """
     parts = blocks(model)
-    versions = 8 + 4 * sum(len(starts(part)) for part in parts)
+    versions = 16 + 4 * sum(len(starts(part)) for part in parts)
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, versions)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, versions)
-    if hasattr(config, "automatic_dynamic_exclusion_guard"):
-        config.automatic_dynamic_exclusion_guard = True
     for part in parts:
         part.compile()
+
+
+def fix_size(images: Tensor) -> None:
+    """Mark pictures so that a compiled network gets code for batches of just their number.
+
+    The batches of an epoch have one size or two, which differ by one picture. When the second comes, Dynamo would
+    compile code for any size, and use it for all batches from then on. On a CPU it is slower: in norms of few channels
+    one thread alone sums over the batch. Networks with stages are better off with it, as they are compiled often.
+    """
+    torch._dynamo.mark_static(images, 0)
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:
