@@ -87,9 +87,11 @@ __version__ = "0.1.0"
 
 # The same at run time: the names that other modules than those of their own name define.
 _PLACES = {
-    "bench.model": ("compare_models",),
     "after_training.bias_correction": ("BiasCorrection", "correct_bias"),
     "after_training.bit_assignment": ("BitAssignment", "assign_bits"),
+    "after_training.reconstruct": ("Reconstruction", "reconstruct"),
+    "after_training.sensitivity": ("Sensitivity", "sensitivity"),
+    "bench.model": ("compare_models",),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
     "ewgs_deltas": ("set_ewgs_deltas",),
     "inference": ("freeze", "verify"),
@@ -106,8 +108,6 @@ _PLACES = {
     "packed": ("PackedFileError", "load_packed", "save_packed"),
     "quantizers": ("Quantizer",),
     "scheme": ("Scheme",),
-    "after_training.reconstruct": ("Reconstruction", "reconstruct"),
-    "after_training.sensitivity": ("Sensitivity", "sensitivity"),
     "summary": ("summarize", "summary"),
     "summary.table": ("Summary",),
     "zoo": ("load",),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
 import qconv
@@ -491,6 +491,18 @@ def test_a_forward_that_is_replaced_on_a_module(place: str, scheme: Scheme) -> N
     assert verify(model, frozen, x).equal
 
 
+@fx.wrap
+def activated(x: Tensor, inplace: bool = True) -> Tensor:
+    """A call that `torch.fx` does not look into."""
+    return nn.functional.relu(x, inplace)
+
+
+@fx.wrap
+def activated_as(x: Tensor, **options: bool) -> Tensor:
+    """Its argument has a name, but no place."""
+    return activated(x, **options)
+
+
 class FlattensAndWrites(nn.Module):
     """Its values are written in place while they are read in another shape, which shares their memory in training."""
 
@@ -504,6 +516,10 @@ class FlattensAndWrites(nn.Module):
             aside = self.relu(h.flatten(1))
         elif self.how == "function":
             aside = nn.functional.relu(h.flatten(1), True)  # as others write it
+        elif self.how == "default":
+            aside = activated(h.flatten(1))
+        elif self.how == "options":
+            aside = activated_as(h.flatten(1), inplace=True)
         elif self.how == "method":
             aside = h.flatten(1).sub_(0.1).mul_(3)
         elif self.how == "source":
@@ -514,7 +530,7 @@ class FlattensAndWrites(nn.Module):
         return self.second(h).flatten(1) + aside
 
 
-@pytest.mark.parametrize("how", ["module", "function", "method", "source", "alone"])
+@pytest.mark.parametrize("how", ["module", "function", "default", "options", "method", "source", "alone"])
 @pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4)], ids=["bnn", "lsq"])
 def test_memory_that_is_shared_in_one_format_alone(how: str, scheme: Scheme) -> None:
     x = torch.randn(4, 8, 6, 6)

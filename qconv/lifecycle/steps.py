@@ -90,17 +90,19 @@ class _AfterStep:
         self.steps = 0
         self.left_out: list[_LeftOut] = []
         self.quantizers: list[Quantizer] = []
+        self.stages: list[Stages] = []
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         layers = quantized_layers(self.model).values()
         _after_step(self.model, layers)
         if torch.compiler.is_compiling():
             return
-        for tensor in _waiting(self.model):
-            _set_back(optimizer.state.get(tensor, {}))
         quantizers = [layer.weight_quantizer for layer in layers]
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
+            self.stages = [module for module in self.model.modules() if isinstance(module, Stages)]
+        for tensor in _waiting(self.stages):
+            _set_back(optimizer.state.get(tensor, {}))
         if self.steps > PATIENCE:
             return
         self.steps += 1
@@ -119,12 +121,11 @@ _AT_THE_START = {
 """What an optimizer has of a new tensor, under the names that torch gives it and others have taken over."""
 
 
-def _waiting(model: nn.Module) -> Iterator[Tensor]:
+def _waiting(quantizers: Iterable[Stages]) -> Iterator[Tensor]:
     """Yield the learned tensors of later stages."""
-    for stages in model.modules():
-        if isinstance(stages, Stages):
-            for quantizer in list(stages.quantizers)[stages.stage + 1 :]:
-                yield from quantizer.parameters()
+    for stages in quantizers:
+        for quantizer in list(stages.quantizers)[stages.stage + 1 :]:
+            yield from quantizer.parameters()
 
 
 def _set_back(state: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def fix_size(images: Tensor) -> None:
 
     The batches of an epoch have one size or two, which differ by one picture. When the second comes, Dynamo would
     compile code for any size, and use it for all batches from then on. On a CPU it is slower: in norms of few channels
-    one thread alone sums over the batch. Networks with stages are better off with it, as they are compiled often.
+    one thread alone sums over the batch. Networks with stages keep it: each change would be compiled twice.
     """
     torch._dynamo.mark_static(images, 0)
 
