@@ -3,7 +3,8 @@
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import cache
 
 import pytest
 import torch
@@ -34,6 +35,18 @@ def _compiled_anew() -> None:
 def _one_thread() -> None:
     # On tensors as small as these a second thread costs more than it saves, and far more on a busy machine.
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def torchlib_read_once() -> Iterator[None]:
+    """For tests that export to ONNX: each export parses the sources of torch's 500 functions, a third of its time."""
+    patch = pytest.MonkeyPatch()
+    with suppress(ImportError, AttributeError):  # it is private, and may move
+        from torch.onnx._internal.exporter._registration import onnxscript_apis
+
+        patch.setattr(onnxscript_apis, "get_torchlib_ops", cache(onnxscript_apis.get_torchlib_ops))
+    yield
+    patch.undo()
 
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]

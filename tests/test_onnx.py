@@ -28,6 +28,8 @@ from qconv.onnx.rounding import whole_bias
 from qconv.onnx.sums import steps_of_a_sum
 from tests.test_freeze import chain, trained
 
+pytestmark = pytest.mark.usefixtures("torchlib_read_once")
+
 SCHEMES = {
     "bnn": schemes.bnn(),
     "plus": schemes.bnn(padding_value=1),

@@ -207,7 +207,7 @@ def test_every_name_in_the_documents_needs_one_import() -> None:
     names = sorted(set(re.findall(r"\bqconv(?:\.[A-Za-z_]\w*)+", " ".join(spans))))
     assert {"qconv.convert", "qconv.models", "qconv.data", "qconv.export_onnx"} < set(names)
     code = f"""
-import os, torch, qconv  # torch, which takes seconds, once for all names
+import os, pytorch_lightning, torch, torchvision, qconv  # others' packages, which take seconds, once for all names
 for name in {[*names, "qconv.models.resnet20", "qconv.data.DigitsDataModule", "qconv.training.Classifier"]}:
     if not (child := os.fork()):  # in a process that has imported nothing else of qconv
         eval(name)

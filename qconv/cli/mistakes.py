@@ -8,6 +8,7 @@ from types import NoneType
 from typing import Any, Literal
 
 from hydra._internal.utils import _locate
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
@@ -52,8 +53,7 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
-    where = "hydra.searchpath"  # in which groups are found
-    groups = [each for each in parsed if each.key_or_group == where or loader.get_group_options(each.key_or_group)]
+    groups = [each for each in parsed if _chooses(each.key_or_group, loader)]
     values = [each for each in parsed if each not in groups and not each.is_delete() and not each.is_add()]
     if not values:
         return
@@ -66,6 +66,13 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
         rule = _rule(default, value)
         if rule is not None and type(value) not in _types_of(cfg, key):
             raise ValueError(f"{key} (={_shown(value)}) must be {rule}, as its default {_shown(default)}")
+
+
+def _chooses(key: str, loader: ConfigLoader) -> bool:
+    """Whether an override of the key says which configs make up the config."""
+    if "." in key:  # a value inside one, or where configs are found
+        return key == "hydra.searchpath"
+    return bool(loader.get_group_options(key))
 
 
 def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:

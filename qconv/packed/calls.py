@@ -6,7 +6,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from torch import nn
@@ -60,6 +60,7 @@ def build_network(node: Mapping[str, Any]) -> nn.Module:
     return _build(node, _networks(), _activations())
 
 
+@cache
 def _quantizer_classes() -> dict[str, Callable[..., Any]]:
     named = {f"qconv.quantizers.{name}": getattr(quantizers, name) for name in dir(quantizers)}
     abstract = (quantizers.Quantizer, quantizers.Stages, quantizers.Mixed)

@@ -309,7 +309,7 @@ def _describe_weight(name: str, layer: QuantizedLayer, strict: bool) -> tuple[he
     values = codes.values
     if not values.is_floating_point() or not values.numel() or values.abs().max() <= header.LARGEST_CODE:
         values = values.nan_to_num().long() - codes.zero
-    levels = values.unique()
+    levels = _levels(values)
     first, step, count = _progression(levels)
     radix = radix_of(quantizer.bits, count)
     if step == 0 or radix > 2 ** max(math.ceil(quantizer.bits), 2):  # far apart: store the existing codes one by one
@@ -355,6 +355,16 @@ def _codes(name: str, layer: QuantizedLayer, strict: bool) -> Codes | None:
             kind = codes.scale.dtype
             raise ValueError(f"{name_of(layer, name)}: the scale of its codes must be floating, not {kind}")
     return codes
+
+
+def _levels(values: Tensor) -> Tensor:
+    """Return the values that occur, sorted."""
+    if values.is_floating_point() or not values.numel():
+        return values.unique()
+    first, last = (int(each) for each in values.aminmax())
+    if last - first > LARGEST_RADIX:  # powers of two
+        return values.unique()
+    return torch.bincount((values - first).flatten()).nonzero().flatten() + first  # sorting takes many times as long
 
 
 def _progression(levels: Tensor) -> tuple[int, int, int]:

@@ -26,19 +26,24 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    known = {} if name.startswith("_") else _of_methods()
-    if name not in known:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return known[name]
+    if _is_of_methods(name):
+        return _methods()[name]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
     own = {name for name in globals() if name[0] != "_" and name not in ("Any", "TYPE_CHECKING")}
-    return sorted(own | {*_of_methods()})
+    return sorted(own | {*filter(_is_of_methods, _methods())})
 
 
-def _of_methods() -> dict[str, Any]:
-    """Return the public names of `qconv.methods` other than schemes. Imported late: the methods import this package."""
-    from .. import methods, schemes
+def _is_of_methods(name: str) -> bool:
+    """Whether it is a public name of `qconv.methods`, and no scheme."""
+    from .. import schemes
 
-    return {name: value for name, value in vars(methods).items() if callable(value) and name not in schemes.__all__}
+    return not name.startswith("_") and callable(_methods().get(name)) and name not in schemes.__all__
+
+
+def _methods() -> dict[str, Any]:
+    from .. import methods  # late: the methods import this package
+
+    return vars(methods)
