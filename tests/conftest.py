@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from functools import cache
+from importlib import import_module
+from typing import Any
 
 import pytest
 import torch
@@ -42,9 +44,8 @@ def torchlib_read_once() -> Iterator[None]:
     """For tests that export to ONNX: each export parses the sources of torch's 500 functions, a third of its time."""
     patch = pytest.MonkeyPatch()
     with suppress(ImportError, AttributeError):  # it is private, and may move
-        from torch.onnx._internal.exporter._registration import onnxscript_apis
-
-        patch.setattr(onnxscript_apis, "get_torchlib_ops", cache(onnxscript_apis.get_torchlib_ops))
+        apis: Any = import_module("torch.onnx._internal._lazy_import").onnxscript_apis
+        patch.setattr(apis, "get_torchlib_ops", cache(apis.get_torchlib_ops))
     yield
     patch.undo()
 

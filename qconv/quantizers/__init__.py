@@ -1,5 +1,6 @@
 """The contract of quantizers (`base.Quantizer`), the parts that papers share, and the quantizers of `qconv.methods`."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .base import Codes as Codes, Quantizer as Quantizer, Whole as Whole
@@ -32,7 +33,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    own = {name for name in globals() if name[0] != "_" and name not in ("Any", "TYPE_CHECKING")}
+    own = {name for name in globals() if name[0] != "_" and name not in ("Any", "Mapping", "TYPE_CHECKING")}
     return sorted(own | {*filter(_is_of_methods, _methods())})
 
 
@@ -43,7 +44,7 @@ def _is_of_methods(name: str) -> bool:
     return not name.startswith("_") and callable(_methods().get(name)) and name not in schemes.__all__
 
 
-def _methods() -> dict[str, Any]:
+def _methods() -> Mapping[str, Any]:
     from .. import methods  # late: the methods import this package
 
     return vars(methods)
