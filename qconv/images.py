@@ -36,6 +36,7 @@ UNREADABLE = (
     *(RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning),
 )
 ORIENTATION = 0x0112  # the tag of EXIF
+WIDTH, LENGTH = 0x0100, 0x0101  # the tags of a TIFF's size, as it is stored
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -117,6 +118,9 @@ def orientation(picture: Image.Image) -> int:
 def size_of(picture: Image.Image) -> tuple[int, int]:
     """The height and width of a picture that has been turned upright."""
     width, height = picture.size
+    if picture.format == "TIFF":  # newer versions of PIL give the size of what they will have turned
+        tags: Any = picture
+        width, height = tags.tag_v2[WIDTH], tags.tag_v2[LENGTH]
     return (width, height) if orientation(picture) in (5, 6, 7, 8) else (height, width)
 
 

@@ -169,14 +169,17 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Replace the file by these rows, which may differ in their columns; missing cells stay empty."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_file(path) as file:
-        file.write(csv_text(rows).encode())
+        file.write(csv_text(rows).encode(errors="backslashreplace"))  # names of files may be no UTF-8
 
 
 def append_csv(row: Mapping[str, Any], path: Path) -> None:
-    """Add a row to a file, with a header line if the file is new."""
-    is_new = not path.exists() or not path.stat().st_size
+    """Add a row to a file, which is written anew if its header lacks a column of the row."""
+    rows = read_csv(path)
+    if not rows or rows[0].keys() != row.keys():
+        write_csv([*rows, row], path)
+        return
     with path.open("a", newline="") as file:
-        file.write(csv_text([row], with_head=is_new))
+        file.write(csv_text([{column: row[column] for column in rows[0]}], with_head=False))
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], *, with_head: bool = True) -> str:

@@ -140,6 +140,15 @@ def test_of_runs_with_the_same_seed_the_newest_counts(tmp_path: Path, capsys: py
     assert f"{older}: a newer run is the same, with the same seed" in told.err
 
 
+def test_another_seed_of_the_data_alone_is_another_row(tmp_path: Path) -> None:
+    data = {"_target_": "qconv.data.DigitsDataModule", "batch_size": 64}
+    for seed in (1, 2):
+        write(tmp_path / str(seed), 0.9, data={**data, "seed": seed})
+    groups, _, left_out = compare(find_runs([tmp_path])[0])
+    assert [len(group.runs) for group in groups] == [1, 1]
+    assert left_out == []
+
+
 def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a")
     assert main(["compare", str(tmp_path)]) == 1

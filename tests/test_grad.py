@@ -241,6 +241,24 @@ def test_composed_integers_equal_nested_loops_modulo_2_to_bits(case: Case, dtype
     check_equal(one_by_one(grad_composed, case, *tensors), expected[:2])
 
 
+def test_composed_gradients_of_16_bits_where_torch_convolves_wrongly() -> None:
+    strides: dict[str, Any] = {"stride": (3, 2, 1), "padding": (0, 1, 1), "dilation": (3, 3, 2)}
+    case = Case(
+        3,
+        transposed=True,
+        size=(8, 6, 6),
+        kernel=(2, 4, 1),
+        channels=(1, 1),
+        batch=3,
+        output_padding=(1, 0, 1),
+        **strides,
+    )
+    tensors = case.tensors(normal(torch.bfloat16))
+    expected = gradients(grad_composed, case, *(tensor.double() for tensor in tensors))[1]
+    error = (gradients(grad_composed, case, *tensors)[1].double() - expected).abs().max()
+    assert error <= 2**-8 * expected.abs().max()
+
+
 @pytest.mark.parametrize("case", GRID[::3] + TRANSPOSED_GRID[::3], ids=name)
 def test_composed_integers_equal_autograd_where_float64_is_exact(case: Case) -> None:
     tensors = case.tensors(uniform(16))
@@ -282,8 +300,10 @@ def test_empty_batch(form: Any, n: int, padding: int | str, dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_output_mask_leaves_none_and_changes_nothing_else(form: Any) -> None:
-    case = Case(2, 2, padding="same", kernel=(2, 3))
+@pytest.mark.parametrize(
+    "case", [Case(2, 2, padding="same", kernel=(2, 3)), Case(1), Case(2), Case(3, stride=2), Case(2, transposed=True)]
+)
+def test_output_mask_leaves_none_and_changes_nothing_else(case: Case, form: Any) -> None:
     tensors = case.tensors(normal())
     whole = gradients(form, case, *tensors)
     for mask in product((False, True), repeat=3):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule, RandomCrop, RandomFlip
+from qconv.data.pictures import share_out
 from qconv.data.tree import scan
 from qconv.images import SUFFIXES, DecodingError, opened, read_picture, reads_heif
 from qconv.training import assemble
@@ -102,6 +104,46 @@ def test_the_cache_is_used_until_a_file_changes(tree: Path, capsys: pytest.Captu
         again = made(tree)
         assert again.splits["test"].images.equal(other.splits["test"].images)
         assert "is made anew" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_trees_that_differ_in_pixels_alone(tree: Path) -> None:
+    """As of archives that keep no times, and pictures without compression."""
+    for path in tree.rglob("*.png"):
+        Image.new("RGB", (8, 8), 0).save(path.with_suffix(".bmp"))
+        path.unlink()
+    other = Path(shutil.copytree(tree, tree.parent / "other" / tree.name))
+    for path in other.rglob("*.bmp"):
+        Image.new("RGB", (8, 8), (255, 255, 255)).save(path)
+    for path in (*tree.rglob("*.bmp"), *other.rglob("*.bmp")):
+        os.utime(path, ns=(1, 1))
+    one, two = made(tree), ImageFolderDataModule(str(other), cache=str(tree.parent / "cache"), val_size=2)
+    two.prepare_data()
+    two.setup("fit")
+    assert one.splits["test"].images.eq(0).all()
+    assert two.splits["test"].images.eq(255).all()
+
+
+def test_names_that_are_no_utf8(tree: Path) -> None:
+    try:
+        picture(5).save(os.fsencode(tree / "train/cat") + b"/caf\xe9.png", format="png")
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    assert len(made(tree).splits["train"].labels) == 11
+
+
+def test_each_class_keeps_a_picture_for_training(tree: Path) -> None:
+    for label in range(9):
+        for split in ("train", "test"):
+            (tree / split / f"rare{label}").mkdir()
+            picture(label).save(tree / split / f"rare{label}" / "0.png")
+    for seed in range(4):
+        data = ImageFolderDataModule(str(tree), cache=str(tree.parent / "cache"), val_size=6, seed=seed)
+        data.prepare_data()
+        data.setup("fit")
+        assert data.splits["train"].labels.unique().tolist() == list(range(11))
+        assert len(data.splits["val"].labels) == 6
+    with pytest.raises(ValueError, match=r"val_size \(=11\) must leave a picture of each class for training; it takes"):
+        share_out(torch.arange(11).repeat(2)[:21], 11, 0)
 
 
 MODES: dict[str, Any] = {

@@ -16,7 +16,7 @@ from qconv import schemes
 from qconv.cli import main
 from qconv.data import ImageFolderDataModule
 from qconv.data.image_folder import BrokenPictureError
-from qconv.images import DecodingError, centre_crop, cover, decode, read_picture
+from qconv.images import DecodingError, centre_crop, cover, decode, opened, read_picture, size_of
 from qconv.models import small_cnn
 
 NOISE = np.random.default_rng(0).integers(0, 256, (9, 14, 3), dtype=np.uint8)
@@ -121,16 +121,18 @@ def test_large_and_small_pictures_are_decoded_alike(name: str, mode: str, option
         assert torch.equal(large, torch.from_numpy(expected).permute(2, 0, 1))
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "png"])
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])
 @pytest.mark.parametrize("way", range(1, 9))
 def test_pictures_are_turned_upright(way: int, suffix: str, tmp_path: Path) -> None:
     exif, path = Image.Exif(), tmp_path / f"p.{suffix}"
     exif[0x0112] = way
     Image.fromarray(NOISE).save(path, exif=exif)
-    with Image.open(path) as opened:
-        upright = np.array(ImageOps.exif_transpose(opened))
+    with Image.open(path) as whole:
+        upright = np.array(ImageOps.exif_transpose(whole))
     expected = torch.from_numpy(upright).permute(2, 0, 1)
     assert decode(path).equal(expected)
+    with opened(path) as found:
+        assert size_of(found) == upright.shape[:2]
     assert read_picture(path, (upright.shape[0], upright.shape[1]), 3, resize=False).equal(expected)
     small = read_picture(path, (4, 6), 3, resize=True)
     assert suffix == "jpg" or small.equal(  # a JPEG is decoded at a smaller size

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import partial
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import golden
 import numpy as np
@@ -292,6 +292,28 @@ def test_recu_schedule() -> None:
     assert quantizer.tau.item() == pytest.approx(0.99, rel=1e-12)
     quantizer.set_progress_(0, None)
     assert quantizer.tau.item() == pytest.approx(0.85, rel=1e-12)
+
+
+def test_the_schedule_of_recu_in_a_model_of_16_bits() -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=schemes.recu(tau_max=0.999))
+    qconv.set_progress(layer, 1.0)
+    tau = cast(Any, layer.weight_quantizer).tau.clone()
+    layer.to(torch.bfloat16)
+    assert cast(Any, layer.weight_quantizer).tau.equal(tau)  # rounded it would be 1, where Q is infinite
+    layer.load_state_dict(layer.state_dict())
+    assert layer.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.xnor(), schemes.fda()], ids=str)
+def test_sums_over_a_filter_of_16_bits(scheme: qconv.Scheme) -> None:
+    layer = qconv.QConv2d(64, 8, 3, padding=1, scheme=scheme)
+    grad = 30 * torch.sign(layer.weight.detach().sum((1, 2, 3))).view(1, -1, 1, 1).expand(2, -1, 8, 8)
+    found = []
+    for dtype in (torch.float32, torch.float16):
+        layer.zero_grad()
+        layer.to(dtype)(torch.ones(2, 64, 8, 8, dtype=dtype)).backward(grad.to(dtype))
+        found.append(cast(Tensor, layer.weight.grad).float())
+    torch.testing.assert_close(found[1], found[0], rtol=0.02, atol=0.01 * float(found[0].abs().max()))
 
 
 def test_a_weight_at_the_bound_of_recu_passes() -> None:

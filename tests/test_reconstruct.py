@@ -162,6 +162,19 @@ def test_it_repeats_itself() -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
+def test_a_second_call_says_that_it_learns_nothing() -> None:
+    model = quantized(schemes.lsq(3, 8))
+    reconstruct(model, pictures(), **QUICK)
+    weights = [parameter.clone() for parameter in model.parameters() if parameter.ndim > 1]
+    message = r"all weights of layer '0' \(QConv2d.*\) and 4 more lie on levels, as reconstruct leaves them"
+    with pytest.warns(UserWarning, match=message):
+        found = reconstruct(model, pictures(), **QUICK)
+    assert {row.moved for row in found.rows} == {0.0}
+    after = [parameter for parameter in model.parameters() if parameter.ndim > 1]
+    for mine, before in zip(after, weights, strict=True):
+        torch.testing.assert_close(mine.detach(), before.detach(), rtol=1e-5, atol=1e-7)
+
+
 def test_the_start_is_the_latent_weight() -> None:
     layer: Any = quantized(schemes.lsq(3, 8))[0]  # pyright: ignore[reportIndexIssue]
     rounding = _Rounding(layer)

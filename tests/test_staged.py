@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from conftest import METHODS
+from timm.optim.rmsprop_tf import RMSpropTF
 from torch import nn
 
 import qconv
@@ -48,6 +49,9 @@ OPTIMIZERS = {
     "NAdam": torch.optim.NAdam,
     "RAdam": torch.optim.RAdam,
     "RMSprop": torch.optim.RMSprop,
+    "centered RMSprop": partial(torch.optim.RMSprop, centered=True, weight_decay=1e-4),
+    "Adadelta": partial(torch.optim.Adadelta, weight_decay=0.1),
+    "Adagrad": partial(torch.optim.Adagrad, initial_accumulator_value=0.1, weight_decay=0.1),
     "SGD": partial(torch.optim.SGD, momentum=0.9, weight_decay=0.1),
 }
 
@@ -83,6 +87,25 @@ def test_the_tensors_of_a_stage_train_as_new_ones(make: Any) -> None:
     assert step.equal(new)
     train(1)
     assert count() == 2 * ("step" in optimizer.state[step])
+
+
+def test_optimizers_that_start_elsewhere_are_left_alone() -> None:
+    steps = []
+    for every in (True, False):
+        torch.manual_seed(0)
+        layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.bwn()), (0.5, schemes.lsq(4, 4))]))
+        optimizer = RMSpropTF(layer.parameters(), lr=1e-3)  # whose squares start at 1
+        if every:
+            qconv.after_every_step(optimizer, layer)
+        for number in range(6):
+            qconv.set_progress(layer, number / 6)
+            optimizer.zero_grad()
+            layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
+            optimizer.step()
+            if not every:
+                qconv.after_step(layer)
+        steps.append(cast(Any, layer.weight_quantizer).quantizers[1].step.detach())
+    assert steps[0].equal(steps[1])
 
 
 def test_optimizers_that_keep_other_things() -> None:

@@ -1,5 +1,6 @@
 """Columns of text, and CSV files."""
 
+import os
 from pathlib import Path
 
 from qconv.table import Column, append_csv, csv_text, line, lines, read_csv, write_csv
@@ -42,3 +43,12 @@ def test_rows_are_appended_below_one_head(tmp_path: Path) -> None:
     for number in (1, 2):
         append_csv({"a": number, "b": "x"}, path)
     assert path.read_text() == "a,b\n1,x\n2,x\n"
+    append_csv({"c": 3, "b": "y"}, path)  # such as another size of batches
+    append_csv({"c": 4, "a": 5, "b": "z"}, path)
+    assert path.read_text() == "a,b,c\n1,x,\n2,x,\n,y,3\n5,z,4\n"
+
+
+def test_names_of_files_that_are_no_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    write_csv([{"picture": os.fsdecode(b"caf\xe9.png")}], path)
+    assert read_csv(path) == [{"picture": "caf\\udce9.png"}]

@@ -718,6 +718,9 @@ def test_a_sweep_ends_with_a_table(
     assert len(table) == 2
     assert all(row.count("±") == 3 for row in table)
     assert "scheme=identity" in table[0]
+    with pytest.raises(SystemExit, match=r"holds a run already"):  # of what was before, there are no figures of this
+        line("-m", "scheme=lsq", *SMALL, "model.width=4", f"hydra.sweep.dir={tmp_path / 'sweep'}")
+    assert "scheme=lsq" not in (tmp_path / "sweep/sweep.csv").read_text()
 
 
 def test_a_sweep_of_jobs(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import copy
 import math
 import os
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -121,6 +122,7 @@ def reconstruct(
     Without ``float_model``, that is the network of the latent weights with the biases and batch norms of ``model``:
     another one than was trained, if it was trained with quantized weights, if `correct_bias` has changed it, or if its
     weights lie on levels since an earlier call. Weights that are frozen (``requires_grad=False``) are rounded, too.
+    Weights that lie on a level stay there: a second call learns nothing, and warns.
 
     A block is a module that is neither a quantized layer nor ``nn.Sequential``, ``nn.ModuleList`` or
     ``nn.ModuleDict``, and holds quantized layers, below the model itself, such as a residual block; a quantized layer
@@ -180,6 +182,7 @@ def reconstruct(
     model.eval()
     try:
         calibrate_what_waits(model, batches)
+        _warn_of_rest(layers)
         pictures = [images for images, _ in batches]
         blocks = _called(model, dict(_below(model, "")), pictures[0][:1])
         _check_apart(blocks)
@@ -233,6 +236,17 @@ def _check_levels(name: str, layer: QuantizedLayer) -> None:
     if why:
         remedy = way_out(layer, name, "take schemes.lsq with at least 2 bits, or schemes.minmax with symmetric weights")
         raise TypeError(f"the rounding of {name}.weight with {layer.scheme} can't be learned: {why}; {remedy}")
+
+
+def _warn_of_rest(layers: Mapping[str, QuantizedLayer]) -> None:
+    """Warn of layers of whose rounding there is nothing to learn."""
+    resting = [name_of(layer, name) for name, layer in layers.items() if bool(_Rounding(layer).rest.all())]
+    if resting:
+        warnings.warn(
+            f"all weights of {resting[0]}{f' and {len(resting) - 1} more' if resting[1:] else ''} lie on levels, as "
+            "reconstruct leaves them, and stay there: convert a copy of the float model again, and reconstruct that",
+            stacklevel=3,
+        )
 
 
 def _called(model: nn.Module, blocks: Mapping[str, nn.Module], sample: Tensor) -> dict[str, nn.Module]:
@@ -326,6 +340,7 @@ class _Rounding:
 
     Attributes:
         logits: V.
+        rest: which weights lie on a level; they stay there.
     """
 
     def __init__(self, layer: QuantizedLayer) -> None:
@@ -340,13 +355,14 @@ class _Rounding:
         place = place.clamp(self.low, self.high)
         self.nearest = codes.values - codes.zero
         self.floor = place.floor()
+        self.rest = place == self.floor
         stretched = (place - self.floor - STRETCH[0]) / (STRETCH[1] - STRETCH[0])
         self.logits = stretched.logit().requires_grad_()
 
     def up(self) -> Tensor:
         """h, the share of the level above."""
         low, high = STRETCH
-        return (self.logits.sigmoid() * (high - low) + low).clamp(0, 1)
+        return (self.logits.sigmoid() * (high - low) + low).clamp(0, 1).masked_fill(self.rest, 0)
 
     def weight(self) -> Tensor:
         """The weight between its levels, in the layout of the layer."""
@@ -393,12 +409,14 @@ def _reconstruct(
                 {"params": ranges, "lr": options.input_learning_rate},
             ]
             optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+            channels = -1 if isinstance(_layers(block)[-1], nn.Linear) else 1
             for step in range(options.iterations):
                 batch = torch.randint(0, len(input), (min(options.batch_size, len(input)),), generator=generator)
                 weights = {name: rounding.weight() for name, rounding in roundings.items()}
                 output = functional_call(block, weights, (input[batch],))
                 distance = (output - target[batch]).square()
-                loss = distance.sum(1).mean() + options.regularization * _regularization(roundings, step, options)
+                regularization = options.regularization * _regularization(roundings, step, options)
+                loss = distance.sum(channels).mean() + regularization
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()

@@ -53,16 +53,16 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _result_of(job: Path) -> Path | None:
-    """The result of a job: in its own folder, or in the one that `run_dir` names if it is not of an earlier run."""
+    """The result of a job: in its own folder, or in the one that `run_dir` names; None if it is of an earlier run."""
+    begun = (job / ".hydra" / "overrides.yaml").stat().st_mtime  # Hydra writes it anew for a job that is then refused
     if (job / RESULT).is_file():
-        return job / RESULT
+        return job / RESULT if (job / RESULT).stat().st_mtime >= begun else None
     try:
         cfg: Any = OmegaConf.load(job / ".hydra" / "config.yaml")
         written: Any = OmegaConf.to_container(cfg)
         if "${hydra:" in str(written["run_dir"]):  # known in the job alone: that is `job`
             return None
         result = Path(cfg.run_dir) / RESULT
-        begun = (job / ".hydra" / "overrides.yaml").stat().st_mtime
         return result if result.stat().st_mtime >= begun else None
     except (OSError, OmegaConfBaseException):  # there is none
         return None

@@ -86,7 +86,9 @@ def _description(run: Run) -> dict[str, str]:
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue
-        if not any(key == name or key.startswith(f"{name}.") for name in APART) and not key.endswith(FOLLOWS_SEED):
+        if any(key == name or key.startswith(f"{name}.") for name in APART):
+            continue
+        if not (key.endswith(FOLLOWS_SEED) and value == run.seed):
             values[key] = str(value)
     return values
 

@@ -131,8 +131,10 @@ def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Picture
 def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     """A mask that is True for the ``size`` pictures used for validation (a share if it is a float), class by class.
 
+    Each class keeps a picture for training.
+
     Raises:
-        ValueError: ``size`` leaves no picture in one of the two.
+        ValueError: ``size`` leaves no picture in one of the two, or none of some class for training.
     """
     count = len(labels)
     taken = round(size * count) if isinstance(size, float) else size
@@ -143,4 +145,12 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     steps = torch.arange(count + 1) * taken // count
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[order[steps[1:] > steps[:-1]]] = True  # every (count / taken)-th
+    left = labels[~chosen].bincount(minlength=int(labels.max()) + 1)
+    for label in labels.unique()[left[labels.unique()] == 0].tolist():
+        spare = [index for index in order.tolist() if not chosen[index] and left[labels[index]] > 1]
+        if not spare:
+            told = f"val_size (={size}) must leave a picture of each class for training; it takes {taken} of {count}"
+            raise ValueError(told)
+        chosen[order[labels[order] == label][0]], chosen[spare[0]] = False, True
+        left[label], left[labels[spare[0]]] = 1, left[labels[spare[0]]] - 1
     return chosen

@@ -4,6 +4,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -16,6 +17,8 @@ NO_PICTURES = ("thumbs.db", "desktop.ini")
 """What operating systems leave beside pictures."""
 SAMPLED = 1000
 """The number of pictures whose size is read before all are decoded."""
+COMPARED = 64
+"""The number of pictures of a split whose contents tell two trees apart."""
 LARGEST_SIDE = 64
 """The largest side that is chosen for pictures of several sizes; other sizes must be asked for."""
 
@@ -143,17 +146,33 @@ def _without_splits(
 
 def _drawn(seed: int, label: str, name: str) -> bytes:
     """Return a place in a random order that does not depend on the other files."""
-    return hashlib.blake2b(f"{seed} {label}/{name}".encode(), digest_size=16).digest()
+    return hashlib.blake2b(_bytes(f"{seed} {label}/{name}"), digest_size=16).digest()
+
+
+def _bytes(text: str) -> bytes:
+    """The text as bytes, also if it has the name of a file that is no UTF-8."""
+    return text.encode(errors="surrogateescape")
 
 
 def fingerprint(root: Path, tree: Tree, settings: str) -> str:
-    """Return 32 digits that change with the settings, the classes, and any file's path, size or time."""
-    digest = hashlib.blake2b(f"{settings} {tree.classes}".encode(), digest_size=16)
+    """Return 32 digits that change with the settings, the classes, and any file's path, size or time.
+
+    Unpacked archives may have one time for all files, and pictures without compression one size: some are read, too.
+    """
+    digest = hashlib.blake2b(_bytes(f"{settings} {tree.classes}"), digest_size=16)
     for name, files in tree.splits.items():
         for path, _ in files:
             stat = path.stat()
-            digest.update(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            digest.update(_bytes(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n"))
+        for path, _ in _evenly(files, COMPARED):
+            with suppress(OSError), path.open("rb") as file:  # one that can't be read is named when it is decoded
+                digest.update(file.read(2**16))
     return digest.hexdigest()
+
+
+def _evenly(files: Files, most: int) -> Files:
+    """Return at most so many of the files, evenly spaced."""
+    return files[:: max(-(-len(files) // most), 1)]
 
 
 def pictures_in(folder: Path) -> list[Path]:
@@ -200,9 +219,8 @@ def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
         except DecodingError:  # reported with all others when they are decoded
             return None
 
-    some = files[:: -(-len(files) // SAMPLED)]
     with ThreadPoolExecutor() as pool:
-        sizes = [size for size in pool.map(read, (path for path, _ in some)) if size is not None]
+        sizes = [size for size in pool.map(read, (path for path, _ in _evenly(files, SAMPLED))) if size is not None]
     if not sizes:
         return None
     if len(set(sizes)) == 1:

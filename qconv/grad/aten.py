@@ -36,10 +36,17 @@ from .kernel import Gradients, Ints, gradients, of_input, of_transposed_input, o
 def _aten(grad_output: Tensor, *arguments: Any) -> Gradients:
     if not grad_output.is_floating_point():
         raise TypeError(f"dtype (={grad_output.dtype}) must be floating point; qconv.grad.composed takes integers too")
-    needs_input, needs_weight, needs_bias = arguments[-1]
-    if not (needs_input or needs_weight):  # aten fails at this in 1d, and computes the other two as well in 2d and 3d
-        return None, None, grad_output.sum((0, *range(2, grad_output.ndim))) if needs_bias else None
-    return torch.ops.aten.convolution_backward(grad_output, *arguments)
+    *geometry, (needs_input, needs_weight, needs_bias) = arguments
+    if needs_weight:
+        return torch.ops.aten.convolution_backward(grad_output, *arguments)
+    # For the bias aten would compute the gradient of the weight, too; it fails in 1d where only that of the bias, or
+    # none, is asked for.
+    grad_input = grad_bias = None
+    if needs_input:
+        grad_input, *_ = torch.ops.aten.convolution_backward(grad_output, *geometry, (True, False, False))
+    if needs_bias:
+        grad_bias = grad_output.sum((0, *range(2, grad_output.ndim)))
+    return grad_input, None, grad_bias
 
 
 def conv_backward(

@@ -55,7 +55,7 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
 
     Learned tensors of a later stage (`Stages`) have gradients of zero while they wait, and so an optimizer has moments
     of them and counts their steps. Both are set back after each step, so that they train as new ones when their stage
-    begins; not if the optimizer's step is compiled.
+    begins: of torch's Adam and its kin, SGD, RMSprop, Adagrad and Adadelta; not if the optimizer's step is compiled.
 
     An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
     scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a
@@ -101,8 +101,9 @@ class _AfterStep:
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
             self.stages = [module for module in self.model.modules() if isinstance(module, Stages)]
-        for tensor in _waiting(self.stages):
-            _set_back(optimizer.state.get(tensor, {}))
+        if isinstance(optimizer, _KNOWN):
+            for tensor in _waiting(self.stages):
+                _set_back(optimizer, tensor)
         if self.steps > PATIENCE:
             return
         self.steps += 1
@@ -114,11 +115,16 @@ class _AfterStep:
             self.left_out = []
 
 
+_KNOWN = (
+    *(torch.optim.Adadelta, torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adamax),
+    *(torch.optim.NAdam, torch.optim.RAdam, torch.optim.RMSprop, torch.optim.SGD),
+)
 _AT_THE_START = {
-    **dict.fromkeys(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "momentum_buffer"), 0),
+    **dict.fromkeys(("step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "square_avg", "grad_avg"), 0),
+    **dict.fromkeys(("acc_delta", "momentum_buffer"), 0),
     "mu_product": 1,
 }
-"""What an optimizer has of a new tensor, under the names that torch gives it and others have taken over."""
+"""What these optimizers have of a new tensor. Others give the same names to what starts elsewhere."""
 
 
 def _waiting(quantizers: Iterable[Stages]) -> Iterator[Tensor]:
@@ -128,13 +134,15 @@ def _waiting(quantizers: Iterable[Stages]) -> Iterator[Tensor]:
             yield from quantizer.parameters()
 
 
-def _set_back(state: dict[str, Any]) -> None:
+def _set_back(optimizer: Optimizer, tensor: Tensor) -> None:
     """Set what an optimizer has of a tensor back to the start; it stays there, as checkpoints of shards expect."""
-    for name, value in _AT_THE_START.items():
-        if isinstance(state.get(name), Tensor):
-            state[name].fill_(value)
-        elif isinstance(state.get(name), int | float):
-            state[name] = value
+    state = optimizer.state.get(tensor, {})
+    values = {**_AT_THE_START, "sum": optimizer.defaults.get("initial_accumulator_value", 0)}
+    for name in values.keys() & state.keys():
+        if isinstance(state[name], Tensor):
+            state[name].fill_(values[name])
+        elif isinstance(state[name], int | float):
+            state[name] = values[name]
 
 
 class _LeftOut(NamedTuple):

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -83,6 +83,14 @@ class ReCUWeight(Binary):
         self.register_parameter("alpha", None)
         self.register_buffer("tau", torch.tensor(tau_min))
 
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Let tau be float32 also in a model of 16 bits, which would round it to 1, where Q is infinite."""
+        tau = self.tau
+        super()._apply(fn, recurse)
+        if torch.finfo(self.tau.dtype).bits < 32 and not tau.is_meta:
+            self.tau = tau.to(self.tau.device, torch.float32)
+        return self
+
     def initialize(self, x: Tensor) -> None:
         self.alpha = set_parameter(self.alpha, first_scales(x, self.scale_init))
 
@@ -99,7 +107,7 @@ class ReCUWeight(Binary):
         alpha, tau, *schedule = tensors
         standard = standardize(x, eps=EPS)
         w1 = standard.values * FACTOR
-        bound = w1.abs().sum() / max(w1.numel(), 1) * -torch.log(2 - 2 * tau)
+        bound = w1.abs().sum() / max(w1.numel(), 1) * -torch.log(2 - 2 * wide(tau))
         scale = per_filter(alpha, x)
         grad_sign = wide(grad)
         grad_alpha = (grad_sign * sign(w1)).sum_to_size(scale.shape).view_as(alpha).to(alpha.dtype)

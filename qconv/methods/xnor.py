@@ -10,6 +10,7 @@ from torch import Tensor
 from ..checks import check_flags, check_numbers
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale
+from ..quantizers.numbers import wide
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import HardClip, Make, Surrogate, chosen
 from ..scheme import Scheme, named
@@ -111,21 +112,23 @@ class ScaledSign(Binary):
         return Whole(sign(x), filter_scale(x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
+        return self._backward(wide(grad), wide(x), *tensors).to(x.dtype), *(None for _ in tensors)
+
+    def _backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         scale = filter_scale(x)
-        none = (None,) * len(tensors)
         count = max(x[:1].numel(), 1)
         if self.numel_gradient:  # scale the factors that are linear in the gradient
             channels = x.shape[1] if x.ndim > 1 else 1
             grad = grad * (count * (1 - 1 / channels) if channels > 1 else count)
         if self.detach_scale:
-            return self.surrogate.backward(grad, x, *tensors) * scale, *none
+            return self.surrogate.backward(grad, x, *tensors) * scale
         if self.paper_gradient:  # the surrogate may overwrite `grad`, so everything else that reads it comes first
             of_scale = grad / count
-            return self.surrogate.backward(grad, x, *tensors) * scale + of_scale, *none
+            return self.surrogate.backward(grad, x, *tensors) * scale + of_scale
         signs = sign(x)
         grad_scale = (grad * signs).sum(dim=tuple(range(1, x.ndim)), keepdim=True)
         grad_sign = self.surrogate.backward(grad, x, *tensors) * scale
-        return torch.addcmul(grad_sign, signs, grad_scale / count), *none
+        return torch.addcmul(grad_sign, signs, grad_scale / count)
 
     def after_step_(self, x: Tensor | None) -> None:
         if x is None:

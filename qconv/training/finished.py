@@ -10,6 +10,7 @@ import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor, nn
 
+from ..data.loader import EpochOrder
 from ..packed import load_packed, save_packed
 from ..run_files import BEST, CONFIG, PACKED
 from .assemble import float_model, made_data, quantized_model
@@ -87,22 +88,28 @@ class FinishedRun:
         return self.labelled(count, split)[0]
 
     def labelled(self, count: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Return `count` pictures of a split as network inputs, and their classes; all if there are fewer."""
+        """Return `count` pictures of a split as network inputs, and their classes; all if there are fewer.
+
+        They are of all classes, of which the stored order may have one after the other; of shards, the first ones.
+        """
         images: list[Tensor] = []
         labels: list[Tensor] = []
-        for batch in self.batches(split):
+        for batch in self.batches(split, mixed=True):
             images.append(batch[0])
             labels.append(batch[1])
             if sum(map(len, labels)) >= count:
                 break
         return torch.cat(images)[:count], torch.cat(labels)[:count]
 
-    def batches(self, split: Split) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield the batches of a split, through the hooks that Lightning would call."""
+    def batches(self, split: Split, *, mixed: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches of a split, through the hooks that Lightning would call; `mixed` as of `EpochOrder`."""
         data: Any = self.data
         if split == "test":
             data.setup("test")
-        for batch in getattr(data, f"{split}_dataloader")():
+        loader = getattr(data, f"{split}_dataloader")()
+        if mixed and isinstance(order := getattr(loader, "sampler", None), EpochOrder):
+            order.mixed = True
+        for batch in loader:
             yield data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0)
 
     def pack(self, path: Path) -> None:
