@@ -116,7 +116,7 @@ def orientation(picture: Image.Image) -> int:
 
 
 def size_of(picture: Image.Image) -> tuple[int, int]:
-    """The height and width of a picture that has been turned upright."""
+    """The height and width that a picture will have upright; it must not be loaded yet."""
     width, height = picture.size
     if picture.format == "TIFF":  # newer versions of PIL give the size of what they will have turned
         tags: Any = picture

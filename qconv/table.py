@@ -173,13 +173,25 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def append_csv(row: Mapping[str, Any], path: Path) -> None:
-    """Add a row to a file, which is written anew if its header lacks a column of the row."""
-    rows = read_csv(path)
-    if not rows or rows[0].keys() != row.keys():
-        write_csv([*rows, row], path)
-        return
-    with path.open("a", newline="") as file:
-        file.write(csv_text([{column: row[column] for column in rows[0]}], with_head=False))
+    """Add a row to a file, with a header line if it is new; if its columns are others, it is written anew with all.
+
+    Raises:
+        ValueError: the columns differ, and the file is no table with one header line.
+    """
+    if not path.is_file() or not path.stat().st_size:  # or a device
+        text = csv_text([row])
+    else:
+        with path.open(newline="", encoding="utf-8-sig", errors="replace") as file:
+            columns = next(csv.reader(file), [])
+        if set(columns) != row.keys():
+            rows = [*read_csv(path), row]
+            if any(None in each for each in rows):
+                raise ValueError(f"{path} has other columns, and rows that they don't fit: name another file")
+            write_csv(rows, path.resolve())
+            return
+        text = csv_text([{column: row[column] for column in columns}], with_head=False)
+    with path.open("a", newline="", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
 
 
 def csv_text(rows: Sequence[Mapping[str, Any]], *, with_head: bool = True) -> str:

@@ -147,6 +147,10 @@ def test_another_seed_of_the_data_alone_is_another_row(tmp_path: Path) -> None:
     groups, _, left_out = compare(find_runs([tmp_path])[0])
     assert [len(group.runs) for group in groups] == [1, 1]
     assert left_out == []
+    for seed in (1, 2, 3):  # of one split
+        write(tmp_path / f"split{seed}", 0.9, seed=seed, data={**data, "seed": 1})
+    groups, _, _ = compare(find_runs(sorted(tmp_path.glob("split*")))[0])
+    assert [len(group.runs) for group in groups] == [3]
 
 
 def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

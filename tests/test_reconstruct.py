@@ -8,10 +8,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
+from torchvision.models.convnext import CNBlock
+from torchvision.models.swin_transformer import SwinTransformerBlock
 
 import qconv
 from qconv import schemes
-from qconv.after_training.reconstruct import Reconstruction, _Rounding, reconstruct  # pyright: ignore[reportPrivateUsage]
+from qconv.after_training.reconstruct import (
+    Reconstruction,
+    _feature_dim,  # pyright: ignore[reportPrivateUsage]
+    _Rounding,  # pyright: ignore[reportPrivateUsage]
+    reconstruct,
+)
 from qconv.table import read_csv
 
 QUICK: dict[str, Any] = {"iterations": 150, "learning_rate": 0.05, "batch_size": 16}
@@ -166,13 +173,27 @@ def test_a_second_call_says_that_it_learns_nothing() -> None:
     model = quantized(schemes.lsq(3, 8))
     reconstruct(model, pictures(), **QUICK)
     weights = [parameter.clone() for parameter in model.parameters() if parameter.ndim > 1]
-    message = r"all weights of layer '0' \(QConv2d.*\) and 4 more lie on levels, as reconstruct leaves them"
+    message = r"all weights of layer '0' \(QConv2d.*\) and 4 more lie on levels already"
     with pytest.warns(UserWarning, match=message):
         found = reconstruct(model, pictures(), **QUICK)
     assert {row.moved for row in found.rows} == {0.0}
     after = [parameter for parameter in model.parameters() if parameter.ndim > 1]
     for mine, before in zip(after, weights, strict=True):
         torch.testing.assert_close(mine.detach(), before.detach(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "dim"),
+    [
+        (lambda: CNBlock(8, 1.0, 0.0), (2, 8, 6, 6), 1),
+        (lambda: SwinTransformerBlock(8, 2, [3, 3], [0, 0]), (2, 6, 6, 8), -1),
+        (lambda: nn.TransformerEncoderLayer(8, 2, 16), (2, 5, 8), -1),
+        (lambda: Residual(4), (2, 4, 6, 6), 1),
+    ],
+)
+def test_the_dimension_of_the_channels(make: Any, shape: tuple[int, ...], dim: int) -> None:
+    block = qconv.convert(make(), schemes.lsq(4, None), skip=())
+    assert _feature_dim(block.eval(), torch.randn(shape)) == dim
 
 
 def test_the_start_is_the_latent_weight() -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from conftest import METHODS
+from timm.optim.adamp import AdamP
 from timm.optim.rmsprop_tf import RMSpropTF
 from torch import nn
 
@@ -87,6 +88,16 @@ def test_the_tensors_of_a_stage_train_as_new_ones(make: Any) -> None:
     assert step.equal(new)
     train(1)
     assert count() == 2 * ("step" in optimizer.state[step])
+
+
+def test_moments_of_adams_kin_are_set_back() -> None:
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.bwn()), (0.5, schemes.lsq(4, 4))]))
+    optimizer = AdamP(layer.parameters(), lr=1e-3)
+    qconv.after_every_step(optimizer, layer)
+    for _ in range(3):
+        layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
+        optimizer.step()
+    assert optimizer.state[cast(Any, layer.weight_quantizer).quantizers[1].step]["step"] == 0
 
 
 def test_optimizers_that_start_elsewhere_are_left_alone() -> None:

@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from qconv.table import Column, append_csv, csv_text, line, lines, read_csv, write_csv
 
 COLUMNS = Column("name"), Column("count", is_right=True)
@@ -51,4 +53,20 @@ def test_rows_are_appended_below_one_head(tmp_path: Path) -> None:
 def test_names_of_files_that_are_no_utf8(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     write_csv([{"picture": os.fsdecode(b"caf\xe9.png")}], path)
-    assert read_csv(path) == [{"picture": "caf\\udce9.png"}]
+    append_csv({"picture": os.fsdecode(b"caf\xe9.png")}, path)
+    assert read_csv(path) == [{"picture": "caf\\udce9.png"}] * 2
+
+
+def test_what_is_no_table_is_kept(tmp_path: Path) -> None:
+    path, link = tmp_path / "x.csv", tmp_path / "link.csv"
+    path.write_text("# a note\n1,2\n")
+    with pytest.raises(ValueError, match=r"x.csv has other columns, and rows that they don't fit"):
+        append_csv({"a": 1}, path)
+    assert path.read_text() == "# a note\n1,2\n"
+    path.write_text("a\n1\n")
+    link.symlink_to(path)
+    append_csv({"b": 2}, link)
+    assert link.is_symlink()
+    assert path.read_text() == "a,b\n1,\n,2\n"
+    append_csv({"a": 1}, Path(os.devnull))
+    assert not Path(os.devnull).is_file()

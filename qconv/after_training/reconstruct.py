@@ -122,7 +122,7 @@ def reconstruct(
     Without ``float_model``, that is the network of the latent weights with the biases and batch norms of ``model``:
     another one than was trained, if it was trained with quantized weights, if `correct_bias` has changed it, or if its
     weights lie on levels since an earlier call. Weights that are frozen (``requires_grad=False``) are rounded, too.
-    Weights that lie on a level stay there: a second call learns nothing, and warns.
+    Weights that lie on a level stay there: a second call learns no rounding, and warns; the ranges of inputs go on.
 
     A block is a module that is neither a quantized layer nor ``nn.Sequential``, ``nn.ModuleList`` or
     ``nn.ModuleDict``, and holds quantized layers, below the model itself, such as a residual block; a quantized layer
@@ -182,7 +182,7 @@ def reconstruct(
     model.eval()
     try:
         calibrate_what_waits(model, batches)
-        _warn_of_rest(layers)
+        _warn_if_on_levels(layers)
         pictures = [images for images, _ in batches]
         blocks = _called(model, dict(_below(model, "")), pictures[0][:1])
         _check_apart(blocks)
@@ -238,13 +238,14 @@ def _check_levels(name: str, layer: QuantizedLayer) -> None:
         raise TypeError(f"the rounding of {name}.weight with {layer.scheme} can't be learned: {why}; {remedy}")
 
 
-def _warn_of_rest(layers: Mapping[str, QuantizedLayer]) -> None:
+def _warn_if_on_levels(layers: Mapping[str, QuantizedLayer]) -> None:
     """Warn of layers of whose rounding there is nothing to learn."""
-    resting = [name_of(layer, name) for name, layer in layers.items() if bool(_Rounding(layer).rest.all())]
-    if resting:
+    settled = [name_of(layer, name) for name, layer in layers.items() if bool(_Rounding(layer).on_level.all())]
+    if settled:
+        more = f" and {len(settled) - 1} more" if settled[1:] else ""
         warnings.warn(
-            f"all weights of {resting[0]}{f' and {len(resting) - 1} more' if resting[1:] else ''} lie on levels, as "
-            "reconstruct leaves them, and stay there: convert a copy of the float model again, and reconstruct that",
+            f"all weights of {settled[0]}{more} lie on levels already, so their rounding can't be learned again: "
+            "convert a copy of the float model, and reconstruct that",
             stacklevel=3,
         )
 
@@ -340,7 +341,7 @@ class _Rounding:
 
     Attributes:
         logits: V.
-        rest: which weights lie on a level; they stay there.
+        on_level: which weights lie on a level; they stay there.
     """
 
     def __init__(self, layer: QuantizedLayer) -> None:
@@ -355,14 +356,14 @@ class _Rounding:
         place = place.clamp(self.low, self.high)
         self.nearest = codes.values - codes.zero
         self.floor = place.floor()
-        self.rest = place == self.floor
+        self.on_level = place == self.floor
         stretched = (place - self.floor - STRETCH[0]) / (STRETCH[1] - STRETCH[0])
         self.logits = stretched.logit().requires_grad_()
 
     def up(self) -> Tensor:
         """h, the share of the level above."""
         low, high = STRETCH
-        return (self.logits.sigmoid() * (high - low) + low).clamp(0, 1).masked_fill(self.rest, 0)
+        return (self.logits.sigmoid() * (high - low) + low).clamp(0, 1).masked_fill(self.on_level, 0)
 
     def weight(self) -> Tensor:
         """The weight between its levels, in the layout of the layer."""
@@ -409,14 +410,14 @@ def _reconstruct(
                 {"params": ranges, "lr": options.input_learning_rate},
             ]
             optimizer = torch.optim.Adam([group for group in groups if group["params"]])
-            channels = -1 if isinstance(_layers(block)[-1], nn.Linear) else 1
+            feature_dim = _feature_dim(block, input[:1])
             for step in range(options.iterations):
                 batch = torch.randint(0, len(input), (min(options.batch_size, len(input)),), generator=generator)
                 weights = {name: rounding.weight() for name, rounding in roundings.items()}
                 output = functional_call(block, weights, (input[batch],))
                 distance = (output - target[batch]).square()
                 regularization = options.regularization * _regularization(roundings, step, options)
-                loss = distance.sum(channels).mean() + regularization
+                loss = distance.sum(feature_dim).mean() + regularization
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
@@ -429,6 +430,24 @@ def _reconstruct(
             each.requires_grad_(required)
             each.grad = None
     return moved / max(sum(rounding.logits.numel() for rounding in roundings.values()), 1)
+
+
+@torch.no_grad()
+def _feature_dim(block: nn.Module, sample: Tensor) -> int:
+    """Return the dimension of a block's channels: the last one of what a linear layer returns, as of tokens."""
+    last: list[Any] = [None, None]
+
+    def note(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        del args
+        last[:] = module, output.shape
+
+    handles = [layer.register_forward_hook(note) for layer in _layers(block)]
+    try:
+        output = block(sample.clone())
+    finally:
+        for handle in handles:
+            handle.remove()
+    return -1 if isinstance(last[0], nn.Linear) and last[1] == output.shape else 1
 
 
 def _regularization(roundings: dict[str, _Rounding], step: int, options: _Options) -> Tensor | float:

@@ -16,7 +16,7 @@ from . import bench, compare, data, evaluate, export, predict, report, summary, 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``qconv`` with the given arguments (by default the command line's); return the exit status."""
     words = sys.argv[1:] if arguments is None else arguments
-    if isinstance(sys.stdout, io.TextIOWrapper):
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")  # names of files may be no UTF-8
     if words[:1] == ["train"]:  # Hydra reads the others
         return train_as("qconv train", words[1:])

@@ -69,7 +69,7 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
 
 def _chooses(key: str, loader: ConfigLoader) -> bool:
-    """Whether an override of the key says which configs make up the config."""
+    """Whether an override of the key selects configs."""
     if "." in key:  # a value inside one, or where configs are found
         return key == "hydra.searchpath"
     return bool(loader.get_group_options(key))

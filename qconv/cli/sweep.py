@@ -53,7 +53,10 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _result_of(job: Path) -> Path | None:
-    """The result of a job: in its own folder, or in the one that `run_dir` names; None if it is of an earlier run."""
+    """The result of a job: in its own folder, or in the one that `run_dir` names; None if it is of an earlier run.
+
+    It is older than the job then, by the times of the files.
+    """
     begun = (job / ".hydra" / "overrides.yaml").stat().st_mtime  # Hydra writes it anew for a job that is then refused
     if (job / RESULT).is_file():
         return job / RESULT if (job / RESULT).stat().st_mtime >= begun else None

@@ -16,7 +16,7 @@ APART = (
     *(f"callbacks.{name}" for name in ("progress", "finite_guard", "random_state", "history", "diagnostics")),
     *(f"callbacks.checkpoints.{name}" for name in ("_target_", "folder", "every_steps")),
 )
-FOLLOWS_SEED = ".seed"
+SEED = ".seed"
 AS_A_WHOLE = ("scheme", "model")  # a column each, however many of their arguments differ
 ABSENT = "–"
 
@@ -58,6 +58,10 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
     Of several runs of a group with the same seed the newest counts: they would make the deviation too small.
     """
     described = [(_description(run), run) for run in runs]
+    own = _own_seeds(described)
+    for description, _ in described:
+        for key in [key for key in description if key.endswith(SEED) and key not in own]:
+            del description[key]
     keys = dict.fromkeys(key for description, _ in described for key in description)
     rows = [tuple(description.get(key, ABSENT) for key in keys) for description, _ in described]
     differing = {key: len({row[place] for row in rows}) > 1 for place, key in enumerate(keys)}
@@ -79,6 +83,16 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
     return groups, common, left_out
 
 
+def _own_seeds(described: Iterable[tuple[dict[str, str], Run]]) -> set[str]:
+    """The keys of seeds in parts of the configs, such as the data's, that do not follow the seed of each run."""
+    return {
+        key
+        for description, run in described
+        for key, value in description.items()
+        if key.endswith(SEED) and value != str(run.seed)
+    }
+
+
 def _description(run: Run) -> dict[str, str]:
     """Return what a run trains, by dotted keys; the scheme and the model also as wholes."""
     values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
@@ -88,8 +102,7 @@ def _description(run: Run) -> dict[str, str]:
             continue
         if any(key == name or key.startswith(f"{name}.") for name in APART):
             continue
-        if not (key.endswith(FOLLOWS_SEED) and value == run.seed):
-            values[key] = str(value)
+        values[key] = str(value)
     return values
 
 

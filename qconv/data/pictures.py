@@ -145,12 +145,25 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     steps = torch.arange(count + 1) * taken // count
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[order[steps[1:] > steps[:-1]]] = True  # every (count / taken)-th
-    left = labels[~chosen].bincount(minlength=int(labels.max()) + 1)
-    for label in labels.unique()[left[labels.unique()] == 0].tolist():
-        spare = [index for index in order.tolist() if not chosen[index] and left[labels[index]] > 1]
-        if not spare:
-            told = f"val_size (={size}) must leave a picture of each class for training; it takes {taken} of {count}"
-            raise ValueError(told)
-        chosen[order[labels[order] == label][0]], chosen[spare[0]] = False, True
-        left[label], left[labels[spare[0]]] = 1, left[labels[spare[0]]] - 1
+    _leave_one_of_each(chosen, labels, order)
     return chosen
+
+
+def _leave_one_of_each(chosen: Tensor, labels: Tensor, order: Tensor) -> None:
+    """Exchange the first picture of each class that was chosen whole for one of a class that has more left.
+
+    Raises:
+        ValueError: there are not enough of those.
+    """
+    names, places, counts = labels[order].unique(return_inverse=True, return_counts=True)
+    firsts = order[counts.cumsum(0) - counts]  # of each class; the order is class by class
+    left = torch.zeros_like(counts).scatter_add_(0, places, (~chosen[order]).long())
+    whole = firsts[left == 0]
+    kept = (~chosen[order]).nonzero().flatten()
+    kept = kept[places[kept].diff(prepend=torch.tensor([-1])) == 0]  # one of each class is not to be taken
+    if len(kept) < len(whole):
+        raise ValueError(
+            f"val_size must leave a picture of each class for training: of {len(names)} classes, {len(whole)} have none"
+        )
+    chosen[whole] = False
+    chosen[order[kept[: len(whole)]]] = True

@@ -18,7 +18,7 @@ NO_PICTURES = ("thumbs.db", "desktop.ini")
 SAMPLED = 1000
 """The number of pictures whose size is read before all are decoded."""
 COMPARED = 64
-"""The number of pictures of a split whose contents tell two trees apart."""
+"""The number of pictures of a split whose first 64 KiB tell two trees apart."""
 LARGEST_SIDE = 64
 """The largest side that is chosen for pictures of several sizes; other sizes must be asked for."""
 
@@ -151,7 +151,7 @@ def _drawn(seed: int, label: str, name: str) -> bytes:
 
 def _bytes(text: str) -> bytes:
     """The text as bytes, also if it has the name of a file that is no UTF-8."""
-    return text.encode(errors="surrogateescape")
+    return text.encode(errors="backslashreplace")
 
 
 def fingerprint(root: Path, tree: Tree, settings: str) -> str:
@@ -164,13 +164,13 @@ def fingerprint(root: Path, tree: Tree, settings: str) -> str:
         for path, _ in files:
             stat = path.stat()
             digest.update(_bytes(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n"))
-        for path, _ in _evenly(files, COMPARED):
+        for path, _ in _sample(files, COMPARED):
             with suppress(OSError), path.open("rb") as file:  # one that can't be read is named when it is decoded
                 digest.update(file.read(2**16))
     return digest.hexdigest()
 
 
-def _evenly(files: Files, most: int) -> Files:
+def _sample(files: Files, most: int) -> Files:
     """Return at most so many of the files, evenly spaced."""
     return files[:: max(-(-len(files) // most), 1)]
 
@@ -220,7 +220,7 @@ def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
             return None
 
     with ThreadPoolExecutor() as pool:
-        sizes = [size for size in pool.map(read, (path for path, _ in _evenly(files, SAMPLED))) if size is not None]
+        sizes = [size for size in pool.map(read, (path for path, _ in _sample(files, SAMPLED))) if size is not None]
     if not sizes:
         return None
     if len(set(sizes)) == 1:

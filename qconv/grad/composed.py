@@ -68,9 +68,6 @@ def _weight(
     return _narrow(grad, size).transpose(0, 1)
 
 
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float32: torch.float64}
-
-
 def _composed(
     grad_output: Tensor,
     input: Tensor,
@@ -92,16 +89,19 @@ def _composed(
         if grad_output.device.type != "cpu":
             raise ValueError(f"device (={grad_output.device}) of integer tensors must be cpu")
         grad_output, input, weight = grad_output.long(), input.long(), weight.long()
+    if dtype in (
+        torch.float16,
+        torch.bfloat16,
+    ):  # torch's 3d ones with strides and dilation are wrong on some processors
+        grad_output, input, weight = grad_output.float(), input.float(), weight.float()
     grad_input = grad_weight = grad_bias = None
     if output_mask[0]:
         grad_input = _input(grad_output, input.shape[2:], weight, stride, padding, dilation, transposed, groups)
         grad_input = grad_input.to(dtype)
     if output_mask[1]:
         image, filters = (grad_output, input) if transposed else (input, grad_output)
-        # N·L products in one run: float32 would err up to 8 times as much as aten. Of 16 bits, torch's 3d convolutions
-        # with strides and dilation are wrong on some processors.
-        if (wider := _WIDER.get(dtype)) is not None:
-            image, filters = image.to(wider), filters.to(wider)
+        if dtype == torch.float32:  # N·L products in one run: float32 would err up to 8 times as much as aten
+            image, filters = image.double(), filters.double()
         grad_weight = _weight(image, filters, weight.shape[2:], stride, padding, dilation, groups).to(dtype)
     if output_mask[2]:
         grad_bias = grad_output.sum((0, *range(2, grad_output.ndim))).to(dtype)

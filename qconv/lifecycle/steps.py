@@ -55,7 +55,8 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
 
     Learned tensors of a later stage (`Stages`) have gradients of zero while they wait, and so an optimizer has moments
     of them and counts their steps. Both are set back after each step, so that they train as new ones when their stage
-    begins: of torch's Adam and its kin, SGD, RMSprop, Adagrad and Adadelta; not if the optimizer's step is compiled.
+    begins: of torch's Adam and its kin, SGD, RMSprop, Adagrad and Adadelta, and of other optimizers with Adam's moments
+    alone; not if the optimizer's step is compiled.
 
     An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
     scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a
@@ -101,9 +102,8 @@ class _AfterStep:
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
             self.stages = [module for module in self.model.modules() if isinstance(module, Stages)]
-        if isinstance(optimizer, _KNOWN):
-            for tensor in _waiting(self.stages):
-                _set_back(optimizer, tensor)
+        for tensor in _waiting(self.stages):
+            _set_back(optimizer, tensor)
         if self.steps > PATIENCE:
             return
         self.steps += 1
@@ -124,7 +124,7 @@ _AT_THE_START = {
     **dict.fromkeys(("acc_delta", "momentum_buffer"), 0),
     "mu_product": 1,
 }
-"""What these optimizers have of a new tensor. Others give the same names to what starts elsewhere."""
+"""What these optimizers have of a new tensor. Others use some of these names for values that start elsewhere."""
 
 
 def _waiting(quantizers: Iterable[Stages]) -> Iterator[Tensor]:
@@ -135,9 +135,14 @@ def _waiting(quantizers: Iterable[Stages]) -> Iterator[Tensor]:
 
 
 def _set_back(optimizer: Optimizer, tensor: Tensor) -> None:
-    """Set what an optimizer has of a tensor back to the start; it stays there, as checkpoints of shards expect."""
+    """Set what an optimizer has of a tensor back to the start; it stays there, as checkpoints of shards expect.
+
+    Of an optimizer that is not known, only what is Adam's alone: its moments start at 0 everywhere.
+    """
     state = optimizer.state.get(tensor, {})
     values = {**_AT_THE_START, "sum": optimizer.defaults.get("initial_accumulator_value", 0)}
+    if type(optimizer) not in _KNOWN and not ("exp_avg" in state and state.keys() <= _AT_THE_START.keys()):
+        return
     for name in values.keys() & state.keys():
         if isinstance(state[name], Tensor):
             state[name].fill_(values[name])

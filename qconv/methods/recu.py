@@ -87,8 +87,9 @@ class ReCUWeight(Binary):
         """Let tau be float32 also in a model of 16 bits, which would round it to 1, where Q is infinite."""
         tau = self.tau
         super()._apply(fn, recurse)
-        if torch.finfo(self.tau.dtype).bits < 32 and not tau.is_meta:
-            self.tau = tau.to(self.tau.device, torch.float32)
+        if self.tau.is_floating_point():
+            source = self.tau if tau.is_meta or self.tau.is_meta else tau.to(self.tau.device)
+            self.tau = source.to(torch.promote_types(self.tau.dtype, torch.float32))
         return self
 
     def initialize(self, x: Tensor) -> None:

@@ -90,7 +90,8 @@ class FinishedRun:
     def labelled(self, count: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return `count` pictures of a split as network inputs, and their classes; all if there are fewer.
 
-        They are of all classes, of which the stored order may have one after the other; of shards, the first ones.
+        They are of all classes, of which the stored order may have one after the other; of shards, and of loaders other
+        than qconv's, they are the first ones.
         """
         images: list[Tensor] = []
         labels: list[Tensor] = []
@@ -107,10 +108,16 @@ class FinishedRun:
         if split == "test":
             data.setup("test")
         loader = getattr(data, f"{split}_dataloader")()
-        if mixed and isinstance(order := getattr(loader, "sampler", None), EpochOrder):
-            order.mixed = True
-        for batch in loader:
-            yield data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0)
+        order = getattr(loader, "sampler", None)
+        was = isinstance(order, EpochOrder) and order.mixed
+        if isinstance(order, EpochOrder):
+            order.mixed |= mixed
+        try:
+            for batch in loader:
+                yield data.on_after_batch_transfer(data.on_before_batch_transfer(batch, 0), 0)
+        finally:  # a data module may keep its loader
+            if isinstance(order, EpochOrder):
+                order.mixed = was
 
     def pack(self, path: Path) -> None:
         """Write the packed file of the best checkpoint."""

@@ -46,7 +46,7 @@ def write_page(report: Report, path: Path) -> None:
     """Write the page of a run into a file, which is replaced as a whole or not at all."""
     text = render(report)
     with atomic_file(path) as file:
-        file.write(text.encode())
+        file.write(text.encode(errors="backslashreplace"))  # classes are names of folders
 
 
 def render(report: Report) -> str:
