@@ -145,25 +145,32 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     steps = torch.arange(count + 1) * taken // count
     chosen = torch.zeros(count, dtype=torch.bool)
     chosen[order[steps[1:] > steps[:-1]]] = True  # every (count / taken)-th
-    _leave_one_of_each(chosen, labels, order)
+    if not _leave_one_of_each(chosen, labels, order):
+        raise ValueError(
+            f"val_size (={size}) must leave a picture of each class for training: it takes {taken} of {count}"
+        )
     return chosen
 
 
-def _leave_one_of_each(chosen: Tensor, labels: Tensor, order: Tensor) -> None:
-    """Exchange the first picture of each class that was chosen whole for one of a class that has more left.
+def _leave_one_of_each(chosen: Tensor, labels: Tensor, order: Tensor) -> bool:
+    """Exchange a picture of each class that was chosen whole for one of a class that has more left.
 
-    Raises:
-        ValueError: there are not enough of those.
+    Args:
+        chosen: the mask, which is changed.
+        labels: the classes.
+        order: the pictures class by class.
+
+    Returns:
+        whether there are enough of those.
     """
-    names, places, counts = labels[order].unique(return_inverse=True, return_counts=True)
-    firsts = order[counts.cumsum(0) - counts]  # of each class; the order is class by class
+    _, places, counts = labels[order].unique(return_inverse=True, return_counts=True)
+    firsts = order[counts.cumsum(0) - counts]  # of each class
     left = torch.zeros_like(counts).scatter_add_(0, places, (~chosen[order]).long())
     whole = firsts[left == 0]
-    kept = (~chosen[order]).nonzero().flatten()
-    kept = kept[places[kept].diff(prepend=torch.tensor([-1])) == 0]  # one of each class is not to be taken
-    if len(kept) < len(whole):
-        raise ValueError(
-            f"val_size must leave a picture of each class for training: of {len(names)} classes, {len(whole)} have none"
-        )
+    rest = (~chosen[order]).nonzero().flatten()
+    spare = rest[places[rest].diff(prepend=torch.tensor([-1])) == 0]  # all but the first of each class
+    if len(spare) < len(whole):
+        return False
     chosen[whole] = False
-    chosen[order[kept[: len(whole)]]] = True
+    chosen[order[spare[: len(whole)]]] = True
+    return True
