@@ -161,7 +161,7 @@ def read_csv(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a file; none if the file is missing."""
     if not path.is_file():
         return []
-    with path.open(newline="") as file:
+    with path.open(newline="", encoding="utf-8-sig") as file:  # spreadsheets may begin a file with a mark
         return list(csv.DictReader(file))
 
 

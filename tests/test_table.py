@@ -63,7 +63,7 @@ def test_what_is_no_table_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"x.csv has other columns, and rows that they don't fit"):
         append_csv({"a": 1}, path)
     assert path.read_text() == "# a note\n1,2\n"
-    path.write_text("a\n1\n")
+    path.write_text("\ufeffa\n1\n")  # as spreadsheets begin it
     link.symlink_to(path)
     append_csv({"b": 2}, link)
     assert link.is_symlink()

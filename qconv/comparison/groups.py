@@ -100,9 +100,8 @@ def _description(run: Run) -> dict[str, str]:
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue
-        if any(key == name or key.startswith(f"{name}.") for name in APART):
-            continue
-        values[key] = str(value)
+        if not any(key == name or key.startswith(f"{name}.") for name in APART):
+            values[key] = str(value)
     return values
 
 

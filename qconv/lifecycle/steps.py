@@ -140,9 +140,9 @@ def _set_back(optimizer: Optimizer, tensor: Tensor) -> None:
     Of an optimizer that is not known, only what is Adam's alone: its moments start at 0 everywhere.
     """
     state = optimizer.state.get(tensor, {})
-    values = {**_AT_THE_START, "sum": optimizer.defaults.get("initial_accumulator_value", 0)}
     if type(optimizer) not in _KNOWN and not ("exp_avg" in state and state.keys() <= _AT_THE_START.keys()):
         return
+    values = {**_AT_THE_START, "sum": optimizer.defaults.get("initial_accumulator_value", 0)}
     for name in values.keys() & state.keys():
         if isinstance(state[name], Tensor):
             state[name].fill_(values[name])
