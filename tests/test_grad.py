@@ -308,13 +308,13 @@ def test_empty_batch(form: Any, n: int, padding: int | str, dtype: torch.dtype) 
     "case", [Case(2, 2, padding="same", kernel=(2, 3)), Case(1), Case(2), Case(3, stride=2), Case(2, transposed=True)]
 )
 def test_output_mask_leaves_none_and_changes_nothing_else(case: Case, form: Any) -> None:
-    tensors = case.tensors(normal())
+    tensors = case.tensors(normal(torch.float32))  # of which aten computes more than it is asked for
     whole = gradients(form, case, *tensors)
     for mask in product((False, True), repeat=3):
         for part, full, wanted in zip(gradients(form, case, *tensors, output_mask=mask), whole, mask, strict=True):
             assert (part is not None) == wanted
             if wanted:
-                check_close([part], [full])
+                torch.testing.assert_close(part, full)
 
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["conv", "transposed"])
