@@ -221,9 +221,17 @@ def draw_diagnostics(rows: list[dict[str, Any]], path: Path) -> None:
     epochs = sorted({row["epoch"] for row in rows})
     shown = [key for key in FIGURES if any(row.get(key, 0) > 0 for row in rows)]
     lines = max(1, -(-len(shown) // 2))
-    figure = Figure(figsize=(12, lines * (0.8 + 0.14 * len(layers))), dpi=120, layout="constrained")
+    size = min(7.0, 160 / len(layers))
+    # Margins by hand, in inches: a layout that measures every label takes as long as the drawing.
+    width, panel, gap, foot = 12.0, 0.35 + 0.14 * len(layers), 0.33, 0.5
+    left = 0.15 + 0.56 * size / 72 * max(map(len, layers))
+    height = lines * (gap + panel) + foot
+    figure = Figure(figsize=(width, height), dpi=120)
     canvas = FigureCanvasAgg(figure)
     places = figure.subplots(lines, 2, squeeze=False, sharex=True, sharey=True).flatten()
+    figure.subplots_adjust(
+        left=left / width, right=0.975, bottom=foot / height, top=1 - gap / height, wspace=0.1, hspace=gap / panel
+    )
     for axes, key in zip(places, shown, strict=False):
         grid = torch.full((len(layers), len(epochs)), float("nan"))
         for row in rows:
@@ -232,12 +240,14 @@ def draw_diagnostics(rows: list[dict[str, Any]], path: Path) -> None:
         extent = (epochs[0] - 0.5, epochs[-1] + 0.5, len(layers) - 0.5, -0.5)
         image = axes.imshow(grid.numpy(), aspect="auto", interpolation="nearest", cmap="viridis", vmin=0, extent=extent)
         axes.set_title(FIGURES[key], loc="left", fontsize=9)
-        axes.set_yticks(range(len(layers)), layers, fontsize=min(7.0, 160 / len(layers)))
+        axes.set_yticks(range(len(layers)), layers, fontsize=size)
         axes.tick_params(axis="x", labelsize=7)
         axes.xaxis.get_major_locator().set_params(integer=True)
         figure.colorbar(image, ax=axes, fraction=0.03, pad=0.01).ax.tick_params(labelsize=7)
     for axes in places[len(shown) :]:
         axes.set_visible(False)
+    for axes in places[max(0, len(shown) - 2) : len(shown)]:
+        axes.tick_params(labelbottom=True)
     figure.supxlabel("epoch", fontsize=8)
     with atomic_file(path) as file:
         canvas.print_png(file)

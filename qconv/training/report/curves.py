@@ -32,9 +32,11 @@ def draw_curves(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.6, 4.1), dpi=150, layout="constrained")
+    figure = Figure(figsize=(9.6, 4.1), dpi=150)
     canvas = FigureCanvasAgg(figure)
+    # Margins by hand: a layout that measures every label takes as long as the drawing.
     panels = figure.subplots(1, 2)
+    figure.subplots_adjust(left=0.07, right=0.975, bottom=0.23, top=0.88, wspace=0.17)
     best = best_row(rows, best_epoch)
     for axes, name, scale, unit in ((panels[0], "loss", 1.0, ""), (panels[1], "accuracy", 100.0, " %")):
         plot(axes, rows, f"train_{name}", TRAIN, scale, "train")

@@ -65,9 +65,10 @@ def _panel(
     text = io.StringIO()
     # Text stays text; the same run gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure = Figure(figsize=SIZE, layout="constrained")
+        figure = Figure(figsize=SIZE)
         canvas = FigureCanvasSVG(figure)
         axes = figure.subplots()
+        figure.subplots_adjust(left=0.16, right=0.96, bottom=0.16, top=0.94)
         for column in columns:
             plot(axes, rows, column, VAL if column.startswith("val") else TRAIN, scale)
         dress(axes)
