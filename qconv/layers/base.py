@@ -1,29 +1,29 @@
-"""The base of all quantized layers: their quantizers, casts, checks and state."""
+"""The base of all quantized layers: their quantizers, their forward, and what a model does with a layer."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
 
-from .. import schemes
 from ..function.kept_input import Lean
 from ..function.operations import ExtendedOperation, Operation
 from ..function.quantized_op import LayerQuantizers, quantized_op
 from ..processes import is_distributed, leaving
 from ..quantizers import Codes, Quantizer
-from ..quantizers.behind import KEY, difference
 from ..quantizers.observers import Observer
-from ..quantizers.part import Part
-from ..scheme import Factory, Scheme
+from ..scheme import Scheme
+from .adopt import adopt, without_quantizers
 from .calibration import calibrate, calibrate_from
-from .computed import check_computed, computed_by, evaluated, stored_weight, trained_weights, with_base
+from .computed import check_computed_once, computed_by, evaluated, trained_weights, with_base
+from .given import autocast_dtype, check_input, checked
+from .loading import refusal, translate
 from .naming import name_of
 from .origin import follow, follow_cast, leave, mark
-from .steps import LIFE, backward_of, check_step, is_watched
+from .steps import backward_of, check_step, is_watched
 from .uncalibrated import warn_partly_calibrated, warn_uncalibrated
 from .watch import watch
 
@@ -79,7 +79,7 @@ class QuantizedLayer(nn.Module):
 
         If the weight is frozen, they are frozen, too.
         """
-        scheme = _checked(scheme)
+        scheme = checked(scheme)
         self.check_scheme(scheme)
         if "weight" not in self._parameters and (maker := computed_by(self)):
             raise ValueError(f"{type(self).__name__}: {maker}")
@@ -231,9 +231,9 @@ class QuantizedLayer(nn.Module):
 
     def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
         """Run ``op`` with this layer's quantizers; under autocast in its dtype, as for a float layer."""
-        if "weight" not in self._parameters and not torch.compiler.is_compiling():
-            self._check_computed_weight()
-        if not torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        if not compiling:
+            check_computed_once(self, self.weight_quantizer, self.filters)
             self._before_forward()
         quantizers = LayerQuantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
@@ -242,7 +242,7 @@ class QuantizedLayer(nn.Module):
             self.observe(input)
         calibrates = False
         if self.training and not self.input_quantizer.calibrated:
-            if torch.compiler.is_compiling():  # a graph break here would leave the network's graph in pieces
+            if compiling:  # a graph break here would leave the network's graph in pieces
                 torch._dynamo.graph_break(
                     msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
                 )
@@ -251,15 +251,16 @@ class QuantizedLayer(nn.Module):
                 self.calibrate_(input)
         if not self.training and not self.input_quantizer.calibrated:
             warn_uncalibrated(self, input)
-        elif not self.training and not torch.compiler.is_compiling():
+        elif not self.training and not compiling:
             warn_partly_calibrated(self, input)
-        if not torch.compiler.is_compiling() and self.training:
+        if self.training and not compiling:
             watch(self, input)
         output = self._compute(input, op, bias, quantizers, *extra)
-        if calibrates and is_distributed() and output.requires_grad and not torch.compiler.is_compiling():
-            output.register_hook(leaving())
-        if not torch.compiler.is_compiling() and self.training and output.requires_grad and is_watched(self):
-            output.register_hook(backward_of(self))
+        if self.training and not compiling and output.requires_grad:
+            if calibrates and is_distributed():
+                output.register_hook(leaving())
+            if is_watched(self):
+                output.register_hook(backward_of(self))
         return output
 
     def _compute(
@@ -332,21 +333,7 @@ class QuantizedLayer(nn.Module):
                 weight's.
             ValueError: a device other than the weight's.
         """
-        if not isinstance(input, Tensor):
-            raise TypeError(f"input ({type(input).__name__}) must be a tensor, such as torch.as_tensor makes")
-        weight = stored_weight(self)
-        if not input.is_floating_point():
-            raise TypeError(
-                f"input has dtype {input.dtype}; it must be a floating dtype: call input.to({weight.dtype})"
-            )
-        if input.device != weight.device:
-            raise ValueError(f"input is on {input.device} and weight on {weight.device}; they must be on one device")
-        cast = autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, weight.dtype)
-        if input.dtype != weight.dtype and not cast:
-            raise TypeError(
-                f"input has dtype {input.dtype} and weight {weight.dtype}; "
-                "they must be equal, unless torch.autocast casts them (not float64)"
-            )
+        check_input(self, input)
 
     def reset_parameters(self) -> None:
         """Initialize as the ``torch.nn`` twin does, and start all quantizers anew, also in their stages and schedules.
@@ -370,37 +357,13 @@ class QuantizedLayer(nn.Module):
         self.weight_quantizer.initialize(self.filters().detach())
         mark(self)
 
-    def _check_computed_weight(self) -> None:
-        """Raise a ValueError, at the first call, if the scheme can't work with a computed weight."""
-        maker = computed_by(self)
-        if maker is None or self.__dict__.get("_checked_maker") == maker:
-            return
-        try:
-            with evaluated(self):
-                check_computed(self.weight_quantizer, self.filters().detach(), maker)
-        except ValueError as error:
-            raise ValueError(f"{name_of(self)}: {error}") from error
-        self.__dict__["_checked_maker"] = maker
-
     @classmethod
     def adopt(cls, layer: nn.Module, scheme: Scheme | None) -> None:
         """Turn ``layer``, of type ``cls.float_type`` or an equivalent subclass, into a quantized layer in place.
 
         The object stays the same: its parameters, hooks and the places that share it are kept.
         """
-        scheme = _checked(scheme)
-        cls.check_scheme(scheme)
-        before, trained = type(layer), {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
-        layer.__class__ = cls
-        if before is not cls.float_type:
-            layer.__dict__["float_type"] = before
-        try:
-            cast(QuantizedLayer, layer).set_scheme(scheme)
-        except BaseException:
-            cast(QuantizedLayer, layer).without_quantizers_(before)
-            for name, parameter in layer.named_parameters():
-                parameter.requires_grad_(trained[name])
-            raise
+        adopt(layer, cls, scheme)
 
     def release(self) -> None:
         """Undo `adopt`: turn this layer into its ``torch.nn`` twin again, with `float_weight` as weight."""
@@ -420,22 +383,7 @@ class QuantizedLayer(nn.Module):
 
     def without_quantizers_(self, kind: type[nn.Module]) -> None:
         """Remove everything that only a quantized layer has, and set the class to ``kind``."""
-        for name in ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value"):
-            if hasattr(self, name):
-                delattr(self, name)
-        for name in (
-            "_checked_maker",
-            "batches_watched",
-            "was_evaluated",
-            "name_in_model",
-            "bypassed_in",
-            "float_type",
-            "lean",
-            "negative_inputs",
-            *LIFE,
-        ):
-            self.__dict__.pop(name, None)
-        cast(nn.Module, self).__class__ = kind
+        without_quantizers(self, kind)
 
     def _load_from_state_dict(
         self,
@@ -448,17 +396,8 @@ class QuantizedLayer(nn.Module):
         error_msgs: list[str],
     ) -> None:
         error_msgs += self.translate(state_dict, prefix)
-        # Checked before the weight is loaded: if a step or a note is refused, weight, bias and quantizers stay
-        # unchanged.
-        for name, part in self.named_modules():
-            if isinstance(part, Part):
-                part.check_state(state_dict, f"{prefix}{name}.")
-        if wrong := self._differs_before_sign(state_dict, prefix):
+        if wrong := refusal(self, state_dict, prefix):
             error_msgs.append(wrong)
-            own = tuple(f"{prefix}{name}." for name in self.quantizers())
-            for key in [key for key in state_dict if key.startswith(prefix)]:
-                if key.startswith(own) or "." not in key.removeprefix(prefix):
-                    del state_dict[key]  # from this call's dict, whose parts go to the quantizers
             return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
@@ -470,30 +409,8 @@ class QuantizedLayer(nn.Module):
                 mark(self)
 
     def translate(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Give the tensors of a layer of a method's authors the names that they have here; return what forbids it.
-
-        Args:
-            state_dict: the tensors by name, which is changed.
-            prefix: the name of the layer with a point behind it, or nothing.
-        """
-        wrong = []
-        for place, quantizer in self.quantizers().items():
-            found = {own: name for name, own in quantizer.authors_names.items() if prefix + name in state_dict}
-            if found and (why := quantizer.differs_from_authors()):
-                layer = prefix.removesuffix(".") or type(self).__name__
-                wrong.append(f"layer {layer}: {' and '.join(found.values())} come from the authors' code, which {why}")
-            for own, name in found.items():
-                tensor, here = state_dict.pop(prefix + name), getattr(quantizer, own)
-                fits = tensor.numel() == here.numel()  # a number of theirs may have no dimension
-                state_dict[f"{prefix}{place}.{own}"] = tensor.reshape(here.shape) if fits else tensor
-        return wrong
-
-    def _differs_before_sign(self, state_dict: Mapping[str, Any], prefix: str) -> str:
-        """Return an error message if the checkpoint has other activations before the layer's sign; else empty."""
-        own, stored = self.input_quantizer.before_sign, state_dict.get(f"{prefix}input_quantizer.{KEY}")
-        if own is None or stored is None:
-            return ""
-        return difference(own, stored, prefix.removesuffix(".") or type(self).__name__)
+        """Give the tensors of a layer of a method's authors the names that they have here; return what forbids it."""
+        return translate(self, state_dict, prefix)
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode as for any module."""
@@ -531,29 +448,3 @@ class QuantizedLayer(nn.Module):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.extra_repr()})"  # one line per layer: the scheme describes the children
-
-
-def autocast_dtype(device: str) -> torch.dtype | None:
-    """The dtype of an active autocast; None without one, and always on the meta device."""
-    enabled = device != "meta" and torch.is_autocast_enabled(device)
-    return torch.get_autocast_dtype(device) if enabled else None
-
-
-def chosen(scheme: Scheme | None, grad_quantizer: Factory | None) -> Scheme:
-    """Return the scheme that the arguments of a layer's constructor ask for."""
-    scheme = _checked(scheme)
-    return scheme if grad_quantizer is None else scheme.with_grad(grad_quantizer)
-
-
-def _checked(scheme: Scheme | None) -> Scheme:
-    if scheme is None:
-        return schemes.bwn()
-    if not isinstance(scheme, Scheme):
-        known = ", ".join(f"{name}()" for name in schemes.__all__ if name != "Scheme")
-        raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme; qconv.schemes has {known}")
-    if scheme.starts is not None:
-        raise ValueError(
-            f"scheme (={scheme}) begins at a different time in each layer: qconv.convert gives a model's layers "
-            "theirs; for one layer, use scheme.at_depth(depth)"
-        )
-    return scheme

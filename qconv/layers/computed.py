@@ -1,7 +1,7 @@
 """Weights that are not parameters but are computed before each forward: parametrized, normalized and pruned ones."""
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -12,6 +12,7 @@ from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
 from ..quantizers import Quantizer
+from .naming import name_of
 
 PRUNING = "pruning"
 
@@ -111,8 +112,23 @@ def parts_of_weight(layer: nn.Module) -> set[str]:
     }
 
 
+def check_computed_once(layer: nn.Module, quantizer: Quantizer, filters: Callable[[], Tensor]) -> None:
+    """Raise a ValueError, at the first call, if ``quantizer`` can't do its work on a weight that is computed."""
+    if "weight" in layer._parameters:
+        return
+    maker = computed_by(layer)
+    if maker is None or layer.__dict__.get("_checked_maker") == maker:
+        return
+    try:
+        with evaluated(layer):
+            _check_computed(quantizer, filters().detach(), maker)
+    except ValueError as error:
+        raise ValueError(f"{name_of(layer)}: {error}") from error
+    layer.__dict__["_checked_maker"] = maker
+
+
 @torch.no_grad()
-def check_computed(quantizer: Quantizer, filters: Tensor, maker: Maker) -> None:
+def _check_computed(quantizer: Quantizer, filters: Tensor, maker: Maker) -> None:
     """Raise a ValueError unless ``quantizer`` can do its work on ``filters``, which ``maker`` computes."""
     why = ""
     if quantizer.replaces_weight:

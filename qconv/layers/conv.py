@@ -11,7 +11,8 @@ from ..checks import check_ints, check_whole
 from ..function.operations import Convolution, TransposedConvolution, exchange_channels
 from ..quantizers import input_scale
 from ..scheme import Factory, Scheme
-from .base import QuantizedLayer, chosen
+from .base import QuantizedLayer
+from .given import chosen
 
 Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]

@@ -14,8 +14,9 @@ from ..checks import check_ints
 from ..extras import needed
 from ..grad.deform import check_sizes, deform_conv2d_backward, wide
 from ..scheme import Factory, Scheme
-from .base import QuantizedLayer, autocast_dtype, chosen
+from .base import QuantizedLayer
 from .conv import check_groups, check_shape
+from .given import autocast_dtype, chosen
 
 with needed("deformable convolution"):
     from torchvision.ops import DeformConv2d, deform_conv2d

@@ -7,7 +7,8 @@ from torch import Tensor, fx, nn
 from ..checks import check_padding_value
 from ..function.operations import Linear
 from ..scheme import Factory, Scheme
-from .base import QuantizedLayer, chosen
+from .base import QuantizedLayer
+from .given import chosen
 
 
 class QLinear(QuantizedLayer, nn.Linear):

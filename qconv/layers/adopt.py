@@ -1,0 +1,46 @@
+"""A float layer becomes a quantized one, and a quantized one a float layer, as the same object."""
+
+from typing import TYPE_CHECKING, cast
+
+from torch import nn
+
+from ..scheme import Scheme
+from .given import checked
+from .steps import LIFE
+
+if TYPE_CHECKING:
+    from .base import QuantizedLayer
+
+OWN = ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value")
+NOTES = (
+    *("_checked_maker", "batches_watched", "was_evaluated", "name_in_model", "bypassed_in", "float_type", "lean"),
+    *("negative_inputs", *LIFE),
+)
+
+
+def adopt(layer: nn.Module, kind: "type[QuantizedLayer]", scheme: Scheme | None) -> None:
+    """`QuantizedLayer.adopt`; if the scheme is refused, the layer is what it was."""
+    scheme = checked(scheme)
+    kind.check_scheme(scheme)
+    before, trained = type(layer), {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
+    layer.__class__ = kind
+    adopted = cast("QuantizedLayer", layer)
+    if before is not kind.float_type:
+        adopted.__dict__["float_type"] = before
+    try:
+        adopted.set_scheme(scheme)
+    except BaseException:
+        without_quantizers(adopted, before)
+        for name, parameter in layer.named_parameters():
+            parameter.requires_grad_(trained[name])
+        raise
+
+
+def without_quantizers(layer: "QuantizedLayer", kind: type[nn.Module]) -> None:
+    """Remove everything that only a quantized layer has, and set the class to ``kind``."""
+    for name in OWN:
+        if hasattr(layer, name):
+            delattr(layer, name)
+    for name in NOTES:
+        layer.__dict__.pop(name, None)
+    cast(nn.Module, layer).__class__ = kind

@@ -1,0 +1,62 @@
+"""What a layer is given, checked: the scheme of its constructor, and the input of its forward."""
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .. import schemes
+from ..scheme import Factory, Scheme
+from .computed import stored_weight
+
+if TYPE_CHECKING:
+    from .base import QuantizedLayer
+
+
+def chosen(scheme: Scheme | None, grad_quantizer: Factory | None) -> Scheme:
+    """Return the scheme that the arguments of a layer's constructor ask for."""
+    scheme = checked(scheme)
+    return scheme if grad_quantizer is None else scheme.with_grad(grad_quantizer)
+
+
+def checked(scheme: Scheme | None) -> Scheme:
+    """Return a scheme for one layer: BWN for None.
+
+    Raises:
+        TypeError: no scheme.
+        ValueError: a scheme that begins at a different time in each layer.
+    """
+    if scheme is None:
+        return schemes.bwn()
+    if not isinstance(scheme, Scheme):
+        known = ", ".join(f"{name}()" for name in schemes.__all__ if name != "Scheme")
+        raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme; qconv.schemes has {known}")
+    if scheme.starts is not None:
+        raise ValueError(
+            f"scheme (={scheme}) begins at a different time in each layer: qconv.convert gives a model's layers "
+            "theirs; for one layer, use scheme.at_depth(depth)"
+        )
+    return scheme
+
+
+def check_input(layer: "QuantizedLayer", input: Tensor) -> None:
+    """`QuantizedLayer.check_input`."""
+    if not isinstance(input, Tensor):
+        raise TypeError(f"input ({type(input).__name__}) must be a tensor, such as torch.as_tensor makes")
+    weight = stored_weight(layer)
+    if not input.is_floating_point():
+        raise TypeError(f"input has dtype {input.dtype}; it must be a floating dtype: call input.to({weight.dtype})")
+    if input.device != weight.device:
+        raise ValueError(f"input is on {input.device} and weight on {weight.device}; they must be on one device")
+    cast = autocast_dtype(input.device.type) is not None and torch.float64 not in (input.dtype, weight.dtype)
+    if input.dtype != weight.dtype and not cast:
+        raise TypeError(
+            f"input has dtype {input.dtype} and weight {weight.dtype}; "
+            "they must be equal, unless torch.autocast casts them (not float64)"
+        )
+
+
+def autocast_dtype(device: str) -> torch.dtype | None:
+    """The dtype of an active autocast; None without one, and always on the meta device."""
+    enabled = device != "meta" and torch.is_autocast_enabled(device)
+    return torch.get_autocast_dtype(device) if enabled else None
