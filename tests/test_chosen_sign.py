@@ -42,8 +42,8 @@ def calibrated(caplog: pytest.LogCaptureFixture) -> nn.Module:
     with caplog.at_level(logging.WARNING, "qconv"):
         qconv.calibrate(model, [torch.randn(SIZE)])
     (said,) = caplog.messages
-    assert said.startswith("signed inputs, chosen by the data, in 1 layer: 2 (5")
-    assert "; unsigned in 5 (" in said
+    assert said.startswith("levels on both sides of 0, as inputs are negative, in 1 layer: 2 (5")
+    assert "; levels from 0 on in 5 (" in said
     return model.eval()
 
 
@@ -142,13 +142,13 @@ def test_votes_decide_for_all_processes() -> None:
 @pytest.mark.parametrize("scheme", [schemes.pact(), schemes.dorefa(2, 2), schemes.apot(), schemes.n2uq()], ids=str)
 def test_methods_without_negative_levels_warn_once(scheme: qconv.Scheme) -> None:
     model = qconv.convert(network(), scheme).train()
-    with pytest.warns(UserWarning, match=r"^negative inputs are cut off in 2 layers.*: [25] \(\d\d%\), [25] \("):
+    with pytest.warns(UserWarning, match=r"^negative inputs are clipped to 0 in 2 layers.*: [25] \(\d\d %\), [25] \("):
         model(torch.randn(SIZE))
     with warnings.catch_warnings(action="error"):
         for _ in range(3):
             model(torch.randn(SIZE))
     again = qconv.convert(network(), scheme).train()
-    with pytest.warns(UserWarning, match="cut off in 2 layers"):
+    with pytest.warns(UserWarning, match="clipped to 0 in 2 layers"):
         assert qconv.calibrate(again, [torch.randn(SIZE)]) == []
     with warnings.catch_warnings(action="error"):
         again(torch.randn(SIZE))
@@ -159,7 +159,7 @@ def test_a_layer_of_its_own_warns_in_its_third_batch() -> None:
     with warnings.catch_warnings(action="error"):
         layer(torch.randn(SIZE))
         layer(torch.randn(SIZE))
-    with pytest.warns(UserWarning, match=r"cut off in 1 layer.*QConv2d\(3, 4"):
+    with pytest.warns(UserWarning, match=r"clipped to 0 in 1 layer.*QConv2d\(3, 4"):
         layer(torch.randn(SIZE))
 
 

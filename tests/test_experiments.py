@@ -21,6 +21,7 @@ from pytorch_lightning import Trainer
 from torch import nn
 
 import qconv
+from qconv.cli.mistakes import FILE
 from qconv.models import small_cnn
 from qconv.table import read_csv
 from qconv.training import make_trainer
@@ -50,6 +51,7 @@ def composed(name: str, pictures: Path | None = None) -> DictConfig:
     if pictures is not None and not name.startswith("digits"):
         overrides += ["data=image_folder", f"data.root={pictures}", f"+data.cache={pictures / 'cache'}"]
         overrides += ["data.batch_size=4", "data.val_size=0.25", "compile=false"]
+        overrides += ["init_from=null"]  # random weights
     with initialize_config_dir(str(CONFIGS), version_base="1.3"):
         return compose("config", overrides)
 
@@ -77,6 +79,8 @@ def test_it_says_what_it_is(name: str) -> None:
     assert re.search(r"Target: .*\([VSM]|Goal: |Reached: \d", head)
     config = composed(name)
     assert OmegaConf.is_missing(config.data, "root")
+    assert ("init_from=" in lines[1]) == (config.init_from == FILE)
+    assert ("loss.weights=" in lines[1]) == (config.loss.get("weights") == FILE)
 
 
 @pytest.fixture

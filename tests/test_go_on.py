@@ -271,7 +271,7 @@ def test_words_that_mean_nothing(one: Path, told: Callable[..., str], tmp_path: 
         ((resume, "model.width=8", "trainer.max_epochs=3"), "add model.width=4"),
         ((resume, "-m"), "-m can't be given with resume=RUN"),
         ((resume, "resume=b"), "must name the folder of one run"),
-        (("resume=nowhere",), "nowhere is no folder of a run: there is no config.yaml"),
+        (("resume=nowhere",), "there is no folder nowhere: give the folder that the training has named"),
     ):
         assert error in told(*words), words
     with pytest.raises(ValueError, match=r"resume .* must be given on the command line"):
@@ -299,7 +299,7 @@ def test_evaluate(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads((one / "newer/evaluation.json").read_text())["packed_bytes"] == last["packed_bytes"]
     assert cli(["evaluate", str(one), "data.shift=oh"]) == 1
     assert cli(["evaluate", str(one / "nothing")]) == 1
-    assert "is no folder of a run" in capsys.readouterr().err
+    assert "there is no folder" in capsys.readouterr().err
 
 
 def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:

@@ -336,7 +336,7 @@ def test_validation_leaves_and_takes_some(val_size: float, tree: Path) -> None:
 
 
 def test_cifar_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=r"has no whole CIFAR-10, a folder cifar-10-batches-py with all files"):
+    with pytest.raises(FileNotFoundError, match=r"lacks cifar-10-batches-py, or some of its files: give the folder"):
         CIFARDataModule(str(tmp_path)).setup("fit")
     with pytest.raises(ValueError, match=r"num_classes \(=20\) must be 10 or 100"):
         CIFARDataModule(str(tmp_path), num_classes=20)

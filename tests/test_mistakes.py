@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 
 from qconv.cli import train_as
 from qconv.cli.configs import folder
-from qconv.cli.mistakes import check_types
-from qconv.cli.train import message
+from qconv.cli.messages import message
+from qconv.cli.mistakes import check_flags, check_given, check_types
 
 
 def composed(words: list[str], check: bool = True) -> DictConfig:
@@ -17,6 +17,7 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         cfg = compose("config", words)
         if check:
             check_types(cfg, words)
+            check_given(cfg)
     return cfg
 
 
@@ -26,8 +27,25 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["modle=resnet20"], "the config has no modle: did you mean model?"),
         (["lr=0.1"], "the config has no lr: did you mean optimizer.lr?"),
         (["optimizer.lrr=0.1"], "optimizer has no lrr: did you mean optimizer.lr?; +optimizer.lrr=… adds a key"),
-        (["scheme=lsq", "scheme.weight_bit=3"], "scheme has no weight_bit: did you mean scheme.weight_bits?"),
+        (
+            ["scheme=lsq", "scheme.weight_bit=3"],
+            "scheme (qconv.schemes.lsq) has no weight_bit: did you mean scheme.weight_b",
+        ),
         (["loss.qqq=3"], "loss has no qqq: there are "),
+        (["optimzer.lr=0.1"], "the config has no optimzer: did you mean optimizer.lr?"),
+        (["scheme.weight_bits=4"], "scheme (qconv.schemes.bnn) has no weight_bits: these schemes have one: apot, "),
+        (["experiment=irnet_resnet20"], "there is no experiment=irnet_resnet20: did you mean experiment=cifar10/irnet"),
+        (["experiment=cifar10/irnet"], "there is no experiment=cifar10/irnet: did you mean experiment=cifar10/irnet"),
+        (["experiment=reactnet"], "there is no experiment=reactnet: did you mean experiment=imagenet/reactnet_resnet"),
+        (["model=resnet21"], "there is no model=resnet21: did you mean model=resnet"),
+        (["scheme=nosuch"], "there is no scheme=nosuch; there are adabin, "),
+        (["foo"], "'foo' is not KEY=VALUE"),
+        (["model.width=)"], "can't read 'model.width=)': a value with brackets"),
+        (
+            ["data=image_folder"],
+            "data.root must be given: data.root=FOLDER, which has a subfolder of",
+        ),
+        (["data=cifar10", "experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data"], "init_from must be given: init_"),
         (["optimizer.lr=abc"], "optimizer.lr (=abc) must be a number, as its default 0.01"),
         (["optimizer=sgd", "optimizer.lr=true"], "optimizer.lr (=true) must be a number"),
         (["trainer.max_epochs=ten"], "trainer.max_epochs (=ten) must be a number, as its default 20"),
@@ -79,3 +97,15 @@ def test_configs_of_the_user(tmp_path: Path) -> None:
     words = [f"hydra.searchpath=[file://{tmp_path}]", "model=mine", "model.width=wide"]
     with pytest.raises(ValueError, match=r"model.width \(=wide\) must be a number, as its default 8"):
         composed(words)
+
+
+def test_flags_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match=r"there is no flag --lr: settings are KEY=VALUE, such as lr=…"):
+        train_as("qconv train", ["--lr", "3"])
+    check_flags(["--multirun", "--cfg", "job", "--config-d", "x", "--info=all", "-m"])
+
+
+@pytest.mark.parametrize("word", ["ckpt_path=last.ckpt", "evaluate=best.ckpt", "init_from=null"])
+def test_what_only_a_start_needs(word: str) -> None:
+    cfg = composed(["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", word])
+    assert cfg.scheme.weight_bits == 4

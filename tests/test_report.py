@@ -255,7 +255,7 @@ def test_an_interrupted_run_and_one_of_an_earlier_version(
     assert main(["report", str(folder)]) == 0
     assert "No epoch has ended yet" in (folder / leave.PAGE).read_text()
     for arguments, message in (
-        ([str(tmp_path / "none")], "is no folder of a run"),
+        ([str(tmp_path / "none")], "there is no folder"),
         ([str(folder), "--out", str(tmp_path / "none/page.html")], "there is no folder"),
     ):
         assert main(["report", *arguments]) == 1

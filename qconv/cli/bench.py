@@ -12,9 +12,24 @@ if TYPE_CHECKING:
     from ..bench.rows import Row
 
 
+class Defaults(argparse.ArgumentDefaultsHelpFormatter):
+    """Shows the defaults that there are."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.help is None or action.default is None or action.default is False:
+            return action.help
+        if isinstance(action.default, list):
+            return f"{action.help} (default: {' '.join(map(str, action.default))})"
+        return super()._get_help_string(action)
+
+
 def add(commands: Any) -> None:
     """The command, its benchmarks, and their arguments."""
-    parser = commands.add_parser("bench", help="measure against torch.nn in the same run")
+    parser = commands.add_parser(
+        "bench",
+        help="measure against torch.nn in the same run",
+        description="Measure speed, memory and size, each against torch in the same run.",
+    )
     kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
     for add_kind in (_add_model, _add_train_step, _add_data, _add_binary_conv):
         add_kind(kinds)
@@ -54,12 +69,13 @@ def _add_train_step(kinds: Any) -> None:
         "twin's, in turn in one process. Prints medians and the median of the ratios within a round, and the MiB that "
         "are saved for the backward.",
         epilog="example: qconv bench train-step --scheme bnn --case 64@32 resnet18 --lean --peak --csv results.csv",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Defaults,
     )
     parser.add_argument(
         "--scheme",
         nargs="+",
         choices=sorted(["identity", *(name for name, _ in scheme_defaults())]),
+        metavar="SCHEME",
         default=["bnn"],
         help="schemes to measure",
     )
@@ -94,7 +110,7 @@ def _add_data(kinds: Any) -> None:
         "memory, and large ones that one worker process decodes, or only crops if they are prepared. Prints medians "
         "and the median of the ratios within a round.",
         epilog="example: qconv bench data --small cifar10-tree --large imagenet",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Defaults,
     )
     parser.add_argument("--small", metavar="DIR", help="tree of small pictures, train/<class>/* and test/<class>/*")
     parser.add_argument("--large", metavar="DIR", help="tree of large pictures, train/<class>/* and val/<class>/*")
@@ -112,7 +128,7 @@ def _add_binary_conv(kinds: Any) -> None:
         description="Check binary convolutions against torch's, then time both in turn: a float input whose signs are "
         "packed, convolved and scaled to floats, against float32 conv2d in the faster of its two memory formats.",
         epilog="example: qconv bench binary-conv --case 64@32 512@4 --batch-size 1 64 --csv results.csv",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=Defaults,
     )
     layers = ["64@32", "128@16", "256@8", "512@4", "64@56", "128@28", "256@14", "512@7"]
     parser.add_argument("--case", nargs="+", default=layers, help="CHANNELS@SIZE of the layers")

@@ -10,8 +10,8 @@ def add(commands: Any) -> None:
     """The command and its arguments."""
     parser = commands.add_parser(
         "compare",
-        help="set the figures of runs side by side",
-        description="Set the figures of runs side by side: what differs between them, accuracy as mean ± standard "
+        help="compare the results of runs in a table",
+        description="Compare the results of runs in a table: what differs between them, accuracy as mean ± standard "
         "deviation over the seeds, bits, bytes, time, epochs. Runs that differ only by their seed are one row. Folders "
         "are searched for runs; unfinished and damaged ones are named.",
         epilog="example: qconv compare multirun/2026-01-31/12-00-00 --plot accuracy.png",

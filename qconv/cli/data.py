@@ -7,7 +7,11 @@ from typing import Any
 
 def add(commands: Any) -> None:
     """The command, what it can do, and the arguments of that."""
-    parser = commands.add_parser("data", help="prepare large pictures for fast training")
+    parser = commands.add_parser(
+        "data",
+        help="prepare large pictures for fast training",
+        description="Make pictures ready for training: decode and resize them once, read them often.",
+    )
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_prepare(kinds)
 

@@ -20,12 +20,17 @@ def add(commands: Any) -> None:
         "pictures as in use: those named (then the packed file must be there), else training pictures of the run.",
         epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
     )
-    add_model(parser, "; --to packed takes a run")
+    add_model(parser, "; --to packed takes only a run")
     parser.add_argument(
         "pictures", metavar="PICTURE", nargs="*", help=f"picture files, for --to onnx (default: {PICTURES} of the run)"
     )
     parser.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
-    parser.add_argument("--out", metavar="FILE", type=Path, help=f"default: {PACKED} or model.onnx beside what is read")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        type=Path,
+        help=f"default: {PACKED} or model.onnx in the folder of the run or file; for the zoo, in the current folder",
+    )
     parser.add_argument(
         "--round-outputs",
         action="store_true",
@@ -44,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
         if options.pictures or options.round_outputs:
             raise ValueError("PICTURE and --round-outputs are for --to onnx")
         if not source.is_run:
-            raise ValueError(f"{source.path} must be the folder of a run, which --to packed reads")
+            raise ValueError(f"{source.path} must be the folder of a run: it names what is packed already")
         out = options.out or folder / PACKED
         source.run.pack(out)
     else:

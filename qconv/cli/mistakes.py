@@ -1,13 +1,12 @@
-"""The words of ``qconv train`` against its config: keys that do not exist, values of another type, other functions."""
+"""The words of ``qconv train`` against its config: flags, values of another type, missing ones, other functions."""
 
-import difflib
 import inspect
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import NoneType
 from typing import Any, Literal
 
-from hydra._internal.utils import _locate
+from hydra._internal.utils import _locate, get_args_parser
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,30 +14,11 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from hydra.utils import get_object
 from omegaconf import DictConfig, ListConfig, OmegaConf, open_dict
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 
+from .messages import must_be_given
 
-def unknown_key(error: BaseException) -> str | None:
-    """What to say of an override of a key that the config lacks: with the nearest that it has; None of other errors."""
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        cause = cause.__cause__
-    if cause is None or cause.full_key is None or not isinstance(cause.parent_node, DictConfig):
-        return None
-    *parents, name = str(cause.full_key).split(".")
-    known = [str(key) for key in cause.parent_node if key != "hydra" and not str(key).startswith("_")]
-    near = difflib.get_close_matches(name, known, n=1) or _below(cause.parent_node, name)
-    place = ".".join(parents)
-    hint = f"did you mean {'.'.join([*parents, *near])}?" if near else f"there are {', '.join(known)}"
-    rest = f"; +{cause.full_key}=… adds a key" if parents else ""
-    return f"{place or 'the config'} has no {name}: {hint}{rest}"
-
-
-def _below(node: DictConfig, name: str) -> list[str]:
-    """The place of the name one level down, as ``optimizer.lr`` for ``lr``."""
-    nodes = [key for key in node if key != "hydra" and not OmegaConf.is_missing(node, key)]
-    inner = [(key, node._get_node(key)) for key in nodes]
-    return [f"{key}.{name}" for key, each in inner if isinstance(each, DictConfig) and name in each][:1]
+FILE = "FILE"
 
 
 def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
@@ -66,6 +46,40 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
         rule = _rule(default, value)
         if rule is not None and type(value) not in _types_of(cfg, key):
             raise ValueError(f"{key} (={_shown(value)}) must be {rule}, as its default {_shown(default)}")
+
+
+def check_given(cfg: DictConfig) -> None:
+    """Raise a ValueError if the command line lacks a value that has no default.
+
+    A run that resumes or is evaluated needs neither the weights that it starts from nor a teacher.
+    """
+    starts = cfg.ckpt_path is None and cfg.evaluate is None
+    for key, parent in _without_value(cfg):
+        if starts or not key.startswith(("init_from", "loss.")):
+            raise ValueError(must_be_given(key, parent))
+
+
+def _without_value(node: DictConfig, place: str = "") -> Iterator[tuple[str, DictConfig]]:
+    """The keys that wait for a value, with the nodes that have them; interpolations are not resolved.
+
+    A recipe has ``FILE`` where the default is null: in a merge of configs ``???`` would leave the null.
+    """
+    for name in node:
+        inner: Any = node._get_node(name)
+        if OmegaConf.is_missing(node, name) or inner == FILE:
+            yield f"{place}{name}", node
+        elif isinstance(inner, DictConfig) and not inner._is_interpolation() and not inner._is_none():
+            yield from _without_value(inner, f"{place}{name}.")
+
+
+def check_flags(words: Sequence[str]) -> None:
+    """Raise a ValueError for a flag that is none of Hydra's, whose own message is that of argparse."""
+    known = get_args_parser()._option_string_actions
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--") and flag != "--" and not any(name.startswith(flag) for name in known):
+            name = flag.removeprefix("--")
+            raise ValueError(f"there is no flag {flag}: settings are KEY=VALUE, such as {name}=… (--help lists them)")
 
 
 def _chooses(key: str, loader: ConfigLoader) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
     """The argument MODEL."""
-    what = f"folder of a run, which must be trusted, a packed model{more}, or a name that qconv zoo lists"
+    what = f"folder of a run (which must be trusted), a packed model, or a name that qconv zoo lists{more}"
     parser.add_argument("model", metavar="MODEL", type=Source, help=what)
 
 
@@ -61,5 +61,7 @@ class Source:
 
             return torch.stack([self.predictor.read(path) for path in pictures])
         if not self.is_run:
-            raise ValueError(f"PICTURE must be given with {self.path}, which is a file: only a run knows its pictures")
+            raise ValueError(
+                f"name pictures behind {self.path}, such as {self.path} *.jpg: only the folder of a run knows its own"
+            )
         return self.run.examples(count, split)

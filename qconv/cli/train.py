@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import signal
 import sys
 import warnings
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException, InstantiationException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from ..extras import remedy
 from .configs import folder, store_schemes
-from .mistakes import check_types, leave_out, unknown_key
+from .messages import message
+from .mistakes import check_flags, check_given, check_types, leave_out
 from .relaunch import command_line, forgotten
 from .resume import WORD, config_of, is_resumed
 
@@ -82,7 +81,11 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
         if cfg.evaluate is not None:
             return evaluate(cfg).val_accuracy
         return objective(train(cfg), cfg.objective)
-    except MisconfigurationException as error:  # such as a GPU that is not there
+    except MisconfigurationException as error:
+        if "No supported gpu backend" in str(error):
+            raise ValueError(
+                "trainer=gpu needs a GPU, and torch finds none: leave it out, or write trainer=cpu"
+            ) from error
         raise ValueError(str(error)) from error
     except SIGTERMException as error:  # a SystemExit of code 0: the scheduler would think that the run is over
         sys.stderr.write(f"{error}\n")
@@ -106,6 +109,7 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
         hydra_cfg = HydraConfig.get()
         try:
             check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
+            check_given(cfg)
             announce(cfg.run_dir)
             for line in leave_out(cfg, hydra_cfg.overrides.task):
                 if is_first_process():
@@ -159,6 +163,7 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
             if (cfg := config_of(arguments)) is not None:
                 main(cfg)
         else:
+            check_flags(arguments)
             run_hydra(program, arguments, in_full=in_full)
     except BrokenPipeError:
         raise
@@ -178,16 +183,3 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
 def told(error: BaseException) -> SystemExit:
     """The end of the program that tells the user of an error."""
     return SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)")
-
-
-def message(error: BaseException) -> str:
-    """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
-    if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        return str(error.__cause__)
-    if isinstance(error, HydraException) and re.search(r"find 'hydra/(launcher|sweeper)/", str(error)):
-        return f"{str(error).rstrip()}\n{remedy('hydra_plugins')} adds some"
-    if (of_key := unknown_key(error)) is not None:
-        return of_key
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"cannot use {error.filename}: {error.strerror}"
-    return str(error)

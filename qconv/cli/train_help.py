@@ -22,6 +22,7 @@ EXAMPLES = (
     ("scheme=dorefa grad_quantizer=int8", "gradients of 8 bits"),
     ("'overrides={blocks.1.*:{_target_:qconv.schemes.bwn}}'", "another scheme for some layers"),
     ("experiment=digits_resnet20_bwn", "a whole recipe"),
+    ("data=image_folder data.root=pictures", "your own pictures, a folder for each class"),
     ("-m scheme=identity,bwn,bnn seed=1,2,3", "a sweep, with a table at its end"),
     ("resume=outputs/…", "go on with the run in this folder"),
     ("resume=outputs/… trainer.max_epochs=40", "and for more epochs"),
@@ -59,7 +60,7 @@ def text(program: str, words: Sequence[str], width: int | None = None) -> str:
         f"examples, each behind {program}:\n" + _rows(EXAMPLES, width),
         "groups (GROUP=OPTION chooses a config, GROUP.KEY=VALUE changes a value in it):\n"
         + _rows([(group, ", ".join(options)) for group, options in _groups(places)], width),
-        "settings and their defaults (config.yaml says what they mean):\n"
+        f"settings and their defaults ({folder() / 'config.yaml'} says what they mean):\n"
         + textwrap.fill(settings, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False),
         "flags:\n" + _rows(FLAGS, width),
     ]

@@ -1,4 +1,4 @@
-"""``qconv verify``: the proof that the shipped model computes the same as the trained one."""
+"""``qconv verify``: whether the shipped model computes the same as the trained one."""
 
 import argparse
 from typing import Any
@@ -12,7 +12,7 @@ def add(commands: Any) -> None:
     """The command and its arguments."""
     parser = commands.add_parser(
         "verify",
-        help="prove that what ships computes what was trained",
+        help="check that what ships computes what was trained",
         description="Freeze a packed model, and compare it on pictures, layer by layer: of a run with the network of "
         "its best checkpoint, else with the model in the file. Codes and sums of integers must be equal, floats within "
         "what rounding explains. The exit status is 1 if they are not.",
@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
         "pictures",
         metavar="PICTURE",
         nargs="*",
-        help=f"picture files (default: {PICTURES} validation pictures of the run)",
+        help=f"picture files (default: up to {PICTURES} validation pictures of the run)",
     )
     parser.add_argument(
         "--onnx",

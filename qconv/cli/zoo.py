@@ -10,7 +10,8 @@ def add(commands: Any) -> None:
         "zoo",
         help="list the trained networks that come with qconv",
         description="List the trained networks that come with qconv, or show the card of one: what it was trained on, "
-        "how, and what it reached. predict, summary, bench model, verify and export take its name in place of a run.",
+        "how, and what it reached. predict, summary, bench model, verify and export --to onnx take its name in place "
+        "of a run; verify and export need pictures of yours behind it.",
         epilog="example: qconv zoo smallcnn-bnn-digits",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="show the card of this network")

@@ -58,6 +58,6 @@ class CIFARDataModule(PicturesDataModule):
             if download:
                 raise
             raise FileNotFoundError(
-                f"data.root (={self.root}) has no whole CIFAR-{self.num_classes}, a folder {dataset.base_folder} with "
-                "all files as they were published: give the folder around it, or data.download=true"
+                f"data.root (={self.root}) lacks {dataset.base_folder}, or some of its files: give the folder that "
+                "contains it, or add data.download=true"
             ) from error

@@ -87,15 +87,15 @@ def tell(found: Mapping[str, tuple[nn.Module, Negative]]) -> None:
     small = {name: negative for name, negative in many.items() if negative.signed is False}
     cut = {name: negative for name, negative in many.items() if negative.signed is None}
     if signed:
-        text = f"signed inputs, chosen by the data, in {_layers(len(signed))}: {_listed(found, signed)}"
+        text = f"levels on both sides of 0, as inputs are negative, in {_layers(len(signed))}: {_listed(found, signed)}"
         if small:
-            text += f"; unsigned in {_listed(found, list(small))}, whose negative inputs are small"
+            text += f"; levels from 0 on in {_listed(found, list(small))}, whose negative inputs are small"
         logging.getLogger("qconv").warning("%s", text)  # shown without a set-up of logging, and no fault
     elif small and "" not in small:
-        text = f"inputs stay unsigned where negative ones are small: {_listed(found, list(small))}"
+        text = f"levels from 0 on, as negative inputs are small: {_listed(found, list(small))}"
         logging.getLogger("qconv").warning("%s", text)
     if cut:
-        lead = f"negative inputs are cut off in {_layers(len(cut))}, whose method has no levels below 0"
+        lead = f"negative inputs are clipped to 0 in {_layers(len(cut))}, whose method has no levels below 0"
         warnings.warn(f"{lead}: {_listed(found, list(cut))}; {REMEDY}", stacklevel=3)
 
 
@@ -105,5 +105,5 @@ def _layers(count: int) -> str:
 
 def _listed(found: Mapping[str, tuple[nn.Module, Negative]], names: list[str]) -> str:
     shown = sorted(names, key=lambda name: -found[name][1].share)[:LISTED]
-    parts = (f"{name or name_of(found[name][0])} ({found[name][1].share:.0%})" for name in shown)
+    parts = (f"{name or name_of(found[name][0])} ({100 * found[name][1].share:.0f} %)" for name in shown)
     return ", ".join(parts) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

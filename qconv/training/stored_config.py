@@ -30,6 +30,8 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
     """
     path = Path(folder) / CONFIG
     if not path.is_file():
+        if not Path(folder).exists():
+            raise DamagedFileError(f"there is no folder {folder}: give the folder that the training has named")
         raise DamagedFileError(f"{folder} is no folder of a run: there is no {CONFIG}")
     try:
         loaded = OmegaConf.load(path)

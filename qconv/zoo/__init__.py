@@ -59,8 +59,10 @@ def located(what: str | os.PathLike[str]) -> Path:
         if not (path / PACKED).is_file():
             raise ValueError(f"{path} has no {PACKED}: qconv export {path} --to packed writes the one of a run")
         return path / PACKED
-    if path.exists() or path.name != os.fspath(what) or path.suffix:  # spelled as a file
+    if path.exists() or path.suffix:  # spelled as a file
         return path
+    if path.name != os.fspath(what):
+        raise ValueError(f"{what} is no folder of a run, no packed file and no network of the zoo (see qconv zoo)")
     if os.fspath(what) not in names():
         raise ValueError(
             f"packed model {what}: there is no such file, run or network of the zoo ({_nearest(path.name)})"

@@ -1,0 +1,103 @@
+"""What to tell the user of an error on the command line of ``qconv train``: the key, the rule, and what to write."""
+
+import difflib
+import re
+
+from hydra.errors import InstantiationException, MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
+
+from ..extras import remedy
+from .configs import folder, scheme_defaults
+
+MUST_BE_GIVEN = {
+    "ImageFolderDataModule.root": "FOLDER, which has a subfolder of pictures for each class",
+    "CIFARDataModule.root": "FOLDER, which has the files of CIFAR; with data.download=true they are put there",
+    "ImageNetDataModule.root": "FOLDER, which has train/<class>/* and val/<class>/*",
+    "PreparedDataModule.root": "FOLDER, which qconv data prepare has written",
+    "WebDatasetDataModule.train": "TAR_FILES, such as '\"/data/train-{0000..0146}.tar\"'",
+    "Distillation.weights": "FILE, the teacher's checkpoint, or null for the weights that it has",
+    "init_from": "FILE, a checkpoint of the network that this recipe starts from, or null for random weights",
+}
+"""What a key stands for that has no default, by the class that takes it."""
+
+
+def message(error: BaseException) -> str:
+    """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
+    if isinstance(error, InstantiationException) and error.__cause__ is not None:
+        return str(error.__cause__)
+    if isinstance(error, OverrideParseException) and "=" not in error.override and error.override[:1] != "~":
+        return f"{error.override!r} is not KEY=VALUE (qconv train --help lists the keys)"
+    if isinstance(error, OverrideParseException):
+        key = error.override.partition("=")[0]
+        return f"can't read {error.override!r}: a value with brackets, colons or commas needs quotes, {key}='\"…\"'"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
+        return _unknown_option(error.missing_cfg_file, [*error.options], str(error))
+    if isinstance(error, MissingMandatoryValue) and error.full_key is not None:
+        return must_be_given(str(error.full_key), error.parent_node)
+    if (of_key := _unknown_key(error)) is not None:
+        return of_key
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot use {error.filename}: {error.strerror}"
+    return str(error)
+
+
+def must_be_given(key: str, parent: object) -> str:
+    """What to say of a key that has no value and needs one.
+
+    Args:
+        key: the whole key.
+        parent: the node of the config that has it.
+    """
+    target = str(parent.get("_target_", "")) if isinstance(parent, DictConfig) else ""
+    name = ".".join(filter(None, (target.rpartition(".")[2], key.rpartition(".")[2])))
+    return f"{key} must be given: {key}={MUST_BE_GIVEN.get(name, '…')}"
+
+
+def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
+    """What to say of ``group=option`` without such a config: with the nearest, also in a subfolder."""
+    group, _, name = wanted.partition("/")
+    if group == "hydra":
+        return f"{otherwise.rstrip()}\n{remedy('hydra_plugins')} adds some"
+    here = folder() / group
+    files = {str(path.relative_to(here).with_suffix("")) for path in here.rglob("*.yaml")}
+    known = sorted(files if "/" in name else files.union(options))
+    last, end = {each: each.rpartition("/")[2] for each in known}, name.rpartition("/")[2]
+    near = [each for each in known if last[each] == end] or [each for each in known if end in last[each]]
+    near = near or [each for each in known if last[each] in difflib.get_close_matches(end, last.values(), n=1)]
+    if near:
+        return f"there is no {group}={name}: did you mean {' or '.join(f'{group}={each}' for each in near[:3])}?"
+    listed = f"there are {', '.join(known)}" if len(known) < 60 else "qconv train --help lists what there is"
+    return f"there is no {group}={name}; {listed}"
+
+
+def _unknown_key(error: BaseException) -> str | None:
+    """What to say of an override of a key that the config lacks: with the nearest that it has; None of other errors."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        cause = cause.__cause__
+    if cause is None or cause.full_key is None or not isinstance(cause.parent_node, DictConfig):
+        return None
+    key = str(cause.full_key)
+    *parents, name = key.split(".")
+    place, node = ".".join(parents), cause.parent_node
+    whole = re.search(r"Could not override '([^']+)'", str(error))
+    below = whole[1].removeprefix(key) if whole is not None and whole[1].startswith(f"{key}.") else ""
+    known = [str(each) for each in node if each != "hydra" and not str(each).startswith("_")]
+    near = difflib.get_close_matches(name, known, n=1) or _below(node, name)
+    if near:
+        hint = f"did you mean {'.'.join([*parents, *near])}{below}?"
+    elif others := [scheme for scheme, defaults in scheme_defaults() if place == "scheme" and name in defaults]:
+        hint = f"these schemes have one: {', '.join(others)} (scheme={others[0]} {key}=…)"
+    else:
+        hint = f"there are {', '.join(known)}"
+    rest = f"; +{key}=… adds a key" if parents and "these schemes" not in hint else ""
+    target = f" ({node['_target_']})" if place == "scheme" and "_target_" in node else ""
+    return f"{place or 'the config'}{target} has no {name}: {hint}{rest}"
+
+
+def _below(node: DictConfig, name: str) -> list[str]:
+    """The place of the name one level down, as ``optimizer.lr`` for ``lr``."""
+    nodes = [key for key in node if key != "hydra" and not OmegaConf.is_missing(node, key)]
+    inner = [(key, node._get_node(key)) for key in nodes]
+    return [f"{key}.{name}" for key, each in inner if isinstance(each, DictConfig) and name in each][:1]
