@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from . import layers
-from .after_training.hessian import probe, quantized_layers
+from .after_training.hessian import differentiated_twice, probe, quantized_layers
 from .after_training.sensitivity import float_but
 from .checks import check_at_least_one, check_whole
 from .layers import QuantizedLayer
@@ -168,18 +168,19 @@ def deltas_of(
         follow(layer)
     was = {parameter: parameter.requires_grad for parameter in model.parameters()}
     positions: Positions = {name: [] for name in ewgs_quantizers(model)}
+    sums, calls = dict.fromkeys(positions, 0.0), dict.fromkeys(positions, 0)
     try:
         for parameter in was:
             parameter.requires_grad_(False)
-        with _measured(model, positions) as weights:
-            value = loss(functional_call(model, weights, (images,), tie_weights=False), labels)
-        tensors = [(name, q) for name, found in positions.items() for q in found]
-        gradients = torch.autograd.grad(value, [q for _, q in tensors], create_graph=True, allow_unused=True)
-        sums, calls = dict.fromkeys(positions, 0.0), dict.fromkeys(positions, 0)
-        pairs = [(*tensor, g) for tensor, g in zip(tensors, gradients, strict=True) if g is not None]
-        for name, q, g in shown(pairs, "Hessian", len(pairs)):  # without the weights of layers that are not called
-            sums[name] += _delta(q, g, probes, generator)
-            calls[name] += 1
+        with differentiated_twice("give EWGS its delta as an argument"):
+            with _measured(model, positions) as weights:
+                value = loss(functional_call(model, weights, (images,), tie_weights=False), labels)
+            tensors = [(name, q) for name, found in positions.items() for q in found]
+            gradients = torch.autograd.grad(value, [q for _, q in tensors], create_graph=True, allow_unused=True)
+            pairs = [(*tensor, g) for tensor, g in zip(tensors, gradients, strict=True) if g is not None]
+            for name, q, g in shown(pairs, "Hessian", len(pairs)):  # without the weights of layers that are not called
+                sums[name] += _delta(q, g, probes, generator)
+                calls[name] += 1
     finally:
         for parameter, required in was.items():
             parameter.requires_grad_(required)

@@ -23,6 +23,7 @@ import qconv
 from qconv import models as qconv_models, schemes
 from qconv.convert.activations import CHOICES, BeforeSign, replaced
 from qconv.convert.one_signed import one_signed_inputs
+from qconv.convert.source import calls_of
 from qconv.quantizers.behind import ACTIVATIONS, note_of
 from qconv.training.assemble import quantized_model
 from qconv.training.checkpoint_io import CheckpointError
@@ -549,3 +550,63 @@ def test_pact_starts_where_few_bits_have_levels() -> None:
     assert quantizer.alpha.item() == 8
     assert quantizer(torch.linspace(0, 1, 5)).unique().numel() == 1  # what it was before
     assert qconv.quantizers.PACT(2)(torch.linspace(0, 1, 5)).unique().numel() == 3
+
+
+def test_an_activation_in_a_block_that_cannot_be_traced() -> None:
+    """It may be called more than once, where no sign follows, so negative values must not pass as they are."""
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.relu, self.second = conv(), nn.ReLU(), conv()
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = self.second(self.relu(self.first(x)))
+            if float(out.detach().sum()) == 1e9:  # what torch.fx can't follow
+                return x
+            return self.relu(out + x)
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), Residual(), nn.Conv2d(8, 2, 3))
+    qconv.convert(model, schemes.bnn())
+    inside: Any = model[1]
+    assert isinstance(inside.relu, nn.LeakyReLU)
+    x = torch.randn(2, 3, 9, 9)
+    assert model[:2](x).max() > 10 * -model[:2](x).min()
+
+
+class Held(nn.Module):
+    """A module of which `calls_of` counts the calls."""
+
+    act: Any
+    other: Any
+
+    def twice(self, x: Tensor) -> Tensor:
+        return self.act(self.other(self.act(x)))
+
+
+class Either(Held):
+    def twice(self, x: Tensor) -> Tensor:
+        if x.ndim == 2:
+            return self.act(x)
+        if x.ndim == 3:
+            x = self.other(x)
+            x = x + 1
+        else:
+            x = x + 1
+        with torch.no_grad():
+            return self.other(self.act(x))
+
+
+class Looped(nn.Module):
+    act: Any
+
+    def forward(self, xs: list[Tensor]) -> list[Tensor]:
+        return [self.act(x) for x in xs]
+
+
+def test_calls_in_the_source_of_a_class() -> None:
+    assert calls_of(Held, "act") == 2
+    assert calls_of(type("Alone", (nn.Module,), {}), "act") == 0
+    assert calls_of(Looped, "act") == 2
+    assert calls_of(Either, "act") == 1
+    assert calls_of(Either, "other") == 2

@@ -273,3 +273,49 @@ def test_layers_with_a_scheme_of_their_own_are_not_chosen_for() -> None:
     assert [model[place].weight_quantizer.bits for place in (0, 6)] == [8, 8]
     qconv.calibrate(model, [images])
     assert found.bops == qconv.summarize(model, (1, 7, 7)).bops
+
+
+class Gated(nn.Module):
+    """A gate and attention, as MobileNetV3 and transformers have them."""
+
+    def __init__(self, gate: nn.Module) -> None:
+        super().__init__()
+        self.first, self.second, self.gate, self.fc = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 4, 3), gate, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.gate(self.second(self.first(x))).flatten(2).mT
+        return self.fc(F.scaled_dot_product_attention(tokens, tokens, tokens).mean(1))
+
+
+def test_operators_without_a_second_derivative_of_torch() -> None:
+    found = []
+    for gate in (nn.Hardsigmoid(), Sixth()):
+        torch.manual_seed(0)
+        found.append(traces(qconv.convert(Gated(gate), schemes.lsq(8, 8)), [pictures()], 8, seed=0))
+    for name, (of_weight, of_inputs) in found[0].items():
+        torch.testing.assert_close((of_weight, *of_inputs), (found[1][name][0], *found[1][name][1]))
+    assert len(found[0]) == 1
+
+
+class Sixth(nn.Module):
+    """Hardsigmoid, written out."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x + 3).clamp(0, 6) / 6
+
+
+class NoSecond(nn.Module):
+    """A function without a second derivative."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.ctc_loss(x.flatten(2).movedim(2, 0).log_softmax(2), torch.ones(len(x), 1).long(), *lengths(x)) * x
+
+
+def lengths(x: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.full((len(x),), x[0, 0].numel()), torch.ones(len(x)).long()
+
+
+def test_an_operator_that_cannot_be_differentiated_twice() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 3), NoSecond(), nn.Flatten(), nn.Linear(27, 3))
+    with pytest.raises(ValueError, match=r"model computes \S*ctc_loss, which torch can't differentiate twice: "):
+        assign(model, *pictures())

@@ -279,3 +279,19 @@ def test_a_layer_that_is_called_later_is_shipped(training: bool) -> None:
     assert head.is_bypassed != training  # evaluation may read it still
     model.eval()(torch.randn(2, 8), 1)
     assert not head.is_bypassed
+
+
+def test_the_first_forward_may_be_in_a_transform() -> None:
+    """Tensors of `torch.func` have no storage; the forward after it is watched."""
+    model = qconv.convert(Network(), schemes.bwn(), skip=())
+    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
+    input = torch.randn(2, 8)
+    torch.func.grad(lambda values: torch.func.functional_call(model, values, (input,)).sum())(parameters)
+    with pytest.warns(UserWarning, match="never calls"):
+        model(input)
+
+
+def test_a_quantized_layer_is_not_mapped() -> None:
+    layer = qconv.QConv2d(3, 4, 3)
+    with pytest.raises(RuntimeError, match=r"torch.vmap can't map quantized layers: call the model for each sample"):
+        torch.vmap(layer)(torch.randn(2, 1, 3, 8, 8))

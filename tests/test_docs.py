@@ -20,6 +20,7 @@ from test_package import ROOMS
 from torch import Tensor
 
 import qconv
+from docs_build import recipes
 from docs_build.__main__ import loads_from_elsewhere
 from docs_build.figures import FOLDER, METHODS, as_svg, draw, figures
 from docs_build.house import LATE, rooms, without_what_follows
@@ -208,6 +209,11 @@ def test_the_figures_are_what_the_methods_do() -> None:
             assert far_apart(corners, committed[curve]) < 2, (
                 f"{name}.svg, {curve}: run python -m docs_build.figures, and look at it"
             )
+
+
+def test_the_page_of_recipes_is_that_of_their_files() -> None:
+    assert recipes.PAGE.read_text() == recipes.page(), "run python -m docs_build.recipes"
+    assert recipes.page().count("\n| `") == len(list((ROOT / "configs/experiment").glob("*/*.yaml")))
 
 
 def test_the_house_is_that_of_the_imports() -> None:

@@ -156,6 +156,36 @@ def test_from_the_first_training_step_on_they_do_not(scheme: Scheme) -> None:
     assert all(map(torch.equal, layer.weight_quantizer.parameters(), learned))
 
 
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "no optimizer has them"])
+@pytest.mark.parametrize("way", ["training", "evaluation", "compiled"])
+def test_nor_when_the_weight_alone_is_trained(way: str, frozen: bool) -> None:
+    """Evaluation mode is usual where norms are frozen; in compiled code nothing sees a training begin."""
+    torch._dynamo.reset()
+    model = qconv.convert(network(), schemes.lsq(2, 8), skip=())
+    qconv.calibrate(model, [x := torch.randn(2, 3, 9, 9)])
+    model.train(way != "evaluation")
+    quantizer: Any = model[1].weight_quantizer
+    quantizer.requires_grad_(not frozen)
+    before = quantizer.step.clone()
+    called = torch.compile(model, backend="aot_eager") if way == "compiled" else model
+    optimizer = torch.optim.Adam([layer.weight for layer in model if isinstance(layer, nn.Conv2d)], lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        called(x).square().mean().backward()
+        optimizer.step()
+    model.eval()(x)
+    assert quantizer.step.equal(before)
+
+
+def test_gradients_of_the_float_training_are_no_training() -> None:
+    model = network()
+    model(torch.randn(2, 3, 9, 9)).sum().backward()
+    layer = qconv.convert(model, schemes.lsq(2, 8), skip=())[1]
+    nn.init.normal_(layer.weight)
+    layer.eval()
+    assert layer.weight_quantizer.step.equal(built_with(layer.weight, schemes.lsq(2, 8)).weight_quantizer.step)
+
+
 @EACH_FROM_WEIGHT
 def test_nor_do_those_that_were_loaded_or_averaged(scheme: Scheme) -> None:
     source: Any = qconv.QConv2d(3, 4, 3, scheme=scheme)

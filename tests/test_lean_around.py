@@ -419,3 +419,9 @@ def test_scaled_gradients_in_bfloat16(device: str) -> None:
     for one, other in zip(model.parameters(), lean.parameters(), strict=True):
         assert are_equal(one, other)
     assert any(isinstance(module, QuantizedLayer) for module in lean.modules())
+
+
+def test_each_lean_module_is_traced() -> None:
+    model = qconv.lean(torchvision.models.resnet18(num_classes=10))
+    x = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(fx.symbolic_trace(model).eval()(x), model.eval()(x))

@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import METHODS
 from timm.optim.adamp import AdamP
+from timm.optim.lookahead import Lookahead
 from timm.optim.rmsprop_tf import RMSpropTF
 from torch import nn
 
@@ -450,3 +451,21 @@ def test_a_float_stage_is_the_float_layer(scheme: qconv.Scheme, ramp: float, lea
         qconv.set_progress(model, 0.9)
         torch.testing.assert_close(model.train()(input), plain(input))
         torch.testing.assert_close(model.eval()(input), plain.eval()(input))
+
+
+def test_a_slow_weight_starts_where_its_stage_does() -> None:
+    """Lookahead averages each weight with one of some steps ago, which knows nothing of the first batch of a stage."""
+    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.bnn()), (0.5, schemes.lsq(4, 4))]))
+    optimizer = Lookahead(torch.optim.SGD(layer.parameters(), lr=0.0), k=3)
+    qconv.after_every_step(optimizer, layer)
+    step = cast(Any, layer.input_quantizer).quantizers[1].step
+    first = torch.ones(())
+    for index in range(14):
+        qconv.set_progress(layer, index / 14)
+        optimizer.zero_grad()
+        layer(torch.randn(2, 4, 6, 6)).square().mean().backward()
+        optimizer.step()
+        if index == 7:
+            first = step.detach().clone()
+            assert first != 1
+    torch.testing.assert_close(step, first)

@@ -310,15 +310,18 @@ BY_SCHEDULE = [
 ]
 
 
-@pytest.mark.parametrize("scheme", [schemes.pact(), schemes.dorefa(), *STARTS_FROM_DATA, *BY_SCHEDULE], ids=str)
-def test_layers_from_the_meta_device_start_anew(scheme: Scheme) -> None:
+@pytest.mark.parametrize(
+    "scheme", [schemes.pact(), schemes.dorefa(), schemes.ewgs(), *STARTS_FROM_DATA, *BY_SCHEDULE], ids=str
+)
+@pytest.mark.parametrize("garbage", [1e20, float("nan")])
+def test_layers_from_the_meta_device_start_anew(scheme: Scheme, garbage: float) -> None:
     """What torch does with large models: no memory at first, then `to_empty` and `reset_parameters`."""
     with torch.device("meta"):
         layer: Any = qconv.QConv2d(2, 4, 3, scheme=scheme)
     layer.to_empty(device="cpu")
     for part in layer.modules():
         for tensor in (*part.parameters(recurse=False), *part.buffers(recurse=False)):
-            tensor.data.fill_(1e20)  # what may stand there
+            tensor.data.fill_(garbage)
     torch.manual_seed(3)
     layer.reset_parameters()
     torch.manual_seed(3)

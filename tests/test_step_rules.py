@@ -11,6 +11,7 @@ import pytest
 import torch
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 from test_train import config, send
+from timm.optim.lookahead import Lookahead
 from torch import Tensor, nn
 
 import qconv
@@ -400,3 +401,25 @@ def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
 def test_dampening_of_a_run_is_checked() -> None:
     with pytest.raises(ValueError, match=r"dampening \(=-1\) must be at least 0 and finite"):
         Classifier(nn.Linear(2, 2), torch.optim.SGD, dampening=-1)  # pyright: ignore[reportArgumentType]
+
+
+def test_what_a_wrapped_optimizer_saves() -> None:
+    model = network(schemes.lsq(3, 8))
+    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    Oscillations(freeze=0.02).attach(model, optimizer)
+    steps(model, optimizer, 2)
+    saved = {name for state in optimizer.state_dict()["state"].values() for name in state}
+    assert {"oscillation_frequency", "oscillation_frozen"} <= saved
+
+
+def test_an_optimizer_that_saves_nothing_of_it() -> None:
+    class ZeroRedundancyOptimizer(torch.optim.SGD):
+        """As torch's, which needs a process group: the one inside has some of the parameters."""
+
+        optim: torch.optim.Optimizer
+
+    model = network(schemes.lsq(3, 8))
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), lr=0.1)
+    optimizer.optim = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    with pytest.warns(UserWarning, match=r"ZeroRedundancyOptimizer saves nothing of what Oscillations\("):
+        Oscillations(freeze=0.02).attach(model, optimizer)

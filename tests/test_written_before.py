@@ -86,6 +86,7 @@ CHANGED = {
     "qconv.quantizers.ReSTE",
     "qconv.quantizers.FixedPoint",  # bound
     "qconv.training.Classifier",  # step_rules and dampening
+    *(f"qconv.{module}export_onnx" for module in ("", "onnx.")),  # metadata
     *(f"qconv.{module}parameter_groups" for module in ("", "optim.")),  # lr
 }
 """What CHANGELOG tells of."""

@@ -1,5 +1,6 @@
 """What rounding costs to second order: traces of the loss's Hessian, and the increase of the loss that they predict."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from ..layers import QuantizedLayer
 from ..layers.trial import trial
@@ -18,6 +21,33 @@ Batches = Sequence[tuple[Tensor, Tensor | None]]
 """Pictures, and their classes if they are known."""
 
 
+class _WithSecondDerivatives(TorchFunctionMode):
+    """Computes Hardsigmoid by functions that torch can differentiate twice."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        del types
+        if func in (F.hardsigmoid, torch._C._nn.hardsigmoid):  # pyright: ignore
+            return F.relu6(args[0] + 3) / 6
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def differentiated_twice(remedy: str) -> Iterator[None]:
+    """Compute so that gradients have gradients: attention without its fused kernels, for one.
+
+    Raises:
+        ValueError: an operator has no second derivative; the message names it, and ends in ``remedy``.
+    """
+    try:
+        with sdpa_kernel(SDPBackend.MATH), _WithSecondDerivatives():
+            yield
+    except RuntimeError as error:
+        found = re.search(r"derivative for (\S+?)(_backward)? is not implemented", str(error))
+        if found is None:
+            raise
+        raise ValueError(f"model computes {found[1]}, which torch can't differentiate twice: {remedy}") from error
+
+
 def traces(
     model: nn.Module, batches: Batches, probes: int, seed: int, *, of_inputs: bool = True
 ) -> dict[str, tuple[float, list[float]]]:
@@ -27,6 +57,13 @@ def traces(
     of ``v · (H v)`` over vectors v of random signs is the trace of H. Each tensor has its own vectors: one vector for
     all of them would have the same expectation, but the coupling of layers as noise.
     """
+    with differentiated_twice("take measure='measured', which needs no second derivative"):
+        return _traces(model, batches, probes, seed, of_inputs)
+
+
+def _traces(
+    model: nn.Module, batches: Batches, probes: int, seed: int, of_inputs: bool
+) -> dict[str, tuple[float, list[float]]]:
     layers = quantized_layers(model)
     generator = torch.Generator().manual_seed(seed)
     of_weights = dict.fromkeys(layers, 0.0)

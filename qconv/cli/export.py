@@ -1,6 +1,7 @@
 """``qconv export``: a trained model as a file for use elsewhere."""
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,17 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run, more="pictures")
 
 
+def _described(source: Source) -> dict[str, str]:
+    """What the packed file says of pictures and classes, for the metadata of the ONNX file; without one, nothing."""
+    if source.is_run and not (source.path / PACKED).is_file():
+        return {}
+    from ..packed.load import read_header
+
+    header = read_header(source.packed_file)
+    pictures = {} if header.pictures is None else {"pictures": header.pictures.model_dump_json()}
+    return pictures | ({} if header.classes is None else {"classes": json.dumps(header.classes)})
+
+
 def run(options: argparse.Namespace) -> int:
     """Write the file, and print its size."""
     source: Source = options.model
@@ -58,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         out = options.out or folder / "model.onnx"
         example = source.inputs(options.pictures, PICTURES, "train")
         model = source.predictor.model if options.pictures else source.shipped()
-        compared = export_onnx(model, out, example, round_outputs=options.round_outputs)
+        compared = export_onnx(model, out, example, round_outputs=options.round_outputs, metadata=_described(source))
     print(f"{out}: {out.stat().st_size:,} bytes")
     if compared is not None:
         print(f"against the trained model: {compared}")

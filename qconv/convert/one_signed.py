@@ -12,6 +12,7 @@ from torch import fx, nn
 from torch.fx.proxy import TraceError
 
 from .activations import RELUS, is_one_signed
+from .source import calls_of
 
 
 class Site(NamedTuple):
@@ -101,6 +102,7 @@ def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str]
     except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, KeyError, IndexError):
         for layer, sites in _by_order(module, layers, names):
             found.add(layer, sites)
+            found.elsewhere.update(site for site in sites if _is_used_again(site, names))
         for child in module.children():
             _look(child, layers, names, found)
         return
@@ -191,6 +193,13 @@ def _joined(parts: list[Calls | None]) -> Calls | None:
     if any(part is None for part in parts):
         return None
     return frozenset().union(*(part for part in parts if part is not None))
+
+
+def _is_used_again(site: Site, names: dict[nn.Module, str]) -> bool:
+    """Whether the class that holds the activation calls it more than once, as a residual block may, or in a loop."""
+    place, _, name = site.name.rpartition(".")
+    holder = next((type(module) for module, known in names.items() if known == place), nn.Module)
+    return calls_of(holder, name) > 1
 
 
 def _by_order(

@@ -130,6 +130,11 @@ class _QuantizedOp(torch.autograd.Function):
         ctx.save_for_backward(weight, *extra, *own, *looked_up, *kept, *again)
 
     @staticmethod
+    def vmap(info: Any, in_dims: Any, *args: Any) -> Any:
+        del info, in_dims, args
+        raise RuntimeError("torch.vmap can't map quantized layers: call the model for each sample in turn")
+
+    @staticmethod
     @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the names
         ctx: Any, *grad_outputs: Tensor

@@ -256,11 +256,13 @@ class QuantizedLayer(nn.Module):
         if self.training and not compiling:
             watch(self, input)
         output = self._compute(input, op, bias, quantizers, *extra)
-        if self.training and not compiling and output.requires_grad:
+        if not compiling and output.requires_grad:
             if calibrates and is_distributed():
                 output.register_hook(leaving())
-            if is_watched(self):
+            if self.training and is_watched(self):
                 output.register_hook(backward_of(self))
+            if self.__dict__.get("_origin") is not None and self.is_trained:  # it is trained in evaluation mode
+                output.register_hook(partial(leave, self))
         return output
 
     def _compute(
@@ -349,9 +351,11 @@ class QuantizedLayer(nn.Module):
             own = getattr(self, place)
             if new is None or type(new) is not type(own):
                 continue
-            # What a weight's quantizer learns comes from the weight, below.
-            state = dict(new.named_buffers() if place == "weight_quantizer" else new.state_dict())
             shapes = {name: tensor.shape for name, tensor in own.state_dict().items()}
+            state = dict(new.state_dict())  # without what it says of its bits
+            if place == "weight_quantizer":  # what it learns comes from the weight, below, perhaps in another shape
+                learned = {name for name, tensor in new.named_parameters() if shapes.get(name) != tensor.shape}
+                state = {name: tensor for name, tensor in state.items() if name not in learned}
             if all(shapes.get(name) == tensor.shape for name, tensor in state.items()):
                 own.load_state_dict(state, strict=False)
         self.weight_quantizer.initialize(self.filters().detach())

@@ -109,6 +109,7 @@ class FirstForwards:
         if (
             torch.compiler.is_compiling()
             or torch._C._get_tracing_state() is not None
+            or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore  # no storage there
             or any(isinstance(argument, Proxy) for argument in args)
         ):
             return

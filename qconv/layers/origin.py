@@ -33,6 +33,7 @@ class Origin(NamedTuple):
 
     weight: Seen
     learned: tuple[Seen, ...]
+    gradient: tuple[int, int] | None  # of the weight: its identity and version
 
 
 def mark(layer: Any) -> None:
@@ -41,10 +42,20 @@ def mark(layer: Any) -> None:
 
 
 def follow(layer: Any) -> None:
-    """Set the learned tensors anew if the weight has been written to since `mark`, and they have not."""
+    """Set the learned tensors anew if the weight has been written to since `mark`, and they have not.
+
+    Not if training has started meanwhile, which a gradient shows that the weight has got: under `torch.compile` nothing
+    else does. Nor if they are frozen and the weight is not, for then they are to stay.
+    """
     known: Origin | None = layer.__dict__.get("_origin")
     now = None if known is None else _origin(layer)
     if known is None or now is None:
+        return
+    if now.gradient not in (None, known.gradient):
+        leave(layer)
+        return
+    learned = [*layer.weight_quantizer.parameters()]
+    if layer.weight.requires_grad and not any(tensor.requires_grad for tensor in learned):
         return
     as_learned = len(now.learned) == len(known.learned) and all(map(Seen.is_as, now.learned, known.learned))
     if as_learned and now.weight.is_as(known.weight):
@@ -62,8 +73,9 @@ def follow_cast(layer: Any) -> None:
         layer.__dict__["_origin"] = now
 
 
-def leave(layer: Any) -> None:
-    """Stop following: training has started, so the learned tensors become independent."""
+def leave(layer: Any, grad: object = None) -> None:
+    """Stop following: training has started, so the learned tensors become independent; also as a hook of a gradient."""
+    del grad
     layer.__dict__["_origin"] = None
 
 
@@ -73,7 +85,9 @@ def _origin(layer: Any) -> Origin | None:
     plain = all(type(tensor) is nn.Parameter and not tensor.is_inference() for tensor in tensors)
     if not learned or not plain or weight.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return None
-    return Origin(_seen(weight), tuple(map(_seen, learned)))
+    grad = weight.grad
+    gradient = None if grad is None else (id(grad), grad._version)
+    return Origin(_seen(weight), tuple(map(_seen, learned)), gradient)
 
 
 def _seen(tensor: Any) -> Seen:

@@ -23,10 +23,10 @@ class LeanMaxPool2d(nn.MaxPool2d):
     float_type = nn.MaxPool2d
 
     def forward(self, input: Tensor) -> Any:
-        kernel, stride = _pair(self.kernel_size), _pair(self.stride)
-        is_plain = input.ndim == 4 and not self.return_indices and kernel[0] * kernel[1] <= 256 and input.numel()
         if isinstance(input, fx.Proxy):
             return as_node(self, input)
+        kernel, stride = _pair(self.kernel_size), _pair(self.stride)
+        is_plain = input.ndim == 4 and not self.return_indices and kernel[0] * kernel[1] <= 256 and input.numel()
         if not runs_as_written() or not is_recorded() or not input.requires_grad or not is_plain:
             return super().forward(input)
         geometry = kernel, stride, _pair(self.padding), _pair(self.dilation), self.ceil_mode

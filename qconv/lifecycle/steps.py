@@ -92,6 +92,7 @@ class _AfterStep:
         self.left_out: list[_LeftOut] = []
         self.quantizers: list[Quantizer] = []
         self.stages: list[Stages] = []
+        self.waiting: list[Tensor] = []  # after the last step
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         layers = quantized_layers(self.model).values()
@@ -102,8 +103,13 @@ class _AfterStep:
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
             self.stages = [module for module in self.model.modules() if isinstance(module, Stages)]
-        for tensor in _waiting(self.stages):
+        waiting = [*_waiting(self.stages)]
+        for tensor in waiting:
             _set_back(optimizer, tensor)
+        for tensor in (*waiting, *self.waiting):  # those whose stage has just begun, too: their first value came late
+            if isinstance(slow := optimizer.state.get(tensor, {}).get(_SLOW), Tensor):
+                slow.copy_(tensor.detach())
+        self.waiting = waiting
         if self.steps > PATIENCE:
             return
         self.steps += 1
@@ -125,6 +131,8 @@ _AT_THE_START = {
     "mu_product": 1,
 }
 """What these optimizers have of a new tensor. Others use some of these names for values that start elsewhere."""
+_SLOW = "lookahead_slow_buff"
+"""The slow weight of timm's Lookahead, in the state of the optimizer that it wraps."""
 
 
 def _waiting(quantizers: Iterable[Stages]) -> Iterator[Tensor]:
@@ -140,7 +148,7 @@ def _set_back(optimizer: Optimizer, tensor: Tensor) -> None:
     Of an optimizer that is not known, only what is Adam's alone: its moments start at 0 everywhere.
     """
     state = optimizer.state.get(tensor, {})
-    if type(optimizer) not in _KNOWN and not ("exp_avg" in state and state.keys() <= _AT_THE_START.keys()):
+    if type(optimizer) not in _KNOWN and not ("exp_avg" in state and state.keys() - {_SLOW} <= _AT_THE_START.keys()):
         return
     values = {**_AT_THE_START, "sum": optimizer.defaults.get("initial_accumulator_value", 0)}
     for name in values.keys() & state.keys():
@@ -211,13 +219,25 @@ def _level_outside() -> int:
     return level
 
 
+_WRAPPED = "optimizer", "_optimizer", "base_optimizer", "_base_optimizer", "optim"
+
+
+def is_sharding(optimizer: Any) -> bool:
+    """Whether it gives each process an optimizer of its own for some of the parameters; its import takes long."""
+    return type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+
+
 def innermost(optimizer: Any) -> Optimizer:
-    """Return the optimizer that makes the step: Accelerate's, Lightning's and others wrap it, as SAM does."""
+    """Return the optimizer that makes the step: Accelerate's, Lightning's and others wrap it, as SAM and Lookahead do.
+
+    The one in torch's `ZeroRedundancyOptimizer` has a share of the parameters only: that optimizer counts itself.
+    """
     seen: set[int] = set()
     while id(optimizer) not in seen:
         seen.add(id(optimizer))
         attributes = getattr(optimizer, "__dict__", {})
-        inside = (attributes.get(name) for name in ("optimizer", "_optimizer", "base_optimizer"))
+        names = () if is_sharding(optimizer) else _WRAPPED
+        inside = (attributes.get(name) for name in names)
         optimizer = next((value for value in inside if isinstance(value, Optimizer)), optimizer)
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer (={in_a_line(optimizer)}) must be a torch.optim.Optimizer, or wrap one")

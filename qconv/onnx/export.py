@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,12 @@ TOLERANCE = 0.01  # of a step: the allowed error of a rounding to codes, apart f
 
 @torch.no_grad()
 def export_onnx(
-    model: nn.Module, path: str | os.PathLike[str], example: Tensor, *, round_outputs: bool = False
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    example: Tensor,
+    *,
+    round_outputs: bool = False,
+    metadata: Mapping[str, str] | None = None,
 ) -> OnnxComparison | None:
     """Write a trained model as an ONNX file of standard operators, with a batch of any size.
 
@@ -61,6 +67,8 @@ def export_onnx(
         path: the file to write; it appears when it is complete.
         example: typical inputs (N, C, H, W); a few hundred with `round_outputs`.
         round_outputs: compute float outputs in integers, too, rounded to 8 bits.
+        metadata: more entries for the file's metadata, such as the classes; ``qconv export`` writes ``pictures`` (size,
+            mean and std, as JSON) and ``classes``.
 
     Returns:
         The result of `compare_onnx` for the file and the trained model on up to 64 inputs of `example`; None if ONNX
@@ -116,6 +124,7 @@ def export_onnx(
     own_weights(program.model)
     store_integers(program.model)
     program.model.producer_name = "qconv"
+    program.model.metadata_props.update(metadata or {})
     program.model.metadata_props[ROUNDED] = str(round_outputs).lower()
     saturating = [n for n, layer in network.named_modules() if isinstance(layer, QuantizedConv2d) and layer.saturates]
     program.model.metadata_props[SATURATING] = "\n".join(_name_of(name, frozen) for name in saturating)

@@ -1,6 +1,7 @@
 """What else happens to the weights of quantized layers around each optimizer step: the base of such rules."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -9,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..layers import QuantizedLayer
-from ..lifecycle.steps import innermost
+from ..lifecycle.steps import innermost, is_sharding
 from ..quantizers import Stages
 
 State = dict[str, Any]
@@ -79,6 +80,12 @@ class StepRule:
                 quantizer changes in the course of the training.
         """
         inner = innermost(optimizer)
+        if is_sharding(inner):
+            warnings.warn(
+                f"{type(inner).__name__} saves nothing of what {self!r} records about weights: a run that is resumed "
+                "begins it anew. Use torch's fully_shard, or an optimizer that is not sharded",
+                stacklevel=2,
+            )
         held = {parameter for group in inner.param_groups for parameter in group["params"]}
         layers: dict[torch.Tensor, QuantizedLayer] = {}  # a shared weight once
         for name, layer in model.named_modules():

@@ -67,7 +67,7 @@ class Card(BaseModel):
             ("validation accuracy", f"{100 * self.val_accuracy_best:.2f} % best, {100 * self.val_accuracy_final:.2f} % "
              "after the last epoch"),
             ("size", f"{self.packed_bytes:,} bytes; float {self.float_bytes:,}"),
-            ("time", f"{self.seconds / 60:.0f} minutes on {self.machine.get('cpu')}, seed {self.seed}"),
+            ("time", f"{_time(self.seconds)} on {self.machine.get('cpu')}, seed {self.seed}"),
             ("commit", f"`{self.commit}`, torch {self.versions.get('torch')}"),
             ("SHA-256", f"`{self.sha256}`"),
         ]  # fmt: skip
@@ -79,3 +79,7 @@ class Card(BaseModel):
             f'Use it:\n\n```python\nimport qconv\n\nmodel = qconv.load("{self.name}")\n```\n\n'
             f"```bash\nqconv predict {self.name} picture.jpg\n```\n"
         )
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 120 else f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,60 @@
+"""``python -m docs_build.recipes``: write the page of the recipes from the comments at the top of their files."""
+
+import re
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "recipes.md"
+DATA = {
+    "cifar10": (
+        "CIFAR-10",
+        "`data.root=` is the folder of the published files; other pictures of that size: "
+        "`data=image_folder data.root=pictures`.",
+    ),
+    "imagenet": ("ImageNet", "`data.root=` is the folder with `train/<class>/*` and `val/<class>/*`."),
+}
+LEAD = """# Recipes
+
+A recipe is a published training: network, method, optimizer, epochs. `qconv train experiment=NAME data.root=FOLDER`
+runs one, and more words change it (`trainer.max_epochs=100`). Where the column *init_from* has an entry, name the
+checkpoint or file that the training starts from, as in `init_from=runs/float/checkpoints/best.ckpt`; `init_from=null`
+starts from random weights.
+
+*Target* is the published accuracy, on the original files of the data set. (V) was read in the authors' repository, or
+in the one that is named, (M) in the paper, (S) in somebody else's implementation. *Goal* is a number that we set
+ourselves, *Reached* what a run here had. What has been run here, and how far it came, is in
+`experiments/cifar10_recipes` and `experiments/fast_binary`.
+
+This page is made from the comments in `configs/experiment` by `python -m docs_build.recipes`.
+"""
+
+
+def head(path: Path) -> str:
+    """The comment at the top of a recipe, without the line of its command."""
+    lines = takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.removeprefix("#").strip() for line in list(lines)[2:])
+
+
+def rows(folder: Path) -> Iterator[tuple[str, str, str, str]]:
+    """Name, what it trains, its number, and what it starts from, for each recipe in a folder."""
+    for path in sorted(folder.glob("*.yaml")):
+        text = re.sub(r"arXiv:(\d+\.\d+)", r"[\1](https://arxiv.org/abs/\1)", head(path))
+        what, number = re.split(r"(?=\b(?:Target|Goal|Reached): )", text, maxsplit=1)
+        start = re.search(r"^# (.+); null starts .*\ninit_from: ", path.read_text(encoding="utf-8"), re.MULTILINE)
+        yield f"{folder.name}/{path.stem}", what.strip(), number.strip(), start[1] if start else ""
+
+
+def page() -> str:
+    """The whole page."""
+    parts = [LEAD]
+    for name, (title, about) in DATA.items():
+        parts.append(f"\n## {title}\n\n{about}\n\n| experiment | what | accuracy | init_from |\n|---|---|---|---|\n")
+        for recipe, *cells in rows(ROOT / "configs" / "experiment" / name):
+            parts.append(f"| `{recipe}` | {' | '.join(cells)} |\n")
+    return "".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
