@@ -4,6 +4,7 @@ import copy
 import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn.utils.parametrizations import orthogonal
 from torch.nn.utils.prune import l1_unstructured
 
 import qconv
-from qconv import schemes
+from qconv import quantizers, schemes
 from qconv.inference import FrozenModel, freeze, verify
 from qconv.inference.around import Distance
 from qconv.inference.boundaries import as_rounding, staircase
@@ -643,3 +644,66 @@ def test_other_threads_run_while_one_freezes() -> None:
     ends.set()
     thread.join()
     assert not errors
+
+
+@pytest.mark.parametrize("padding_value", [0, 1, -1])
+@pytest.mark.parametrize("weight", [partial(quantizers.ShiftQ, 5), quantizers.ShiftPS])
+def test_shifts_of_signs_have_the_border_of_the_training(weight: Any, padding_value: int) -> None:
+    scheme = Scheme("mine", input=quantizers.Sign, weight=weight, padding_value=padding_value)
+    model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3, padding=1)), scheme, skip=()).eval()
+    frozen = freeze(model)
+    x = torch.randn(2, 8, 6, 6)
+    assert frozen.layers[0].arithmetic == "shift"
+    torch.testing.assert_close(frozen(x), model(x))
+    assert verify(model, frozen, x).equal
+
+
+class Namesake(nn.Module):
+    """Has a layer whose name is the one that a frozen model would give to a part of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)
+        self.first_distance = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.second(nn.functional.max_pool2d(self.norm(self.first(x)), 2))
+        return out + self.first_distance(x)[..., : out.shape[2], : out.shape[3]]
+
+
+def test_a_module_that_is_called_as_a_part_of_the_frozen_model() -> None:
+    model = qconv.convert(Namesake(), schemes.bnn(), skip=("first_distance",))
+    x = torch.randn(4, 3, 12, 12)
+    model(x)
+    frozen = freeze(model.eval())
+    assert frozen.layers[0].gives == "distances"
+    torch.testing.assert_close(frozen(x), model(x))
+    assert verify(model, frozen, x).equal
+
+
+def test_whole_pictures_are_no_bits() -> None:
+    model = nn.Sequential(nn.Conv2d(8, 8, (3, 1), padding=(1, 0)))
+    frozen = freeze(qconv.convert(model, schemes.bnn(), skip=()).eval())
+    with pytest.raises(TypeError, match=r"input has dtype torch.int64; it must be a floating dtype"):
+        frozen(torch.ones(2, 8, 6, 1, dtype=torch.int64))
+
+
+class ScaledInputs(quantizers.Quantizer):
+    """Signs with a scale for each input channel."""
+
+    roles = ("weight",)
+    bits = 1
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return self.codes(x, *tensors).dequantize()
+
+    def codes(self, x: Tensor, *tensors: Tensor) -> quantizers.Codes:
+        return quantizers.Codes(x.sign(), 1 + torch.arange(x.shape[1]).float().view(1, -1, 1, 1))
+
+
+def test_scales_of_another_shape_stay_float() -> None:
+    scheme = Scheme("mine", input=quantizers.Sign, weight=ScaledInputs)
+    model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3)), scheme, skip=()).eval()
+    frozen = freeze(model)
+    assert frozen.layers[0].reason == "its weight has scales (1, 8, 1, 1), not one for each filter"
+    torch.testing.assert_close(frozen(x := torch.randn(2, 8, 6, 6)), model(x))

@@ -280,3 +280,71 @@ def test_a_sample_that_is_no_batch_is_refused(scheme: Scheme) -> None:
     message = r"input has shape \(3, 32, 32\); a frozen model takes batches, of 4 dimensions: call it with .*unsqueeze"
     with pytest.raises(ValueError, match=message):
         freeze(model)(torch.randn(3, 32, 32))
+
+
+# Tensors that a forward makes and then changes
+
+
+class Changes(nn.Module):
+    """Makes a tensor in its forward and writes to it."""
+
+    def __init__(self, change: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1)
+        self.first, self.norm, self.second = nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 8, 3)
+        self.register_buffer("start", torch.ones(8))
+        self.change = change
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.head(self.change(self, self.second(self.norm(self.first(self.stem(input))))))
+
+
+def _sum(model: nn.Module, x: Tensor) -> Tensor:
+    total = torch.zeros(8)
+    total += x.abs().amax((0, 2, 3))
+    return x + total.view(1, -1, 1, 1)
+
+
+def _product(model: nn.Module, x: Tensor) -> Tensor:
+    return x * torch.ones(1).mul_(3).add_(x.mean())
+
+
+def _buffer(model: nn.Module, x: Tensor) -> Tensor:
+    total = model.get_buffer("start").clone()
+    total += x.mean((0, 2, 3))
+    return x + total.view(1, -1, 1, 1)
+
+
+def _place(model: nn.Module, x: Tensor) -> Tensor:
+    mask = torch.ones(1, 1, *SIZE)
+    mask[..., 0, 0] += x.mean()
+    return x * mask
+
+
+def _out(model: nn.Module, x: Tensor) -> Tensor:
+    return x + torch.mean(x.detach(), (0, 2, 3), out=torch.zeros(8)).view(1, -1, 1, 1)
+
+
+SIZE = 5, 5
+
+
+@pytest.mark.parametrize("change", [_sum, _product, _buffer, _place, _out])
+def test_what_a_forward_makes_is_new_in_each_call(change: Any) -> None:
+    model = trained(Changes(change), schemes.bnn(), x := torch.randn(4, 3, 9, 9))
+    frozen = freeze(model)
+    assert frozen.untraced
+    for _ in range(3):
+        torch.testing.assert_close(frozen(x), model(x))
+
+
+def test_values_that_are_changed_in_place_stay_in_the_graph() -> None:
+    def change(model: nn.Module, x: Tensor) -> Tensor:
+        x = x + model.get_buffer("start").view(1, -1, 1, 1)
+        x += 1
+        return x.relu_()
+
+    model = trained(Changes(change), schemes.bnn(), x := torch.randn(4, 3, 9, 9))
+    frozen = freeze(model)
+    assert not frozen.untraced
+    for _ in range(2):
+        torch.testing.assert_close(frozen(x), model(x))

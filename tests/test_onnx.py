@@ -3,6 +3,7 @@
 import copy
 import itertools
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import qconv
-from qconv import schemes
+from qconv import quantizers, schemes
 from qconv.inference import freeze
 from qconv.inference.freeze import build
 from qconv.inference.layers import Encode, IntegerConv2d
@@ -26,6 +27,7 @@ from qconv.onnx.export import TOLERANCE, in_onnx
 from qconv.onnx.layers import QuantizedConv2d, may_saturate
 from qconv.onnx.rounding import whole_bias
 from qconv.onnx.sums import steps_of_a_sum
+from qconv.scheme import Scheme
 from tests.test_freeze import chain, trained
 
 pytestmark = pytest.mark.usefixtures("torchlib_read_once")
@@ -537,3 +539,21 @@ def test_wrappers_are_removed(tmp_path: Path) -> None:
     assert found is not None
     assert found.samples == 4
     agree(model, tmp_path / "model.onnx", input)
+
+
+@pytest.mark.parametrize("input", [quantizers.LSQPlusInput, quantizers.DSQInput])
+@pytest.mark.parametrize("weight", [partial(quantizers.ShiftQ, 5), quantizers.ShiftPS])
+def test_powers_of_two_below_one_are_no_whole_numbers(input: Any, weight: Any, tmp_path: Path) -> None:
+    scheme = Scheme("mine", input=partial(input, 4), weight=weight)
+    model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3), nn.Flatten()), scheme, skip=())
+    model(x := torch.randn(4, 8, 6, 6))
+    found = qconv.export_onnx(model.eval(), tmp_path / "model.onnx", x)
+    assert found is not None
+    assert found.agrees
+
+
+def test_metadata(tmp_path: Path) -> None:
+    model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3), nn.Flatten()), schemes.bnn(), skip=()).eval()
+    qconv.export_onnx(model, tmp_path / "model.onnx", torch.randn(2, 8, 6, 6), metadata={"classes": '["cat", "dog"]'})
+    told = onnxruntime.InferenceSession(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map
+    assert told["classes"] == '["cat", "dog"]'

@@ -825,3 +825,25 @@ def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     with pytest.raises(OSError, match="cannot be written: No space left on device"):
         qconv.save_packed(trained(schemes.bwn()), tmp_path / "model")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_a_file_of_codes_alone_keeps_the_dtype(dtype: torch.dtype, tmp_path: Path) -> None:
+    def network() -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(3, 4, 3, bias=False), nn.Flatten())
+
+    model = qconv.convert(network(), schemes.bnn(), skip=()).to(dtype).eval()
+    qconv.save_packed(model, tmp_path / "model")
+    x = torch.randn(2, 3, 8, 8, dtype=dtype)
+    assert qconv.load_packed(tmp_path / "model", network())(x).equal(model(x))
+
+
+def tripled(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return 3 * output
+
+
+def test_hooks_are_not_in_the_file(tmp_path: Path) -> None:
+    model = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), schemes.bwn(), skip=()).eval()
+    model[1].register_forward_hook(tripled)
+    with pytest.warns(UserWarning, match=r"layer '1' \(ReLU\) has hooks, which the file does not hold"):
+        qconv.save_packed(model, tmp_path / "model")

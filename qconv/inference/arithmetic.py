@@ -64,6 +64,8 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
             return Arithmetic("float", f"the codes of its {what} have an offset, or two scales")
     if levels.scale.numel() != 1:
         return Arithmetic("float", "its input channels have scales of their own")
+    if weight.scale.numel() != 1 and weight.scale.shape != (len(weight.values), *[1] * (weight.values.ndim - 1)):
+        return Arithmetic("float", f"its weight has scales {tuple(weight.scale.shape)}, not one for each filter")
     low, high = levels.low, levels.high
     per_filter = weight.scale.double().expand(len(weight.values), *[1] * (weight.values.ndim - 1))
     scale = per_filter.flatten() * levels.scale.detach().double().flatten()

@@ -36,7 +36,9 @@ class FixedWeight(Quantizer):
         self.bits, self.signs, self.code_dtype = trained.bits, trained.signs, trained.code_dtype
         self.is_whole = is_whole
         values, scale = (None, None) if whole is None else whole
-        is_8_bits = values is not None and not is_whole and bool((values.abs() <= 127).all())
+        # Whole numbers may be multiples of a power of two below 1.
+        fits = values is not None and torch.equal(values.to(torch.int8).to(values.dtype), values)
+        is_8_bits = fits and values is not None and not is_whole and bool((values != -128).all())
         if scale is not None and values is not None:
             by_filter = len(values), *[1] * (values.ndim - 1)
             is_8_bits = is_8_bits and scale.dtype == torch.float32 and (scale.numel() == 1 or scale.shape == by_filter)

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 from ..kernels.bits import unpack_signs
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
 from ..quantizers.base import Codes, Quantizer
+from .around import Distance
 from .freeze import FrozenModel
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .rewrite import Frozen, distance_name
@@ -116,7 +117,10 @@ class LayerPair:
         if told.arithmetic != "float":
             self.integer = next((module for module in self.whole.modules() if isinstance(module, IntegerLayer)), None)
         if told.gives == "distances":
-            self.distance = frozen.find(distance_name(told.name))
+            name = distance_name(told.name)
+            while not isinstance(found := frozen.find(name), Distance):
+                name += "_"
+            self.distance = found
 
     def given(self, input: Tensor) -> Tensor:
         """Return the frozen layer's input for the trained one's `input`: floats, or codes of the layer before it."""

@@ -101,13 +101,14 @@ class IntegerLayer(nn.Module):
 class BinaryConv2d(IntegerLayer):
     """Convolution of signs by exclusive or and counting bits.
 
-    It takes floats, whose signs it uses, or the bits of another binary layer; with `threshold` set it returns bits. If
-    the signs of floats do not change at 0 (ReActNet's learned shifts), `encoder` makes them.
+    It takes floats, whose signs it uses, or if `takes_bits` the bits of another binary layer; with `threshold` set it
+    returns bits. If the signs of floats do not change at 0 (ReActNet's learned shifts), `encoder` makes them.
     """
 
     weight: Tensor
     tap_sums: Tensor
     threshold: Tensor | None
+    takes_bits: bool = False
 
     def __init__(
         self, signs: Tensor, window: Window, scale: Tensor, bias: Tensor, encoder: Encode | None = None
@@ -145,7 +146,7 @@ class BinaryConv2d(IntegerLayer):
 
     def _signed(self, input: Tensor) -> Tensor:
         """Return values with the signs to convolve."""
-        if not input.is_floating_point() and (self.encoder is not None or input.dtype != torch.int64):  # not bits
+        if not input.is_floating_point() and not (self.takes_bits and input.dtype == torch.int64):  # pictures
             raise _not_floating(input)
         return self.encoder(input) if self.encoder is not None else input
 
@@ -267,8 +268,11 @@ class ShiftConv2d(IntegerLayer):
         return self.encoder(input)
 
     def sums(self, input: Tensor) -> Tensor:
-        *geometry, _ = self.window
-        return torch.ops.qconv.shift_conv2d(self.codes(input), self._weights(), self.places, *geometry)
+        stride, padding, dilation, groups, value = self.window
+        codes = self.codes(input)
+        if value != 0:  # the operator pads with zeros
+            codes, padding = self.window.pad(codes), (0, 0, 0, 0)
+        return torch.ops.qconv.shift_conv2d(codes, self._weights(), self.places, stride, padding, dilation, groups)
 
     def whole_weight(self) -> Tensor:
         return sum(weight.long() << place for weight, place in zip(self._weights(), self.places, strict=True))  # pyright: ignore

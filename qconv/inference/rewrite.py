@@ -168,6 +168,8 @@ class Rewriter:
         new = frozen_layer(layer, arithmetic)
         if isinstance(new, BinaryConv2d | IntegerConv2d) and node in self.takes_codes:
             new.encoder = None
+            if isinstance(new, BinaryConv2d):
+                new.takes_bits = True
         told = Frozen(name, arithmetic.kind)
         if layer.has_scale_map:
             bias = None if layer.bias is None else layer.bias.detach().clone()
@@ -302,7 +304,10 @@ class Rewriter:
             if not falls_behind:
                 new.negate_(stairs.falling)
                 distance = Distance(threshold, torch.zeros_like(stairs.falling))
-            self.module.add_submodule(target := distance_name(str(node.target)), distance)
+            target = distance_name(str(node.target))
+            while hasattr(self.module, target):  # a module of the user's
+                target += "_"
+            self.module.add_submodule(target, distance)
             last = between[-1]
             with self.module.graph.inserting_after(last):
                 added = self.module.graph.call_module(target, (last,))
@@ -350,7 +355,7 @@ def make_contiguous(network: fx.GraphModule) -> bool:
 
 
 def distance_name(layer: str) -> str:
-    """The name of the `Distance` after a layer."""
+    """The name of the `Distance` after a layer; lines are added at its end where the network has such a module."""
     return f"{layer}_distance"
 
 

@@ -86,9 +86,30 @@ def trace(module: nn.Module) -> fx.GraphModule:
         random.setstate(drawn[1])
     if changed or draws:
         raise NotTraceable(f"its forward changes {changed}" if changed else "its forward draws random numbers")
+    if constant := write_to_a_constant(graph):
+        raise NotTraceable(
+            f"its forward writes in place ({constant}) to a tensor that a graph would keep between calls"
+        )
     if shared := write_in_two_shapes(graph):
         raise NotTraceable(f"its forward writes in place ({shared}) to values that it reads in another shape")
     return graph
+
+
+def write_to_a_constant(graph: fx.GraphModule) -> str:
+    """Return the name of an operation in place that changes a tensor of the graph's module; "" for none.
+
+    A forward that makes a tensor and then adds to it, such as ``total = torch.zeros(8); total += x.sum(1)``, makes a
+    new one in each call; a graph has it as a constant.
+    """
+    first: dict[fx.Node, fx.Node] = {}  # of the values that share memory
+    for node in graph.graph.nodes:
+        kind = _sharing(graph, node)
+        first[node] = first[node.all_input_nodes[0]] if kind and node.all_input_nodes else node
+        out = node.kwargs.get("out")
+        written = first[node] if kind == "in place" else first.get(out) if isinstance(out, fx.Node) else None
+        if written is not None and written.op == "get_attr":
+            return node.name
+    return ""
 
 
 def write_in_two_shapes(graph: fx.GraphModule) -> str:

@@ -208,7 +208,7 @@ class Content:
         """Raise unless the tensors have the names, shapes and dtypes of `model`, and valid values."""
         targets, modules = stored_tensors(model), dict(model.named_modules(remove_duplicate=False))
         counts = counters(modules)
-        dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
+        dtypes = self._dtypes()
         for name, tensor in self.state.items():
             target = targets.get(name)
             if target is None or name in counts:
@@ -247,10 +247,16 @@ class Content:
             if described.weight is not None
         }
 
+    def _dtypes(self) -> set[torch.dtype]:
+        """The dtypes of its floats; if it has codes alone, those of the weights that they are."""
+        weights = (layer.weight for layer in self.header.layers.values())
+        of_weights = {getattr(torch, weight.dtype) for weight in weights if weight is not None}
+        return {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()} or of_weights
+
     def fill(self, model: nn.Module) -> None:
         """Load the file into `model`, after `check` has accepted it."""
         self.restore(model)
-        dtypes = {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()}
+        dtypes = self._dtypes()
         if len(dtypes) == 1:
             model.to(dtype=dtypes.pop())
         targets = stored_tensors(model)

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from ..convert.activations import replaced
 from ..files import atomic_file
 from ..layers import QuantizedLayer
-from ..layers.computed import evaluated, parts_of_weight
-from ..layers.naming import frozen_part
+from ..layers.bypassed import is_own_hook
+from ..layers.computed import computed_by, evaluated, parts_of_weight
+from ..layers.naming import frozen_part, name_of
 from ..quantizers import Quantizer
 from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
@@ -80,6 +81,7 @@ def save_packed(
     """
     model = inner_model(model)
     _check_not_frozen(model)
+    _warn_of_hooks(model)
     described, entries = describe_model(model)
     described = described.model_copy(update=_checked_extras(network, pictures, classes))
     tensors = {stored.name: stored.make().detach().cpu().contiguous().clone() for stored in entries}
@@ -129,6 +131,18 @@ def _check_not_frozen(model: nn.Module) -> None:
             f"model: {frozen} is frozen: pack the trained model that it was made from; qconv.freeze takes what "
             "load_packed gives"
         )
+
+
+def _warn_of_hooks(model: nn.Module) -> None:
+    for name, module in model.named_modules():
+        hooks = *module._forward_hooks.values(), *module._forward_pre_hooks.values()
+        if computed_by(module) is None and not all(map(is_own_hook, hooks)):
+            warnings.warn(
+                f"{name_of(module, name)} has hooks, which the file does not hold: if they change what it computes, "
+                "the loaded model computes something else. Remove them, or put what they do into a module",
+                stacklevel=3,
+            )
+            return
 
 
 def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
