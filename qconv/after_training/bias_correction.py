@@ -65,7 +65,7 @@ class BiasCorrection:
 def correct_bias(
     model: nn.Module, float_model: nn.Module, images: Tensor | Iterable[Any], *, max_samples: int = 256
 ) -> BiasCorrection:
-    r"""Take away what quantization adds to the mean output of each filter, without labels and without training.
+    r"""Remove the shift that quantization adds to the mean output of each filter, without labels and without training.
 
     Bias correction with data (arXiv:1906.04721), for each quantized layer in the order of their calls:
 

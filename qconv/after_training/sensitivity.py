@@ -146,7 +146,7 @@ def sensitivity(
         >>> print(qconv.sensitivity(model, images, labels, scheme=lsq(2, 2), overrides=better))  # doctest: +SKIP
         >>> qconv.plan(model, lsq(2, 2), overrides=better, costs=found.costs)  # doctest: +SKIP
 
-    Without training in between low bits do most harm; the order of layers is what counts, not the loss itself.
+    Low bits do most harm when nothing is trained in between, so use the order of the layers, not the size of the loss.
 
     Args:
         model: takes one tensor and returns one.

@@ -32,7 +32,7 @@ _PLAIN = {kind: twin for twin, kind in (*_LEAN.items(), (nn.Conv2d, LeanConv2d))
 def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     """Make a model with quantized layers keep less for its backward: bits where it kept floats.
 
-    A layer keeps codes of its input, of 1, 2, 4 or 8 bits as its quantizer has levels, and where its gradient passes.
+    A layer keeps codes of its input (1, 2, 4 or 8 bits, as its levels need) and where its gradient passes.
     If its gradient needs the input itself, this is computed again as well. A batch norm behind it keeps its statistics,
     and computes its input again from the codes, bit for bit. An activation keeps a bit for each element.
     Layers find each other while the model runs; what has been changed in place in between is kept as a float.

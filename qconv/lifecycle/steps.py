@@ -53,10 +53,10 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
     torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
 
-    Learned tensors of a later stage (`Stages`) have gradients of zero while they wait, and so an optimizer has moments
-    of them and counts their steps. Both are set back after each step, so that they train as new ones when their stage
-    begins: of torch's Adam and its kin, SGD, RMSprop, Adagrad and Adadelta, and of other optimizers with Adam's moments
-    alone; not if the optimizer's step is compiled.
+    Learned tensors of a later stage (`Stages`) have gradients of zero while they wait, yet the optimizer builds up
+    moments and step counts for them. Both are set back after each step, so that these tensors train as new ones when
+    their stage begins. That works for torch's Adam family, SGD, RMSprop, Adagrad and Adadelta, for optimizers that have
+    only Adam's moments, and for the slow weights of timm's Lookahead; not if the optimizer's step is compiled.
 
     An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
     scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a

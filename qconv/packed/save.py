@@ -53,15 +53,15 @@ def save_packed(
 ) -> None:
     """Write `model` to `path`, each weight in the bits of its scheme. The file is either complete or absent.
 
-    One bit takes one, three values five to a byte (1.6 bits), other weights their own number of bits; scales and all
-    tensors that are not quantized are stored unchanged. `load_packed` returns a model with the same outputs, bit for
-    bit. Tensors that only training needs are left out: latent weights, surrogates, quantizers of gradients, batch
-    norm's count of batches. The file records the class and the arguments of each module, and the model's outputs for
-    two inputs, of the shape given by `pictures` or `example` or of a usual one that suits it: `load_packed` refuses
-    another network with the same tensors. Without that test the file can't detect another function in a forward, nor
-    another argument stored by your own class; a warning says so if no usual shape suits, or if the model can't be
-    copied. There is no test for a model of several inputs, in a dtype other than float32, or whose outputs move by a
-    quarter through rounding (an untrained one).
+    A binary weight takes one bit, ternary weights are stored five to a byte (1.6 bits each), all others take their own
+    number of bits; scales and all tensors that are not quantized are stored unchanged. `load_packed` returns a model
+    with the same outputs, bit for bit. Tensors that only training needs are left out: latent weights, surrogates,
+    quantizers of gradients, batch norm's count of batches. The file records the class and the arguments of each module,
+    and the model's outputs for two inputs, of the shape given by `pictures` or `example` or of a usual one that suits
+    it: `load_packed` refuses another network with the same tensors. Without that test the file can't detect another
+    function in a forward, nor another argument stored by your own class; a warning says so if no usual shape suits, or
+    if the model can't be copied. There is no test for a model of several inputs, in a dtype other than float32, or
+    whose outputs move by a quarter through rounding (an untrained one).
 
     Args:
         model: a converted model, trained and at its final stage.

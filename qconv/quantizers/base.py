@@ -209,7 +209,7 @@ class Quantizer(InBits, NeedsData):
             self.initialize(observer.joined())
 
     def vote(self) -> int:
-        """What the data that `initialize` has had say about a choice that all processes make alike; 0 without one."""
+        """What the data seen by `initialize` suggest for a choice that all processes must make alike; 0 without one."""
         return 0
 
     def decide(self, votes: int) -> None:
