@@ -13,12 +13,9 @@ from torchvision.models.swin_transformer import SwinTransformerBlock
 
 import qconv
 from qconv import schemes
-from qconv.after_training.reconstruct import (
-    Reconstruction,
-    _feature_dim,  # pyright: ignore[reportPrivateUsage]
-    _Rounding,  # pyright: ignore[reportPrivateUsage]
-    reconstruct,
-)
+from qconv.after_training.blocks import feature_dim_of
+from qconv.after_training.reconstruct import Reconstruction, reconstruct
+from qconv.after_training.rounding import Rounding
 from qconv.table import read_csv
 
 QUICK: dict[str, Any] = {"iterations": 150, "learning_rate": 0.05, "batch_size": 16}
@@ -193,12 +190,12 @@ def test_a_second_call_says_that_it_learns_nothing() -> None:
 )
 def test_the_dimension_of_the_channels(make: Any, shape: tuple[int, ...], dim: int) -> None:
     block = qconv.convert(make(), schemes.lsq(4, None), skip=())
-    assert _feature_dim(block.eval(), torch.randn(shape)) == dim
+    assert feature_dim_of(block.eval(), torch.randn(shape)) == dim
 
 
 def test_the_start_is_the_latent_weight() -> None:
     layer: Any = quantized(schemes.lsq(3, 8))[0]  # pyright: ignore[reportIndexIssue]
-    rounding = _Rounding(layer)
+    rounding = Rounding(layer)
     scale = float(layer.weight_codes().scale.detach())
     torch.testing.assert_close(rounding.weight(), layer.weight.detach().clamp(-4 * scale, 3 * scale), rtol=0, atol=1e-3)
     with torch.no_grad():

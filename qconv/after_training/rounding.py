@@ -1,0 +1,139 @@
+"""The rounding of a block's weights, learned from its inputs and the outputs that it should give (AdaRound, BRECQ)."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..layers import QuantizedLayer
+from ..layers.origin import leave
+from ..quantizers import Identity
+from .blocks import feature_dim_of, layers_of
+
+STRETCH = (-0.1, 1.1)
+"""The ends of AdaRound's rectified sigmoid."""
+BETA = (20.0, 2.0)
+"""The exponent of its regularization at the start and at the end."""
+WARM_UP = 0.2
+"""The share of the iterations without regularization."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Those of `reconstruct` that each block has."""
+
+    iterations: int
+    batch_size: int
+    learning_rate: float
+    input_learning_rate: float
+    regularization: float
+
+
+class Rounding:
+    """The weight of one layer between the levels below and above it.
+
+    Attributes:
+        logits: V.
+        on_level: which weights lie on a level; they stay there.
+    """
+
+    def __init__(self, layer: QuantizedLayer) -> None:
+        self.layer = layer
+        codes = layer.weight_codes()
+        self.scale = codes.scale.detach()
+        self.low, self.high = layer.weight_quantizer.whole_ends or (0, 0)
+        with layer.as_evaluated() as (_, filters):
+            filters = filters.detach()
+        place = torch.where(self.scale > 0, filters / self.scale, torch.zeros_like(filters))
+        place = torch.where((place - place.round()).abs() < 1e-3, place.round(), place)  # it lies on a level
+        place = place.clamp(self.low, self.high)
+        self.nearest = codes.values - codes.zero
+        self.floor = place.floor()
+        self.on_level = place == self.floor
+        stretched = (place - self.floor - STRETCH[0]) / (STRETCH[1] - STRETCH[0])
+        self.logits = stretched.logit().requires_grad_()
+
+    def up(self) -> Tensor:
+        """h, the share of the level above."""
+        low, high = STRETCH
+        return (self.logits.sigmoid() * (high - low) + low).clamp(0, 1).masked_fill(self.on_level, 0)
+
+    def weight(self) -> Tensor:
+        """The weight between its levels, in the layout of the layer."""
+        return self.layer.from_filters(self.scale * (self.floor + self.up()).clamp(self.low, self.high))
+
+    @torch.no_grad()
+    def finish(self) -> int:
+        """Put the latent weights on their levels; return how many are not on the nearest one."""
+        leave(self.layer)  # or the learned scale would follow the weight
+        whole = (self.floor + (self.up() >= 0.5)).clamp(self.low, self.high)
+        self.layer.weight.copy_(self.layer.from_filters(self.scale * whole))
+        return int((whole != self.nearest).sum())
+
+
+@contextmanager
+def _open(block: nn.Module) -> Iterator[dict[str, Rounding]]:
+    """Let the layers of a block take a weight as it is given, and yield the roundings by the weights' names."""
+    layers = {name: each for name, each in block.named_modules() if isinstance(each, QuantizedLayer)}
+    roundings = {f"{name}.weight" if name else "weight": Rounding(each) for name, each in layers.items()}
+    quantizers = {layer: layer.weight_quantizer for layer in layers.values()}
+    for layer in quantizers:
+        layer.weight_quantizer = Identity()
+    try:
+        yield roundings
+    finally:
+        for layer, quantizer in quantizers.items():
+            layer.weight_quantizer = quantizer
+
+
+def learn_rounding(
+    block: nn.Module, input: Tensor, target: Tensor, options: Options, generator: torch.Generator
+) -> float:
+    """Learn the rounding of a block's weights, and apply it; return the share of weights that it changes."""
+    ranges = [each for layer in layers_of(block) for each in layer.input_quantizer.parameters() if each.requires_grad]
+    was = {each: each.requires_grad for each in block.parameters()}
+    for each in was:
+        each.requires_grad_(False)
+    try:
+        with _open(block) as roundings, torch.enable_grad():
+            for each in ranges:
+                each.requires_grad_()
+            groups: list[dict[str, Any]] = [
+                {"params": [rounding.logits for rounding in roundings.values()], "lr": options.learning_rate},
+                {"params": ranges, "lr": options.input_learning_rate},
+            ]
+            optimizer = torch.optim.Adam([group for group in groups if group["params"]])
+            feature_dim = feature_dim_of(block, input[:1])
+            for step in range(options.iterations):
+                batch = torch.randint(0, len(input), (min(options.batch_size, len(input)),), generator=generator)
+                weights = {name: rounding.weight() for name, rounding in roundings.items()}
+                output = functional_call(block, weights, (input[batch],))
+                distance = (output - target[batch]).square()
+                regularization = options.regularization * _regularization(roundings, step, options)
+                loss = distance.sum(feature_dim).mean() + regularization
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                with torch.no_grad():
+                    for layer in layers_of(block):
+                        layer.input_quantizer.after_step_(None)
+        moved = sum(rounding.finish() for rounding in roundings.values())
+    finally:
+        for each, required in was.items():
+            each.requires_grad_(required)
+            each.grad = None
+    return moved / max(sum(rounding.logits.numel() for rounding in roundings.values()), 1)
+
+
+def _regularization(roundings: dict[str, Rounding], step: int, options: Options) -> Tensor | float:
+    """``Σ (1 − |2h − 1|^β)``; 0 while the rounding warms up."""
+    start = WARM_UP * options.iterations
+    if step < start:
+        return 0.0
+    progress = (step - start) / max(options.iterations - start, 1)
+    beta = BETA[1] + (BETA[0] - BETA[1]) * (1 - progress)
+    return torch.stack([(1 - (2 * each.up() - 1).abs() ** beta).sum() for each in roundings.values()]).sum()
