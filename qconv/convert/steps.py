@@ -1,12 +1,10 @@
 """The steps of a conversion: what happens to each layer, and why."""
 
-import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-import torch
 from torch import nn
 
 from .. import layers
@@ -21,7 +19,7 @@ from ..layers import (
     QuantizedLayer,
 )
 from ..layers.bypassed import has_own_forward, parent_of, run
-from ..layers.computed import computed_by, writes
+from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..layers.parents import read_by_parents
 from ..scheme import Factory, Scheme
@@ -29,6 +27,8 @@ from ..schemes import lsq, minmax
 from ..table import Column, cost_text, lines, most_costly, name_of_repeats, repeats
 from .activations import BeforeSign, check_choice
 from .before_sign import ActivationStep, find_steps
+from .names import compiled_pattern, first_and_last, first_match, layer_names
+from .tied import check_fits, check_tied, tied_parameters
 
 QUANTIZED: dict[type[nn.Module], type[QuantizedLayer]] = {
     layer.float_type: layer
@@ -173,13 +173,15 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
     of_first_and_last = _first_last_scheme(asked.first_last, words)
 
     quantized = _quantized(asked.subclasses)
-    names = _layer_names(model, quantized)
-    tied = _tied_parameters(model)
+    names = layer_names(model, quantized)
+    tied = tied_parameters(model)
     if not any(type(layer) in quantized for layer in names):
         raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
-    excepted = _excepted(names, words)
-    skip_patterns = {pattern: _compiled("skip", pattern, names) for pattern in skip if pattern not in FIRST_AND_LAST}
-    override_patterns = {pattern: _compiled("overrides", pattern, names) for pattern in overrides}
+    excepted = first_and_last(names, words)
+    skip_patterns = {
+        pattern: compiled_pattern("skip", pattern, names) for pattern in skip if pattern not in FIRST_AND_LAST
+    }
+    override_patterns = {pattern: compiled_pattern("overrides", pattern, names) for pattern in overrides}
 
     bypassed = read_by_parents(model)
     uncalled: set[nn.Module] = set()
@@ -193,7 +195,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         if isinstance(layer, QuantizedLayer):
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
         if layer in bypassed:
-            pattern = _first_match(override_patterns, at)
+            pattern = first_match(override_patterns, at)
             reason = f"{bypassed[layer]} reads its weight and never calls it"
             if pattern and overrides[pattern] is not None:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
@@ -201,12 +203,12 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         maker = computed_by(layer)
         if maker or has_own_forward(layer):  # which would be called in place of the quantized layer's
             reason = str(maker) if maker else "its forward is replaced on the layer itself"
-            if pattern := _first_match(override_patterns, at):
+            if pattern := first_match(override_patterns, at):
                 asked_for = overrides[pattern] is not None
             elif layer in excepted:
                 asked_for = of_first_and_last is not None
             else:
-                asked_for = _first_match(skip_patterns, at) is None
+                asked_for = first_match(skip_patterns, at) is None
             return Step(at, layer, kind, None, reason, is_changed=asked_for)
         weight = layer._parameters.get("weight")
         if weight is not None and weight.is_complex():
@@ -215,29 +217,27 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}")
         chosen, reason, grad = scheme, "", asked.grad_quantizer
-        if pattern := _first_match(override_patterns, at):
+        if pattern := first_match(override_patterns, at):
             chosen = overrides[pattern]
             reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
             if chosen is not None and chosen.grad is not None:
                 grad = None  # the override is meant for this layer alone
         elif layer in excepted:
             chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
-        elif pattern := _first_match(skip_patterns, at):
+        elif pattern := first_match(skip_patterns, at):
             chosen, reason = None, f"skip {pattern!r}"
         if chosen is not None:
             if grad is not None:
                 chosen = chosen.with_grad(grad)
-            _check_fits(layer, quantized[kind], chosen, at, tied)
+            check_fits(layer, quantized[kind], chosen, at, tied)
             if layer in uncalled:
                 reason = ", ".join(filter(None, (reason, "not called with the example")))
         return Step(at, layer, kind, chosen, reason, None if chosen is None else quantized[kind])
 
     steps = _by_depth(step(layer, at) for layer, at in names.items())
-    _check_tied(model, steps)
+    check_tied(model, steps)
     for pattern, chosen in overrides.items():
-        named = [
-            step for step in steps if chosen is not None and _first_match(override_patterns, step.names) == pattern
-        ]
+        named = [step for step in steps if chosen is not None and first_match(override_patterns, step.names) == pattern]
         if named and all(step.scheme is None for step in named):
             raise ValueError(
                 f"overrides {pattern!r}: {name_of(named[0].layer, named[0].names[0])} can't be quantized: "
@@ -276,89 +276,6 @@ def _first_last_scheme(first_last: FirstLast, words: Sequence[str]) -> Scheme | 
     if scheme is not None and not words:
         raise ValueError(f"first_last (={str(first_last)!r}) needs 'first' or 'last' in skip")
     return scheme
-
-
-def _check_fits(
-    layer: nn.Module, becomes: type[QuantizedLayer], scheme: Scheme, at: tuple[str, ...], tied: set[nn.Parameter]
-) -> None:
-    """Raise a ValueError that names the layer if it can't follow the scheme, before anything is changed."""
-    try:
-        becomes.check_scheme(scheme)
-    except ValueError as error:
-        raise ValueError(f"{name_of(layer, at[0])}: {error}") from error
-    if scheme.weight().replaces_weight and layer.weight in tied:
-        raise ValueError(
-            f"{name_of(layer, at[0])}: its weight is tied to another module's, and {scheme.name} would "
-            "replace it by tensors of its own; leave one of them float by skip or overrides"
-        )
-
-
-@torch.no_grad()
-def _check_tied(model: nn.Module, steps: Sequence[Step]) -> None:
-    """Raise a ValueError if an optimizer step would change a weight that a module holds which does not follow it."""
-    follows = {step.layer: step.scheme for step in steps if step.scheme is not None}
-    holders: dict[nn.Parameter, dict[nn.Module, str]] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            holders.setdefault(parameter, {}).setdefault(module, name)
-    for step in steps:
-        layer: Any = step.layer
-        others = holders.get(layer._parameters.get("weight"), {})
-        if step.scheme is None or len(others) < 2:
-            continue
-        quantizer, own = step.scheme.weight(), repr(step.scheme.weight())
-        probe = torch.linspace(-1, 1, layer.weight.numel()).view(layer.weight.shape)
-        quantizer.initialize(probe)
-        for other, name in others.items():
-            same = other in follows and repr(follows[other].weight()) == own
-            if not same and writes(quantizer, probe):
-                raise ValueError(
-                    f"{name_of(layer, step.names[0])}: its weight is tied to that of {name_of(other, name)}, and "
-                    f"{step.scheme.name} would clamp or freeze both after every step; leave it float by skip or "
-                    "overrides, or untie them"
-                )
-
-
-def _tied_parameters(model: nn.Module) -> set[nn.Parameter]:
-    """Return the parameters that more than one module holds."""
-    seen: set[nn.Parameter] = set()
-    tied: set[nn.Parameter] = set()
-    for module in model.modules():
-        for parameter in module.parameters(recurse=False):
-            (tied if parameter in seen else seen).add(parameter)
-    return tied
-
-
-def _layer_names(model: nn.Module, quantized: Kinds) -> dict[nn.Module, tuple[str, ...]]:
-    """Return every layer of a convertible kind, subclasses included, with all its names in the model."""
-    names: dict[nn.Module, tuple[str, ...]] = {}
-    kinds = tuple(quantized)
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, kinds):
-            names[module] = (*names.get(module, ()), name)
-    return names
-
-
-def _excepted(names: Mapping[nn.Module, Any], words: Sequence[str]) -> dict[nn.Module, str]:
-    parts = {part for layer in names for part in layer.modules() if part is not layer}  # of a deformable layer
-    layers = [layer for layer in names if layer not in parts]
-    ends = {"first": layers[0], "last": layers[-1]}
-    return {ends[word]: word for word in words}
-
-
-def _compiled(argument: str, pattern: str, names: Mapping[nn.Module, tuple[str, ...]]) -> re.Pattern[str]:
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{argument} pattern {pattern!r} is not a regular expression: {error}") from error
-    every = [name for at in names.values() for name in at]
-    if not any(compiled.fullmatch(name) for name in every):
-        raise ValueError(f"{argument} pattern {pattern!r} matches no layer; the layers are {', '.join(every)}")
-    return compiled
-
-
-def _first_match(patterns: Mapping[str, re.Pattern[str]], at: tuple[str, ...]) -> str | None:
-    return next((text for text, pattern in patterns.items() if any(map(pattern.fullmatch, at))), None)
 
 
 def _what_there_is(names: Mapping[nn.Module, Any]) -> str:

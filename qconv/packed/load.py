@@ -24,9 +24,10 @@ from .calls import build_network
 from .fingerprint import check_fingerprint
 from .fixed import FixedCodes
 from .header import VERSION, Header, Pictures, checksum, first_line
-from .layer import decode, restore, restore_activation, weight_names
+from .layer import restore, restore_activation
 from .tensors import check_values, counters, inner_model, joined, stored_tensors
 from .trial import check_trial
+from .weight import decode, weight_names
 
 
 class PackedFileError(DamagedFileError):

@@ -22,10 +22,11 @@ from ..layers.naming import frozen_part, name_of
 from ..quantizers import Quantizer
 from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
-from .layer import QUANTIZERS, Entry, check_quantizers, describe, entry
+from .layer import QUANTIZERS, check_quantizers, describe
 from .load import Content
 from .tensors import check_values, counters, inner_model, joined
 from .trial import can_be_tried, find_shape, make_trial, why_not_copied
+from .weight import Entry, entry
 
 DTYPES = {
     # The names of safetensors, in the order in which it stores them; all others come last.

@@ -1,0 +1,66 @@
+"""Weights that several modules hold, which a scheme must not change for one of them alone."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from ..layers import QuantizedLayer
+from ..layers.computed import writes
+from ..layers.naming import name_of
+from ..scheme import Scheme
+
+if TYPE_CHECKING:
+    from .steps import Step
+
+
+def check_fits(
+    layer: nn.Module, becomes: type[QuantizedLayer], scheme: Scheme, at: tuple[str, ...], tied: set[nn.Parameter]
+) -> None:
+    """Raise a ValueError that names the layer if it can't follow the scheme, before anything is changed."""
+    try:
+        becomes.check_scheme(scheme)
+    except ValueError as error:
+        raise ValueError(f"{name_of(layer, at[0])}: {error}") from error
+    if scheme.weight().replaces_weight and layer.weight in tied:
+        raise ValueError(
+            f"{name_of(layer, at[0])}: its weight is tied to another module's, and {scheme.name} would "
+            "replace it by tensors of its own; leave one of them float by skip or overrides"
+        )
+
+
+@torch.no_grad()
+def check_tied(model: nn.Module, steps: "Sequence[Step]") -> None:
+    """Raise a ValueError if an optimizer step would change a weight that a module holds which does not follow it."""
+    follows = {step.layer: step.scheme for step in steps if step.scheme is not None}
+    holders: dict[nn.Parameter, dict[nn.Module, str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, {}).setdefault(module, name)
+    for step in steps:
+        layer: Any = step.layer
+        others = holders.get(layer._parameters.get("weight"), {})
+        if step.scheme is None or len(others) < 2:
+            continue
+        quantizer, own = step.scheme.weight(), repr(step.scheme.weight())
+        probe = torch.linspace(-1, 1, layer.weight.numel()).view(layer.weight.shape)
+        quantizer.initialize(probe)
+        for other, name in others.items():
+            same = other in follows and repr(follows[other].weight()) == own
+            if not same and writes(quantizer, probe):
+                raise ValueError(
+                    f"{name_of(layer, step.names[0])}: its weight is tied to that of {name_of(other, name)}, and "
+                    f"{step.scheme.name} would clamp or freeze both after every step; leave it float by skip or "
+                    "overrides, or untie them"
+                )
+
+
+def tied_parameters(model: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that more than one module holds."""
+    seen: set[nn.Parameter] = set()
+    tied: set[nn.Parameter] = set()
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            (tied if parameter in seen else seen).add(parameter)
+    return tied
