@@ -18,9 +18,9 @@ DATA = {
 LEAD = """# Recipes
 
 A recipe is a published training: network, method, optimizer, epochs. `qconv train experiment=NAME data.root=FOLDER`
-runs one, and more words change it (`trainer.max_epochs=100`). Where the column *init_from* has an entry, name the
-checkpoint or file that the training starts from, as in `init_from=runs/float/checkpoints/best.ckpt`; `init_from=null`
-starts from random weights.
+runs one, and more words change it (`trainer.max_epochs=100`). Where *init_from* stands, name the checkpoint or file
+that the training starts from, as in `init_from=runs/float/checkpoints/best.ckpt`; `init_from=null` starts from random
+weights.
 
 *Target* is the published accuracy, on the original files of the data set. (V) was read in the authors' repository, or
 in the one that is named, (M) in the paper, (S) in somebody else's implementation. *Goal* is a number that we set
@@ -37,20 +37,21 @@ def head(path: Path) -> str:
     return " ".join(line.removeprefix("#").strip() for line in list(lines)[2:])
 
 
-def rows(folder: Path) -> Iterator[tuple[str, str, str, str]]:
-    """Name, what it trains, its number, and what it starts from, for each recipe in a folder."""
+def rows(folder: Path) -> Iterator[tuple[str, str, str]]:
+    """Name, what it trains and starts from, and its number, for each recipe in a folder."""
     for path in sorted(folder.glob("*.yaml")):
         text = re.sub(r"arXiv:(\d+\.\d+)", r"[\1](https://arxiv.org/abs/\1)", head(path))
         what, number = re.split(r"(?=\b(?:Target|Goal|Reached): )", text, maxsplit=1)
         start = re.search(r"^# (.+); null starts .*\ninit_from: ", path.read_text(encoding="utf-8"), re.MULTILINE)
-        yield f"{folder.name}/{path.stem}", what.strip(), number.strip(), start[1] if start else ""
+        begins = f" *init_from*: {start[1]}." if start else ""
+        yield f"{folder.name}/{path.stem}", f"{what.strip()}{begins}", number.strip()
 
 
 def page() -> str:
     """The whole page."""
     parts = [LEAD]
     for name, (title, about) in DATA.items():
-        parts.append(f"\n## {title}\n\n{about}\n\n| experiment | what | accuracy | init_from |\n|---|---|---|---|\n")
+        parts.append(f"\n## {title}\n\n{about}\n\n| experiment | what | accuracy |\n|---|---|---|\n")
         for recipe, *cells in rows(ROOT / "configs" / "experiment" / name):
             parts.append(f"| `{recipe}` | {' | '.join(cells)} |\n")
     return "".join(parts)

@@ -2,6 +2,7 @@
 
 import contextlib
 import doctest
+import inspect
 import io
 import re
 import shlex
@@ -209,6 +210,16 @@ def test_the_figures_are_what_the_methods_do() -> None:
             assert far_apart(corners, committed[curve]) < 2, (
                 f"{name}.svg, {curve}: run python -m docs_build.figures, and look at it"
             )
+
+
+def test_the_reference_has_every_public_name() -> None:
+    text = "".join(path.read_text() for name, path in PAGES.items() if name.startswith("api/"))
+    for name in dir(qconv):
+        value = getattr(qconv, name)
+        if inspect.isfunction(value) or inspect.isclass(value):
+            room = value.__module__.rpartition(".")[0]
+            places = f"qconv.{name}", f"{room}.{name}", f"{value.__module__}.{name}", value.__module__
+            assert any(f"::: {place}\n" in text for place in places), name
 
 
 def test_the_page_of_recipes_is_that_of_their_files() -> None:
