@@ -3,8 +3,15 @@
 import os
 import pickle
 import zipfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
 
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first bytes of the files of `torch.save` before torch 1.6."""
@@ -12,6 +19,18 @@ OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 
 class DamagedFileError(ValueError):
     """A file that is missing, damaged, or not a file of tensors."""
+
+
+@contextmanager
+def one_at_a_time(folder: Path) -> Iterator[None]:
+    """Wait until no other process of this machine is in such a block for the folder; on some file systems, for none."""
+    with ExitStack() as stack:
+        with suppress(OSError):  # a folder that can't be read, a file system without locks
+            if fcntl is not None:
+                opened = os.open(folder, os.O_RDONLY)
+                stack.callback(os.close, opened)
+                fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
 
 
 def load_tensors(path: str | os.PathLike[str], what: str) -> Any:

@@ -11,7 +11,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .files import atomic_file
+from .files import atomic_file, one_at_a_time
 
 LONGEST_PERIOD = 8
 NO_BREAK = "\N{NO-BREAK SPACE}"
@@ -175,9 +175,16 @@ def write_csv(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
 def append_csv(row: Mapping[str, Any], path: Path) -> None:
     """Add a row to a file, with a header line if it is new; if its columns are others, it is written anew with all.
 
+    Several processes of one machine may add rows to a file.
+
     Raises:
         ValueError: the columns differ, and the file is no table with one header line.
     """
+    with one_at_a_time(path.resolve().parent):
+        _append(row, path)
+
+
+def _append(row: Mapping[str, Any], path: Path) -> None:
     if not path.is_file() or not path.stat().st_size:  # or a device
         text = csv_text([row])
     else:

@@ -1,5 +1,6 @@
 """Columns of text, and CSV files."""
 
+import multiprocessing
 import os
 from pathlib import Path
 
@@ -70,3 +71,22 @@ def test_what_is_no_table_is_kept(tmp_path: Path) -> None:
     assert path.read_text() == "a,b\n1,\n,2\n"
     append_csv({"a": 1}, Path(os.devnull))
     assert not Path(os.devnull).is_file()
+
+
+def add_rows(path: Path, who: int) -> None:
+    for number in range(20):
+        append_csv({f"column {who}": number, "who": who}, path)
+
+
+def test_processes_that_add_rows_at_once(tmp_path: Path) -> None:
+    """Each has a column of its own, so that the file is written anew again and again."""
+    path = tmp_path / "rows.csv"
+    context = multiprocessing.get_context("spawn")
+    processes = [context.Process(target=add_rows, args=(path, who)) for who in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+    rows = read_csv(path)
+    for who in range(3):
+        assert [row[f"column {who}"] for row in rows if row["who"] == str(who)] == [str(number) for number in range(20)]
