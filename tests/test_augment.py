@@ -116,3 +116,13 @@ def test_normalized_in_any_memory_format() -> None:
 def test_wrong_arguments(make: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_cutout_with_a_value_for_each_channel() -> None:
+    images = torch.zeros(3, 3, 8, 8, dtype=torch.uint8)
+    covered = Cutout(4, fill=[125, 123, 114])(images, torch.Generator().manual_seed(0))
+    assert covered.dtype == torch.uint8
+    for channel, value in enumerate((125, 123, 114)):
+        assert set(covered[:, channel].unique().tolist()) == {0, value}
+    same = Cutout(4, fill=7)(images, torch.Generator().manual_seed(0))
+    assert (same[:, 0] == 7).equal(covered[:, 0] == 125)

@@ -601,3 +601,16 @@ def test_an_activation_that_makes_no_module_is_refused() -> None:
         models.resnet20(activation=cast(Any, nn.ReLU()))
     with pytest.raises(TypeError, match=r"must make a torch.nn.Module from a number of channels, not int"):
         models.birealnet18(activation=cast(Any, lambda channels: channels))
+
+
+def test_norms_around_the_last_layer() -> None:
+    model: Any = models.resnet20(norm_before_fc=True)
+    assert sum(each.numel() for each in model.parameters()) == 269_722 + 2 * 64
+    seen: list[Tensor] = []
+    model.fc.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(3 + torch.randn(64, 3, 32, 32))
+    torch.testing.assert_close(seen[0].mean(0), torch.zeros(64), atol=1e-5, rtol=0)
+    model = qconv.convert(models.vgg_small(norm_outputs=True), qconv.schemes.bnn(), skip=("first",))
+    logits = model(torch.randn(32, 3, 32, 32))
+    assert logits.std() < 2  # sums of 8192 signs have a deviation of 90
+    assert nn.functional.cross_entropy(logits, torch.arange(32) % 10) < 5

@@ -602,3 +602,22 @@ def test_binary_groups_take_what_follows_the_sign(scheme: Scheme) -> None:
             parameter_groups(model, BINARY)
     else:
         assert parameter_groups(model, BINARY)[-1]["binary"]
+
+
+def test_a_schedule_of_some_groups() -> None:
+    """Bop's gamma decays, and Adam's learning rate stays."""
+    from qconv.training import schedules
+
+    model = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), schemes.bnn(), skip=())
+    optimizer = Bop(
+        [{"params": [model[0].weight], "binary": True, "lr": 1e-3}, {"params": model[1].parameters()}], lr=0.01
+    )
+    schedule = schedules.steps(optimizer, 10, at=[0.5], only={"binary": True})
+    rates = []
+    for _ in range(8):
+        optimizer.step()
+        schedule.step()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+    assert rates == [pytest.approx([1e-3 if step < 4 else 1e-4, 0.01]) for step in range(8)]
+    with pytest.raises(ValueError, match=r"only \(=\{'binary': 3\}\) must be options of a group"):
+        schedules.steps(optimizer, 10, at=[0.5], only={"binary": 3})

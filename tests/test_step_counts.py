@@ -71,10 +71,21 @@ def test_schedules_go_on_as_with_these_steps_from_the_start(
     fitted(first, SCHEDULES[schedule], accumulate_grad_batches=before)
     fitted(expected, SCHEDULES[schedule], accumulate_grad_batches=now)
     fitted(found, SCHEDULES[schedule], accumulate_grad_batches=now, ckpt_path=tmp_path / "a.ckpt")
-    whole = {at: rate for at, rate in expected.rates.items() if at > (2, now)}  # after the first step
+    whole = {at: rate for at, rate in expected.rates.items() if at > (2, now)}
     assert len(whole) > BATCHES
-    rounded = 0.15 if schedule == "cosine" and place[1] < BATCHES - 1 else 1e-6  # it goes on from the rate that it had
-    assert {at: found.rates[at] for at in whole} == pytest.approx(whole, rel=rounded, abs=1e-6)
+    assert {at: found.rates[at] for at in whole} == pytest.approx(whole, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.parametrize("place", [(1, 3), (1, BATCHES - 1), (EPOCHS - 1, BATCHES - 1)], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_more_epochs_follow_the_longer_schedule(schedule: str, place: tuple[int, int], tmp_path: Path) -> None:
+    """From the first step on, although the rate was 0 at the end of the shorter one."""
+    first, expected, found = Rates(place, tmp_path / "a.ckpt"), Rates(), Rates()
+    fitted(first, SCHEDULES[schedule])
+    fitted(expected, SCHEDULES[schedule], max_epochs=2 * EPOCHS)
+    fitted(found, SCHEDULES[schedule], max_epochs=2 * EPOCHS, ckpt_path=tmp_path / "a.ckpt")
+    assert len(found.rates) == 2 * EPOCHS * BATCHES - (place[0] * BATCHES + place[1] + 1)
+    assert found.rates == pytest.approx({at: expected.rates[at] for at in found.rates}, rel=1e-6, abs=1e-9)
 
 
 def test_schedules_that_cannot_follow(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ CHANGED = {
     "qconv.quantizers.ReSTE",
     "qconv.quantizers.FixedPoint",  # bound
     "qconv.training.Classifier",  # step_rules and dampening
+    *(f"qconv.models.{name}" for name in ("resnet20", "resnet32", "resnet44", "resnet56", "ResNet")),  # norm_before_fc
+    *(f"qconv.models.{name}" for name in ("vgg_small", "VGG")),  # norm_outputs
+    "qconv.training.schedules.steps",  # only
     *(f"qconv.{module}export_onnx" for module in ("", "onnx.")),  # metadata
     *(f"qconv.{module}parameter_groups" for module in ("", "optim.")),  # lr
 }

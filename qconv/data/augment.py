@@ -4,7 +4,7 @@ Each augmentation is called with the pictures, `(N, C, H, W)` of any dtype, and 
 pictures of the same dtype. Random numbers are drawn on the CPU, so a GPU sees the same pictures.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -73,14 +73,15 @@ class Cutout:
 
     Args:
         size: side of the square in pixels; parts of it may lie outside the picture.
-        fill: the value that covers it; 0 is black.
+        fill: the value that covers it, one number or one for each channel; 0 is black. The paper's code covers with the
+            mean of the pictures: 125, 123 and 114 on CIFAR-10.
 
     Raises:
         ValueError: ``size`` is less than 1.
     """
 
     size: int = 16
-    fill: float = 0
+    fill: float | Sequence[float] = 0
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -96,7 +97,8 @@ class Cutout:
             return (distance >= 0) & (distance < self.size)
 
         rows, columns = covered(height), covered(width)
-        return images.masked_fill((rows[:, None, :, None] & columns[:, None, None, :]), self.fill)
+        fill = torch.as_tensor(self.fill, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
+        return torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill, images)
 
 
 def mean_and_std(images: Tensor) -> tuple[list[float], list[float]]:

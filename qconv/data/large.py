@@ -181,8 +181,9 @@ def random_box(
         w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
             break
-    else:  # the whole picture, as far as the ratio allows
+    else:  # the whole picture, as far as the ratio allows, or the centre of it
         w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
+        return Box((height - h) // 2, (width - w) // 2, h, w, mirror < 0.5)
     return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w, mirror < 0.5)
 
 

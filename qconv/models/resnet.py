@@ -110,6 +110,7 @@ class ResNet(nn.Module):
         shortcut: "normal", one around each block, or "per_conv", one around each convolution.
         activation: makes an activation from the number of channels, see `build_activation`. A binary convolution needs
             one that passes negative values on; `qconv.convert` replaces a ReLU before it (``before_sign``).
+        norm_before_fc: whether a batch norm precedes the linear layer, as in the networks of IR-Net and those after it.
 
     Raises:
         ValueError: a number below 1, widths and blocks of different length, or an unknown `shortcut` or `downsample`.
@@ -126,6 +127,7 @@ class ResNet(nn.Module):
         downsample: Downsample,
         shortcut: Shortcut = "normal",
         activation: Activation = nn.ReLU,
+        norm_before_fc: bool = False,
     ) -> None:
         super().__init__()
         check_at_least_one(in_channels=in_channels, num_classes=num_classes)
@@ -145,12 +147,14 @@ class ResNet(nn.Module):
                 channels = width
             stages.append(nn.Sequential(*layers))
         self.stages = nn.Sequential(*stages)
+        self.norm = nn.BatchNorm1d(channels) if norm_before_fc else None
         self.fc = nn.Linear(channels, num_classes)
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, H, W) to (N, num_classes)."""
         hidden = self.stages(self.act1(self.bn1(self.conv1(input))))
-        return self.fc(hidden.mean((2, 3)))
+        features = hidden.mean((2, 3))
+        return self.fc(features if self.norm is None else self.norm(features))
 
 
 def _cifar_resnet(depth: int, parameters: int):
@@ -163,6 +167,7 @@ def _cifar_resnet(depth: int, parameters: int):
         downsample: Downsample = "A",
         shortcut: Shortcut = "normal",
         activation: Activation = nn.ReLU,
+        norm_before_fc: bool = False,
     ) -> ResNet:
         return ResNet(
             in_channels,
@@ -172,6 +177,7 @@ def _cifar_resnet(depth: int, parameters: int):
             downsample=downsample,
             shortcut=shortcut,
             activation=activation,
+            norm_before_fc=norm_before_fc,
         )
 
     function.__name__ = function.__qualname__ = f"resnet{depth}"

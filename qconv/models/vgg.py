@@ -45,6 +45,8 @@ class VGG(nn.Module):
         pool_first: whether pooling precedes batch norm and activation or follows them.
         image_size: height and width of the picture, a multiple of 8.
         activation: makes an activation from the number of channels, see `build_activation`.
+        norm_outputs: whether a batch norm without parameters follows the last linear layer, which a binary one needs:
+            its outputs are sums of many signs.
 
     Raises:
         ValueError: a number below 1, an `image_size` that is no multiple of 8, or an input of another size.
@@ -60,6 +62,7 @@ class VGG(nn.Module):
         pool_first: bool,
         image_size: int = 32,
         activation: Activation = nn.ReLU,
+        norm_outputs: bool = False,
     ) -> None:
         super().__init__()
         check_at_least_one(in_channels=in_channels, num_classes=num_classes, image_size=image_size)
@@ -79,6 +82,7 @@ class VGG(nn.Module):
             self.hidden = nn.Sequential(nn.Linear(features, hidden, bias=False), nn.BatchNorm1d(hidden), act)
             features = hidden
         self.fc = nn.Linear(features, num_classes)
+        self.norm = nn.BatchNorm1d(num_classes, affine=False) if norm_outputs else None
 
     def forward(self, input: Tensor) -> Tensor:
         """(N, C, image_size, image_size) to (N, num_classes)."""
@@ -86,18 +90,32 @@ class VGG(nn.Module):
             raise ValueError(
                 f"input (of shape {tuple(input.shape)}) must have image_size (={self.image_size}) as height and width"
             )
-        return self.fc(self.hidden(self.blocks(input).flatten(1)))
+        outputs = self.fc(self.hidden(self.blocks(input).flatten(1)))
+        return outputs if self.norm is None else self.norm(outputs)
 
 
 def vgg_small(
-    in_channels: int = 3, num_classes: int = 10, *, image_size: int = 32, activation: Activation = nn.Hardtanh
+    in_channels: int = 3,
+    num_classes: int = 10,
+    *,
+    image_size: int = 32,
+    activation: Activation = nn.Hardtanh,
+    norm_outputs: bool = False,
 ) -> VGG:
     """VGG-small of the binary networks: 4,660,106 parameters at the defaults.
 
     Convolution → pooling → batch norm → activation; published with Hardtanh. First and last layer stay float:
     ``skip=("first", "last")``. Arguments and errors are those of `VGG`.
     """
-    return VGG(in_channels, num_classes, hidden=None, pool_first=True, image_size=image_size, activation=activation)
+    return VGG(
+        in_channels,
+        num_classes,
+        hidden=None,
+        pool_first=True,
+        image_size=image_size,
+        activation=activation,
+        norm_outputs=norm_outputs,
+    )
 
 
 def vgg7(in_channels: int = 3, num_classes: int = 10, *, image_size: int = 32, activation: Activation = nn.ReLU) -> VGG:

@@ -46,7 +46,8 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
             norm.train().momentum = None  # the mean over all batches
         with torch.no_grad():
             for batch in images():
-                classifier(batch)
+                with trainer.precision_plugin.forward_context():
+                    classifier(batch)
     finally:
         for module, training in modes.items():
             module.training = training

@@ -22,7 +22,7 @@ from ..optim.step_rules import at
 from .compilation import compile_, fix_size, starts
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
-from .step_counts import STEPS, follow_steps_, forget_lengths_, steps_per_epoch
+from .step_counts import BEFORE, STEPS, follow_length_, follow_steps_, forget_lengths_, steps_per_epoch
 from .trained_on import TRAINED_ON, check_count, trained_on
 
 Batch = tuple[Tensor, Tensor]
@@ -31,6 +31,7 @@ MakeScheduler = Callable[..., LRScheduler]
 Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 TRAINING_FIGURES = ("lr", "train_loss", "train_accuracy")
+EVALUATION_FIGURES = ("val_loss", "val_accuracy", "test_loss", "test_accuracy")
 CROSS_ENTROPY = CrossEntropy()
 
 
@@ -122,6 +123,8 @@ class Classifier(LightningModule):
         self.goes_on_from: dict[str, Any] | None = None
         # Lightning's own means would lose the first part of an interrupted epoch.
         self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
+        # They would also divide the number of pictures by that of processes, in whole numbers.
+        self.evaluated: Any = nn.ModuleDict({name: WeightedMean() for name in EVALUATION_FIGURES})
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits of the pictures."""
@@ -228,6 +231,8 @@ class Classifier(LightningModule):
         checkpoint, self.goes_on_from = self.goes_on_from, None
         if checkpoint is not None:
             check_count(checkpoint, self.trainer.train_dataloader)
+            for config, before in zip(self.trainer.lr_scheduler_configs, checkpoint[BEFORE], strict=False):
+                follow_length_(config.scheduler, before)
         # Lightning set the loader up before it read the checkpoint, to count the steps.
         self.trainer.fit_loop._load_combined_loader_states()
 
@@ -276,9 +281,9 @@ class Classifier(LightningModule):
 
     def _evaluate(self, split: str, batch: Batch) -> Tensor:
         loss, accuracy, logits = self._step(batch, CROSS_ENTROPY)
-        options = {"on_step": False, "on_epoch": True, "batch_size": len(batch[1]), "sync_dist": True}
-        self.log(f"{split}_loss", loss, **options)
-        self.log(f"{split}_accuracy", accuracy, prog_bar=True, **options)
+        for name, value in {f"{split}_loss": loss, f"{split}_accuracy": accuracy}.items():
+            self.evaluated[name].update(value, len(batch[1]))
+            self.log(name, self.evaluated[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
         return logits
 
 

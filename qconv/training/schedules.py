@@ -5,7 +5,8 @@ its `max_lr` must be a list.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -31,24 +32,42 @@ def linear(optimizer: Optimizer, total_steps: int, *, warmup: float = 0.0, final
 
 
 def steps(
-    optimizer: Optimizer, total_steps: int, *, at: Sequence[float], factor: float = 0.1, warmup: float = 0.0
+    optimizer: Optimizer,
+    total_steps: int,
+    *,
+    at: Sequence[float],
+    factor: float = 0.1,
+    warmup: float = 0.0,
+    only: Mapping[str, Any] | None = None,
 ) -> LambdaLR:
     """Linear warm-up as in `cosine`; the learning rate is multiplied by `factor` at each share of the steps in `at`.
 
-    The published "x0.1 at epochs 100 and 150 of 200" is ``at=[0.5, 0.75]``.
+    The published "x0.1 at epochs 100 and 150 of 200" is ``at=[0.5, 0.75]``. With `only`, groups of parameters without
+    these options keep their learning rate: ``only={"binary": True}`` is Bop's own.
 
     Raises:
-        ValueError: shares that do not increase from above 0 to below 1, or `warmup` is not in [0, 1).
+        ValueError: shares that do not increase from above 0 to below 1, `warmup` is not in [0, 1), or no group has the
+            options in `only`.
     """
     if list(at) != sorted(set(at)) or not all(0 < share < 1 for share in at):
         raise ValueError(f"at (={list(at)}) must be increasing shares of the steps, above 0 and below 1")
     marks = [round(share * total_steps) for share in at]
     _check_warmup(warmup)
     rising = round(warmup * total_steps)
-    return LambdaLR(
-        optimizer,
-        lambda step: (step + 1) / rising if step < rising else factor ** sum(step >= mark for mark in marks),
-    )
+
+    def factor_at(step: int) -> float:
+        return (step + 1) / rising if step < rising else factor ** sum(step >= mark for mark in marks)
+
+    wanted = dict(only or {}).items()
+    follows = [all(group.get(name) == value for name, value in wanted) for group in optimizer.param_groups]
+    if not any(follows):
+        raise ValueError(f"only (={dict(wanted)}) must be options of a group of the optimizer's parameters")
+    return LambdaLR(optimizer, [factor_at if each else _stays for each in follows])
+
+
+def _stays(step: int) -> float:
+    del step
+    return 1.0
 
 
 def constant(optimizer: Optimizer, total_steps: int) -> LambdaLR:

@@ -2,7 +2,8 @@
 
 import logging
 import math
-from collections.abc import Collection
+import warnings
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from pytorch_lightning import Trainer
@@ -13,6 +14,8 @@ STEPS = "steps_per_epoch"
 """Where a checkpoint has the number of optimizer steps in an epoch of its run."""
 LENGTHS = ("total_steps", "_schedule_phases", "T_max", "total_iters", "milestones", "step_size")
 """What torch's schedules store of their length."""
+BEFORE = "lengths_before"
+"""Where a checkpoint that has been read has those of its schedules."""
 FOLLOW = (
     *(lr_scheduler.LambdaLR, lr_scheduler.OneCycleLR, lr_scheduler.MultiStepLR, lr_scheduler.StepLR),
     *(lr_scheduler.CosineAnnealingLR, lr_scheduler.LinearLR, lr_scheduler.PolynomialLR, lr_scheduler.ConstantLR),
@@ -30,9 +33,30 @@ def steps_per_epoch(trainer: Trainer) -> int | None:
 
 def forget_lengths_(checkpoint: dict[str, Any]) -> None:
     """Take the lengths of its schedules out of a checkpoint: the present run has its own, with more epochs perhaps."""
-    for schedule in checkpoint.get("lr_schedulers", ()):
-        for length in LENGTHS:
-            schedule.pop(length, None)
+    checkpoint[BEFORE] = [
+        {length: schedule.pop(length) for length in LENGTHS if length in schedule}
+        for schedule in checkpoint.get("lr_schedulers", ())
+    ]
+
+
+def follow_length_(scheduler: Any, before: Mapping[str, Any]) -> None:
+    """Set the learning rates to those of the schedule, if it had another length ``before``.
+
+    Most schedules of torch make a rate of the last one, so that a cosine that has ended would stay at 0. Those of
+    `LambdaLR` and `OneCycleLR` are functions of the step alone.
+    """
+    now = {length: getattr(scheduler, length) for length in before}
+    if isinstance(scheduler, lr_scheduler.LambdaLR | lr_scheduler.OneCycleLR):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # get_lr is meant for step
+            rates: Any = scheduler.get_lr()
+    elif now == before or type(scheduler) not in FOLLOW:
+        return
+    else:
+        rates = scheduler._get_closed_form_lr()
+    for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    scheduler._last_lr = [*rates]
 
 
 def follow_steps_(checkpoint: dict[str, Any], trainer: Trainer, scheduler: Any, counters: Collection[str]) -> None:
