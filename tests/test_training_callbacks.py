@@ -331,3 +331,22 @@ def test_diagnostics_count_what_they_say(tmp_path: Path) -> None:
     input = torch.tensor([[0.5, 2.0, -3.0, 0.1], [-0.5, 0.2, -0.3, 0.1]]).view(2, 4, 1, 1)
     found = of_input(bnn, input)
     assert (found["inputs_saturated"], found["inputs_dead"]) == (2 / 8, 3 / 4)
+
+
+class Breaks(Callback):
+    """Ends an evaluation after its first batch."""
+
+    def on_test_batch_end(self, *args: Any, **kwargs: Any) -> None:
+        raise ValueError("interrupted")
+
+
+def test_an_evaluation_that_was_interrupted_leaves_nothing() -> None:
+    classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), torch.optim.SGD)
+    data = DigitsDataModule(batch_size=50)
+    with pytest.raises(ValueError, match="interrupted"):
+        make_trainer(accelerator="cpu", callbacks=[Breaks()]).test(classifier, data, verbose=False)
+    assert classifier.evaluated["test_loss"].sums[1] == 45  # of 8 batches of 360 pictures
+    (again,) = make_trainer(accelerator="cpu").test(classifier, data, verbose=False)
+    pictures, labels = data.splits["test"]
+    expected = nn.functional.cross_entropy(classifier(pictures), labels).item()
+    assert again["test_loss"] == pytest.approx(expected, rel=1e-5)

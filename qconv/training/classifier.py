@@ -177,6 +177,19 @@ class Classifier(LightningModule):
         within = batch_idx // self.trainer.accumulate_grad_batches
         return (self.trainer.current_epoch * self.steps_per_epoch + within) / total
 
+    def on_validation_epoch_start(self) -> None:
+        """Forget what an evaluation that was interrupted has left."""
+        self._reset("val")
+
+    def on_test_epoch_start(self) -> None:
+        """As `on_validation_epoch_start`."""
+        self._reset("test")
+
+    def _reset(self, split: str) -> None:
+        for name, mean in self.evaluated.items():
+            if name.startswith(split):
+                mean.reset()
+
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
         """Log loss and accuracy."""
         del batch_idx
