@@ -17,10 +17,10 @@ DATA = {
 }
 LEAD = """# Recipes
 
-A recipe is a published training: network, method, optimizer, epochs. `qconv train experiment=NAME data.root=FOLDER`
-runs one, and more words change it (`trainer.max_epochs=100`). Where *init_from* stands, name the checkpoint or file
-that the training starts from, as in `init_from=runs/float/checkpoints/best.ckpt`; `init_from=null` starts from random
-weights.
+A recipe is a published training, or one of ours in the same form: network, method, optimizer, epochs.
+`qconv train experiment=NAME data.root=FOLDER` runs one, and more words change it (`trainer.max_epochs=100`). Where
+*init_from* stands, name the checkpoint or file that the training starts from, as in
+`init_from=runs/float/checkpoints/best.ckpt`; `init_from=null` starts from random weights.
 
 *Target* is the published accuracy, on the original files of the data set. (V) was read in the authors' repository, or
 in the one that is named, (M) in the paper, (S) in somebody else's implementation. *Goal* is a number that we set

@@ -604,9 +604,33 @@ class Looped(nn.Module):
         return [self.act(x) for x in xs]
 
 
+class OnParent(Held):
+    def twice(self, x: Tensor) -> Tensor:
+        return self.other(Held.twice(self, x))
+
+
+class Aliased(nn.Module):
+    act: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = self.act
+        return act(F.relu(act(x)))
+
+
+class Namesake(nn.Module):
+    relu: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x + self.relu(x))
+
+
 def test_calls_in_the_source_of_a_class() -> None:
     assert calls_of(Held, "act") == 2
     assert calls_of(type("Alone", (nn.Module,), {}), "act") == 0
     assert calls_of(Looped, "act") == 2
     assert calls_of(Either, "act") == 1
+    assert calls_of(OnParent, "act") == 2
+    assert calls_of(OnParent, "other") == 2
+    assert calls_of(Aliased, "act") == 2
+    assert calls_of(Namesake, "relu") == 1
     assert calls_of(Either, "other") == 2

@@ -170,17 +170,22 @@ def test_nor_when_the_weight_alone_is_trained(way: str, frozen: bool) -> None:
     called = torch.compile(model, backend="aot_eager") if way == "compiled" else model
     optimizer = torch.optim.Adam([layer.weight for layer in model if isinstance(layer, nn.Conv2d)], lr=0.1)
     for _ in range(3):
-        optimizer.zero_grad()
         called(x).square().mean().backward()
         optimizer.step()
+        optimizer.zero_grad()
     model.eval()(x)
     assert quantizer.step.equal(before)
 
 
-def test_gradients_of_the_float_training_are_no_training() -> None:
+@pytest.mark.parametrize("to_none", [None, True, False])
+def test_gradients_of_something_else_are_no_training(to_none: bool | None) -> None:
     model = network()
-    model(torch.randn(2, 3, 9, 9)).sum().backward()
+    model(torch.randn(2, 3, 9, 9)).sum().backward()  # of the float network
     layer = qconv.convert(model, schemes.lsq(2, 8), skip=())[1]
+    if to_none is not None:
+        model.zero_grad(set_to_none=to_none)
+    x = torch.randn(2, 3, 9, 9, requires_grad=True)
+    torch.autograd.grad(model.eval()(x).sum(), x)  # of the pictures alone
     nn.init.normal_(layer.weight)
     layer.eval()
     assert layer.weight_quantizer.step.equal(built_with(layer.weight, schemes.lsq(2, 8)).weight_quantizer.step)
@@ -380,3 +385,17 @@ def test_an_optimizer_in_a_wrapper() -> None:
     assert stepped(layer, lightning.optimizer) == 1
     with pytest.raises(TypeError, match=r"optimizer \(=Linear.*\) must be a torch.optim.Optimizer, or wrap one"):
         qconv.after_every_step(nn.Linear(1, 1), layer)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_weight_that_is_unfrozen_later() -> None:
+    torch._dynamo.reset()
+    model = qconv.convert(network().requires_grad_(False), schemes.lsq(2, 8), skip=())
+    qconv.calibrate(model, [x := torch.randn(2, 3, 9, 9)])
+    layer = model.train()[1]
+    layer.weight.requires_grad_()
+    before = layer.weight_quantizer.step.clone()
+    optimizer = torch.optim.SGD([layer.weight], lr=1.0)
+    torch.compile(model.train(), backend="aot_eager")(x).square().mean().backward()
+    optimizer.step()
+    model.eval()
+    assert layer.weight_quantizer.step.equal(before)

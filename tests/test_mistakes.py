@@ -40,6 +40,13 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["model=resnet21"], "there is no model=resnet21: did you mean model=resnet"),
         (["scheme=nosuch"], "there is no scheme=nosuch; there are adabin, "),
         (["foo"], "'foo' is not KEY=VALUE"),
+        (
+            ["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", "ckpt_path=last"],
+            "init_from must be given: init_",
+        ),
+        (["a..b=1"], "can't read 'a..b=1' (qconv train --help lists the keys)"),
+        (["experiment=cifar10"], "experiment=cifar10 is a folder: it has experiment=cifar10/adabin_resnet20, "),
+        (["model="], "there is no model=; there are "),
         (["model.width=)"], "can't read 'model.width=)': a value with brackets"),
         (
             ["data=image_folder"],
@@ -105,7 +112,7 @@ def test_flags_that_nobody_has(capsys: pytest.CaptureFixture[str]) -> None:
     check_flags(["--multirun", "--cfg", "job", "--config-d", "x", "--info=all", "-m"])
 
 
-@pytest.mark.parametrize("word", ["ckpt_path=last.ckpt", "evaluate=best.ckpt", "init_from=null"])
-def test_what_only_a_start_needs(word: str) -> None:
+@pytest.mark.parametrize("word", ["evaluate=best.ckpt", "init_from=null"])
+def test_what_an_evaluation_does_not_need(word: str) -> None:
     cfg = composed(["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", word])
     assert cfg.scheme.weight_bits == 4

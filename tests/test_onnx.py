@@ -557,3 +557,6 @@ def test_metadata(tmp_path: Path) -> None:
     qconv.export_onnx(model, tmp_path / "model.onnx", torch.randn(2, 8, 6, 6), metadata={"classes": '["cat", "dog"]'})
     told = onnxruntime.InferenceSession(tmp_path / "model.onnx").get_modelmeta().custom_metadata_map
     assert told["classes"] == '["cat", "dog"]'
+    no: Any = {"classes": ["cat"]}
+    with pytest.raises(TypeError, match=r"metadata\['classes'\] \(=\['cat'\]\) must be a string"):
+        qconv.export_onnx(model, tmp_path / "no.onnx", torch.randn(2, 8, 6, 6), metadata=no)

@@ -129,7 +129,7 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
         (["predict", "{folder}/bare", "a.png"], "it does not say what it takes"),
         (["predict", "{folder}/names", "{folder}/picture.png"], "the model has 3 classes, and its file names 1"),
         (["predict", "{folder}/model", "a.png", "--top", "0"], "--top (=0) must be at least 1"),
-        (["verify", "{folder}/model"], "name pictures behind {folder}/model, such as {folder}/model *.jpg"),
+        (["verify", "{folder}/model"], "give pictures after {folder}/model, such as {folder}/model *.jpg"),
         (["verify", "{folder}"], "{folder} has no model.safetensors: qconv export {folder} --to packed writes"),
         (["summary", "none"], "packed model none: there is no such file"),
         (["summary", "{folder}/bare"], "it does not say what it takes"),
@@ -235,7 +235,7 @@ def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{model}", "--to", "onnx"], "name pictures behind {model}, such as {model} *.jpg"),
+        (["{model}", "--to", "onnx"], "give pictures after {model}, such as {model} *.jpg"),
         (["{model}", "--to", "packed"], "{model} must be the folder of a run"),
         (["{folder}", "--to", "packed"], "{folder} is no folder of a run: there is no config.yaml"),
         (["{folder}", "--to", "onnx"], "{folder} is no folder of a run"),

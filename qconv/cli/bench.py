@@ -77,7 +77,7 @@ def _add_train_step(kinds: Any) -> None:
         choices=sorted(["identity", *(name for name, _ in scheme_defaults())]),
         metavar="SCHEME",
         default=["bnn"],
-        help="schemes to measure",
+        help="schemes to measure: those of qconv.schemes, or identity",
     )
     parser.add_argument(
         "--case",

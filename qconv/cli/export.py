@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
         if options.pictures or options.round_outputs:
             raise ValueError("PICTURE and --round-outputs are for --to onnx")
         if not source.is_run:
-            raise ValueError(f"{source.path} must be the folder of a run: it names what is packed already")
+            raise ValueError(f"{source.path} must be the folder of a run: this is a packed model already")
         out = options.out or folder / PACKED
         source.run.pack(out)
     else:

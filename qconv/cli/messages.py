@@ -16,7 +16,7 @@ MUST_BE_GIVEN = {
     "ImageNetDataModule.root": "FOLDER, which has train/<class>/* and val/<class>/*",
     "PreparedDataModule.root": "FOLDER, which qconv data prepare has written",
     "WebDatasetDataModule.train": "TAR_FILES, such as '\"/data/train-{0000..0146}.tar\"'",
-    "Distillation.weights": "FILE, the teacher's checkpoint, or null for the weights that it has",
+    "Distillation.weights": "FILE, the teacher's checkpoint or state dict",
     "init_from": "FILE, a checkpoint of the network that this recipe starts from, or null for random weights",
 }
 """What a key stands for that has no default, by the class that takes it."""
@@ -28,9 +28,11 @@ def message(error: BaseException) -> str:
         return str(error.__cause__)
     if isinstance(error, OverrideParseException) and "=" not in error.override and error.override[:1] != "~":
         return f"{error.override!r} is not KEY=VALUE (qconv train --help lists the keys)"
-    if isinstance(error, OverrideParseException):
+    if isinstance(error, OverrideParseException) and set("[]{}():,") & set(error.override.partition("=")[2]):
         key = error.override.partition("=")[0]
         return f"can't read {error.override!r}: a value with brackets, colons or commas needs quotes, {key}='\"…\"'"
+    if isinstance(error, OverrideParseException):
+        return f"can't read {error.override!r} (qconv train --help lists the keys)"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return _unknown_option(error.missing_cfg_file, [*error.options], str(error))
     if isinstance(error, MissingMandatoryValue) and error.full_key is not None:
@@ -63,7 +65,10 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
     files = {str(path.relative_to(here).with_suffix("")) for path in here.rglob("*.yaml")}
     known = sorted(files if "/" in name else files.union(options))
     last, end = {each: each.rpartition("/")[2] for each in known}, name.rpartition("/")[2]
-    near = [each for each in known if last[each] == end] or [each for each in known if end in last[each]]
+    inside = [each for each in known if end and each.startswith(f"{name}/")]
+    if inside:
+        return f"{group}={name} is a folder: it has {', '.join(f'{group}={each}' for each in inside[:3])} and others"
+    near = [each for each in known if last[each] == end] or [each for each in known if end and end in last[each]]
     near = near or [each for each in known if last[each] in difflib.get_close_matches(end, last.values(), n=1)]
     if near:
         return f"there is no {group}={name}: did you mean {' or '.join(f'{group}={each}' for each in near[:3])}?"

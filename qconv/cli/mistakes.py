@@ -51,11 +51,10 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
 def check_given(cfg: DictConfig) -> None:
     """Raise a ValueError if the command line lacks a value that has no default.
 
-    A run that resumes or is evaluated needs neither the weights that it starts from nor a teacher.
+    An evaluation needs neither the weights that the run starts from nor a teacher.
     """
-    starts = cfg.ckpt_path is None and cfg.evaluate is None
     for key, parent in _without_value(cfg):
-        if starts or not key.startswith(("init_from", "loss.")):
+        if cfg.evaluate is None or not key.startswith(("init_from", "loss.")):
             raise ValueError(must_be_given(key, parent))
 
 

@@ -62,6 +62,6 @@ class Source:
             return torch.stack([self.predictor.read(path) for path in pictures])
         if not self.is_run:
             raise ValueError(
-                f"name pictures behind {self.path}, such as {self.path} *.jpg: only the folder of a run knows its own"
+                f"give pictures after {self.path}, such as {self.path} *.jpg: only the folder of a run knows its own"
             )
         return self.run.examples(count, split)

@@ -13,7 +13,7 @@ _LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.Genera
 def calls_of(kind: type[nn.Module], name: str) -> int:
     """Return how often the methods of a class call ``self.<name>``, on the way through them with the most calls.
 
-    A call in a loop counts twice. A class without source has none.
+    A call in a loop counts twice, and so does another name that it gets. A class without source has none.
     """
     count, replaced = 0, set[str]()
     for each in kind.__mro__[: kind.__mro__.index(nn.Module)]:
@@ -23,7 +23,13 @@ def calls_of(kind: type[nn.Module], name: str) -> int:
             continue
         methods = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name not in replaced]
         count += sum(_most(method.body, name) for method in methods)
-        replaced |= {method.name for method in methods if "super()" not in ast.unparse(method)}
+        written = {method.name: ast.unparse(method) for method in methods}
+        parents = [parent.__name__ for parent in kind.__mro__]
+        replaced |= {
+            own
+            for own, text in written.items()
+            if "super()" not in text and not any(f"{parent}.{own}(" in text for parent in parents)
+        }
     return count
 
 
@@ -53,5 +59,16 @@ def _calls(node: ast.AST, name: str) -> int:
     inside = [*ast.walk(node)]
     for loop in [each for each in inside if isinstance(each, _LOOPS)]:
         inside += ast.walk(loop)
-    functions = (each.func for each in inside if isinstance(each, ast.Call))
-    return sum(isinstance(function, ast.Attribute) and function.attr == name for function in functions)
+    calls = sum(_is_own(each.func, name) for each in inside if isinstance(each, ast.Call))
+    renamed = sum(_is_own(each.value, name) for each in inside if isinstance(each, ast.Assign | ast.NamedExpr))
+    return calls + 2 * renamed
+
+
+def _is_own(node: ast.expr, name: str) -> bool:
+    """Whether it is ``self.<name>``."""
+    return (
+        isinstance(node, ast.Attribute)
+        and node.attr == name
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    )

@@ -1,4 +1,4 @@
-"""Weights that several modules hold, which a scheme must not change for one of them alone."""
+"""Whether layers can follow their schemes: not if several modules hold a weight that one of them would change."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any

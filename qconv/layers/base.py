@@ -261,8 +261,6 @@ class QuantizedLayer(nn.Module):
                 output.register_hook(leaving())
             if self.training and is_watched(self):
                 output.register_hook(backward_of(self))
-            if self.__dict__.get("_origin") is not None and self.is_trained:  # it is trained in evaluation mode
-                output.register_hook(partial(leave, self))
         return output
 
     def _compute(

@@ -5,6 +5,7 @@ a float checkpoint. Writing through ``.data`` does not change a tensor's version
 too: those of the weight, and those of the learned tensors, which an average of models may write in the same way.
 """
 
+import weakref
 from typing import Any, NamedTuple
 
 import torch
@@ -33,30 +34,44 @@ class Origin(NamedTuple):
 
     weight: Seen
     learned: tuple[Seen, ...]
-    gradient: tuple[int, int] | None  # of the weight: its identity and version
 
 
 def mark(layer: Any) -> None:
-    """Record that the learned tensors belong to the weight in its present state."""
-    layer.__dict__["_origin"] = _origin(layer)
+    """Record that the learned tensors belong to the weight in its present state, until the weight gets a gradient."""
+    layer.__dict__["_origin"] = origin = _origin(layer)
+    if origin is not None:
+        _watch_gradient(layer)
+
+
+def _watch_gradient(layer: Any) -> None:
+    """Let the first gradient of the weight end the following."""
+    weight = layer._parameters["weight"]
+    if not weight.requires_grad:
+        return
+    hooks = (weight._post_accumulate_grad_hooks or {}).values()
+    if not any(isinstance(hook, _Leaves) and hook.layer() is layer for hook in hooks):
+        weight.register_post_accumulate_grad_hook(_Leaves(layer))
+
+
+class _Leaves:
+    """The hook of a weight's gradient: it is trained, perhaps in evaluation mode, or under `torch.compile`."""
+
+    def __init__(self, layer: Any) -> None:
+        self.layer = weakref.ref(layer)
+
+    def __call__(self, weight: Tensor) -> None:
+        layer = self.layer()
+        if layer is not None and layer._parameters.get("weight") is weight:
+            leave(layer)
 
 
 def follow(layer: Any) -> None:
-    """Set the learned tensors anew if the weight has been written to since `mark`, and they have not.
-
-    Not if training has started meanwhile, which a gradient shows that the weight has got: under `torch.compile` nothing
-    else does. Nor if they are frozen and the weight is not, for then they are to stay.
-    """
+    """Set the learned tensors anew if the weight has been written to since `mark`, and they have not."""
     known: Origin | None = layer.__dict__.get("_origin")
     now = None if known is None else _origin(layer)
     if known is None or now is None:
         return
-    if now.gradient not in (None, known.gradient):
-        leave(layer)
-        return
-    learned = [*layer.weight_quantizer.parameters()]
-    if layer.weight.requires_grad and not any(tensor.requires_grad for tensor in learned):
-        return
+    _watch_gradient(layer)  # the weight may have been frozen before
     as_learned = len(now.learned) == len(known.learned) and all(map(Seen.is_as, now.learned, known.learned))
     if as_learned and now.weight.is_as(known.weight):
         return
@@ -73,9 +88,8 @@ def follow_cast(layer: Any) -> None:
         layer.__dict__["_origin"] = now
 
 
-def leave(layer: Any, grad: object = None) -> None:
-    """Stop following: training has started, so the learned tensors become independent; also as a hook of a gradient."""
-    del grad
+def leave(layer: Any) -> None:
+    """Stop following: training has started, so the learned tensors become independent."""
     layer.__dict__["_origin"] = None
 
 
@@ -85,9 +99,7 @@ def _origin(layer: Any) -> Origin | None:
     plain = all(type(tensor) is nn.Parameter and not tensor.is_inference() for tensor in tensors)
     if not learned or not plain or weight.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return None
-    grad = weight.grad
-    gradient = None if grad is None else (id(grad), grad._version)
-    return Origin(_seen(weight), tuple(map(_seen, learned)), gradient)
+    return Origin(_seen(weight), tuple(map(_seen, learned)))
 
 
 def _seen(tensor: Any) -> Seen:

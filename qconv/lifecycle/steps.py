@@ -224,7 +224,7 @@ _WRAPPED = "optimizer", "_optimizer", "base_optimizer", "_base_optimizer", "opti
 
 def is_sharding(optimizer: Any) -> bool:
     """Whether it gives each process an optimizer of its own for some of the parameters; its import takes long."""
-    return type(optimizer).__name__ == "ZeroRedundancyOptimizer"
+    return type(optimizer).__name__ in ("ZeroRedundancyOptimizer", "OSS")
 
 
 def innermost(optimizer: Any) -> Optimizer:

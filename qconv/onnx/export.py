@@ -68,7 +68,7 @@ def export_onnx(
         example: typical inputs (N, C, H, W); a few hundred with `round_outputs`.
         round_outputs: compute float outputs in integers, too, rounded to 8 bits.
         metadata: more entries for the file's metadata, such as the classes; ``qconv export`` writes ``pictures`` (size,
-            mean and std, as JSON) and ``classes``.
+            mean and std, as JSON) and ``classes``. Those of qconv's own names are replaced.
 
     Returns:
         The result of `compare_onnx` for the file and the trained model on up to 64 inputs of `example`; None if ONNX
@@ -88,6 +88,9 @@ def export_onnx(
 
     path = Path(path)
     _check(path, example)
+    for key, value in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise TypeError(f"metadata[{key!r}] (={value!r}) must be a string, such as json.dumps makes")
     example = example.detach().float().cpu()
     model = inner_model(model)
     frozen = build(model, TOLERANCE, example)

@@ -224,7 +224,7 @@ def draw_diagnostics(rows: list[dict[str, Any]], path: Path) -> None:
     size = min(7.0, 160 / len(layers))
     # Margins by hand, in inches: a layout that measures every label takes as long as the drawing.
     width, panel, gap, foot = 12.0, 0.35 + 0.14 * len(layers), 0.33, 0.5
-    left = 0.15 + 0.56 * size / 72 * max(map(len, layers))
+    left = min(0.15 + 0.56 * size / 72 * max(map(len, layers)), width / 2)
     height = lines * (gap + panel) + foot
     figure = Figure(figsize=(width, height), dpi=120)
     canvas = FigureCanvasAgg(figure)
