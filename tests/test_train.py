@@ -571,7 +571,7 @@ def test_help_shows_the_groups(tmp_path: Path) -> None:
     assert "usage: train.py [KEY=VALUE ...]" in words
     assert "scheme=bwn another quantization scheme" in words
     assert f"first_last={config().first_last}" in words
-    assert max(map(len, shown.splitlines())) <= 80
+    assert max(len(line) for line in shown.splitlines() if line != str(CONFIGS / "config.yaml")) <= 80
     assert list(tmp_path.iterdir()) == []
 
 
@@ -580,7 +580,7 @@ def test_an_unknown_option_is_answered_with_what_there_is(
     group: str, fails: Callable[..., str], tmp_path: Path
 ) -> None:
     error = fails(f"{group}=nonsense")
-    assert f"Could not find '{group}/nonsense'" in error
+    assert f"there is no {group}=nonsense; there are " in error
     options = SCHEMES if group == "scheme" else [path.stem for path in (CONFIGS / group).glob("*.yaml")]
     assert all(option in error for option in options)
     assert list(tmp_path.iterdir()) == []

@@ -2,6 +2,7 @@
 
 import difflib
 import re
+from collections import Counter
 
 from hydra.errors import InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -72,8 +73,10 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
     near = near or [each for each in known if last[each] in difflib.get_close_matches(end, last.values(), n=1)]
     if near:
         return f"there is no {group}={name}: did you mean {' or '.join(f'{group}={each}' for each in near[:3])}?"
-    listed = f"there are {', '.join(known)}" if len(known) < 60 else "qconv train --help lists what there is"
-    return f"there is no {group}={name}; {listed}"
+    folders = Counter(each.partition("/")[0] for each in known if "/" in each)
+    listed = [each for each in known if "/" not in each] + [f"{count} in {place}/" for place, count in folders.items()]
+    rest = " (qconv train --help lists them)" if folders else ""
+    return f"there is no {group}={name}; there are {', '.join(listed)}{rest}"
 
 
 def _unknown_key(error: BaseException) -> str | None:

@@ -60,7 +60,7 @@ def text(program: str, words: Sequence[str], width: int | None = None) -> str:
         f"examples, each behind {program}:\n" + _rows(EXAMPLES, width),
         "groups (GROUP=OPTION chooses a config, GROUP.KEY=VALUE changes a value in it):\n"
         + _rows([(group, ", ".join(options)) for group, options in _groups(places)], width),
-        f"settings and their defaults ({folder() / 'config.yaml'} says what they mean):\n"
+        f"settings and their defaults; what they mean is in\n{folder() / 'config.yaml'}\n"
         + textwrap.fill(settings, width, initial_indent="  ", subsequent_indent="  ", break_long_words=False),
         "flags:\n" + _rows(FLAGS, width),
     ]
