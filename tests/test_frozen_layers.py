@@ -387,6 +387,12 @@ def test_an_optimizer_in_a_wrapper() -> None:
         qconv.after_every_step(nn.Linear(1, 1), layer)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_float_layer_again_has_nothing_of_it() -> None:
+    model = qconv.to_float(qconv.convert(network(), schemes.lsq(2, 8), skip=()))
+    model(torch.randn(2, 3, 9, 9)).sum().backward()
+    assert vars(model[1]).keys() == vars(network()[1]).keys()
+
+
 def test_a_weight_that_is_unfrozen_later() -> None:
     torch._dynamo.reset()
     model = qconv.convert(network().requires_grad_(False), schemes.lsq(2, 8), skip=())

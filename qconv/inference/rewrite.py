@@ -355,7 +355,7 @@ def make_contiguous(network: fx.GraphModule) -> bool:
 
 
 def distance_name(layer: str) -> str:
-    """The name of the `Distance` after a layer; lines are added at its end where the network has such a module."""
+    """The name of the `Distance` after a layer; underscores follow it where the network has such a module."""
     return f"{layer}_distance"
 
 

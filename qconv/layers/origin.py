@@ -60,8 +60,10 @@ class _Leaves:
         self.layer = weakref.ref(layer)
 
     def __call__(self, weight: Tensor) -> None:
-        layer = self.layer()
-        if layer is not None and layer._parameters.get("weight") is weight:
+        layer: Any = self.layer()
+        if layer is None or layer.__dict__.get("_origin") is None:  # it may be a float layer again
+            return
+        if layer._parameters.get("weight") is weight:
             leave(layer)
 
 

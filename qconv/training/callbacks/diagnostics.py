@@ -222,7 +222,7 @@ def draw_diagnostics(rows: list[dict[str, Any]], path: Path) -> None:
     shown = [key for key in FIGURES if any(row.get(key, 0) > 0 for row in rows)]
     lines = max(1, -(-len(shown) // 2))
     size = min(7.0, 160 / len(layers))
-    # Margins by hand, in inches: a layout that measures every label takes as long as the drawing.
+    # Margins by hand, in inches: a layout that measures every label takes a third of the time or more.
     width, panel, gap, foot = 12.0, 0.35 + 0.14 * len(layers), 0.33, 0.5
     left = min(0.15 + 0.56 * size / 72 * max(map(len, layers)), width / 2)
     height = lines * (gap + panel) + foot

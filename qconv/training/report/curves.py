@@ -34,7 +34,7 @@ def draw_curves(
 
     figure = Figure(figsize=(9.6, 4.1), dpi=150)
     canvas = FigureCanvasAgg(figure)
-    # Margins by hand: a layout that measures every label takes as long as the drawing.
+    # Margins by hand: a layout would measure every label, twice.
     panels = figure.subplots(1, 2)
     figure.subplots_adjust(left=0.07, right=0.975, bottom=0.23, top=0.88, wspace=0.17)
     best = best_row(rows, best_epoch)
