@@ -194,3 +194,8 @@ def _split(items: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
     """Split tensors: extra ones, those of the three quantizers, of the filters, what was kept, and the rest."""
     ends = [0, *accumulate(counts), len(items)]
     return [items[begin:end] for begin, end in pairwise(ends)]
+
+
+if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+    # Compiled by torch 2.11, the backward gives wrong gradients; versions between it and 2.15 have not been tried.
+    quantized_op = torch.compiler.disable(quantized_op)  # pyright: ignore[reportAssignmentType]
