@@ -118,7 +118,8 @@ def test_a_change_of_stage_compiles_the_blocks_that_change(
             for network in (model, eager):
                 qconv.set_progress(network, start)
             torch.testing.assert_close(model(input), eager(input))
-            assert 1 <= len(compiled) <= sum(start in starts(block) for block in blocks(model))
+            if torch.__version__ >= "2.12":  # before, blocks that are alike may share what was compiled
+                assert 1 <= len(compiled) <= sum(start in starts(block) for block in blocks(model))
             compiled.clear()
             model(input)
             assert not compiled

@@ -56,7 +56,8 @@ def test_a_budget() -> None:
             assert other is not None
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
     assert sizes[1] * 4 < sizes[0]
-    assert sizes[1] < eager
+    if torch.__version__ >= "2.12":  # before, the compiler keeps the input in floats
+        assert sizes[1] < eager
 
 
 def test_operations_of_signs_and_codes() -> None:

@@ -117,8 +117,11 @@ class _QuantizedOp(torch.autograd.Function):
         extra, input_tensors, weight_tensors, _, looked_up, kept, _ = _split(tensors, counts)
         of_input, of_weight = (quantizers.input, input_tensors), (quantizers.weight, weight_tensors)
         if keeping is not None and not extra and runs_on_bits(op, quantizers, keeping):
-            return output_of_bits(op, keeping, kept[0], weight, bias, of_weight)
-        return output_of(input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra)
+            output = output_of_bits(op, keeping, kept[0], weight, bias, of_weight)
+        else:
+            output = output_of(input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra)
+        # torch 2.11 compiles the gradient of a tensor that was changed in place to 0: it needs another name.
+        return output.view_as(output) if torch.compiler.is_compiling() else output
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -194,8 +197,3 @@ def _split(items: Sequence[T], counts: Sequence[int]) -> list[Sequence[T]]:
     """Split tensors: extra ones, those of the three quantizers, of the filters, what was kept, and the rest."""
     ends = [0, *accumulate(counts), len(items)]
     return [items[begin:end] for begin, end in pairwise(ends)]
-
-
-if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
-    # Compiled by torch 2.11, the backward gives wrong gradients; versions between it and 2.15 have not been tried.
-    quantized_op = torch.compiler.disable(quantized_op)  # pyright: ignore[reportAssignmentType]

@@ -77,6 +77,8 @@ def crowded_level(quantizer: Quantizer, x: Tensor) -> tuple[float, float] | None
 
 def _can_be_read(input: Tensor) -> bool:
     """Whether it is a plain tensor with values: no trace, capture or transformation by `torch.func`."""
+    if torch.compiler.is_compiling():  # of this function alone: where the graph of its caller is broken
+        return False
     if type(input) not in (Tensor, nn.Parameter) or input.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return False
     if input.is_cuda and torch.cuda.is_current_stream_capturing():

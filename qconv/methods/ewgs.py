@@ -174,8 +174,8 @@ class EWGSWeight(EWGS):
         wide_x = wide(x)
         lower, upper, scale, delta = (tensor.to(wide_x.dtype) for tensor in tensors)
         values, wide_grad = self.whole(wide_x, *tensors).values / self.count, wide(grad)
-        grad_x, *grads = self.grad_of_rounding(wide_grad * (2 * scale), wide_x, lower, upper, delta)
-        grads.append((wide_grad * values).sum())
+        grad_x, *of_ends = self.grad_of_rounding(wide_grad * (2 * scale), wide_x, lower, upper, delta)
+        grads = *of_ends, (wide_grad * values).sum()
         of_learned = (g.view_as(t).to(t.dtype) for g, t in zip(grads, tensors[:3], strict=True))
         return grad_x.to(x.dtype), *of_learned, None
 

@@ -78,9 +78,9 @@ def _of_batch(model: nn.Module, modules: Mapping[str, nn.Module], shape: tuple[i
     with _Calls(modules) as calls, warnings.catch_warnings(), torch.enable_grad():
         warnings.simplefilter("ignore")
         if any(map(is_lean, model.modules())):  # under hooks lean layers keep more
-            nodes = _nodes(model(batch))
+            output = model(batch)  # held while nodes are read: in torch 2.11 those of Functions do not hold themselves
             count = _Count(model, calls)
-            if all(count.of_node(node) for node in nodes):
+            if all(count.of_node(node) for node in _nodes(output)):
                 return count.finished()
         count = _Count(model, calls)
         with saved_tensors_hooks(lambda tensor: count.of_tensor(tensor, calls.now), lambda tensor: tensor):
