@@ -4,6 +4,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -24,6 +25,7 @@ from qconv.models.resnet import BasicBlock, make_downsample
 from qconv.models.vgg import ConvBlock
 from qconv.summary import summarize
 from qconv.summary.table import Summary
+from qconv.training.assemble import quantized_model
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 CIFAR = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "vgg_small", "vgg7")
@@ -614,3 +616,37 @@ def test_norms_around_the_last_layer() -> None:
     logits = model(torch.randn(32, 3, 32, 32))
     assert logits.std() < 2  # sums of 8192 signs have a deviation of 90
     assert nn.functional.cross_entropy(logits, torch.arange(32) % 10) < 5
+
+
+def test_weights_from_hes_distribution() -> None:
+    model = models.he_normal_(models.resnet18(downsample="B"))
+    kept = models.resnet18(downsample="B")
+    assert model.bn1.weight.equal(kept.bn1.weight)
+    for layer in model.modules():
+        if isinstance(layer, (nn.Conv2d, nn.Linear)):
+            weight = layer.weight.detach().flatten(1)
+            wanted = (2 / weight.shape[1]) ** 0.5
+            assert weight.std().item() == pytest.approx(wanted, rel=4 / weight.numel() ** 0.5)
+            assert weight.abs().max() > 2.2 * wanted  # torch's own are uniform, and end at 0.71
+    assert 0 < model.fc.bias.abs().max() < 0.05
+    # Each group of a convolution has the inputs of its own.
+    grouped = models.he_normal_(nn.Conv1d(64, 640, 5, groups=8))
+    assert grouped.weight.std().item() == pytest.approx((2 / 40) ** 0.5, rel=0.02)
+    transposed = nn.ConvTranspose2d(3, 4, 3)
+    before = transposed.weight.clone()
+    assert models.he_normal_(transposed).weight.equal(before)
+    quantized = qconv.QConv2d(64, 64, 3, scheme=qconv.schemes.bwn())
+    assert models.he_normal_(quantized).weight.std().item() == pytest.approx((2 / 576) ** 0.5, rel=0.02)
+    parametrized = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)))
+    with pytest.raises(ValueError, match=r"0 \(ParametrizedLinear\) computes its weight: call he_normal_ before"):
+        models.he_normal_(parametrized)
+
+
+def test_the_start_of_a_run() -> None:
+    data = SimpleNamespace(in_channels=1, num_classes=10)
+    for choice, layer in (("default", 0.41), ("he_normal", 1.0)):
+        model, _ = quantized_model(config("model.width=32", f"weight_init={choice}"), data)
+        weight = model.get_parameter("blocks.1.conv.weight").detach().flatten(1)
+        assert weight.std().item() / (2 / weight.shape[1]) ** 0.5 == pytest.approx(layer, abs=0.02)
+    with pytest.raises(ValueError, match=r"weight_init \(='he'\) must be one of 'default', 'he_normal'"):
+        quantized_model(config("weight_init=he"), data)

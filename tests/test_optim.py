@@ -19,7 +19,7 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import qconv
 from qconv import schemes
-from qconv.optim import KINDS, Bop, ModelOptimizer, parameter_groups, shift_penalty
+from qconv.optim import KINDS, Bop, ModelOptimizer, parameter_groups, shift_penalty, sine_penalty
 from qconv.quantizers import Quantizer
 from qconv.scheme import Scheme
 
@@ -569,6 +569,27 @@ def test_shift_penalty_without_shifts_is_refused() -> None:
         shift_penalty(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="quantizer '0' has no shift yet"):
         shift_penalty(nn.Sequential(qconv.quantizers.ShiftPS()))
+
+
+def test_sine_penalty_and_its_gradient() -> None:
+    first = qconv.QConv2d(3, 4, 3, scheme=schemes.biper(frequency=20, sine=True))
+    second = qconv.QLinear(5, 2, scheme=schemes.staged([(0, schemes.biper(9.0, sine=True)), (0.5, schemes.biper(7.0))]))
+    qconv.set_progress(second, 0.6)
+    other = qconv.QLinear(5, 2, scheme=schemes.bnn())
+    model = nn.Sequential(first, nn.ReLU(), second, other, nn.Sequential(first)).double()
+    layers = ((first, 20.0), (second, 7.0))
+    penalty = sine_penalty(model)
+    values = [[math.sin(w * value) ** 2 for value in layer.weight.flatten().tolist()] for layer, w in layers]
+    torch.testing.assert_close(penalty.item(), sum(sum(each) / len(each) for each in values), rtol=1e-14, atol=0)
+    penalty.backward()
+    for layer, w in layers:
+        count = layer.weight.numel()
+        expected = [w * math.sin(2 * w * value) / count for value in layer.weight.flatten().tolist()]
+        assert layer.weight.grad is not None
+        torch.testing.assert_close(layer.weight.grad.flatten().tolist(), expected, rtol=1e-12, atol=1e-15)
+    assert other.weight.grad is None
+    with pytest.raises(ValueError, match=r"model \(QLinear\) must have a trainable weight of BiPer"):
+        sine_penalty(other)
 
 
 class Around:

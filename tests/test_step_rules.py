@@ -2,6 +2,7 @@
 
 import copy
 import io
+import math
 import signal
 from pathlib import Path
 from typing import Any, cast
@@ -398,9 +399,22 @@ def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
     assert any(not torch.equal(value, plain[name]) for name, value in whole.items())
 
 
+def test_a_run_pulls_bipers_sine_to_0(tmp_path: Path) -> None:
+    words = ("scheme=biper", "trainer=cpu", "report=false", "data.batch_size=200", "trainer.max_epochs=1")
+    means = []
+    for factor in (0, 100):
+        place = tmp_path / str(factor)
+        program.train(config(*words, "model.width=4", f"sine_penalty={factor}", f"run_dir={place}"))
+        state = torch.load(place / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
+        means.append((20 * state["model.blocks.1.conv.weight"]).sin().square().mean())
+    assert means[1] < 0.5 * means[0]
+
+
 def test_dampening_of_a_run_is_checked() -> None:
     with pytest.raises(ValueError, match=r"dampening \(=-1\) must be at least 0 and finite"):
         Classifier(nn.Linear(2, 2), torch.optim.SGD, dampening=-1)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"sine_penalty \(=inf\) must be at least 0 and finite"):
+        Classifier(nn.Linear(2, 2), torch.optim.SGD, sine_penalty=math.inf)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_a_wrapped_optimizer_saves() -> None:

@@ -2,6 +2,7 @@
 
 from .activations import LearnedBias as LearnedBias, Maxout as Maxout, RPReLU as RPReLU
 from .birealnet import BiRealNet as BiRealNet, birealnet18 as birealnet18, birealnet34 as birealnet34
+from .initial import he_normal_ as he_normal_
 from .quicknet import (
     QuickNet as QuickNet,
     quicknet as quicknet,

@@ -199,6 +199,7 @@ def resnet18(
     downsample: Downsample = "B",
     shortcut: Shortcut = "normal",
     activation: Activation = nn.ReLU,
+    norm_before_fc: bool = False,
 ) -> ResNet:
     """ResNet-18 with a 3×3 stem and no pooling: 20 convolutions, 11,173,962 parameters at the defaults.
 
@@ -213,4 +214,5 @@ def resnet18(
         downsample=downsample,
         shortcut=shortcut,
         activation=activation,
+        norm_before_fc=norm_before_fc,
     )

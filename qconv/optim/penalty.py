@@ -1,4 +1,4 @@
-"""Terms of the loss: DeepShift-PS's weight decay, and oscillation dampening."""
+"""Terms of the loss: DeepShift-PS's weight decay, BiPer's penalty of its sine, and oscillation dampening."""
 
 from weakref import WeakSet
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ..layers import QuantizedLayer
 from ..layers.own_levels import way_out, why_off_levels
-from ..quantizers import Quantizer, ShiftPS
+from ..quantizers import BiPerWeight, Quantizer, ShiftPS, SineWeight, Stages
 
 
 def shift_penalty(model: nn.Module) -> Tensor:
@@ -34,6 +34,36 @@ def shift_penalty(model: nn.Module) -> Tensor:
     shifts = {quantizer.shift: None for _, quantizer in quantizers}  # each parameter once, in order
     wide = (shift.to(torch.promote_types(shift.dtype, torch.float32)) for shift in shifts)
     return 0.5 * torch.stack([shift.exp2().square().sum() for shift in wide]).sum()
+
+
+def sine_penalty(model: nn.Module) -> Tensor:
+    r"""BiPer's penalty of its sine, ``Σ mean sin²(ω w)`` over the layers, w the latent weights (arXiv:2404.01278).
+
+    Add ``factor * sine_penalty(model)`` to the loss, as the authors' code does in both stages, with 0.037 and 0.0468
+    for ResNet-18 on CIFAR-10. ``dw = ω sin(2 ω w) / n`` for the n weights of a layer.
+
+    Returns:
+        A scalar, float32 or wider; shared weights count once.
+
+    Raises:
+        ValueError: no trainable weight with BiPer's quantizer.
+    """
+    angles: dict[Tensor, float] = {}
+    for layer in model.modules():
+        if not isinstance(layer, QuantizedLayer):
+            continue
+        quantizer = layer.weight_quantizer
+        while isinstance(quantizer, Stages):
+            quantizer = quantizer.current
+        waves = (each for each in quantizer.modules() if isinstance(each, SineWeight | BiPerWeight))
+        if (wave := next(waves, None)) is not None and layer.weight.requires_grad:
+            angles.setdefault(layer.weight, wave.frequency)
+    if not angles:
+        raise ValueError(
+            f"model ({type(model).__name__}) must have a trainable weight of BiPer, as schemes.biper() gives it"
+        )
+    wide = ((weight.to(torch.promote_types(weight.dtype, torch.float32)), w) for weight, w in angles.items())
+    return torch.stack([(weight * frequency).sin().square().mean() for weight, frequency in wide]).sum()
 
 
 def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:

@@ -16,7 +16,7 @@ from ..names import short_call
 from ..scheme import Scheme
 from ..summary import summarize
 from .classifier import Classifier
-from .initial_weights import checkpoint_of_run, load_weights
+from .initial_weights import checkpoint_of_run, draw_weights, load_weights
 from .loggers import started_loggers
 from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
@@ -74,6 +74,7 @@ def build(
         compile=cfg.compile,
         step_rules=[] if cfg.evaluate is not None else made(cfg.step_rules),
         dampening=cfg.dampening,
+        sine_penalty=cfg.get("sine_penalty", 0.0),
     )
     return data, classifier, about
 
@@ -120,7 +121,8 @@ def check_sizes(model: nn.Module, data: Any) -> None:
 
 def float_model(cfg: DictConfig, data: Any) -> nn.Module:
     """Return the network for these pictures and classes, before it is quantized."""
-    return made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+    model = made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+    return draw_weights(model, cfg.get("weight_init", "default"))
 
 
 def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:

@@ -17,7 +17,7 @@ from torchmetrics import Metric
 from ..checks import check_flags, check_numbers
 from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
-from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty
+from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty, sine_penalty
 from ..optim.step_rules import at
 from .compilation import compile_, fix_size, starts
 from .initial_weights import describe_quantizers
@@ -88,6 +88,7 @@ class Classifier(LightningModule):
         step_rules: what else happens to weights around each optimizer step, see `qconv.optim.StepRule`.
         dampening: the factor of `qconv.optim.dampening_penalty` in the loss at the end of training, to which it rises
             from 0 as half a cosine.
+        sine_penalty: the factor of `qconv.optim.sine_penalty` in the loss, BiPer's.
     """
 
     def __init__(
@@ -102,15 +103,18 @@ class Classifier(LightningModule):
         compile: bool = False,
         step_rules: Sequence[StepRule] = (),
         dampening: float = 0.0,
+        sine_penalty: float = 0.0,
     ) -> None:
         super().__init__()
         check_flags(compile=compile)
         if channels_last is not None:
             check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
-        check_numbers(dampening=dampening)
-        if not 0 <= dampening < math.inf:
-            raise ValueError(f"dampening (={dampening}) must be at least 0 and finite")
+        self.sine_penalty = sine_penalty
+        for name, factor in (("dampening", dampening), ("sine_penalty", sine_penalty)):
+            check_numbers(**{name: factor})
+            if not 0 <= factor < math.inf:
+                raise ValueError(f"{name} (={factor}) must be at least 0 and finite")
         self.step_rules = list(step_rules)
         self.model = model
         self.fixes_size = compile and not starts(model)
@@ -165,6 +169,8 @@ class Classifier(LightningModule):
             self.log(name, self.means[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
         if self.shift_decay != 0:
             loss = loss + self.shift_decay * shift_penalty(self.model)
+        if self.sine_penalty != 0:
+            loss = loss + self.sine_penalty * sine_penalty(self.model)
         if self.dampening != 0:
             loss = loss + at((0.0, self.dampening), self._progress(batch_idx)) * dampening_penalty(self.model)
         return loss

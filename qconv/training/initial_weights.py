@@ -1,8 +1,8 @@
-"""Starting from weights that were trained before: those of a float network, or of one with more bits."""
+"""How the weights of a run start: drawn at random, or trained before, in a float network or one with more bits."""
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..convert.swap import quantizer_prefixes
 from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
+from ..models import he_normal_
 from ..quantizers.base import training_only
 from ..quantizers.behind import KEY
 from ..quantizers.chosen_sign import FLAG, ChosenSign
@@ -25,6 +26,19 @@ AROUND = ("state_dict", "model_state_dict", "state_dict_ema", "model", "net")
 ROLES = (".input_quantizer.", ".weight_quantizer.", ".grad_quantizer.")
 SIGN = re.compile(r"signed=\w+")
 """Part of a quantizer's description that its tensors decide."""
+DRAWN: Mapping[str, Callable[[nn.Module], nn.Module]] = {"default": lambda model: model, "he_normal": he_normal_}
+"""What `weight_init` does with a new network."""
+
+
+def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
+    """Draw the weights of a new network as `weight_init` says, a key of `DRAWN`.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if weight_init not in DRAWN:
+        raise ValueError(f"weight_init (={weight_init!r}) must be one of {', '.join(map(repr, DRAWN))}")
+    return DRAWN[weight_init](model)
 
 
 def load_weights(model: nn.Module, path: str) -> str:

@@ -31,11 +31,13 @@ RUN = (
     "loss",
     "shift_decay",
     "dampening",
+    "sine_penalty",
     "step_rules",
     "optimizer",
     "scheduler",
     "trainer",
     "init_from",
+    "weight_init",
     "reestimate_bn",
 )
 BY_TIME = re.compile(r"/\d{4}-\d\d-\d\d/\d\d-\d\d-\d\d(/\d+)?$")  # how Hydra names a folder, also in a sweep
