@@ -47,6 +47,7 @@ def names(model: nn.Module, scheme: schemes.Scheme, skip: tuple[str, ...] = ()) 
     return [of[block] for block in blocks(model)]
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11 looks at it
 @pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.two_stage(schemes.bwn())], ids=str)
 def test_batches_of_two_sizes(scheme: schemes.Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each has its code, in training and in evaluation; with stages there is code for any size."""
@@ -113,15 +114,18 @@ def test_a_change_of_stage_compiles_the_blocks_that_change(
     config: Any = torch._dynamo.config
     with config.patch(recompile_limit=1, accumulated_recompile_limit=1, fail_on_recompile_limit_hit=True):
         compile_(model)
+        count = 0
         for start in sorted(starts(model)):
             compiled.clear()
             for network in (model, eager):
                 qconv.set_progress(network, start)
             torch.testing.assert_close(model(input), eager(input))
+            count += len(compiled)
             if torch.__version__ >= "2.12":  # before, blocks that are alike may share what was compiled
                 assert 1 <= len(compiled) <= sum(start in starts(block) for block in blocks(model))
             compiled.clear()
             model(input)
             assert not compiled
+    assert count >= len(starts(model)) / 2
     assert len(starts(model)) == {resnet: 11, Wrapped: 9, pair: 3}[make]
     assert model.state_dict().keys() == eager.state_dict().keys()

@@ -24,6 +24,7 @@ from qconv.models import small_cnn
 from qconv.training import Classifier, load_checkpoint, schedules
 from qconv.training.go_on import changes
 from qconv.training.resume import CONFIG_VERSION, FORMER
+from qconv.training.run_folder import same_run
 from qconv.training.stored_config import stored_config
 
 TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant")
@@ -228,6 +229,9 @@ def test_a_config_without_newer_keys(whole: Path, one: Path, told: Callable[...,
         del cfg[key]
     OmegaConf.save(cfg, path)
     assert set(stored_config(one, [], configs())) >= {*OmegaConf.load(whole / "config.yaml")}
+    asked = OmegaConf.to_container(OmegaConf.load(whole / "config.yaml"))
+    assert same_run(path, asked)
+    assert not same_run(path, {**asked, "weight_init": "he_normal"})
     assert cli(["evaluate", str(one), "before_sign=identity"]) == 0
 
 

@@ -370,6 +370,20 @@ def test_compile_before_calibration() -> None:
             torch.testing.assert_close(found, reference, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bwn(), schemes.lsq(4, 4)], ids=str)
+def test_outputs_that_the_model_changes_in_place(scheme: Scheme, bias: bool) -> None:
+    """In compiled code, too, and with the gradients of a model that leaves them alone."""
+    conv = qconv.QConv2d(3, 4, 3, padding=1, bias=bias, scheme=scheme).double()
+    input = torch.randn(2, 3, 5, 5, dtype=torch.float64)
+    qconv.calibrate(conv, [input])
+    model, plain = nn.Sequential(conv, nn.ReLU(inplace=True)), nn.Sequential(copy.deepcopy(conv), nn.ReLU())
+    expected = run(plain, input)
+    for made in (model, torch.compile(copy.deepcopy(model), fullgraph=True, backend="aot_eager")):
+        for found, reference in zip(run(made, input), expected, strict=True):
+            torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+
+
 def test_compile_without_gradients() -> None:
     model, input = network(schemes.bnn()).eval(), torch.randn(4, 3, 6, 6)
     with torch.no_grad():

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Sequence
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -255,6 +256,13 @@ def test_every_config_makes_a_network_that_converts_and_learns(name: str) -> Non
     assert loss.isfinite()
     moved = {key for key, parameter in model.named_parameters() if not torch.equal(parameter, before[key])}
     assert {f"{key}.weight" for key in quantized} <= moved
+
+
+def test_every_config_names_every_argument() -> None:
+    """So that the command line can set each without a plus sign."""
+    for name in NAMES:
+        arguments = signature(getattr(models, name)).parameters
+        assert set(config(f"model={name}", "run_dir=x").model) >= {*arguments} - {"in_channels", "num_classes"}, name
 
 
 def test_there_is_a_config_for_every_network() -> None:
@@ -638,7 +646,9 @@ def test_weights_from_hes_distribution() -> None:
     quantized = qconv.QConv2d(64, 64, 3, scheme=qconv.schemes.bwn())
     assert models.he_normal_(quantized).weight.std().item() == pytest.approx((2 / 576) ** 0.5, rel=0.02)
     parametrized = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(3, 4)))
-    with pytest.raises(ValueError, match=r"0 \(ParametrizedLinear\) computes its weight: call he_normal_ before"):
+    with pytest.raises(
+        ValueError, match=r"layer '0' \(ParametrizedLinear\) computes its weight: call he_normal_ before"
+    ):
         models.he_normal_(parametrized)
 
 

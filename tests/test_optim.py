@@ -588,6 +588,10 @@ def test_sine_penalty_and_its_gradient() -> None:
         assert layer.weight.grad is not None
         torch.testing.assert_close(layer.weight.grad.flatten().tolist(), expected, rtol=1e-12, atol=1e-15)
     assert other.weight.grad is None
+    later = qconv.QLinear(5, 2, scheme=schemes.two_stage(schemes.biper()))
+    assert sine_penalty(later).item() == 0  # its weight is float still
+    qconv.set_progress(later, 1)
+    assert sine_penalty(later).item() > 0
     with pytest.raises(ValueError, match=r"model \(QLinear\) must have a trainable weight of BiPer"):
         sine_penalty(other)
 

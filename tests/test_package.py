@@ -62,7 +62,7 @@ ROOMS = {
         *("packed", "scheme", "table"),
     },
     "training": {
-        *("extras", "progress", "run_files"),
+        *("extras", "progress", "run_files", "models"),
         *("bench", "checks", "convert", "data", "distillation", "environment", "ewgs_deltas", "files", "images"),
         *("inference", "layers", "lean", "lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme"),
         *("summary", "table"),

@@ -12,7 +12,7 @@ import torch
 import qconv
 from qconv import schemes
 from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
-from qconv.training.resume import check_config, check_tensors, fill_tensors
+from qconv.training.resume import FORMER, check_config, check_tensors, fill_tensors
 from qconv.training.run_folder import same_run
 
 CHECKPOINT = {"state_dict": {"weight": torch.arange(6.0)}, "epoch": 3, "config": {"seed": 1}}
@@ -240,7 +240,7 @@ PACT = {"_target_": "qconv.schemes.pact", "input_bits": 4}
 )
 def test_runs_from_before_a_default_changed_go_on(found: Any, asked: Any, message: str | None, tmp_path: Path) -> None:
     for before, now in ((found, asked), ({"fc": found}, {"fc": asked})):  # `scheme` and one in `overrides`
-        stored, wanted = {"scheme": before}, {"scheme": now, "before_sign": "identity"}
+        stored, wanted = {"scheme": before}, {**FORMER, "scheme": now, "before_sign": "identity"}
         (tmp_path / "config.yaml").write_text(json.dumps(stored))
         assert same_run(tmp_path / "config.yaml", wanted) == (message is None)
         if message is None:

@@ -85,8 +85,8 @@ CHANGED = {
     "qconv.schemes.reste",  # o follows the authors' code
     "qconv.quantizers.ReSTE",
     "qconv.quantizers.FixedPoint",  # bound
-    "qconv.training.Classifier",  # step_rules and dampening
-    *(f"qconv.models.{name}" for name in ("resnet20", "resnet32", "resnet44", "resnet56", "ResNet")),  # norm_before_fc
+    "qconv.training.Classifier",  # step_rules, dampening and sine_penalty
+    *(f"qconv.models.{name}" for name in ("resnet18", "resnet20", "resnet32", "resnet44", "resnet56", "ResNet")),
     *(f"qconv.models.{name}" for name in ("vgg_small", "VGG")),  # norm_outputs
     "qconv.training.schedules.steps",  # only
     *(f"qconv.{module}export_onnx" for module in ("", "onnx.")),  # metadata

@@ -22,7 +22,7 @@ from .bit_operations import BitOperands, forward_of_bits
 from .kept_input import Keeping, Restored, stand_in
 from .number_operations import forward_of_numbers
 from .sign_weight import Filters, filters_of, window_of
-from .sums import HALF, Quantized, output_scale, runs_in_integers, scaled_sums, whole_input
+from .sums import HALF, Quantized, output_scale, plus, runs_in_integers, scaled_sums, whole_input
 
 
 class LayerQuantizers(NamedTuple):
@@ -106,7 +106,7 @@ def output_of_bits(
     if not is_last and (keeping.lean == "exact" or output.ndim != 4):
         # A copy, for where a side is 1 it is contiguous already, but with strides by which others choose their format.
         output = output.contiguous() if output.ndim == 2 else output.clone(memory_format=torch.contiguous_format)
-    return output if bias is None else output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
+    return output if bias is None else plus(output, bias, weight)
 
 
 def output_again(

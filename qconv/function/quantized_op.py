@@ -117,11 +117,8 @@ class _QuantizedOp(torch.autograd.Function):
         extra, input_tensors, weight_tensors, _, looked_up, kept, _ = _split(tensors, counts)
         of_input, of_weight = (quantizers.input, input_tensors), (quantizers.weight, weight_tensors)
         if keeping is not None and not extra and runs_on_bits(op, quantizers, keeping):
-            output = output_of_bits(op, keeping, kept[0], weight, bias, of_weight)
-        else:
-            output = output_of(input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra)
-        # torch 2.11 compiles the gradient of a tensor that was changed in place to 0: it needs another name.
-        return output.view_as(output) if torch.compiler.is_compiling() else output
+            return output_of_bits(op, keeping, kept[0], weight, bias, of_weight)
+        return output_of(input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -56,7 +56,7 @@ def scaled_sums(
     if input.dtype in HALF and not (in_integers and bias is None and input.dtype == torch.bfloat16):
         return None
     if in_integers and (output := _of_integers(input, weight, cast(Convolution, op), of_input, of_weight)) is not None:
-        return output if bias is None else _plus(output, bias, weight)
+        return output if bias is None else plus(output, bias, weight)
     whole = _whole(input, weight, op, of_input, of_weight)
     if whole is None or input.dtype in HALF:
         return None
@@ -64,12 +64,15 @@ def scaled_sums(
     scale = output_scale(scale_x, scale_w, input.dtype)
     output = op.forward(values_x.to(input.dtype), values_w.to(input.dtype), None)
     if scale is not None:
-        output.mul_(scale)
-    return output if bias is None else _plus(output, bias, weight)
+        output = output * scale if torch.compiler.is_compiling() else output.mul_(scale)
+    return output if bias is None else plus(output, bias, weight)
 
 
-def _plus(output: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
-    return output.add_(bias.view(-1, *[1] * (weight.ndim - 2)))
+def plus(output: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
+    """Return the output of a convolution with the bias added, in the memory of the former."""
+    shift = bias.view(-1, *[1] * (weight.ndim - 2))
+    # Of an output that a Function changed in place, torch 2.11 compiles the gradient to 0.
+    return (output + shift).to(output.dtype) if torch.compiler.is_compiling() else output.add_(shift)
 
 
 def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:

@@ -9,11 +9,11 @@ LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 
 
 def he_normal_(model: M) -> M:
-    """Draw the weights of all convolutions and linear layers anew: ``w ~ N(0, 2 / n)``.
+    """Draw the weights of the convolutions and linear layers anew: ``w ~ N(0, 2 / n)``.
 
     n is the number of inputs of an output, C_in / groups · kernel size. He et al. 2015 (arXiv:1502.01852), equation 10;
     as `torch.nn.init.kaiming_normal_`. torch's own start is uniform with a deviation of ``1 / sqrt(3 n)``, 0.41 of it.
-    Biases, normalizations and transposed convolutions stay as they are.
+    Biases, normalizations, and transposed and deformable convolutions stay as they are.
 
     Args:
         model: a network, float or quantized; its weights are changed in place.
@@ -29,10 +29,11 @@ def he_normal_(model: M) -> M:
         >>> round(he_normal_(nn.Linear(200, 500)).weight.std().item(), 2)
         0.1
     """
-    for name, layer in model.named_modules():
-        if isinstance(layer, LAYERS):
-            if "weight" not in layer._parameters:
-                where = f"{name} ({type(layer).__name__})"
-                raise ValueError(f"{where} computes its weight: call he_normal_ before that, or set what it is made of")
-            nn.init.kaiming_normal_(layer.weight)
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, LAYERS)}
+    for name, layer in layers.items():
+        if "weight" not in layer._parameters:
+            which = f"layer '{name}' ({type(layer).__name__})" if name else type(layer).__name__
+            raise ValueError(f"{which} computes its weight: call he_normal_ before it does")
+    for layer in layers.values():
+        nn.init.kaiming_normal_(layer.weight)
     return model

@@ -9,6 +9,8 @@ from ..layers import QuantizedLayer
 from ..layers.own_levels import way_out, why_off_levels
 from ..quantizers import BiPerWeight, Quantizer, ShiftPS, SineWeight, Stages
 
+WAVES = SineWeight, BiPerWeight
+
 
 def shift_penalty(model: nn.Module) -> Tensor:
     r"""DeepShift-PS's weight decay, ``½ · Σ (2^shift)²`` over the shifts of all `ShiftPS` (arXiv:1905.13298).
@@ -40,7 +42,8 @@ def sine_penalty(model: nn.Module) -> Tensor:
     r"""BiPer's penalty of its sine, ``Σ mean sin²(ω w)`` over the layers, w the latent weights (arXiv:2404.01278).
 
     Add ``factor * sine_penalty(model)`` to the loss, as the authors' code does in both stages, with 0.037 and 0.0468
-    for ResNet-18 on CIFAR-10. ``dw = ω sin(2 ω w) / n`` for the n weights of a layer.
+    for ResNet-18 on CIFAR-10. ``dw = ω sin(2 ω w) / n`` for the n weights of a layer. A layer whose stage is another
+    scheme, as at the start of ``two_stage(biper())``, adds 0.
 
     Returns:
         A scalar, float32 or wider; shared weights count once.
@@ -48,21 +51,21 @@ def sine_penalty(model: nn.Module) -> Tensor:
     Raises:
         ValueError: no trainable weight with BiPer's quantizer.
     """
-    angles: dict[Tensor, float] = {}
+    frequencies: dict[Tensor, float] = {}
     for layer in model.modules():
-        if not isinstance(layer, QuantizedLayer):
-            continue
-        quantizer = layer.weight_quantizer
-        while isinstance(quantizer, Stages):
-            quantizer = quantizer.current
-        waves = (each for each in quantizer.modules() if isinstance(each, SineWeight | BiPerWeight))
-        if (wave := next(waves, None)) is not None and layer.weight.requires_grad:
-            angles.setdefault(layer.weight, wave.frequency)
-    if not angles:
+        if isinstance(layer, QuantizedLayer) and any(
+            isinstance(part, WAVES) for part in layer.weight_quantizer.modules()
+        ):
+            quantizer = layer.weight_quantizer
+            while isinstance(quantizer, Stages):
+                quantizer = quantizer.current
+            if layer.weight.requires_grad:
+                frequencies.setdefault(layer.weight, quantizer.frequency if isinstance(quantizer, WAVES) else 0.0)
+    if not frequencies:
         raise ValueError(
             f"model ({type(model).__name__}) must have a trainable weight of BiPer, as schemes.biper() gives it"
         )
-    wide = ((weight.to(torch.promote_types(weight.dtype, torch.float32)), w) for weight, w in angles.items())
+    wide = ((weight.to(torch.promote_types(weight.dtype, torch.float32)), w) for weight, w in frequencies.items())
     return torch.stack([(weight * frequency).sin().square().mean() for weight, frequency in wide]).sum()
 
 

@@ -74,7 +74,7 @@ def build(
         compile=cfg.compile,
         step_rules=[] if cfg.evaluate is not None else made(cfg.step_rules),
         dampening=cfg.dampening,
-        sine_penalty=cfg.get("sine_penalty", 0.0),
+        sine_penalty=cfg.sine_penalty,
     )
     return data, classifier, about
 
