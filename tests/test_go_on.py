@@ -229,7 +229,7 @@ def test_a_config_without_newer_keys(whole: Path, one: Path, told: Callable[...,
         del cfg[key]
     OmegaConf.save(cfg, path)
     assert set(stored_config(one, [], configs())) >= {*OmegaConf.load(whole / "config.yaml")}
-    asked = OmegaConf.to_container(OmegaConf.load(whole / "config.yaml"))
+    asked: Any = OmegaConf.to_container(OmegaConf.load(whole / "config.yaml"))
     assert same_run(path, asked)
     assert not same_run(path, {**asked, "weight_init": "he_normal"})
     assert cli(["evaluate", str(one), "before_sign=identity"]) == 0
