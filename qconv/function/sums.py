@@ -63,13 +63,13 @@ def scaled_sums(
     (values_x, scale_x), (values_w, scale_w) = whole
     scale = output_scale(scale_x, scale_w, input.dtype)
     output = op.forward(values_x.to(input.dtype), values_w.to(input.dtype), None)
-    if scale is not None:
+    if scale is not None:  # in place where `plus` is
         output = output * scale if torch.compiler.is_compiling() else output.mul_(scale)
     return output if bias is None else plus(output, bias, weight)
 
 
 def plus(output: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
-    """Return the output of a convolution with the bias added, in the memory of the former."""
+    """Add the bias to the output of a convolution, in place outside compiled code."""
     shift = bias.view(-1, *[1] * (weight.ndim - 2))
     # Of an output that a Function changed in place, torch 2.11 compiles the gradient to 0.
     return (output + shift).to(output.dtype) if torch.compiler.is_compiling() else output.add_(shift)

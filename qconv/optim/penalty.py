@@ -51,22 +51,22 @@ def sine_penalty(model: nn.Module) -> Tensor:
     Raises:
         ValueError: no trainable weight with BiPer's quantizer.
     """
-    frequencies: dict[Tensor, float] = {}
-    for layer in model.modules():
-        if isinstance(layer, QuantizedLayer) and any(
-            isinstance(part, WAVES) for part in layer.weight_quantizer.modules()
-        ):
-            quantizer = layer.weight_quantizer
-            while isinstance(quantizer, Stages):
-                quantizer = quantizer.current
-            if layer.weight.requires_grad:
-                frequencies.setdefault(layer.weight, quantizer.frequency if isinstance(quantizer, WAVES) else 0.0)
+    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
+    layers = [layer for layer in layers if any(isinstance(part, WAVES) for part in layer.weight_quantizer.modules())]
+    frequencies = {layer.weight: _frequency(layer.weight_quantizer) for layer in layers if layer.weight.requires_grad}
     if not frequencies:
         raise ValueError(
             f"model ({type(model).__name__}) must have a trainable weight of BiPer, as schemes.biper() gives it"
         )
     wide = ((weight.to(torch.promote_types(weight.dtype, torch.float32)), w) for weight, w in frequencies.items())
     return torch.stack([(weight * frequency).sin().square().mean() for weight, frequency in wide]).sum()
+
+
+def _frequency(quantizer: Quantizer) -> float:
+    """ω of BiPer's quantizer; 0 while the stage is that of another scheme."""
+    while isinstance(quantizer, Stages):
+        quantizer = quantizer.current
+    return next((part.frequency for part in quantizer.modules() if isinstance(part, WAVES)), 0.0)
 
 
 def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:

@@ -87,7 +87,7 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
     goes_on = config.get("resume") is not None
-    stored = with_former_defaults(with_former_arguments({**FORMER, **stored}), config)
+    stored = in_todays_terms(stored, config)
     differing = {
         group: (stored.get(group), config.get(group))
         for group in groups
@@ -127,6 +127,11 @@ def may_change(group: str, stored: Any, asked: Any) -> bool:
 def same_pictures(group: str, stored: Any, asked: Any) -> bool:
     """Whether two configs are those of the same data in different places."""
     return group == "data" and all(stored.get(k) == asked.get(k) for k in {*stored, *asked} - {*PLACES})
+
+
+def in_todays_terms(stored: dict[str, Any], asked: Any) -> Any:
+    """Return the config of an earlier run with all keys of today, and as `asked` has it where both mean the same."""
+    return with_former_defaults(with_former_arguments({**FORMER, **stored}), asked)
 
 
 def with_former_defaults(stored: Any, asked: Any) -> Any:

@@ -15,7 +15,7 @@ from pytorch_lightning.utilities import rank_zero_only
 from ..files import atomic_file
 from ..run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
-from .resume import FORMER, average_of, with_former_arguments, with_former_defaults
+from .resume import average_of, in_todays_terms
 
 try:
     import fcntl
@@ -92,7 +92,7 @@ def same_run(path: Path, asked: Any) -> bool:
     written: Any = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(written, dict):
         return False
-    stored = with_former_defaults(with_former_arguments({**FORMER, **written}), asked)
+    stored = in_todays_terms(written, asked)
     return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
 
 
