@@ -36,6 +36,12 @@ JOINED = [*REACT, *FLIPS]
 ADAM = ["optimizer=adam", "optimizer.lr=3e-3", "optimizer.weight_decay=0"]
 LATER = ["scheme=two_stage", "scheme.start=0.5"]
 LAYERWISE = ["scheme=layerwise", "scheme.scheme._target_=qconv.schemes.reactnet"]
+FLOAT = "{_target_: qconv.models.resnet20, shortcut: normal, activation: {_target_: torch.nn.ReLU, _partial_: true}}"
+DISTILLED = [
+    "loss=distillation",
+    f"loss.teacher={FLOAT}",
+    "loss.weights=qconv/zoo/networks/resnet20-float-cifar10.safetensors",
+]
 HOUR = ["experiment=cifar10/fast_binary", "data=image_folder"]
 VGG_SMALL = ["experiment=cifar10/fast_binary_vgg_small", "data=image_folder"]
 HALF = ["experiment=cifar10_methods", BFLOAT16_IF_NATIVE]
@@ -66,6 +72,11 @@ VARIANTS = {
     "layerwise": Variant([*JOINED, *LAYERWISE]),
     "small pictures first": Variant([*JOINED, SMALL], 22),
     "batches of 64": Variant([*JOINED, "data.batch_size=64", "optimizer.lr=0.05"]),
+    "batches of 256": Variant([*JOINED, "data.batch_size=256", "optimizer.lr=0.2"]),
+    "label smoothing": Variant([*JOINED, "loss.label_smoothing=0.1"]),
+    "linear": Variant([*JOINED, "scheduler=linear", "scheduler.warmup=0.1"]),
+    "new norm statistics": Variant([*JOINED, "reestimate_bn=true"]),
+    "distilled": Variant([*JOINED, *DISTILLED], 12),
     "moving average": Variant([*JOINED, "callbacks=ema"]),
     "no weight decay": Variant([*JOINED, "optimizer.weight_decay=0"]),
     "an hour": Variant(["scheme=reactnet"], None, HOUR),
@@ -76,9 +87,10 @@ VARIANTS = {
     "BWN, half an hour": Variant(["scheme=bwn", "scheme.numel_gradient=true"], 17, HALF),
 }
 """Two things are changed alone and then joined; the others change one thing more in the joined recipe. Adam comes
-with a learning rate and a weight decay of its own. "An hour" is the joined recipe for longer, and then layer by
-layer, which is the recipe that came of it, on ResNet-20 and on VGG-small. What has half an hour is not binary
-throughout: LSQ and BWN are to come close to the float network."""
+with a learning rate and a weight decay of its own; the teacher of "distilled" is the zoo's float network, which costs
+no time here. "An hour" is the joined recipe for longer, and then layer by layer, which is the recipe that came of it,
+on ResNet-20 and on VGG-small. What has half an hour is not binary throughout: LSQ and BWN are to come close to the
+float network."""
 
 
 def folder(name: str) -> Path:
