@@ -20,7 +20,8 @@ LEAD = """# Recipes
 A recipe is a published training, or one of ours in the same form: network, method, optimizer, epochs.
 `qconv train experiment=NAME data.root=FOLDER` runs one, and more words change it (`trainer.max_epochs=100`). Where
 *init_from* stands, name the checkpoint or file that the training starts from, as in
-`init_from=runs/float/checkpoints/best.ckpt`; `init_from=null` starts from random weights.
+`init_from=runs/float/checkpoints/best.ckpt`; `init_from=null` starts from random weights. Where *loss.weights* stands,
+name the file of the teacher's weights, as in `loss.weights=resnet34.pth`.
 
 *Target* is the published accuracy, on the original files of the data set. (V) was read in the authors' repository, or
 in the one that is named, (M) in the paper, (S) in somebody else's implementation. *Goal* is a number that we set
@@ -42,9 +43,12 @@ def rows(folder: Path) -> Iterator[tuple[str, str, str]]:
     for path in sorted(folder.glob("*.yaml")):
         text = re.sub(r"arXiv:(\d+\.\d+)", r"[\1](https://arxiv.org/abs/\1)", head(path))
         what, number = re.split(r"(?=\b(?:Target|Goal|Reached): )", text, maxsplit=1)
-        start = re.search(r"^# (.+); null starts .*\ninit_from: ", path.read_text(encoding="utf-8"), re.MULTILINE)
+        written = path.read_text(encoding="utf-8")
+        start = re.search(r"^# (.+); null starts .*\ninit_from: ", written, re.MULTILINE)
         begins = f" *init_from*: {start[1]}." if start else ""
-        yield f"{folder.name}/{path.stem}", f"{what.strip()}{begins}", number.strip()
+        teacher = re.search(r"^  # the teacher: (.+) with loss.weights=", written, re.MULTILINE)
+        learns = f" *loss.weights*: {teacher[1]}." if teacher else ""
+        yield f"{folder.name}/{path.stem}", f"{what.strip()}{begins}{learns}", number.strip()
 
 
 def page() -> str:

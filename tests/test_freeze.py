@@ -26,6 +26,7 @@ from qconv.inference.sign_conv import SignConv2d
 from qconv.models import resnet20
 from qconv.models.activations import RPReLU
 from qconv.models.vgg import vgg_small
+from qconv.quantizers.levels import Levels
 from qconv.scheme import Scheme
 
 
@@ -686,6 +687,48 @@ def test_whole_pictures_are_no_bits() -> None:
     frozen = freeze(qconv.convert(model, schemes.bnn(), skip=()).eval())
     with pytest.raises(TypeError, match=r"input has dtype torch.int64; it must be a floating dtype"):
         frozen(torch.ones(2, 8, 6, 1, dtype=torch.int64))
+
+
+class HalvesByQuantize(quantizers.Quantizer):
+    """0, 0.5, 1 or 1.5."""
+
+    roles = ("input",)
+    bits = 2
+
+    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
+        return (2 * x.clamp(0.0, 1.5)).round() / 2
+
+
+class Halves(HalvesByQuantize):
+    def whole(self, x: Tensor, *tensors: Tensor) -> quantizers.Whole:
+        return quantizers.Whole((2 * x.clamp(0.0, 1.5)).round(), torch.tensor(0.5))
+
+
+class LeveledHalves(Halves):
+    def levels(self, *tensors: Tensor) -> Levels:
+        return Levels(0, 3, torch.tensor(0.5))
+
+
+class LevelsAlone(HalvesByQuantize):
+    levels = LeveledHalves.levels
+
+
+@pytest.mark.parametrize("kind", [HalvesByQuantize, Halves, LeveledHalves])
+def test_input_quantizers_of_ones_own(kind: type[quantizers.Quantizer]) -> None:
+    scheme = Scheme("own", input=kind, weight=schemes.bwn().weight)
+    model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten())
+    model = qconv.convert(model, scheme, skip=()).eval()
+    x = torch.randn(4, 8, 10, 10)
+    frozen = freeze(model)
+    torch.testing.assert_close(frozen(x), model(x))
+    assert [layer.arithmetic for layer in frozen.layers] == ["integer" if kind is LeveledHalves else "float"] * 2
+    assert qconv.verify(model, frozen, x).equal
+
+
+def test_levels_without_codes() -> None:
+    model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3)), Scheme("own", input=LevelsAlone), skip=()).eval()
+    with pytest.raises(ValueError, match=r"layer '0' \(QConv2d, own\): LevelsAlone states levels\(\), but has no"):
+        freeze(model)
 
 
 class ScaledInputs(quantizers.Quantizer):

@@ -17,8 +17,9 @@ from ..layers.bypassed import forget, is_own_hook
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..lean import lean
-from ..packed.layer import describe
+from ..packed.layer import check_final, current
 from ..packed.tensors import inner_model, joined
+from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
 from .functional import trained_module
 from .layers import IntegerLayer
@@ -189,6 +190,17 @@ def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenM
         return _build(model, tolerance, example)
 
 
+def _check_codes(name: str, layer: QuantizedLayer) -> None:
+    """Raise if the quantizer of a layer's input states levels, but defines no codes: as one of the user's own may."""
+    quantizer = current(layer.input_quantizer)
+    if not quantizer.has_codes and quantizer.levels(*quantizer.tensors()) is not None:
+        kind = type(quantizer).__name__
+        raise ValueError(
+            f"{name_of(layer, name)}: {kind} states levels(), but has no codes on them: define whole() in place of "
+            "quantize()"
+        )
+
+
 @torch.no_grad()
 def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
     if example is not None and not isinstance(example, Tensor):
@@ -226,7 +238,9 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )
         if isinstance(module, QuantizedLayer):
-            describe(name, module)  # raises if it does not yet compute what ships
+            check_final(name, module)
+            _check_codes(name, module)
+            describe_weight(name, module, strict=True)  # raises if its codes do not give the weight
     try:
         network = copy.deepcopy(model).eval().cpu()
     except (TypeError, RuntimeError) as error:

@@ -35,7 +35,7 @@ def check_input(layer: QuantizedLayer, wanted: Rounded, own: Tensor, is_codes: b
     far = (
         torch.ones_like(own, dtype=torch.bool) if is_codes else ~(difference(own, wanted.exact) <= SURE * wanted.error)
     )
-    if isinstance(quantizer, Identity) or layer.has_scale_map:
+    if isinstance(quantizer, Identity) or layer.has_scale_map or not quantizer.has_codes:
         return {**counts, "unexplained": int(far.sum())}
 
     def codes(x: Tensor) -> Tensor:

@@ -92,26 +92,12 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         strict: whether to raise unless it can be stored now; else its size is that of a layer that can.
 
     Raises:
-        ValueError: a quantizer that still waits for data, is not final, or is not one of qconv's; a layer that is not
-            of a class of qconv, whose weight is computed, or that the model never calls; codes that do not reproduce
-            its quantized weight.
+        ValueError: the layer is not final (`check_final`); its input quantizer is not one of qconv's; codes do not
+            reproduce its quantized weight.
     """
     input = current(layer.input_quantizer)
     if strict:
-        if layer.is_bypassed:
-            raise ValueError(
-                f"{name_of(layer, name)} is quantized, but the model reads its weight and never calls it: "
-                "convert the float model with it in skip"
-            )
-        if has_own_forward(layer):
-            raise ValueError(
-                f"{name_of(layer, name)}: its forward is replaced on the layer itself, which would be lost: call "
-                "del layer.forward"
-            )
-        check_quantizers(name_of(layer, name), layer.quantizers())
-        warn_partly_calibrated(layer, layer.weight)
-        if computed := _computed(layer):
-            raise ValueError(f"{name_of(layer, name)}: {computed}")
+        check_final(name, layer)
     try:
         kind, call = class_name(layer), quantizer_call(input)
     except ValueError as error:
@@ -130,6 +116,37 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         scale_map=layer.has_scale_map,
     )
     return described, entries
+
+
+def check_final(name: str, layer: QuantizedLayer) -> None:
+    """Raise unless the layer computes by itself what it will compute for good.
+
+    Args:
+        name: the name of the layer in the model.
+        layer: the layer.
+
+    Raises:
+        ValueError: a quantizer still waits for data or is not final; the layer is not of a class of qconv, its weight
+            is computed, or the model never calls it.
+    """
+    where = name_of(layer, name)
+    if layer.is_bypassed:
+        raise ValueError(
+            f"{where} is quantized, but the model reads its weight and never calls it: convert the float model with it "
+            "in skip"
+        )
+    if has_own_forward(layer):
+        raise ValueError(
+            f"{where}: its forward is replaced on the layer itself, which would be lost: call del layer.forward"
+        )
+    check_quantizers(where, layer.quantizers())
+    warn_partly_calibrated(layer, layer.weight)
+    if computed := _computed(layer):
+        raise ValueError(f"{where}: {computed}")
+    try:
+        class_name(layer)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
 
 
 def _computed(layer: QuantizedLayer) -> str:

@@ -98,6 +98,11 @@ class Quantizer(InBits, NeedsData):
         return None
 
     @property
+    def has_codes(self) -> bool:
+        """Whether it defines integer `codes`, by itself or by `whole`."""
+        return self.has_whole or type(self).codes is not Quantizer.codes
+
+    @property
     def is_final(self) -> bool:
         """Whether it already quantizes as it will at the end; before, the trained model is not the shipped one."""
         return True
@@ -173,7 +178,7 @@ class Quantizer(InBits, NeedsData):
         """
         whole = self.whole(x, *tensors)
         if whole is None:
-            raise TypeError(f"{type(self).__name__} has no integer codes")
+            raise TypeError(f"{type(self).__name__} has no integer codes: its whole() gives none")
         values, scale = whole
         one = torch.ones((), dtype=x.dtype, device=x.device)
         return Codes(values.to(self.code_dtype), one if scale is None else scale)
