@@ -23,7 +23,7 @@ from qconv.zoo import NETWORKS, Card
 
 sys.path.append(str(Path(__file__).parent.parent))
 from cifar10_recipes import run as cifar10_recipes  # beside this folder
-from trainings import APOT_RULES, BINARY, ROOT, bits, train
+from trainings import APOT_RULES, ROOT, bits, train
 
 RUNS = ROOT / "outputs/zoo"
 DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,197 train, 240 validate, 360 test"
@@ -31,6 +31,7 @@ CIFAR = "CIFAR-10's 60,000 pictures re-encoded as JPEG (quality 75): 45,000 trai
 JPEG = "JPEG costs accuracy: compare the figures of one budget with each other, not with those of the papers."
 SGD = "SGD, momentum 0.9 (Nesterov), learning rate 0.1 with a warmup and a cosine, weight decay 1e-4"
 STEPS = "SGD, momentum 0.9, learning rate 0.1, a tenth of it after 100 and 150 epochs, weight decay 1e-4"
+COSINE = "SGD, momentum 0.9, learning rate 0.1 with a cosine, weight decay 1e-4"
 FINE_TUNED = "from the float network; SGD, momentum 0.9, learning rate 0.01 with a cosine, weight decay 1e-4"
 
 
@@ -63,10 +64,10 @@ def cifar(title: str, bits: str, *words: str) -> Recipe:
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
 
 
-def published(name: str, optimizer: str, per_thousand: int = 1) -> Recipe:
+def published(name: str, optimizer: str, per_thousand: int = 1, title: str | None = None) -> Recipe:
     """A published recipe, to its end, which `experiments/cifar10_recipes` trains."""
     return Recipe(
-        f"ResNet-20, {name}, CIFAR-10",
+        f"ResNet-20, {title or name}, CIFAR-10",
         cifar10_recipes.RECIPES[name].bits,
         cifar10_recipes.words(name, 1),
         optimizer=optimizer,
@@ -85,8 +86,8 @@ RECIPES = {
     "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
     "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
     "resnet20-shift-cifar10": cifar("DeepShift-Q", "5/32", "scheme=shift_q"),
-    "resnet20-recu-cifar10": cifar("ReCU, a shortcut around each convolution", "1/1", *BINARY, "scheme=recu",
-                                   "compile=false", "lean=true"),
+    "resnet20-adabin-cifar10": published("AdaBin-no-norm", COSINE, per_thousand=5,
+                                         title="AdaBin and Maxout, a shortcut around each convolution"),
     "resnet20-reactnet-cifar10": Recipe(
         "ResNet-20, ReActNet's scheme and RPReLU, a shortcut around each convolution, CIFAR-10", "1/1",
         ["experiment=cifar10/fast_binary", "data=image_folder", "seed=1"],
