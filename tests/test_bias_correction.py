@@ -12,6 +12,24 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 
+
+def test_what_is_calibrated_stays_where_another_layer_waits() -> None:
+    class WithHead(nn.Sequential):
+        def forward(self, input: Tensor) -> Tensor:
+            return self[1](self[0](input).relu())
+
+    float_model = WithHead(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 2, 1)).eval()
+    model: Any = qconv.convert(copy.deepcopy(float_model), schemes.lsq(4, 4), skip=())
+    images = torch.randn(32, 3, 8, 8)
+    with pytest.warns(UserWarning, match="layer '2' had no input"):
+        qconv.calibrate(model, [images])
+    with torch.no_grad():
+        step = model[1].input_quantizer.step.mul_(3).clone()  # stands for training
+    with pytest.warns(UserWarning, match="layer '2' had no input"):
+        qconv.correct_bias(model, float_model, images)
+    assert torch.equal(model[1].input_quantizer.step, step)
+
+
 SCHEMES = [schemes.minmax(3, 8), schemes.minmax(2, None), schemes.lsq(2, 4), schemes.dorefa(2, 2), schemes.bwn()]
 
 

@@ -301,6 +301,16 @@ def test_a_compiled_model_stays_whole_and_is_told_too() -> None:
     assert evaluated(compiled, IMAGES) == []
 
 
+def test_what_needs_no_data_quantizes_while_others_are_calibrated() -> None:
+    """In the first call as in the second."""
+    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Flatten(), nn.Linear(4, 2))
+    nn.init.ones_(model[0].weight)
+    qconv.convert(model, qconv.schemes.dorefa(8, 8), skip=(), overrides={"2": qconv.schemes.minmax(8, 8)})
+    for _ in range(2):
+        qconv.calibrate(model, [10 * torch.rand(64, 1, 2, 2)])
+        assert model[2].input_quantizer.high.item() == pytest.approx(1)  # where DoReFa clips
+
+
 def test_layers_without_an_input_are_named() -> None:
     """As auxiliary heads, which evaluation does not call."""
 

@@ -296,6 +296,21 @@ def test_an_error_gives_batch_norm_its_statistics_back() -> None:
     assert hooks_of(model) == hooks
 
 
+def test_statistics_that_may_be_trained_are_named() -> None:
+    images = torch.randn(64, 3, 8, 8)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    nn.init.constant_(model[0].weight, 0.5)
+    torch.optim.swa_utils.update_bn([images] * 20, model)
+    qconv.convert(model, schemes.minmax(8, 8), skip=("0",)).eval()
+    with pytest.warns(
+        UserWarning, match=r"statistics of batch norm '1' are taken for initial ones in part, after 20 b"
+    ):
+        qconv.calibrate(model, [4 * images])
+    model[1].num_batches_tracked.fill_(10_000)
+    qconv.calibrate(model, [4 * images])
+    assert torch.equal(model[3].input_quantizer.high, model[:3](4 * images).max())
+
+
 def test_which_statistics_are_trained() -> None:
     norm = nn.BatchNorm2d(3)
     assert not is_trained(norm)
@@ -310,6 +325,16 @@ def test_which_statistics_are_trained() -> None:
     mean = nn.BatchNorm2d(3, momentum=None)
     mean(PICTURES)
     assert is_trained(mean)
+    still = nn.BatchNorm2d(3, momentum=0.0)
+    still.num_batches_tracked.fill_(5)  # pyright: ignore[reportOptionalMemberAccess]
+    assert not is_trained(still)
+    still.load_state_dict({**still.state_dict(), "running_mean": torch.ones(3)})
+    assert is_trained(still)
+    small = nn.BatchNorm2d(3)
+    small(torch.zeros(2, 3, 4, 4))
+    assert not is_trained(small)
+    small.running_var[1] = 0.5  # pyright: ignore[reportOptionalSubscript]  # one batch leaves 0.9 of the 1
+    assert is_trained(small)
     assert not is_trained(nn.BatchNorm2d(3, track_running_stats=False))
     assert not is_trained(nn.LazyBatchNorm2d())
 

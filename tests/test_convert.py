@@ -281,6 +281,18 @@ def test_a_layer_that_cannot_follow_is_named_before_anything_changes() -> None:
     assert kinds(model) == ["Conv2d", "Conv2d", "ConvTranspose2d", "Linear"]
 
 
+def test_a_model_that_is_distributed_already_is_refused() -> None:
+    class Wrapped(nn.parallel.DistributedDataParallel):
+        def __init__(self, module: nn.Module) -> None:  # without other processes
+            nn.Module.__init__(self)
+            self.module = module
+
+    model = Wrapped(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)))
+    with pytest.raises(ValueError, match=r"wrapped in DistributedDataParallel, .* convert the model first, then wrap"):
+        qconv.convert(model, schemes.lsq(4, 4), skip=())
+    assert kinds(model.module) == ["Conv2d", "Conv2d"]
+
+
 def test_tied_weights_that_a_scheme_would_replace_are_refused() -> None:
     first, second = nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3)
     second.weight = first.weight

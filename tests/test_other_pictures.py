@@ -139,7 +139,12 @@ def test_a_run_does_not_go_on_with_more_pictures(
         go_on()
     assert f"root: {run.parent}" in (other / "config.yaml").read_text()  # it has not gone on
     assert evaluated(other, f"data.root={tmp_path / 'data'}") == 1
-    (tmp_path / "data/train/dark/new.png").unlink()
+    (tmp_path / "data/train/dark/new.png").rename(tmp_path / "data/train/bright/new.png")
+    (tmp_path / "data/train/dark/0.png").rename(tmp_path / "data/elsewhere.png")
+    with pytest.raises(ValueError, match=r"some of the run's pictures have another name or class now, so it would be"):
+        go_on()
+    (tmp_path / "data/train/bright/new.png").unlink()
+    (tmp_path / "data/elsewhere.png").rename(tmp_path / "data/train/dark/0.png")
     go_on()
     assert len((other / "metrics.csv").read_text().splitlines()) == 4
 

@@ -15,6 +15,21 @@ from qconv.layers import QuantizedLayer
 from qconv.table import read_csv
 
 
+def test_pixels_and_labels_that_are_no_classes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1)).eval()
+    images, masks = torch.randn(4, 3, 8, 8), torch.randint(5, (4, 8, 8))
+    masks[0, 0] = -100
+    found = qconv.sensitivity(model, images, masks, scheme=schemes.lsq(2, 2))
+    assert found.loss == pytest.approx(F.cross_entropy(model(images), masks).item(), rel=1e-6)
+    assert all(-1 <= (row.accuracy or 0) <= 1 for row in found.rows)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1)).eval()
+    found = qconv.sensitivity(model, [(images, torch.rand(4, 1))], scheme=schemes.lsq(2, 2))
+    assert found.loss is None
+    assert all(cost > 0 for cost in found.costs.values())
+    with pytest.raises(ValueError, match=r"outputs \(of shape \(4, 1\)\) tell no classes apart"):
+        qconv.assign_bits(model, images, choices=[schemes.lsq(2, 2), schemes.lsq(8, 8)], max_bytes=10**6, skip=())
+
+
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     middle = [nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Flatten()]

@@ -101,6 +101,24 @@ def test_schedules_that_cannot_follow(tmp_path: Path) -> None:
     fitted(rates, restarts, ckpt_path=tmp_path / "a.ckpt")
 
 
+def test_schedules_that_keep_their_length(tmp_path: Path) -> None:
+    def warm(optimizer: Any, total_steps: int) -> Any:
+        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)]
+        parts.append(lr_scheduler.CosineAnnealingLR(optimizer, total_steps - 2))  # pyright: ignore[reportArgumentType]
+        return lr_scheduler.SequentialLR(optimizer, parts, [2])  # pyright: ignore[reportArgumentType]
+
+    def exponential(optimizer: Any, total_steps: int) -> Any:
+        return lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+    rates = Rates((1, BATCHES - 1), tmp_path / "a.ckpt")
+    fitted(rates, warm)
+    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, 28 so far: scheduler \(SequentialLR\) can't"):
+        fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
+    fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt")
+    fitted(rates, exponential)
+    fitted(rates, exponential, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
+
+
 def test_steps_that_epochs_do_not_decide(tmp_path: Path) -> None:
     """`max_steps` ends a training of one's own."""
     rates = Rates((1, 3), tmp_path / "a.ckpt")

@@ -14,6 +14,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from test_train import config, send
 from timm.optim.lookahead import Lookahead
 from torch import Tensor, nn
+from torch.nn.utils.prune import l1_unstructured
 
 import qconv
 from qconv import schemes
@@ -247,6 +248,18 @@ def test_a_removed_rule_does_nothing() -> None:
     for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(ours, theirs)
     assert not any("flip_frequency" in state for state in optimizers[0].state.values())
+
+
+def test_pruned_weights_are_refused() -> None:
+    model = nn.Sequential(*(qconv.QConv2d(3, 3, 3, scheme=schemes.lsq(2, 2)) for _ in range(2)))
+    l1_unstructured(model[0], "weight", 0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(
+        TypeError, match=r"Oscillations\(.*\) can't work on layer '0' \(QConv2d, .*: its weight is comp"
+    ):
+        Oscillations(freeze=0.02).attach(model, optimizer)
+    model[0].requires_grad_(False)
+    Oscillations(freeze=0.02).attach(model, torch.optim.SGD(model[1].parameters(), lr=0.1)).remove()
 
 
 def test_frozen_layers_are_left_alone() -> None:

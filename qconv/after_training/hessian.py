@@ -108,6 +108,11 @@ def probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
 
 
 def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
+    if logits.ndim < 2 or logits.shape[1] < 2:
+        raise ValueError(
+            f"the model's outputs (of shape {tuple(logits.shape)}) tell no classes apart, and the Hessian of the "
+            'loss is 0: assign_bits has measure="measured" for such models'
+        )
     target = logits.detach().softmax(1) if labels is None else labels
     return F.cross_entropy(logits, target)
 

@@ -20,7 +20,7 @@ from ..layers.bypassed import forget
 from ..layers.trial import trial
 from ..layers.twins import quantized_layers
 from ..lean import lean
-from ..lifecycle.calibrate import calibrate
+from ..lifecycle.calibrate import calibrate_layers
 from ..lifecycle.steps import check_final
 from ..progress import shown
 from ..scheme import Scheme
@@ -33,6 +33,8 @@ COLUMNS = (
     *(Column(head, is_right=True) for head in ("error", "SQNR dB", "KL", "loss", "accuracy")),
 )
 ALL = "(all together)"
+IGNORED = -100
+"""The label that `torch.nn.functional.cross_entropy` leaves out."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,8 @@ def sensitivity(
     Args:
         model: takes one tensor and returns one.
         images: a tensor of samples, or batches, alone or with labels, as from a DataLoader.
-        labels: the samples' classes, beside a tensor of images; with them the loss (cross-entropy) is the measure.
+        labels: the samples' (or pixels') classes, beside a tensor of images; with them the loss (cross-entropy) is the
+            measure. Floats, as of a regression, and labels of a model with one output are no classes, and left out.
         scheme: for a float model; None for a converted one.
         skip: as for `qconv.convert`; by default nothing, so that the first and the last layer are measured, too.
         overrides: as for `qconv.convert`.
@@ -199,10 +202,11 @@ def sensitivity(
 
 
 def calibrate_what_waits(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
-    """Calibrate, unless all quantizers have had their data."""
-    layers = (module for module in model.modules() if isinstance(module, QuantizedLayer))
-    if not all(layer.input_quantizer.had_data() for layer in layers):
-        calibrate(model, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
+    """Calibrate the layers whose quantizers have had no data; the others stay as they are."""
+    waiting = [name for name, layer in quantized_layers(model).items() if not layer.input_quantizer.had_data()]
+    if waiting:
+        count = sum(len(images) for images, _ in batches)
+        calibrate_layers(model, [images for images, _ in batches], count, waiting)
 
 
 def batches_of(
@@ -277,16 +281,24 @@ def _divergence(y: Tensor, y_q: Tensor) -> float:
 
 
 def _mean_loss(outputs: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor | None]]) -> float | None:
+    """The mean cross-entropy; None unless all labels are classes, of which the model tells at least two apart."""
     pairs = [(y, labels) for y, (_, labels) in zip(outputs, batches, strict=True) if labels is not None]
-    if len(pairs) < len(outputs):
+    if len(pairs) < len(outputs) or any(
+        labels.is_floating_point() or y.ndim < 2 or y.shape[1] < 2 for y, labels in pairs
+    ):
         return None
     total = sum(F.cross_entropy(y.double(), labels, reduction="sum").item() for y, labels in pairs)
-    return total / sum(len(y) for y, _ in pairs)
+    return total / max(sum(map(_labelled, (labels for _, labels in pairs))), 1)
 
 
 def _accuracy(outputs: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor | None]]) -> float:
     right = sum((y.argmax(1) == labels).sum().item() for y, (_, labels) in zip(outputs, batches, strict=True))
-    return right / sum(map(len, outputs))
+    return right / max(sum(_labelled(labels) for _, labels in batches if labels is not None), 1)
+
+
+def _labelled(labels: Tensor) -> int:
+    """The number of labels, of pixels perhaps, that count in `torch.nn.functional.cross_entropy`."""
+    return int((labels != IGNORED).sum())
 
 
 def _cells(row: Cost) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..checks import check_flags, check_module
 from ..layers import QuantizedLayer
@@ -142,6 +143,7 @@ def convert(
 
     Raises:
         TypeError: ``lean`` is not a bool; and as for `plan`.
+        ValueError: the model is wrapped in DistributedDataParallel; and as for `plan`.
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 10))
@@ -150,6 +152,11 @@ def convert(
     """
     check_flags(lean=lean)
     check_module(model)
+    if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
+        raise ValueError(
+            "model is wrapped in DistributedDataParallel, which does not synchronize parameters that come later, such "
+            "as the steps that a scheme learns: convert the model first, then wrap it"
+        )
     with while_not_lean(model):
         made = plan_of(
             model,

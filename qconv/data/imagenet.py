@@ -33,7 +33,8 @@ class ImageNetDataModule(LargePicturesDataModule):
 
     def __init__(self, root: str, *, val_size: float = 0.01, split_seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
-        self.tree: Tree = scan(Path(root).expanduser())
+        self.root = Path(root).expanduser()
+        self.tree: Tree = scan(self.root)
         self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
         self.val_size, self.split_seed = val_size, split_seed
         self.splits: dict[str, Sequence[tuple[Path, int]]] = {}

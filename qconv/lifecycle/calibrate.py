@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,10 +26,11 @@ from .norms import batch_statistics
 def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 512) -> list[str]:
     """Set the learned tensors of all input quantizers that start from data (LSQ's step, a percentile's range).
 
-    The model runs without gradients, with quantized weights on inputs that are not quantized, so that no layer is
-    calibrated behind one that is not yet. Each quantizer observes its layer's inputs batch by batch and keeps a few
-    statistics (`Quantizer.observer`), so memory does not grow with the samples. Your own quantizers with only
-    `initialize` get the first samples, at most 2^22 values.
+    The model runs without gradients, with quantized weights. Inputs whose quantizers are to be set stay as they are, so
+    that no layer is calibrated behind one that is not yet; those that need no data (DoReFa, PACT) are quantized. Each
+    quantizer observes its layer's inputs batch by batch and keeps a few statistics (`Quantizer.observer`), so memory
+    does not grow with the samples. Your own quantizers with only `initialize` get the first samples, at most 2^22
+    values.
 
     Where the method allows it, the inputs decide whether a layer's levels are signed (`qconv.quantizers.LSQInput`); a
     line on stderr names the layers where they are. A warning names layers whose method has no levels below 0 (PACT,
@@ -63,6 +64,13 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         ValueError: no batch, or none with a sample; ``max_samples`` not a whole number or less than 1; NaN or inf in
             the input of a layer, which is named. It is raised in all processes if in one, and no quantizer is set.
     """
+    return calibrate_layers(model, batches, max_samples)
+
+
+def calibrate_layers(
+    model: nn.Module, batches: Iterable[Any], max_samples: int, only: Collection[str] | None = None
+) -> list[str]:
+    """`calibrate`, of the layers with these names alone if ``only`` is given: the others quantize their inputs."""
     check_module(model)
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         kind = type(batches).__name__
@@ -70,7 +78,11 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     if check_whole("max_samples", max_samples) < 1:
         raise ValueError(f"max_samples (={max_samples}) must be at least 1")
     quantized = quantized_layers(model)
-    layers = {name: layer for name, layer in quantized.items() if layer.input_quantizer.needs_data}
+    layers = {
+        name: layer
+        for name, layer in quantized.items()
+        if layer.input_quantizer.needs_data and (only is None or name in only)
+    }
     counts = {
         name: Signs()
         for name, layer in quantized.items()
@@ -80,8 +92,11 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         return []
     meet(", ".join(layers), "qconv.calibrate")
     observers = {name: layer.input_quantizer.observer() for name, layer in layers.items()}
-    watched = {name: Several([signs, *filter(None, [observers.get(name)])]) for name, signs in counts.items()}
-    count, empty = _watch(model, quantized, watched, shown(batches, "calibrating", max_samples, _size), max_samples)
+    watched = {
+        quantized[name]: Several([signs, *filter(None, [observers.get(name)])]) for name, signs in counts.items()
+    }
+    some = shown(batches, "calibrating", max_samples, _size)
+    count, empty = _watch(model, layers.values(), watched, some, max_samples)
     device = next(iter(quantized.values())).weight.device
     reached = [not observer.is_empty for observer in observers.values()]
     count, empty, *reached = sum_over_processes([count, empty, *reached], device)
@@ -103,14 +118,14 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         warnings.warn(
             f"calibrate: {'layer' if len(blank) == 1 else 'layers'} {names} saw inputs without a range, such as equal "
             "values only, and could not be calibrated: give calibrate other or more batches",
-            stacklevel=2,
+            stacklevel=3,
         )
     if unseen := [name for name in layers if name not in seen and not layers[name].input_quantizer.calibrated]:
         names = ", ".join(f"'{name}'" for name in unseen)
         warnings.warn(
             f"calibrate: {'layer' if len(unseen) == 1 else 'layers'} {names} had no input, since the model did not "
             "call them, and still wait for data",
-            stacklevel=2,
+            stacklevel=3,
         )
     _tell({name: quantized[name] for name in counts}, counts.values(), device)
     return done
@@ -130,12 +145,20 @@ def _tell(layers: Mapping[str, QuantizedLayer], counts: Iterable[Signs], device:
 
 def _watch(
     model: nn.Module,
-    layers: Mapping[str, QuantizedLayer],
-    observers: Mapping[str, Observer],
+    layers: Iterable[QuantizedLayer],
+    observers: Mapping[QuantizedLayer, Observer],
     batches: Iterable[Any],
     max_samples: int,
 ) -> tuple[int, int]:
-    """Run the batches up to ``max_samples``; return their number and how often a layer saw an empty one."""
+    """Run the batches up to ``max_samples``; return their number and how often a layer saw an empty one.
+
+    Args:
+        model: the model.
+        layers: those that leave their inputs unchanged.
+        observers: of the inputs of layers.
+        batches: of the model.
+        max_samples: the number of samples.
+    """
     # Their own forward would wait for all processes, and one may have fewer batches, or run copies of the layers.
     forward = model.module if isinstance(model, DistributedDataParallel | DataParallel) else model
     left, count, empty = max_samples, 0, 0
@@ -150,7 +173,8 @@ def _watch(
 
         return observe
 
-    with _as_in_training(model), _observed({layers[name]: watching(observer) for name, observer in observers.items()}):
+    watch = {layer: watching(observer) for layer, observer in observers.items()}
+    with _as_in_training(model), _observed(watch, layers):
         for batch in batches:
             size = max(_size(batch), 1)
             share = min(left, size), size
@@ -192,17 +216,21 @@ def _size(batch: Any) -> int:
 
 
 @contextmanager
-def _observed(observe: Mapping[QuantizedLayer, Callable[[Tensor], None]]) -> Iterator[None]:
-    """Make layers show their inputs and leave them unchanged."""
-    quantizers = {layer: layer.input_quantizer for layer in observe}
+def _observed(
+    observe: Mapping[QuantizedLayer, Callable[[Tensor], None]], unchanged: Iterable[QuantizedLayer]
+) -> Iterator[None]:
+    """Make layers show their inputs, and some leave them unchanged."""
+    quantizers = {layer: layer.input_quantizer for layer in unchanged}
     try:
-        for layer, function in observe.items():
+        for layer in quantizers:
             layer.input_quantizer = Identity()
+        for layer, function in observe.items():
             layer.observe = function
         yield
     finally:
         for layer, quantizer in quantizers.items():
             layer.input_quantizer = quantizer
+        for layer in observe:
             layer.__dict__.pop("observe", None)
 
 

@@ -1,6 +1,7 @@
 """Batch norm whose running statistics are not yet meaningful."""
 
 import math
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,17 +18,28 @@ LEFT = 0.01
 def batch_statistics(model: nn.Module) -> Iterator[None]:
     """Make batch norm in evaluation mode normalize with the batch, if training does or nothing else is known.
 
-    That is the case if it is in training mode now, or in a model in evaluation mode if `is_trained` is False. One that
-    alone is in evaluation mode is frozen and stays as it is. A batch with a single value per channel, which has no
+    That is the case if it is in training mode now, or in a model in evaluation mode if `is_trained` is False; a warning
+    names those of which that is no more than likely. One that alone is in evaluation mode is frozen and stays as it is.
+    A batch with a single value per channel, which has no
     deviation, is normalized with the running statistics; otherwise these are neither used nor changed.
     """
-    norms = [
-        module
-        for module in model.modules()
+    named = {
+        module: name
+        for name, module in model.named_modules()
         if isinstance(module, _NormBase)
         and module.running_mean is not None
         and (module.training or not (model.training or is_trained(module)))
-    ]
+    }
+    norms = [*named]
+    if doubtful := [norm for norm in norms if not norm.training and not is_initial(norm)]:
+        names, norm = ", ".join(f"'{named[norm]}'" for norm in doubtful), doubtful[0]
+        batches = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
+        warnings.warn(
+            f"the running statistics of batch norm {names} are taken for initial ones in part, after {batches} batches "
+            f"with momentum {norm.momentum}: each batch is normalized with its own, as in training. If they are those "
+            "of data, as from update_bn, say so: norm.num_batches_tracked.fill_(10_000)",
+            stacklevel=2,
+        )
     kept = {norm: (norm.running_mean, norm.running_var, norm.track_running_stats) for norm in norms}
     handles = [norm.register_forward_pre_hook(_forget) for norm in norms]
     handles += [norm.register_forward_hook(_remember(*kept[norm]), always_call=True) for norm in norms]
@@ -43,11 +55,19 @@ def is_trained(norm: _NormBase) -> bool:
     mean, var, batches = norm.running_mean, norm.running_var, norm.num_batches_tracked
     if mean is None or var is None or is_lazy(mean):
         return False
-    if batches is None or not batches:  # or a checkpoint has statistics, but not the number of batches
-        return bool(mean.any()) or not bool((var == 1).all())
-    if norm.momentum is None:
+    # A checkpoint may have statistics without the number of batches; a momentum of 0 keeps what comes from elsewhere.
+    if batches is None or not batches or norm.momentum == 0:
+        return not is_initial(norm)
+    if norm.momentum is None or norm.momentum >= 1:
         return True
-    return norm.momentum >= 1 or float(batches) * math.log1p(-norm.momentum) <= math.log(LEFT)
+    left = float(batches) * math.log1p(-norm.momentum)  # the logarithm of the initial values' share
+    return left <= math.log(LEFT) or bool((var < 0.95 * math.exp(left)).any())  # a variance of 1 leaves at least that
+
+
+def is_initial(norm: _NormBase) -> bool:
+    """Whether the running statistics are 0 and 1, as they are made."""
+    mean, var = norm.running_mean, norm.running_var
+    return mean is None or var is None or is_lazy(mean) or not (bool(mean.any()) or bool((var != 1).any()))
 
 
 def _forget(norm: nn.Module, args: tuple[Any, ...]) -> None:

@@ -10,6 +10,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..layers import QuantizedLayer
+from ..layers.computed import computed_by, trained_weights
+from ..layers.naming import name_of
 from ..lifecycle.steps import innermost, is_sharding
 from ..quantizers import Stages
 
@@ -76,8 +78,8 @@ class StepRule:
         Raises:
             ValueError: no trainable weight of a layer that the rule is for is among the optimizer's parameters; an
                 option is a schedule, and there are no ``total_steps``.
-            TypeError: ``optimizer`` is not a torch optimizer; a layer whose scheme the rule can't work with, or whose
-                quantizer changes in the course of the training.
+            TypeError: ``optimizer`` is not a torch optimizer; a layer whose scheme the rule can't work with, whose
+                weight is computed (pruned, parametrized), or whose quantizer changes in the course of the training.
         """
         inner = innermost(optimizer)
         if is_sharding(inner):
@@ -89,7 +91,13 @@ class StepRule:
         held = {parameter for group in inner.param_groups for parameter in group["params"]}
         layers: dict[torch.Tensor, QuantizedLayer] = {}  # a shared weight once
         for name, layer in model.named_modules():
-            if not isinstance(layer, QuantizedLayer) or layer.weight not in held or not layer.weight.requires_grad:
+            if not isinstance(layer, QuantizedLayer):
+                continue
+            if maker := computed_by(layer):
+                if self.wants(layer) and any(part in held for part in trained_weights(layer)):
+                    raise TypeError(f"{self!r} can't work on {name_of(layer, name)}: {maker}")
+                continue
+            if layer.weight not in held or not layer.weight.requires_grad:
                 continue
             if isinstance(layer.weight_quantizer, Stages):
                 raise TypeError(

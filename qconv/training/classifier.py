@@ -22,8 +22,17 @@ from ..optim.step_rules import at
 from .compilation import compile_, fix_size, starts
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
-from .step_counts import BEFORE, STEPS, follow_length_, follow_steps_, forget_lengths_, steps_per_epoch
-from .trained_on import TRAINED_ON, check_count, trained_on
+from .step_counts import (
+    BEFORE,
+    STEPS,
+    TOTAL,
+    check_length,
+    follow_length_,
+    follow_steps_,
+    forget_lengths_,
+    steps_per_epoch,
+)
+from .trained_on import TRAINED_ON, check_same, trained_on
 
 Batch = tuple[Tensor, Tensor]
 MakeOptimizer = Callable[[Iterator[nn.Parameter]], Optimizer] | ModelOptimizer
@@ -124,6 +133,7 @@ class Classifier(LightningModule):
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config
         self.steps_per_epoch: int | None = None
+        self.total_steps: int | None = None
         self.goes_on_from: dict[str, Any] | None = None
         # Lightning's own means would lose the first part of an interrupted epoch.
         self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
@@ -210,18 +220,19 @@ class Classifier(LightningModule):
         """Return the optimizer, which clamps latent weights after its steps, and the schedule over all steps.
 
         Raises:
-            ValueError: a schedule that gives all groups one learning rate where the optimizer's rules give several;
-                dampening without an end of the training.
+            ValueError: a schedule that gives all groups one learning rate where the optimizer's rules give several, or
+                that would keep the length of the training so far; dampening without an end of the training.
         """
         make = self.make_optimizer
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
         steps = self.trainer.estimated_stepping_batches
         self.steps_per_epoch = steps_per_epoch(self.trainer)
+        self.total_steps = None if steps == math.inf else int(steps)
         if self.dampening and steps == math.inf:
             raise ValueError(f"dampening (={self.dampening}) rises to the end of training: give trainer.max_epochs")
         for rule in self.step_rules:
-            rule.attach(self.model, optimizer, total_steps=None if steps == math.inf else int(steps))
+            rule.attach(self.model, optimizer, total_steps=self.total_steps)
         if self.make_scheduler is None:
             self._follow_steps(None)
             return optimizer
@@ -235,6 +246,8 @@ class Classifier(LightningModule):
                 "it a list, such as scheduler.max_lr=[…] of OneCycleLR, or take a schedule of qconv.training.schedules"
             )
         self._follow_steps(scheduler)
+        if self.goes_on_from is not None:
+            check_length(self.goes_on_from, self.total_steps, scheduler, self.make_scheduler)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def _follow_steps(self, scheduler: LRScheduler | None) -> None:
@@ -245,11 +258,11 @@ class Classifier(LightningModule):
         """Make the loader continue where the epoch stopped.
 
         Raises:
-            ValueError: the run has had another number of training pictures.
+            ValueError: the run has had other training pictures.
         """
         checkpoint, self.goes_on_from = self.goes_on_from, None
         if checkpoint is not None:
-            check_count(checkpoint, self.trainer.train_dataloader)
+            check_same(checkpoint, getattr(self.trainer, "datamodule", None), self.trainer.train_dataloader)
             for config, before in zip(self.trainer.lr_scheduler_configs, checkpoint[BEFORE], strict=False):
                 follow_length_(config.scheduler, before)
         # Lightning set the loader up before it read the checkpoint, to count the steps.
@@ -271,6 +284,8 @@ class Classifier(LightningModule):
             checkpoint[TRAINED_ON] = trained_on(data, self.trainer.train_dataloader)
         if self.steps_per_epoch is not None:
             checkpoint[STEPS] = self.steps_per_epoch
+        if self.total_steps is not None:
+            checkpoint[TOTAL] = self.total_steps
         if self.config is not None:
             checkpoint["config"] = self.config
 

@@ -29,7 +29,7 @@ from .report.screen import show_note, show_outcome
 from .resume import check_average, check_checkpoint
 from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
 from .shipping import note_shipped, ship
-from .trained_on import count_before, count_of
+from .trained_on import are_others, count_before, count_of
 
 # The messages of gloo and NCCL.
 LOST = ("timed out", "timeout", "connection closed", "connection reset", "broken pipe", "remote process exited")
@@ -174,7 +174,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)
-        note_count(checkpoint, trainer)
+        note_others(checkpoint, trainer)
         note_shipped(Path(cfg.evaluate), about)
         figures = {**val, **test, "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
@@ -182,17 +182,24 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     return evaluation
 
 
-def note_count(checkpoint: dict[str, Any], trainer: Trainer) -> None:
-    """Say if there are more or fewer pictures in the run's own place than it was trained on."""
+def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
+    """Say if there are other pictures in the run's own place than it was trained on."""
     before = count_before(checkpoint)
     if before is None:
         return
     data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
     now = count_of(data.train_dataloader())
-    if trainer.is_global_zero and now is not None and before != now:
+    if not trainer.is_global_zero:
+        return
+    if now is not None and before != now:
         show_note(
             f"the run was trained on {before} pictures, {now} are for training now: if they are the same pictures "
             "and others, some of those that validate may have been trained on"
+        )
+    elif are_others(checkpoint, data):
+        show_note(
+            "some pictures have another name or class than when the run was trained: some of those that validate may "
+            "have been trained on"
         )
 
 

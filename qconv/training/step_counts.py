@@ -3,15 +3,19 @@
 import logging
 import math
 import warnings
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+import torch
 from pytorch_lightning import Trainer
 from pytorch_lightning.utilities import rank_zero_only
+from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 STEPS = "steps_per_epoch"
 """Where a checkpoint has the number of optimizer steps in an epoch of its run."""
+TOTAL = "total_steps"
+"""Where it has that of the whole run."""
 LENGTHS = ("total_steps", "_schedule_phases", "T_max", "total_iters", "milestones", "step_size")
 """What torch's schedules store of their length."""
 BEFORE = "lengths_before"
@@ -37,6 +41,43 @@ def forget_lengths_(checkpoint: dict[str, Any]) -> None:
         {length: schedule.pop(length) for length in LENGTHS if length in schedule}
         for schedule in checkpoint.get("lr_schedulers", ())
     ]
+
+
+def check_length(checkpoint: Mapping[str, Any], total: int | None, scheduler: Any, make: Callable[..., Any]) -> None:
+    """Check that a schedule can go on if the training has another number of optimizer steps in all than so far.
+
+    Args:
+        checkpoint: that of the training so far.
+        total: the number of steps now; None if there is no end.
+        scheduler: the schedule.
+        make: makes it from an optimizer and ``total_steps``.
+
+    Raises:
+        ValueError: the schedule depends on the number, and keeps the former one.
+    """
+    before = checkpoint.get(TOTAL)
+    if before is None or total is None or before == total or type(scheduler) in FOLLOW:
+        return
+    groups = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in scheduler.optimizer.param_groups]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some take a first step before the optimizer does
+        one, other = (make(torch.optim.SGD(groups, lr=1.0, momentum=0.9), total_steps=n) for n in (before, total))
+    if not _same(one.state_dict(), other.state_dict()):
+        raise ValueError(
+            f"the training has {total} optimizer steps now, {before} so far: scheduler ({type(scheduler).__name__}) "
+            "can't follow, go on to the same end, or take a schedule of qconv.training.schedules"
+        )
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Whether two states of a schedule are equal; functions count as equal."""
+    if isinstance(one, Mapping):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    return callable(one) or bool(one == other)
 
 
 def follow_length_(scheduler: Any, before: Mapping[str, Any]) -> None:

@@ -1,19 +1,24 @@
 """The pictures that a network was trained on, as its checkpoints and packed files say, for it to see others alike."""
 
+import hashlib
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from hydra._internal.utils import _locate
 from hydra.errors import HydraException
 
 from ..data import ImageFolderDataModule
+from ..data.tree import Tree
 from ..images import Normalize
 from .checkpoint_io import CheckpointError
 
 TRAINED_ON = "trained_on"
 """Where a checkpoint has what `trained_on` returns."""
+_NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+"""The result of `names_of`, which every checkpoint asks for, and a million files take seconds."""
 
 
 def describe_pictures(data: Any) -> dict[str, Any]:
@@ -59,7 +64,29 @@ def class_names(data: Any) -> list[str] | None:
 def trained_on(data: Any, loader: Any) -> dict[str, Any]:
     """Return what a checkpoint keeps of a data module, and of its training pictures."""
     split_by = data.split_by if isinstance(data, ImageFolderDataModule) else None
-    return {**describe_pictures(data), "split_by": split_by, "count": count_of(loader)}
+    return {**describe_pictures(data), "split_by": split_by, "count": count_of(loader), "names": names_of(data)}
+
+
+def names_of(data: Any) -> str | None:
+    """Return 32 digits that change with the name or class of a picture from which training and validation are drawn.
+
+    None if the data module has no folder of them, or one for validation.
+    """
+    tree, root = getattr(data, "tree", None), getattr(data, "root", None)
+    if not isinstance(tree, Tree) or root is None or "val" in tree.splits:
+        return None
+    if data not in _NAMES:
+        digest = hashlib.blake2b(digest_size=16)
+        for path, label in tree.splits["train"]:
+            digest.update(f"{label} {path.relative_to(root).as_posix()}\n".encode(errors="surrogateescape"))
+        _NAMES[data] = digest.hexdigest()
+    return _NAMES[data]
+
+
+def are_others(checkpoint: Mapping[str, Any], data: Any) -> bool:
+    """Whether pictures have come, gone or changed their class since a checkpoint's run, as far as both name them."""
+    before, now = _of(checkpoint).get("names"), names_of(data)
+    return before is not None and now is not None and before != now
 
 
 def count_of(loader: Any) -> int | None:
@@ -73,13 +100,25 @@ def count_before(checkpoint: Mapping[str, Any]) -> int | None:
     return _of(checkpoint).get("count")
 
 
-def check_count(checkpoint: Mapping[str, Any], loader: Any) -> None:
-    """Raise a ValueError if a run that goes on from a checkpoint had another number of training pictures."""
+def check_same(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> None:
+    """Raise a ValueError if a run that goes on from a checkpoint had other training pictures, as far as that is known.
+
+    Args:
+        checkpoint: the checkpoint.
+        data: the data module, or None.
+        loader: of the training pictures.
+    """
     before, now = count_before(checkpoint), count_of(loader)
+    rule = "go on with the same pictures; init_from= starts a run with these"
     if before is not None and now is not None and before != now:
         raise ValueError(
             f"the run was trained on {before} pictures and there are {now} now, so it would be validated by others, "
-            "that it may have been trained on: go on with the same pictures; init_from= starts a run with these"
+            f"that it may have been trained on: {rule}"
+        )
+    if are_others(checkpoint, data):
+        raise ValueError(
+            "some of the run's pictures have another name or class now, so it would be validated by others, that it "
+            f"may have been trained on: {rule}"
         )
 
 
