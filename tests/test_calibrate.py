@@ -303,7 +303,7 @@ def test_a_compiled_model_stays_whole_and_is_told_too() -> None:
 
 def test_what_needs_no_data_quantizes_while_others_are_calibrated() -> None:
     """In the first call as in the second."""
-    model = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Flatten(), nn.Linear(4, 2))
+    model: Any = nn.Sequential(nn.Conv2d(1, 1, 1, bias=False), nn.Flatten(), nn.Linear(4, 2))
     nn.init.ones_(model[0].weight)
     qconv.convert(model, qconv.schemes.dorefa(8, 8), skip=(), overrides={"2": qconv.schemes.minmax(8, 8)})
     for _ in range(2):

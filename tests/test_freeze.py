@@ -709,12 +709,19 @@ class LeveledHalves(Halves):
         return Levels(0, 3, torch.tensor(0.5))
 
 
+class Shifted(quantizers.Sign):
+    """What it inherits of levels is not that of its own values."""
+
+    def whole(self, x: Tensor, *tensors: Tensor) -> quantizers.Whole:
+        return quantizers.Whole(1 - 2 * (x < 0.5).to(torch.int8))
+
+
 class LevelsAlone(HalvesByQuantize):
     levels = LeveledHalves.levels
 
 
-@pytest.mark.parametrize("kind", [HalvesByQuantize, Halves, LeveledHalves])
-def test_input_quantizers_of_ones_own(kind: type[quantizers.Quantizer]) -> None:
+@pytest.mark.parametrize("kind", [HalvesByQuantize, Halves, LeveledHalves, Shifted])
+def test_input_quantizers_of_ones_own(kind: type[quantizers.Quantizer], tmp_path: Path) -> None:
     scheme = Scheme("own", input=kind, weight=schemes.bwn().weight)
     model = nn.Sequential(nn.Conv2d(8, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten())
     model = qconv.convert(model, scheme, skip=()).eval()
@@ -723,6 +730,8 @@ def test_input_quantizers_of_ones_own(kind: type[quantizers.Quantizer]) -> None:
     torch.testing.assert_close(frozen(x), model(x))
     assert [layer.arithmetic for layer in frozen.layers] == ["integer" if kind is LeveledHalves else "float"] * 2
     assert qconv.verify(model, frozen, x).equal
+    if kind is not HalvesByQuantize:  # whose clamp of a Python number torch can't export
+        assert qconv.export_onnx(model, tmp_path / "model.onnx", x).decisions == 0
 
 
 def test_levels_without_codes() -> None:

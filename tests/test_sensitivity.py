@@ -21,7 +21,7 @@ def test_pixels_and_labels_that_are_no_classes() -> None:
     masks[0, 0] = -100
     found = qconv.sensitivity(model, images, masks, scheme=schemes.lsq(2, 2))
     assert found.loss == pytest.approx(F.cross_entropy(model(images), masks).item(), rel=1e-6)
-    assert all(-1 <= (row.accuracy or 0) <= 1 for row in found.rows)
+    assert all(row.accuracy is not None and -1 <= row.accuracy <= 1 for row in found.rows)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1)).eval()
     found = qconv.sensitivity(model, [(images, torch.rand(4, 1))], scheme=schemes.lsq(2, 2))
     assert found.loss is None

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from qconv.cli import train as program
 from qconv.cli.configs import folder as configs
 from qconv.training import Classifier, load_checkpoint, make_trainer, schedules
-from qconv.training.step_counts import scale_steps_, steps_before, steps_done
+from qconv.training.step_counts import check_length, scale_steps_, steps_before, steps_done
 from qconv.training.stored_config import stored_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")  # of workers
@@ -108,13 +108,20 @@ def test_schedules_that_keep_their_length(tmp_path: Path) -> None:
         return lr_scheduler.SequentialLR(optimizer, parts, [2])  # pyright: ignore[reportArgumentType]
 
     def exponential(optimizer: Any, total_steps: int) -> Any:
-        return lr_scheduler.ExponentialLR(optimizer, 0.9)
+        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+        return lr_scheduler.SequentialLR(optimizer, parts, [2])
 
     rates = Rates((1, BATCHES - 1), tmp_path / "a.ckpt")
     fitted(rates, warm)
     with pytest.raises(ValueError, match=r"has 56 optimizer steps now, 28 so far: scheduler \(SequentialLR\) can't"):
         fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
     fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt")
+    older = load_checkpoint(tmp_path / "a.ckpt")
+    del older["total_steps"]
+    check_length(older, 56, warm(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 56), warm)
+    older["config"] = {"trainer": {"max_epochs": EPOCHS}}
+    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, 28 so far"):
+        check_length(older, 56, warm(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 56), warm)
     fitted(rates, exponential)
     fitted(rates, exponential, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
 

@@ -259,7 +259,7 @@ def test_pruned_weights_are_refused() -> None:
     ):
         Oscillations(freeze=0.02).attach(model, optimizer)
     model[0].requires_grad_(False)
-    Oscillations(freeze=0.02).attach(model, torch.optim.SGD(model[1].parameters(), lr=0.1)).remove()
+    Oscillations(freeze=0.02).attach(model, optimizer).remove()
 
 
 def test_frozen_layers_are_left_alone() -> None:

@@ -181,7 +181,8 @@ def assign_bits(
 
     Raises:
         ValueError: no choices, or one that changes in the course of the training; neither budget; a budget that the
-            cheapest choices exceed; a converted model; no samples; an unknown measure.
+            cheapest choices exceed; a converted model; no samples; an unknown measure; traces of a model with one
+            output, whose loss is constant.
         TypeError: a choice that is no scheme, and as for `qconv.convert`.
         RuntimeError: several processes, which would come to different choices; `torch.inference_mode`.
         ImportError: scipy is not installed.

@@ -113,7 +113,8 @@ def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
             f"the model's outputs (of shape {tuple(logits.shape)}) tell no classes apart, and the Hessian of the "
             'loss is 0: assign_bits has measure="measured" for such models'
         )
-    target = logits.detach().softmax(1) if labels is None else labels
+    are_classes = labels is not None and not labels.is_floating_point()
+    target = labels if are_classes else logits.detach().softmax(1)
     return F.cross_entropy(logits, target)
 
 

@@ -47,7 +47,7 @@ class Cost:
         error: ``Σ (y_q − y)² / Σ y²`` over all outputs.
         kl: the mean divergence KL(p ‖ p_q) of the classes' probabilities in nats; None unless outputs are ``(N, C)``
             with C above 1.
-        loss: the increase of the loss; None without labels.
+        loss: the increase of the loss; None without labels of classes.
         accuracy: the change of the accuracy, from −1 to 1; None without labels of classes.
     """
 
@@ -77,7 +77,7 @@ class Sensitivity:
         rows: a cost for each layer.
         together: the cost of all of them at once.
         samples: the number of samples that were used.
-        loss: the loss of the float model; None without labels.
+        loss: the loss of the float model; None without labels of classes.
     """
 
     rows: tuple[Cost, ...]

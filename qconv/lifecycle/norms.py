@@ -35,10 +35,10 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
         names, norm = ", ".join(f"'{named[norm]}'" for norm in doubtful), doubtful[0]
         batches = int(norm.num_batches_tracked) if norm.num_batches_tracked is not None else 0
         warnings.warn(
-            f"the running statistics of batch norm {names} are taken for initial ones in part, after {batches} batches "
-            f"with momentum {norm.momentum}: each batch is normalized with its own, as in training. If they are those "
-            "of data, as from update_bn, say so: norm.num_batches_tracked.fill_(10_000)",
-            stacklevel=2,
+            f"the running statistics of batch norm {names} are taken for initial ones in part (of the first after "
+            f"{batches} batches with momentum {norm.momentum}): each batch is normalized with its own, as in training. "
+            "If they are those of data, as from update_bn, say so: norm.num_batches_tracked.fill_(10**9)",
+            stacklevel=3,
         )
     kept = {norm: (norm.running_mean, norm.running_var, norm.track_running_stats) for norm in norms}
     handles = [norm.register_forward_pre_hook(_forget) for norm in norms]

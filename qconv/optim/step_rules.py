@@ -94,7 +94,7 @@ class StepRule:
             if not isinstance(layer, QuantizedLayer):
                 continue
             if maker := computed_by(layer):
-                if self.wants(layer) and any(part in held for part in trained_weights(layer)):
+                if self.wants(layer) and any(part in held and part.requires_grad for part in trained_weights(layer)):
                     raise TypeError(f"{self!r} can't work on {name_of(layer, name)}: {maker}")
                 continue
             if layer.weight not in held or not layer.weight.requires_grad:

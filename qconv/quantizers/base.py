@@ -140,9 +140,14 @@ class Quantizer(InBits, NeedsData):
             cls.backward_kept, cls.needs_input = Quantizer.backward_kept, Quantizer.needs_input  # pyright: ignore
         own, stated = min(of_whole, of_quantize), place(cls, "keep", "coding", "parts", "whole_ends")
         parents = (parent.__dict__ for parent in cls.__mro__[own + 1 : cls.__mro__.index(Quantizer)])
-        cls.changes_values = own < stated and any("whole" in parent or "quantize" in parent for parent in parents)
+        are_others = any("whole" in parent or "quantize" in parent for parent in parents)
+        cls.changes_values = own < stated and are_others
         if cls.changes_values:
             cls.keep, cls.whole_ends, cls.is_binary = Quantizer.keep, Quantizer.whole_ends, False  # pyright: ignore
+        if are_others and own < place(cls, "levels"):
+            cls.levels = Quantizer.levels
+        if are_others and own < place(cls, "codes"):
+            cls.codes = Quantizer.codes
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         """Return the gradients of ``x`` and of each tensor from ``grad``, the gradient of ``x_q``: the pseudo-gradient.

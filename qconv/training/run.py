@@ -198,8 +198,8 @@ def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
         )
     elif are_others(checkpoint, data):
         show_note(
-            "some pictures have another name or class than when the run was trained: some of those that validate may "
-            "have been trained on"
+            "some pictures have another name or class than when the run was trained: if they are of the same pictures, "
+            "some of those that validate may have been trained on"
         )
 
 

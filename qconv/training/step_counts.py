@@ -56,17 +56,30 @@ def check_length(checkpoint: Mapping[str, Any], total: int | None, scheduler: An
         ValueError: the schedule depends on the number, and keeps the former one.
     """
     before = checkpoint.get(TOTAL)
+    if before is None:  # as in earlier versions
+        epochs = ((checkpoint.get("config") or {}).get("trainer") or {}).get("max_epochs")
+        per_epoch = steps_before(checkpoint)
+        before = epochs * per_epoch if isinstance(epochs, int) and epochs > 0 and per_epoch is not None else None
     if before is None or total is None or before == total or type(scheduler) in FOLLOW:
         return
-    groups = [{"params": [nn.Parameter(torch.zeros(1))]} for _ in scheduler.optimizer.param_groups]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # some take a first step before the optimizer does
-        one, other = (make(torch.optim.SGD(groups, lr=1.0, momentum=0.9), total_steps=n) for n in (before, total))
+        one, other = (make(_like(scheduler.optimizer), total_steps=steps) for steps in (before, total))
     if not _same(one.state_dict(), other.state_dict()):
         raise ValueError(
             f"the training has {total} optimizer steps now, {before} so far: scheduler ({type(scheduler).__name__}) "
             "can't follow, go on to the same end, or take a schedule of qconv.training.schedules"
         )
+
+
+def _like(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Return one with the options of its groups, for a schedule that is to be looked at."""
+    own = ("params", "lr", "initial_lr", "max_lr", "min_lr")
+    groups = [
+        {"params": [nn.Parameter(torch.zeros(1))], **{name: group[name] for name in group if name not in own}}
+        for group in optimizer.param_groups
+    ]
+    return torch.optim.SGD(groups, lr=1.0, momentum=0.9)
 
 
 def _same(one: Any, other: Any) -> bool:
