@@ -113,8 +113,7 @@ def _loss(logits: Tensor, labels: Tensor | None) -> Tensor:
             f"the model's outputs (of shape {tuple(logits.shape)}) tell no classes apart, and the Hessian of the "
             'loss is 0: assign_bits has measure="measured" for such models'
         )
-    are_classes = labels is not None and not labels.is_floating_point()
-    target = labels if are_classes else logits.detach().softmax(1)
+    target = logits.detach().softmax(1) if labels is None or labels.is_floating_point() else labels
     return F.cross_entropy(logits, target)
 
 

@@ -43,7 +43,7 @@ def forget_lengths_(checkpoint: dict[str, Any]) -> None:
     ]
 
 
-def check_length(checkpoint: Mapping[str, Any], total: int | None, scheduler: Any, make: Callable[..., Any]) -> None:
+def check_length(checkpoint: dict[str, Any], total: int | None, scheduler: Any, make: Callable[..., Any]) -> None:
     """Check that a schedule can go on if the training has another number of optimizer steps in all than so far.
 
     Args:
