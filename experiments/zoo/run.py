@@ -64,14 +64,27 @@ def cifar(title: str, bits: str, *words: str) -> Recipe:
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
 
 
-def published(name: str, optimizer: str, per_thousand: int = 1, title: str | None = None) -> Recipe:
-    """A published recipe, to its end, which `experiments/cifar10_recipes` trains."""
+def published(
+    name: str, optimizer: str, per_thousand: int = 1, title: str | None = None, in_float32: int | None = None
+) -> Recipe:
+    """A published recipe, to its end, which `experiments/cifar10_recipes` trains.
+
+    Args:
+        name: that of the recipe there.
+        optimizer: in words.
+        per_thousand: as in `Recipe`.
+        title: what the network is, if the name does not say it.
+        in_float32: of how many test pictures the stored file is right, if the run was tested in bfloat16.
+    """
+    precision = (
+        "" if in_float32 is None else f" Tested in bfloat16; the stored file has {in_float32 / 100} % in float32."
+    )
     return Recipe(
         f"ResNet-20, {title or name}, CIFAR-10",
         cifar10_recipes.RECIPES[name].bits,
         cifar10_recipes.words(name, 1),
         optimizer=optimizer,
-        notes=f"{JPEG} experiments/cifar10_recipes tells of its run, and of a test of its last checkpoint.",
+        notes=f"{JPEG} experiments/cifar10_recipes tells of its run, and of a test of its last checkpoint.{precision}",
         per_thousand=per_thousand,
         published=name,
     )
@@ -82,11 +95,11 @@ RECIPES = {
         "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine", ""
     ),
     "resnet20-float-cifar10": published("float", STEPS),
-    "resnet20-lsq4-cifar10": published("LSQ", FINE_TUNED, per_thousand=3),
+    "resnet20-lsq4-cifar10": published("LSQ", FINE_TUNED, per_thousand=3, in_float32=8724),
     "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
     "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
     "resnet20-shift-cifar10": cifar("DeepShift-Q", "5/32", "scheme=shift_q"),
-    "resnet20-adabin-cifar10": published("AdaBin-no-norm", COSINE, per_thousand=5,
+    "resnet20-adabin-cifar10": published("AdaBin-no-norm", COSINE, per_thousand=5, in_float32=8208,
                                          title="AdaBin and Maxout, a shortcut around each convolution"),
     "resnet20-reactnet-cifar10": Recipe(
         "ResNet-20, ReActNet's scheme and RPReLU, a shortcut around each convolution, CIFAR-10", "1/1",
