@@ -45,7 +45,7 @@ class Recipe(NamedTuple):
         data: the pictures, and how they are split.
         optimizer: in words.
         notes: for the card.
-        per_thousand: how many of 1,000 decisions may differ between the run and its packed file, by rounding.
+        in_float32: how many test pictures the packed file has right, if the run was tested in bfloat16.
         published: its name in `experiments/cifar10_recipes`, if that trains it.
     """
 
@@ -55,7 +55,7 @@ class Recipe(NamedTuple):
     data: str = CIFAR
     optimizer: str = SGD
     notes: str = JPEG
-    per_thousand: int = 1
+    in_float32: int | None = None
     published: str | None = None
 
 
@@ -64,18 +64,8 @@ def cifar(title: str, bits: str, *words: str) -> Recipe:
     return Recipe(f"ResNet-20, {title}, CIFAR-10", bits, ["experiment=cifar10_methods", "seed=1", *words])
 
 
-def published(
-    name: str, optimizer: str, per_thousand: int = 1, title: str | None = None, in_float32: int | None = None
-) -> Recipe:
-    """A published recipe, to its end, which `experiments/cifar10_recipes` trains.
-
-    Args:
-        name: that of the recipe there.
-        optimizer: in words.
-        per_thousand: as in `Recipe`.
-        title: what the network is, if the name does not say it.
-        in_float32: of how many test pictures the stored file is right, if the run was tested in bfloat16.
-    """
+def published(name: str, optimizer: str, title: str | None = None, in_float32: int | None = None) -> Recipe:
+    """A published recipe, to its end, which `experiments/cifar10_recipes` trains; `title` says more than its name."""
     precision = (
         "" if in_float32 is None else f" Tested in bfloat16; the stored file has {in_float32 / 100} % in float32."
     )
@@ -85,7 +75,7 @@ def published(
         cifar10_recipes.words(name, 1),
         optimizer=optimizer,
         notes=f"{JPEG} experiments/cifar10_recipes tells of its run, and of a test of its last checkpoint.{precision}",
-        per_thousand=per_thousand,
+        in_float32=in_float32,
         published=name,
     )
 
@@ -95,11 +85,11 @@ RECIPES = {
         "Small CNN, BNN, handwritten digits", "1/1", ["seed=1"], DIGITS, "Adam, learning rate with a cosine", ""
     ),
     "resnet20-float-cifar10": published("float", STEPS),
-    "resnet20-lsq4-cifar10": published("LSQ", FINE_TUNED, per_thousand=3, in_float32=8724),
+    "resnet20-lsq4-cifar10": published("LSQ", FINE_TUNED, in_float32=8724),
     "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
     "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
     "resnet20-shift-cifar10": cifar("DeepShift-Q", "5/32", "scheme=shift_q"),
-    "resnet20-adabin-cifar10": published("AdaBin-no-norm", COSINE, per_thousand=5, in_float32=8208,
+    "resnet20-adabin-cifar10": published("AdaBin-no-norm", COSINE, in_float32=8208,
                                          title="AdaBin and Maxout, a shortcut around each convolution"),
     "resnet20-reactnet-cifar10": Recipe(
         "ResNet-20, ReActNet's scheme and RPReLU, a shortcut around each convolution, CIFAR-10", "1/1",
@@ -150,7 +140,8 @@ def check(name: str, data: Path) -> None:
         count += 1
     stated = zoo.card(name).test_accuracy
     print(f"{name}: {right} of {count} test pictures are right, {100 * stated:.2f} % on the card", flush=True)
-    if abs(right - stated * count) > RECIPES[name].per_thousand * count / 1000:
+    expected = RECIPES[name].in_float32 or stated * count
+    if abs(right - expected) > count / 1000:
         raise SystemExit(f"{name}: the stored file is not the network of its card")
 
 

@@ -17,7 +17,7 @@ from ..layers.bypassed import forget, is_own_hook
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..lean import lean
-from ..packed.layer import check_final, current
+from ..packed.layer import check_shippable, current
 from ..packed.tensors import inner_model, joined
 from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
@@ -238,7 +238,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
                 f"'{name}' ({type(module).__name__}) has hooks, which a frozen model would lose: remove them"
             )
         if isinstance(module, QuantizedLayer):
-            check_final(name, module)
+            check_shippable(name, module)
             _check_codes(name, module)
             describe_weight(name, module, strict=True)  # raises if its codes do not give the weight
     try:

@@ -92,12 +92,12 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
         strict: whether to raise unless it can be stored now; else its size is that of a layer that can.
 
     Raises:
-        ValueError: the layer is not final (`check_final`); its input quantizer is not one of qconv's; codes do not
-            reproduce its quantized weight.
+        ValueError: the layer can't be shipped (`check_shippable`); its input quantizer is not one of qconv's; codes do
+            not reproduce its quantized weight.
     """
     input = current(layer.input_quantizer)
     if strict:
-        check_final(name, layer)
+        check_shippable(name, layer)
     try:
         kind, call = class_name(layer), quantizer_call(input)
     except ValueError as error:
@@ -118,7 +118,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
     return described, entries
 
 
-def check_final(name: str, layer: QuantizedLayer) -> None:
+def check_shippable(name: str, layer: QuantizedLayer) -> None:
     """Raise unless the layer computes by itself what it will compute for good.
 
     Args:
