@@ -21,6 +21,7 @@ import qconv
 from qconv import schemes
 from qconv.optim import KINDS, Bop, ModelOptimizer, parameter_groups, shift_penalty, sine_penalty
 from qconv.quantizers import Quantizer
+from qconv.quantizers.mixed import Mixed
 from qconv.scheme import Scheme
 
 BINARY = {"binary_weights": {"binary": True, "lr": 0.01, "threshold": 1e-3}}
@@ -592,6 +593,10 @@ def test_sine_penalty_and_its_gradient() -> None:
     assert sine_penalty(later).item() == 0  # its weight is float still
     qconv.set_progress(later, 1)
     assert sine_penalty(later).item() > 0
+    mixed = qconv.QLinear(5, 2, scheme=qconv.Scheme("mixed", weight=lambda: Mixed(schemes.biper().weight, True)))
+    expected = sine_penalty(mixed)
+    mixed.set_scheme(schemes.biper())
+    assert torch.equal(sine_penalty(mixed), expected)  # found inside another quantizer
     with pytest.raises(ValueError, match=r"model \(QLinear\) must have a trainable weight of BiPer"):
         sine_penalty(other)
 
