@@ -1,6 +1,6 @@
 """Trains every method of the study, one after another, and writes `results.csv`, `summary.csv` and `accuracy.png` here.
 
-    uv run experiments/cifar10_methods/run.py /data/cifar10-jpeg [METHOD…] [--seeds 1 2 3] [--epochs 8]
+    uv run experiments/cifar10_methods/run.py /data/cifar10-jpeg [METHOD…] [--seeds 1 2 3] [--epochs 5]
 
 A run that was interrupted goes on from its last checkpoint; one that is done is not run again.
 """
@@ -25,7 +25,7 @@ from trainings import APOT_RULES, BFLOAT16, BINARY, ROOT, bits, figures, train  
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/cifar10_methods"
 RESULTS, SUMMARY = HERE / "results.csv", HERE / "summary.csv"
-EPOCHS = 8
+EPOCHS = 5
 CONFIDENCE = 0.95
 # Name: bits of weights and inputs, overrides.
 METHODS: dict[str, tuple[str, list[str]]] = {
