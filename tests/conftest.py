@@ -16,6 +16,9 @@ import qconv
 from qconv.cli.configs import store_schemes
 
 store_schemes()  # for tests that compose configs
+# For the processes that tests start: as many threads as here, so that they add up in the same order; and a second one
+# beside the tests of another worker would only wait.
+os.environ["OMP_NUM_THREADS"] = "1"
 # Tables would fit themselves to it. pytest-xdist sets it, and readline does so where os.environ does not show it.
 os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")

@@ -24,7 +24,7 @@ from qconv.run_files import PAGE, PREDICTIONS
 from qconv.training import load_checkpoint
 from qconv.training.report.predictions import Predictions
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
 class Odd(DigitsDataModule):
@@ -44,7 +44,7 @@ ON_CPU = ("trainer.accelerator=cpu", "trainer.devices=2")
 
 
 def train_two(folder: Path, *more: str) -> str:
-    """Trains in two processes, with one thread each; returns what they printed."""
+    """Trains in two processes; returns what they printed."""
     program = str(Path(sys.executable).with_name("qconv"))  # the command as installed, which Lightning calls again
     arguments = [program, "train", *TWO, *ON_CPU, f"run_dir={folder}", *more]
     run = subprocess.run(arguments, cwd=folder.parent, env=ENVIRONMENT, capture_output=True, text=True, check=True)
