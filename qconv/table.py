@@ -17,7 +17,7 @@ LONGEST_PERIOD = 8
 NO_BREAK = "\N{NO-BREAK SPACE}"
 WORD = re.compile(r"[^ ]+ *| +")
 PART = re.compile(r"[^ .,=(/]+[.,=(/]* *|[.,=(/]+ *| +")
-"""A part of a name, a call or a path, with the mark behind it."""
+"""A part of a name, a call or a path, with the mark after it."""
 
 
 class Column(NamedTuple):

@@ -364,7 +364,7 @@ def test_the_checkpoint_has_the_batch_norms_of_the_test(tmp_path: Path, capsys: 
         in capsys.readouterr().err
     )
     assert cli(["verify", str(tmp_path / "run")]) == 1
-    assert "its batch norms were taken anew behind the checkpoint" in capsys.readouterr().err
+    assert "its batch norms were taken anew after the checkpoint" in capsys.readouterr().err
     (tmp_path / "run/result.json").unlink()  # it was stopped before its test
     assert cli(["evaluate", str(tmp_path / "run")]) == 0
 

@@ -39,7 +39,7 @@ METHODS: dict[str, schemes.Scheme | None] = {
 BINARY: dict[str, Any] = {"shortcut": "per_conv", "activation": nn.Hardtanh}  # as the study's
 # How it is built, and the folder of its run.
 NETWORKS: dict[str, tuple[Callable[..., nn.Module], str]] = {
-    "ResNet-20": (resnet20, "{}-8epochs-seed1"),
+    "ResNet-20": (resnet20, "{}-5epochs-seed1"),
     "ResNet-18": (resnet18, "ResNet-18_{}-seed1"),
 }
 FLOAT = "ONNX Runtime, float"  # the others are compared with it

@@ -74,13 +74,13 @@ def correct_bias(
         b \leftarrow b - \bigl( \mathbb{E}[y_q] - \mathbb{E}[y] \bigr)
 
     y are the outputs of the float layer in the float model, :math:`y_q` those of the quantized layer, which gets its
-    inputs from the corrected layers before it; the means are over samples and places. A layer without a bias, whose
+    inputs from the corrected layers before it; the means are over samples and positions. A layer without a bias, whose
     output goes into a batch norm, is corrected in the running mean of that, which becomes the float model's plus the
     difference; what else takes that output keeps the shift. Weights and scales stay.
 
-    It runs each model once, and helps where weights are rounded to nearest. Behind `reconstruct`, which sees the shift
-    as a part of its error, little is left to gain; a `reconstruct` that comes later needs the float model, too. Called
-    again with the same float model it finds no shift where it has corrected one, but for rounding.
+    It runs each model once, and helps where weights are rounded to nearest. After `reconstruct`, which already
+    reduces the shift, little is left to gain; a `reconstruct` that comes later needs ``float_model``. Called again with
+    the same float model it finds no shift where it has corrected one, but for rounding.
 
     Under `torch.distributed` every process calls it with as many samples of its own, and all get the mean.
 
@@ -278,7 +278,7 @@ def _in_place_of(shift: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
 
 @contextmanager
 def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
-    """Call ``act(name, output)`` behind each layer; what it returns replaces the output.
+    """Call ``act(name, output)`` after each layer; what it returns replaces the output.
 
     Raises:
         TypeError: a layer is called twice.

@@ -71,7 +71,7 @@ def check_apart(blocks: Mapping[str, nn.Module]) -> None:
 
 
 class _EnoughError(Exception):
-    """Ends a forward behind the block that is looked at."""
+    """Ends a forward after the block that is looked at."""
 
 
 def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tensor, Tensor]:

@@ -106,7 +106,7 @@ def reconstruct(
 
     with :math:`h(V) = \operatorname{clamp}(1.2 \, \sigma(V) - 0.1, 0, 1)`. The second term, without effect in the first
     fifth of the iterations, drives h to 0 or 1 as β falls from 20 to 2. The norm is summed over channels, and averaged
-    over samples and places. Learned ranges of inputs (LSQ's steps) are learned further, at their own rate.
+    over samples and positions. Learned ranges of inputs (LSQ's step sizes) are learned further, at their own rate.
 
     The weights that were found replace the latent ones: each lies on its level. Nothing else is stored, so that the
     model is saved, frozen, exported and trained as any other. Batch norms and biases stay.

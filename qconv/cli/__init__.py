@@ -81,7 +81,7 @@ def find_own_modules() -> None:
 
 
 def train_as(program: str, words: Sequence[str]) -> int:
-    """Run ``qconv train``, which calls itself `program`, with the words behind it; return the exit status."""
+    """Run ``qconv train``, which calls itself `program`, with the words after it; return the exit status."""
     find_own_modules()
     try:
         if train_help.asks(words):

@@ -137,7 +137,7 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
 
 
 def flags_last(words: Sequence[str]) -> list[str]:
-    """The words with Hydra's flags behind the others: between them argparse would take it for an error."""
+    """The words with Hydra's flags after the others: between them argparse would take it for an error."""
     others: list[str] = []
     flags: list[str] = []
     rest = iter(words)

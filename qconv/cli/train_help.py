@@ -48,7 +48,7 @@ def text(program: str, words: Sequence[str], width: int | None = None) -> str:
 
     Args:
         program: what the program is called.
-        words: the words behind it, of which ``--config-dir`` adds groups.
+        words: the words after it, of which ``--config-dir`` adds groups.
         width: columns; those of the terminal by default.
     """
     width = max(min(shutil.get_terminal_size().columns, WIDEST) if width is None else width, NARROWEST)
@@ -57,7 +57,7 @@ def text(program: str, words: Sequence[str], width: int | None = None) -> str:
     parts = [
         f"usage: {program} [KEY=VALUE ...] [GROUP=OPTION ...] [-m]",
         textwrap.fill(ABOUT, width),
-        f"examples, each behind {program}:\n" + _rows(EXAMPLES, width),
+        f"examples, each after {program}:\n" + _rows(EXAMPLES, width),
         "groups (GROUP=OPTION chooses a config, GROUP.KEY=VALUE changes a value in it):\n"
         + _rows([(group, ", ".join(options)) for group, options in _groups(places)], width),
         f"settings and their defaults; what they mean is in\n{folder() / 'config.yaml'}\n"

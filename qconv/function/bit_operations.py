@@ -82,7 +82,7 @@ def backward_of_bits(operands: BitOperands, grad_output: Tensor, mask: OutputMas
 def _like_input(output: Tensor, operands: BitOperands) -> Tensor:
     """Drop the dimensions of size 1 that the input does not have.
 
-    The result is no view for autograd, which would refuse an activation in place behind the layer.
+    The result is no view for autograd, which would refuse an activation in place after the layer.
     """
     count = len(operands.form.shape) - 2
     shape = *output.shape[:2], *output.shape[4 - count :]

@@ -78,7 +78,7 @@ def form_of_weight(make: Callable[[], T], weight: Tensor, quantizer: object, *ot
     """Return ``make()``, a tuple that is a form of the quantized weight and depends on the other arguments alone.
 
     Within a backward those of the last weights are remembered: batch norm, the layer itself, and the recipes of layers
-    behind it ask for one in turn.
+    after it ask for one in turn.
     """
     task = _task()
     if task is None:

@@ -71,7 +71,7 @@ def forward_of_numbers(
     if len(filters.shape) == 4:
         return output
     shape = (*values.shape[:-1], channels) if len(filters.shape) == 2 else (*output.shape[:2], output.shape[3])
-    # No view for autograd, which would refuse an activation in place behind the layer.
+    # No view for autograd, which would refuse an activation in place after the layer.
     return torch.ops.aten._unsafe_view(output.contiguous(), shape)
 
 

@@ -325,7 +325,7 @@ def _checked(
     x = compute(*tensors)
     if x.device.type != "cpu" or not x.numel() or _are_equal(_samples(x), samples, tolerance):
         return x
-    if exact is not None:  # large terms may have cancelled, as behind a batch norm whose variances are small
+    if exact is not None:  # large terms may have cancelled, as after a batch norm whose variances are small
         x = exact(*tensors)
     if exact is None or not _are_equal(_samples(x), samples, 0.0):
         raise RuntimeError(

@@ -50,7 +50,7 @@ def as_rounding(
     """Return float32 ``scale_c, bias_c`` with ``clamp(round(acc · scale_c + bias_c), low, high)`` as these codes.
 
     Product and sum may each be rounded, or only the sum: no sum is so close to a half that it matters. None if no
-    straight line has these edges: behind an activation with a bend, for codes that are not evenly spaced, or if 8-bit
+    straight line has these edges: after an activation with a bend, for codes that are not evenly spaced, or if 8-bit
     codes are so fine that a float's rounding matters.
 
     Args:

@@ -194,7 +194,7 @@ def _gives_a_tensor(graph: fx.GraphModule, node: Any) -> bool:
 
 
 def _replace(graph: fx.GraphModule, node: fx.Node, targets: list[str]) -> None:
-    """Call modules, one behind the other, in the place of a node."""
+    """Call modules, one after the other, in the place of a node."""
     value: Any = node.all_input_nodes[0]
     with graph.graph.inserting_before(node):
         for target in targets:

@@ -36,7 +36,7 @@ class LayerCheck:
         error: the largest difference between a float output and its exact value.
         of_bound: the largest used share of the allowed difference; 1 at the limit.
         drift: number of input codes, if the frozen network computes them itself, that differ from those of the trained
-            modules in exact arithmetic behind layers with the frozen network's codes.
+            modules in exact arithmetic after layers with the frozen network's codes.
         unexplained: number of inputs (codes, if there are any) that differ by more than rounding explains: codes that
             no number within the error of the exact one has.
         of_drift: in one channel, the codes that differ although the expected error does not reach an edge, as a share
@@ -103,7 +103,7 @@ class Call(NamedTuple):
 
 
 class LayerPair:
-    """A trained layer, its frozen form, and the modules behind it that are folded into the frozen form, in float64."""
+    """A trained layer, its frozen form, and the modules after it that are folded into the frozen form, in float64."""
 
     def __init__(self, model: nn.Module, frozen: FrozenModel, told: Frozen, is_fed: bool) -> None:
         self.told, self.is_fed = told, is_fed

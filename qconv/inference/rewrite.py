@@ -236,21 +236,21 @@ class Rewriter:
             raise _StaysFloat("what follows is not a quantized layer alone")
         for reader, layer in zip(readers, layers, strict=True):
             if layer in self.beside:
-                raise _StaysFloat(f"'{reader.target}' behind it stays as it was trained")
+                raise _StaysFloat(f"'{reader.target}' after it stays as it was trained")
             of_reader = self.arithmetic[reader]
             if of_reader.kind != arithmetic.kind or arithmetic.kind == "shift":
-                raise _StaysFloat(f"'{reader.target}' behind it is {of_reader.kind}")
+                raise _StaysFloat(f"'{reader.target}' after it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.has_scale_map or layer.padding_mode != "zeros":  # pyright: ignore
-                raise _StaysFloat(f"'{reader.target}' behind it needs floats")
+                raise _StaysFloat(f"'{reader.target}' after it needs floats")
             if not layer.input_quantizer.is_elementwise:  # pyright: ignore
-                raise _StaysFloat(f"'{reader.target}' behind it quantizes a sample as a whole")
+                raise _StaysFloat(f"'{reader.target}' after it quantizes a sample as a whole")
             shares = arithmetic.kind == "binary" and all(
                 self.arithmetic[other].levels.rounding == "sign" for other in readers
             )
             if self.calls[reader.target] != 1 or (len(readers) > 1 and not shares):
                 raise _StaysFloat("several calls read it")
             if arithmetic.kind == "binary" and layer.groups > 1 and layer.in_channels // layer.groups % WORD:  # pyright: ignore
-                raise _StaysFloat(f"the groups of '{reader.target}' behind it do not end where words of bits end")
+                raise _StaysFloat(f"the groups of '{reader.target}' after it do not end where words of bits end")
         return between, readers
 
     def _to_codes(
@@ -319,7 +319,7 @@ class Rewriter:
         step = of_reader.levels.scale.detach().double()
         line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape), self.tolerance)
         if line is None or not isinstance(new, IntegerConv2d):
-            raise _StaysFloat("the codes behind it are not a rounded straight line of its sums")
+            raise _StaysFloat("the codes after it are not a rounded straight line of its sums")
         new.round_(*line, low, high)
         return "codes"
 

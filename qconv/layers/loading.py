@@ -15,7 +15,7 @@ def translate(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) 
     Args:
         layer: the layer that loads them.
         state_dict: the tensors by name, which is changed.
-        prefix: the name of the layer with a point behind it, or nothing.
+        prefix: the name of the layer with a point after it, or nothing.
     """
     wrong = []
     for place, quantizer in layer.quantizers().items():

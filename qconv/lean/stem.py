@@ -17,7 +17,7 @@ CHANNELS = 4
 
 
 class LeanConv2d(nn.Conv2d):
-    """`torch.nn.Conv2d` of few input channels in a lean model: a layer behind it can compute its output again."""
+    """`torch.nn.Conv2d` of few input channels in a lean model: a layer after it can compute its output again."""
 
     float_type = nn.Conv2d
     lean: Lean = "fast"
@@ -30,7 +30,7 @@ class LeanConv2d(nn.Conv2d):
         if overruns(self.in_channels // self.groups, self.kernel_size, self.stride):
             input = input.contiguous()
         elif self.lean == "fast" and input.ndim == 4:
-            input = input.contiguous(memory_format=torch.channels_last)  # as the layers of bits behind it
+            input = input.contiguous(memory_format=torch.channels_last)  # as the layers of bits after it
         output = super().forward(input)
         if self.padding_mode != "zeros" or not input.is_floating_point():
             return output

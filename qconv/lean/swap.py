@@ -33,7 +33,7 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     """Make a model with quantized layers keep less for its backward: bits where it kept floats.
 
     A layer keeps codes of its input (1, 2, 4 or 8 bits, as its levels need) and where its gradient passes.
-    If its gradient needs the input itself, this is computed again as well. A batch norm behind it keeps its statistics,
+    If its gradient needs the input itself, this is computed again as well. A batch norm after it keeps its statistics,
     and computes its input again from the codes, bit for bit. An activation keeps a bit for each element.
     Layers find each other while the model runs; what has been changed in place in between is kept as a float.
 
@@ -44,12 +44,12 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     pictures must call ``x.reshape``, as in any model that is channels_last.
 
     ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
-    and the batch norm behind it, which reads the layer's weight: if that was freed by then, the backward raises.
+    and the batch norm after it, which reads the layer's weight: if that was freed by then, the backward raises.
 
     Args:
         model: any module; it is changed in place.
         on: False undoes it.
-        exact: whether all gradients shall be equal bit for bit to those of the model that is not lean, with the same
+        exact: whether all gradients must equal, bit for bit, those of the model before it was made lean, with the same
             operators and memory formats. It saves as much memory, but less time.
 
     Returns:

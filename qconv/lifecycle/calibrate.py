@@ -27,14 +27,14 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     """Set the learned tensors of all input quantizers that start from data (LSQ's step, a percentile's range).
 
     The model runs without gradients, with quantized weights. Inputs whose quantizers are to be set stay as they are, so
-    that no layer is calibrated behind one that is not yet; those that need no data (DoReFa, PACT) are quantized. Each
-    quantizer observes its layer's inputs batch by batch and keeps a few statistics (`Quantizer.observer`), so memory
-    does not grow with the samples. Your own quantizers with only `initialize` get the first samples, at most 2^22
-    values.
+    that no layer is calibrated on outputs of one that is not yet; those that need no data (DoReFa, PACT) are quantized.
+    Each quantizer observes its layer's inputs batch by batch and keeps a few statistics (`Quantizer.observer`), so
+    memory does not grow with the samples. Your own quantizers with only `initialize` get the first samples, at most
+    2^22 values.
 
     Where the method allows it, the inputs decide whether a layer's levels are signed (`qconv.quantizers.LSQInput`); a
     line on stderr names the layers where they are. A warning names layers whose method has no levels below 0 (PACT,
-    DoReFa, APoT, N2UQ), with the share of their inputs that is cut off there.
+    SAWB, DoReFa, APoT, N2UQ), with the share of their inputs that is cut off there.
 
     The model runs in evaluation mode. But a batch norm that is in training mode, or whose running statistics are still
     the initial ones, normalizes with the batch itself, as in training: the ranges are those of training, even before

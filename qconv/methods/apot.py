@@ -192,7 +192,7 @@ class APoTInput(_APoT, Coded):
 
     ``alpha`` starts at 8 (6 with ``"imagenet"``) for 4 bits and more, and at ``(2^b − 1) / 15`` times that for 2 and 3
     bits; the authors start these from the network with one bit more. From 8, 2 bits would turn everything up to 1 into
-    0, which is everything behind a Hardtanh. It is clamped to 2^-20 or more after each optimizer step. The authors
+    0, which is everything after a Hardtanh. It is clamped to 2^-20 or more after each optimizer step. The authors
     train it with a learning rate of 0.1 (CIFAR-10) and a weight decay of 1e-4, in its own group.
 
     Args:

@@ -205,7 +205,7 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
 
     ``x_q``, ``dx`` and ``ds`` are those of `LSQ`, with ``Q_n = 0`` and ``Q_p = 2^b − 1`` unless ``signed``: with one
     bit the levels are 0 and s. By default the data from which s starts decide: signed if that halves the range but has
-    the smaller squared error. That is so for normal inputs, and not behind a ReLU or for the small negative values of
+    the smaller squared error. That is so for normal inputs, and not after a ReLU or for the small negative values of
     SiLU and Hardswish (`qconv.quantizers.chosen_sign`).
 
     In ``c = 1 / √(N · Q_p)`` N is the number of features of one sample that share the step, as in the paper; lsq-net

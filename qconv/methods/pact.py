@@ -30,7 +30,7 @@ class PACT(Passing):
 
     With 4 bits and more alpha starts at 8, as in the paper (re-implementations start at 10). With fewer it starts at
     ``8 · n / 15``, which gives the step of 4 bits: 8 would make a step of 8/3 with 2 bits and of 8 with one, and
-    everything below half of it becomes 0, including all values behind a Hardtanh; alpha then gets no gradient. A given
+    everything below half of it becomes 0, including all values after a Hardtanh; alpha then gets no gradient. A given
     number is used with any bits. The paper needs weight decay on alpha, with the coefficient of the weights, to pull
     alpha down: the gradient through the clipped values hardly does. So leave alpha in the weights' group of the
     optimizer. After each optimizer step alpha is at least 2^-20.

@@ -73,7 +73,7 @@ def layerwise(
 
     Before that, a layer's inputs and weights are float. The layer of depth d, 0 for the first one that follows the
     scheme and 1 for the last, quantizes its inputs from the progress ``i₀ + d (i₁ − i₀)`` on, where ``(i₀, i₁)`` is
-    ``inputs``, and its weights accordingly. When the inputs of a layer change, those behind it are still float and can
+    ``inputs``, and its weights accordingly. When the inputs of a layer change, those after it are still float and can
     adapt; in the other order, binary activations would cut the layers before them off from the gradient (StoMPP,
     arXiv:2601.22660). The weights follow when all inputs are quantized, if the two ranges do not overlap. With a
     ``ramp``, a layer does not change as a whole: the elements that are quantized are chosen at random, and from none to

@@ -78,7 +78,7 @@ class Quantizer(InBits, NeedsData):
     def splits_at_zero(self) -> bool:
         """Whether 0 separates its only two levels, at least at the start if the threshold is learned; true of signs.
 
-        Inputs of one sign, such as those behind a ReLU, are then all quantized to one value.
+        Inputs of one sign, such as those after a ReLU, are then all quantized to one value.
         """
         return self.signs
 
@@ -89,7 +89,7 @@ class Quantizer(InBits, NeedsData):
 
     @property
     def is_unsigned(self) -> bool:
-        """Whether it makes 0 of every negative input by the method's nature, and not because somebody asked for it."""
+        """Whether the method itself, and not an argument, makes 0 of every negative input."""
         return False
 
     @property

@@ -1,7 +1,7 @@
 """Levels on one side of 0 or on both, as the data ask for: chosen once, and kept as a tensor.
 
-Signed levels are twice as far apart. They pay where negative inputs carry much of the signal, as behind a linear
-bottleneck or a layer norm, and not where they are small, as behind SiLU or Hardswish. So the squared error decides, and
+Signed levels are twice as far apart. They pay where negative inputs carry much of the signal, as after a linear
+bottleneck or a layer norm, and not where they are small, as after SiLU or Hardswish. So the squared error decides, and
 not the share of negative inputs.
 """
 

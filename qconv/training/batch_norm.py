@@ -1,4 +1,4 @@
-"""Batch norms taken anew behind a training, as the test uses them then (`reestimate_bn=true`)."""
+"""Batch norms taken anew after a training, as the test uses them then (`reestimate_bn=true`)."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -69,7 +69,7 @@ class FinishedRun:
         checkpoint = load_checkpoint(best)
         if not has_tested_batch_norm(best, checkpoint):
             raise ValueError(
-                f"{self.folder}: its batch norms were taken anew behind the checkpoint (reestimate_bn=true), only the "
+                f"{self.folder}: its batch norms were taken anew after the checkpoint (reestimate_bn=true), only the "
                 f"packed model has them: give {self.folder / PACKED}"
             )
         with config_errors(self.folder / CONFIG):

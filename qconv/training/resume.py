@@ -104,7 +104,7 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
 
 
 def in_spite_of(path: str, differing: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return the words that go on in the run's folder with what differs, behind a comma; "" if they are refused, too.
+    """Return the words that go on in the run's folder with what differs, after a comma; "" if they are refused, too.
 
     Args:
         path: the checkpoint.

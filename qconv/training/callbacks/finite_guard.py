@@ -32,7 +32,7 @@ class FiniteGuard(Callback):
 
     It also warns, once for each, of learned scales (LSQ's steps, PACT's alpha) that the optimizer has moved to their
     lower bound of 2^-20. What such a scale multiplies is almost zero, so the layer gives a constant, and gradients grow
-    in the batch norms behind it. Adam does that to a scale that is not much larger than its learning rate.
+    in the batch norms after it. Adam does that to a scale that is not much larger than its learning rate.
     """
 
     def __init__(self) -> None:
