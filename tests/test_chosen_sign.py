@@ -106,6 +106,28 @@ def test_whatever_copies_a_model_copies_the_choice(calibrated: nn.Module, tmp_pa
     assert signs(packed) == signs(loaded) == CHOSEN
 
 
+def test_a_choice_that_is_written_over_is_read_again(calibrated: nn.Module) -> None:
+    """By an average of models, for one, which has been used before."""
+    average = torch.optim.swa_utils.AveragedModel(calibrated)
+    input = torch.randn(SIZE)
+    assert torch.equal(average(input), calibrated(input))
+    calibrated[2].calibrate_(torch.rand(64, 8, 6, 6))  # unsigned now
+    average.n_averaged.zero_()
+    average.update_parameters(calibrated)
+    assert signs(average.module) == signs(calibrated) != CHOSEN
+    assert torch.equal(average(input), calibrated(input))
+
+
+def test_a_backward_keeps_the_choice_of_its_forward(calibrated: nn.Module) -> None:
+    quantizer = calibrated[2].input_quantizer
+    x = torch.linspace(-1, 1, 9).requires_grad_()
+    expected = torch.autograd.grad(quantizer(x).sum(), x)[0]
+    output = quantizer(x).sum()
+    quantizer.is_signed.zero_()
+    assert torch.equal(torch.autograd.grad(output, x)[0], expected)
+    assert quantizer(x).min() == 0
+
+
 def test_a_state_dict_from_before_is_unsigned_and_one_of_another_argument_is_refused(calibrated: nn.Module) -> None:
     state = calibrated.state_dict()
     before = {name: tensor for name, tensor in state.items() if "is_signed" not in name}

@@ -431,11 +431,50 @@ def test_activation_checkpointing(method: Scheme) -> None:
     assert all(mine.equal(reference) for mine, reference in zip(found, expected, strict=True))
 
 
+def test_a_checkpoint_in_a_graph_that_is_differentiated() -> None:
+    """Whose saved tensors may be read once."""
+    model, input = network(schemes.bnn()), torch.randn(4, 3, 6, 6)
+    expected = torch.autograd.grad(model(input).square().sum(), list(model.parameters()))
+    output = checkpoint(model, input, use_reentrant=False)
+    found = torch.autograd.grad(output.square().sum(), list(model.parameters()), create_graph=True)
+    assert all(map(torch.equal, found, expected))
+
+
+def test_buffers_stay_in_their_order(method: Scheme) -> None:
+    """By which averages of models and broadcasts between processes pair them up."""
+    model, other = network(method), network(method)
+    before = [name for name, _ in model.named_buffers()]
+    for assign in (False, True):
+        model.load_state_dict(other.state_dict(), assign=assign)
+        assert [name for name, _ in model.named_buffers()] == before
+    assert list(model.state_dict()) == list(other.state_dict())
+
+
+def test_weights_reset_before_a_compiled_forward() -> None:
+    models, input = [], torch.randn(4, 3, 6, 6)
+    for _ in range(2):
+        torch.manual_seed(1)
+        models.append(network(schemes.lsq(2, None)))
+        for module in models[-1].modules():
+            if isinstance(module, QuantizedLayer):
+                nn.init.normal_(module.weight, std=3)
+    assert torch.compile(models[0], backend="eager", fullgraph=True)(input).equal(models[1](input))
+
+
 def test_functional_call(method: Scheme) -> None:
     model, other, input = network(method), network(method), torch.randn(4, 3, 6, 6)
     state = {**dict(other.named_parameters()), **dict(other.named_buffers())}
     assert functional_call(model, state, (input,)).equal(other(input))
     assert not model(input).equal(other(input))
+
+
+def test_a_range_is_not_lost_with_the_parameters_of_a_call() -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(4, 4))
+    with pytest.raises(
+        RuntimeError, match=r"QConv2d.* runs with parameters .*: call qconv.calibrate\(model, batches\)"
+    ):
+        functional_call(layer, {name: p.clone() for name, p in layer.named_parameters()}, (torch.randn(2, 3, 5, 5),))
+    assert not layer.input_quantizer.calibrated
 
 
 def test_func_grad() -> None:

@@ -22,6 +22,7 @@ from qconv.function import recipes
 from qconv.layers import QuantizedLayer
 from qconv.models import resnet20
 from qconv.models.activations import Maxout, RPReLU
+from qconv.quantizers import HardClip
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 LINEAR = {"linear": (nn.Linear, {}, (6, 4)), "linear, more dimensions": (nn.Linear, {}, (2, 3, 4))}
@@ -243,6 +244,50 @@ def test_two_backwards_through_one_graph() -> None:
     assert all(
         torch.equal(a, b) for a, b in zip(first, torch.autograd.grad(output, list(lean.parameters())), strict=True)
     )
+
+
+class Triangle(HardClip):
+    """A derivative of one's own, which is not 1 or 0."""
+
+    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
+        return grad * (1 - x.abs() / self.clip).clamp(min=0)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_surrogate_of_ones_own(exact: bool) -> None:
+    model = nn.Sequential(qconv.QConv2d(3, 8, 3, scheme=schemes.bnn(surrogate=Triangle)), nn.BatchNorm2d(8))
+    lean, input = qconv.lean(copy.deepcopy(model), exact=exact), torch.randn(4, 3, 6, 6, requires_grad=True)
+    found, expected = (torch.autograd.grad(each(input)[..., :2].square().sum(), input)[0] for each in (lean, model))
+    assert expected.abs().max() > 1
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bireal(), schemes.lsq(4, 4)], ids=str)
+def test_a_checkpoint_beside_a_shortcut(scheme: qconv.Scheme) -> None:
+    """Whose backward runs first, and drops the recipe of the stem's output."""
+    stem, branch = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
+    model = nn.ModuleList([stem, nn.Sequential(*branch, nn.BatchNorm2d(8), nn.PReLU()), nn.Conv2d(8, 8, 1, bias=False)])
+    model = qconv.lean(qconv.convert(model, scheme, skip=("first",)), exact=True)
+    qconv.calibrate(model[1][0], [torch.randn(2, 8, 6, 6)])
+    qconv.calibrate(model[2], [torch.randn(2, 8, 6, 6)])
+    input, grads = torch.randn(2, 3, 8, 8), []
+    for kept in (True, False):
+        x = model[0](input)
+        y = model[1](x) if kept else checkpoint(model[1], x, use_reentrant=False)
+        grads.append(torch.autograd.grad((y + model[2](x)).square().sum(), list(model.parameters())))
+    assert all(map(torch.equal, *grads))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_another_default_dtype(dtype: torch.dtype) -> None:
+    _, lean, input = block()
+    expected = torch.autograd.grad(lean(input).square().sum(), list(lean.parameters()))
+    torch.set_default_dtype(dtype)
+    try:
+        found = torch.autograd.grad(lean(input).square().sum(), list(lean.parameters()))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert all(map(torch.equal, found, expected))
 
 
 def test_gradients_of_two_batches_add_up() -> None:

@@ -174,6 +174,18 @@ def test_a_stage_of_the_same_class_goes_on_and_another_starts_anew() -> None:
         assert second.alpha == (before if name == "same" else start)
 
 
+def test_a_stage_that_is_written_over_is_left() -> None:
+    """As by weights of an earlier epoch that are restored one by one."""
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.staged([(0, schemes.lsq(8, None)), (0.5, schemes.bwn())]))
+    input = torch.randn(2, 3, 5, 5)
+    expected, before = layer(input), [tensor.clone() for tensor in layer.state_dict().values()]
+    qconv.set_progress(layer, 0.6)
+    assert not torch.equal(layer(input), expected)
+    for tensor, value in zip(layer.state_dict().values(), before, strict=True):
+        tensor.copy_(value)
+    assert torch.equal(layer(input), expected)
+
+
 def test_schedules_run_within_their_stage() -> None:
     layer = qconv.QConv2d(4, 8, 3, scheme=schemes.two_stage(schemes.irnet(), 0.5))
     surrogate = layer.weight_quantizer.quantizers[1].surrogate  # pyright: ignore

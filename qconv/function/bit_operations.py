@@ -46,7 +46,10 @@ def forward_of_bits(operands: BitOperands, factor: Tensor | None = None, summand
     """
     input, form, weight, (stride, padding, dilation, _, value) = operands
     scales = weight.scales
-    scales = torch.ones(weight.shape[0], device=input.device) if scales is None else scales.to(form.dtype).float()
+    if scales is None:
+        scales = torch.ones(weight.shape[0], dtype=torch.float32, device=input.device)
+    else:
+        scales = scales.to(form.dtype).float()
     output = _ops.binary_conv2d(
         *(operands.picture, weight.bits, weight.sums, form.channels, weight.shape[0]),
         *(stride, padding, dilation, value, scales if factor is None else scales * factor),

@@ -97,7 +97,7 @@ def backward_of_numbers(
         grad = _picture(grad_output, filters)
         of_picture = input_gradient(grad, filters, scales, sizes.window, sizes.input)
         grad_input = of_picture.reshape(input.shape)
-    stand_in = torch.empty(filters.shape, dtype=grad_output.dtype, memory_format=last)  # its values are not read
+    stand_in = grad_output.new_empty(filters.shape).to(memory_format=last)  # its values are not read
     if mask[1]:
         input = input.contiguous(memory_format=last)
     _, grad_weight, grad_bias = op.backward(grad_output, input, stand_in, (False, *mask[1:]))

@@ -72,7 +72,8 @@ class _Hung:
 
     Tensors with a node of their own are referred to weakly, for some hold this one; the layer that made the recipe has
     saved them. With hooks for saved tensors (activation checkpointing, offloading) it has saved something else, and
-    whether they still live is up to chance: a recipe with such tensors is not used then.
+    whether they still live is up to chance: a recipe with such tensors is not used then. In a checkpoint none is used:
+    its forward is repeated when other backwards have dropped recipes, and must save the same tensors again.
     """
 
     def __init__(self, x: Tensor, recipe: Recipe) -> None:
@@ -87,7 +88,10 @@ class _Hung:
         self.last: Term | None = None
 
     def recipe(self) -> Recipe | None:
-        if _has_hooks() and any(not isinstance(tensor, Tensor) for tensor in self.tensors):
+        hooks = _hooks()
+        if hooks is not None and (
+            _is_checkpoint(hooks) or any(not isinstance(tensor, Tensor) for tensor in self.tensors)
+        ):
             return None
         tensors = tuple(tensor if isinstance(tensor, Tensor) else tensor() for tensor in self.tensors)
         present = tuple(tensor for tensor in tensors if tensor is not None)
@@ -276,9 +280,14 @@ def _metadata(node: Any) -> dict[str, Any]:
     return node.metadata
 
 
-def _has_hooks() -> bool:
-    """Whether hooks for saved tensors are set."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None  # pyright: ignore
+def _hooks() -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """The hooks for saved tensors that pack and unpack, if any are set."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)  # pyright: ignore
+
+
+def _is_checkpoint(hooks: tuple[Callable[..., Any], Callable[..., Any]]) -> bool:
+    """Whether they are those of `torch.utils.checkpoint`, in its first forward or in the one that repeats it."""
+    return getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
 def has_recipe(x: Tensor) -> bool:

@@ -33,7 +33,8 @@ def sums_of_products(input: Tensor, weight: Tensor, window: Window, zero: int = 
         if len(parts) < 2:
             sums = F.conv2d(padded, filters, None, *geometry)
         else:
-            sums = torch.zeros(1, dtype=torch.float64)  # with a dimension, so that its dtype counts
+            # With a dimension, so that its dtype counts.
+            sums = torch.zeros(1, dtype=torch.float64, device=input.device)
             for begin, end in parts:
                 sums = sums + F.conv2d(padded[:, begin:end], filters[:, begin:end], None, *geometry)
     return sums.contiguous(memory_format=torch.channels_last)

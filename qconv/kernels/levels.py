@@ -106,7 +106,7 @@ def rounded(
 
     ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
     """
-    codes, is_nan = torch.empty_like(input, dtype=torch.uint8), torch.zeros((), dtype=torch.bool)
+    codes, is_nan = torch.empty_like(input, dtype=torch.uint8), torch.zeros((), dtype=torch.bool, device="cpu")
     numbers = _ROUND_CODES, offset, 0
     done = _call((input, divisor, None, codes, None, is_nan), numbers, (low, high, factor), instruction_set)
     return (codes, is_nan) if done else None

@@ -87,7 +87,7 @@ def look_up_conv2d(
     if found is None:
         return None
     module, used = found
-    output = torch.empty(sizes.output, dtype=input.dtype, memory_format=torch.channels_last)
+    output = torch.empty(sizes.output, dtype=input.dtype, device="cpu", memory_format=torch.channels_last)
     if output.numel():
         padded, sizes = sizes.padded_but_zeros(input)
         scale, bias = (None if each is None else each.contiguous() for each in (scale, bias))
@@ -110,7 +110,7 @@ def look_up_grad_input(
     if found is None:
         return None
     module, used = found
-    output = torch.empty(sizes.input, dtype=grad_output.dtype, memory_format=torch.channels_last)
+    output = torch.empty(sizes.input, dtype=grad_output.dtype, device="cpu", memory_format=torch.channels_last)
     if output.numel():
         scale, passes = (None if each is None else each.contiguous() for each in (scale, passes))
         grad_output = grad_output.contiguous(memory_format=torch.channels_last)

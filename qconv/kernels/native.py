@@ -146,10 +146,10 @@ def binary_conv2d(
     used = number_of(instruction_set)
     plan = _plan(input.shape, weight.shape, window, channels, mode, is_float, last, used)
     if mode == _TO_BITS:
-        output = torch.zeros(plan.shape, dtype=torch.int64)
+        output = torch.zeros(plan.shape, dtype=torch.int64, device="cpu")
     else:
         dtype = torch.float32 if mode == _TO_FLOAT else torch.int32
-        output = torch.empty(plan.shape, dtype=dtype, memory_format=torch.channels_last)
+        output = torch.empty(plan.shape, dtype=dtype, device="cpu", memory_format=torch.channels_last)
     if not output.numel():
         return output
     operands = [

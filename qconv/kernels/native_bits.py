@@ -38,7 +38,7 @@ def pack_passes(
     passes, bounds = _words(input, groups), rounded_ends(low, high, input.dtype)
     if passes is None or bounds is None:
         return None
-    stops = torch.zeros((), dtype=torch.bool)
+    stops = torch.zeros((), dtype=torch.bool, device="cpu")
     _call(_PACK_PASSES, input, None, (None, passes, stops), groups, bounds=bounds, instruction_set=instruction_set)
     return passes, stops
 
@@ -50,7 +50,7 @@ def pack_signs_and_passes(
     signs, bounds = _words(input, groups), rounded_ends(low, high, input.dtype)
     if signs is None or bounds is None:
         return None
-    passes, stops = torch.empty_like(signs), torch.zeros((), dtype=torch.bool)
+    passes, stops = torch.empty_like(signs), torch.zeros((), dtype=torch.bool, device="cpu")
     _call(_PACK_BOTH, input, None, (signs, passes, stops), groups, bounds=bounds, instruction_set=instruction_set)
     return signs, passes, stops
 
@@ -62,7 +62,7 @@ def clamp_and_pack(
     passes, bounds = _words(input, 1), rounded_ends(low, high, input.dtype)
     if passes is None or bounds is None or channels_last(input) is None:
         return None
-    clamped, stops = torch.empty_like(input), torch.zeros((), dtype=torch.bool)
+    clamped, stops = torch.empty_like(input), torch.zeros((), dtype=torch.bool, device="cpu")
     _call(_CLAMP, input, clamped, (None, passes, stops), bounds=bounds, instruction_set=instruction_set)
     return clamped, passes, stops
 
@@ -98,7 +98,9 @@ def pack_codes(codes: Tensor, bits: int, instruction_set: str | None = None) -> 
     """`bits.pack_codes`."""
     if kernels() is None or bits not in (1, 2, 4, 8) or codes.dtype not in _TYPES or not _is_full(codes):
         return None
-    packed = torch.empty((len(codes), *codes.shape[2:], -(-codes.shape[1] * bits // 8)), dtype=torch.uint8)
+    packed = torch.empty(
+        (len(codes), *codes.shape[2:], -(-codes.shape[1] * bits // 8)), dtype=torch.uint8, device="cpu"
+    )
     _call(_PACK_CODES, codes, None, (packed, None, None), bits=bits, instruction_set=instruction_set)
     return packed
 
@@ -154,12 +156,12 @@ def _words_shape(x: Tensor, groups: int) -> tuple[int, ...] | None:
 
 def _words(x: Tensor, groups: int) -> Tensor | None:
     shape = _words_shape(x, groups)
-    return None if shape is None else torch.empty(shape, dtype=torch.int64)
+    return None if shape is None else torch.empty(shape, dtype=torch.int64, device="cpu")
 
 
 @lru_cache(maxsize=256)
 def _rounded(bound: float, dtype: torch.dtype) -> float:
-    return torch.tensor(bound, dtype=torch.float64).to(dtype).item()
+    return torch.tensor(bound, dtype=torch.float64, device="cpu").to(dtype).item()
 
 
 def rounded_ends(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[float, float] | None:
@@ -175,8 +177,8 @@ def rounded_ends(low: float | None, high: float | None, dtype: torch.dtype) -> t
 
 
 def _empty(packed: Tensor, channels: int, dtype: torch.dtype, channels_last: bool) -> Tensor:
-    values = torch.empty((*packed.shape[:-1], channels), dtype=dtype).movedim(-1, 1)
-    return values if channels_last or values.is_contiguous() else torch.empty(values.shape, dtype=dtype)
+    values = packed.new_empty((*packed.shape[:-1], channels), dtype=dtype).movedim(-1, 1)
+    return values if channels_last or values.is_contiguous() else packed.new_empty(values.shape, dtype=dtype)
 
 
 def _call(

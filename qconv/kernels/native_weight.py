@@ -25,8 +25,8 @@ def pack_weight(signs: Tensor, groups: int = 1, instruction_set: str | None = No
         return None
     used = number_of(instruction_set)
     blocks = -(-out_channels // groups // BLOCK)
-    words = torch.empty((groups, blocks, height, width, -(-in_channels // 64), BLOCK), dtype=torch.int64)
-    sums = torch.empty((groups, height, width, blocks * BLOCK), dtype=torch.int32)
+    words = torch.empty((groups, blocks, height, width, -(-in_channels // 64), BLOCK), dtype=torch.int64, device="cpu")
+    sums = torch.empty((groups, height, width, blocks * BLOCK), dtype=torch.int32, device="cpu")
     module.pack_weight(
         *(signs.data_ptr(), words.data_ptr(), sums.data_ptr()),
         *(groups, out_channels // groups, in_channels, height * width, blocks, int(last), used),

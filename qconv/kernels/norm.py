@@ -58,7 +58,7 @@ def by_kernel(
     if any(x.dtype != torch.float32 or not x.is_cpu for x in (grad, input, *of_channels)):
         return None
     parameters = [None if x is None else x.contiguous() for x in (weight, mean, invstd)]
-    grad_weight, grad_bias = torch.empty(channels), torch.empty(channels)
+    grad_weight, grad_bias = input.new_empty(channels), input.new_empty(channels)
     used = number_of(instruction_set)
     tensors = grad, input, *parameters, input, grad_weight, grad_bias
     addresses = (0 if x is None else x.data_ptr() for x in tensors)

@@ -65,7 +65,7 @@ def integer_conv2d(
     if is_sums and not are_floats_exact(input, weight, zero):
         return None
     if scale is None or bias is None:
-        scale, bias = torch.ones(len(weight)), torch.zeros(len(weight))
+        scale, bias = _ones(len(weight)), torch.zeros(len(weight), dtype=torch.float32, device="cpu")
     input, sides = window.pad_but_zeros(input, zero, _can_pad(window, kernel_size))
     if input.dtype == torch.int8:  # the operator requires unsigned inputs
         zero += 128
@@ -101,7 +101,7 @@ def conv2d_codes(
         ``(N, C_out, *out)``, channels_last.
     """
     codes, sides = window.pad_but_zeros(codes, zero, _can_pad(window, weight.shape[2:]))
-    scale = torch.ones(len(weight)) if scale is None else scale
+    scale = _ones(len(weight)) if scale is None else scale
     packed = _prepack(weight, zero, window, sides, codes.shape)
     return _pointwise(codes, zero, packed, window, sides, scale, None, dtype)
 
@@ -146,10 +146,15 @@ def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], sha
     return packed
 
 
+def _ones(count: int) -> Tensor:
+    """Scales of 1; users may have set another dtype or device as torch's default."""
+    return torch.ones(count, dtype=torch.float32, device="cpu")
+
+
 def _prepack(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: Sequence[int]) -> Tensor:
     """The weight in oneDNN's layout, not with the scale of a call: one of 0 would spoil the layout for other calls."""
     geometry = window.stride, sides, window.dilation, window.groups, shape
-    return torch.ops.onednn.qconv_prepack(weight, torch.ones(1), 1.0, zero, *geometry)
+    return torch.ops.onednn.qconv_prepack(weight, _ones(1), 1.0, zero, *geometry)
 
 
 def _pointwise(
@@ -167,7 +172,7 @@ def _pointwise(
     """``acc · scale_c + bias_c`` in float32 or `dtype`; as codes, rounded and clamped to `ends`, plus `shift`."""
     return torch.ops.onednn.qconv_pointwise(
         *(_channels_last(codes), 1.0, zero),
-        *(packed, scale, torch.zeros(len(scale), dtype=torch.long), bias),
+        *(packed, scale, torch.zeros(len(scale), dtype=torch.long, device="cpu"), bias),
         *(window.stride, sides, window.dilation, window.groups, 1.0, shift),
         *(dtype or torch.float32, "hardtanh" if ends else "none", ends, ""),
     )

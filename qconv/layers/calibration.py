@@ -24,6 +24,11 @@ def calibrate(layer: "QuantizedLayer", input: Tensor) -> None:
             f"{name_of(layer)} is a replica of DataParallel, which is thrown away after the forward: call "
             "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
         )
+    if any(type(parameter) is Tensor for parameter in layer.input_quantizer.parameters()):
+        raise RuntimeError(
+            f"{name_of(layer)} runs with parameters in place of its own (torch.func.functional_call), which are thrown "
+            "away, so its range can't be set from this batch: call qconv.calibrate(model, batches) before"
+        )
     if is_distributed():
         meet(_place(layer), name_of(layer))
     seen = Observer()

@@ -74,7 +74,7 @@ def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:
 
     Add ``factor * dampening_penalty(model)`` to the loss: it pulls weights to their levels, away from the thresholds
     between two of them. The authors let the factor rise from 0 to 0.1, as half a cosine. Levels and scales get no
-    gradient, and neither do weights that their quantizer clips.
+    gradient, and neither do weights that their quantizer clips, unless the gradient of its scale reaches them (XNOR).
 
     Args:
         model: any module.

@@ -310,10 +310,10 @@ def training_only(module: nn.Module) -> set[str]:
     return {f"{name}.{own}" if name else own for name, part in parts for own in part.training_only}
 
 
-def place(cls: type, *names: str) -> int:
-    """The place in the order of resolution of the first class that defines one of the names, `Quantizer` at last."""
+def place(cls: type, *names: str, base: type = Quantizer) -> int:
+    """The place in the order of resolution of the first class that defines one of the names, ``base`` at last."""
     parents = enumerate(cls.__mro__)
-    return next(i for i, parent in parents if parent is Quantizer or any(name in parent.__dict__ for name in names))
+    return next(i for i, parent in parents if parent is base or any(name in parent.__dict__ for name in names))
 
 
 def whole_of(quantizer: Quantizer, x: Tensor, tensors: Sequence[Tensor]) -> Whole | None:

@@ -6,14 +6,14 @@ not the share of negative inputs.
 """
 
 from collections.abc import Mapping, MutableMapping
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
 from ..checks import check_flags
 from .base import Quantizer
-from .flags import SHARE, flag_of, is_set
+from .flags import SHARE, flag_of, has_values, is_readable, is_set, mark, may_differ
 from .observers import Magnitudes, Values
 from .part import Rule
 
@@ -50,12 +50,14 @@ class ChosenSign(Quantizer):
     """A part of input quantizers that take signed or unsigned inputs, as an argument says or the data.
 
     The choice is a float buffer, `FLAG`: 0 for unsigned, above 0 for signed. So state dicts, averages of models and
-    broadcasts carry it. Read as `signed` it is a bool, which is read from the device once there were data.
+    broadcasts carry it. Read as `signed` it is a bool, which is read from the device once there were data, and again
+    when something has written to the buffer (`may_differ`).
     """
 
     chooses_sign: bool = False
     _signed: bool = False
     _sign_is_known: bool = True
+    _sign_seen: tuple[int, int] | None = None  # the mark of the flag when it was read
     _vote: int = 0
 
     def set_sign(self, signed: bool | None, *, from_data: bool) -> None:
@@ -70,7 +72,7 @@ class ChosenSign(Quantizer):
     @property
     def signed(self) -> bool:
         """Whether there are levels on both sides of 0; in a compiled graph, the last known choice."""
-        if not self._sign_is_known and not torch.compiler.is_compiling():
+        if self.chooses_sign and not torch.compiler.is_compiling():
             self.had_data()
         return self._signed
 
@@ -78,6 +80,10 @@ class ChosenSign(Quantizer):
     def ends(self) -> tuple[int, int]:
         """The smallest and the largest whole number."""
         raise NotImplementedError(f"{type(self).__name__} defines no ends")
+
+    def snapshot(self) -> Self:
+        self._signed = self.signed
+        return super().snapshot()
 
     @property
     def is_unsigned(self) -> bool:
@@ -89,8 +95,11 @@ class ChosenSign(Quantizer):
 
     def had_data(self) -> bool:
         had = super().had_data()
-        if had and not self._sign_is_known:
-            self._read_sign()
+        flag = self._buffers.get(FLAG)  # absent in a whole model pickled by an earlier version
+        if had and self.chooses_sign and flag is not None:
+            again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
+            if again or not self._sign_is_known:
+                self._read_sign(flag)
         return had
 
     def choose_sign(self, observer: MagnitudesAndValues, unsigned: tuple[int, int], signed: tuple[int, int]) -> None:
@@ -120,11 +129,14 @@ class ChosenSign(Quantizer):
         return {"signed": self.signed}
 
     def _set_sign(self, value: bool) -> None:
-        cast(Tensor, self._buffers[FLAG]).fill_(1.0 if value else 0.0)  # a bool that torch.compile may hold as a symbol
+        flag = cast(Tensor, self._buffers[FLAG])
+        flag.fill_(1.0 if value else 0.0)  # a bool that torch.compile may hold as a symbol
         self._signed, self._sign_is_known = value, True
+        self._sign_seen = mark(flag) if has_values(flag) else None
 
-    def _read_sign(self) -> None:
-        self._signed, self._sign_is_known = is_set(cast(Tensor, self._buffers[FLAG])), True
+    def _read_sign(self, flag: Tensor) -> None:
+        self._signed, self._sign_is_known = is_set(flag), True
+        self._sign_seen = mark(flag) if has_values(flag) else None
 
     def rules_of_sign(self) -> dict[str, Rule]:
         """The rule of the flag."""

@@ -88,15 +88,17 @@ class NeedsData(Part):
         error_msgs: list[str],
     ) -> None:
         # If a float checkpoint holds nothing of the quantizer, the layer sets it from the loaded weight.
-        flag = self._buffers.pop("calibrated", None)  # loaded last, since it depends on the other tensors
+        flag = self._buffers.get("calibrated")
         before = len(missing_keys) + len(error_msgs)
+        # It is loaded last, since it depends on the other tensors. In its place it stays: averages of models and
+        # broadcasts between processes pair buffers up by their order.
+        self._non_persistent_buffers_set.add("calibrated")
         try:
             super()._load_from_state_dict(
                 state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
             )
         finally:
-            if flag is not None:
-                self._buffers["calibrated"] = flag
+            self._non_persistent_buffers_set.discard("calibrated")
         key = f"{prefix}calibrated"
         if flag is None or not any(other.startswith(prefix) for other in state_dict):
             return

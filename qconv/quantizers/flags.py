@@ -51,6 +51,23 @@ def has_values(tensor: Tensor) -> bool:
     return type(tensor) in (Tensor, nn.Buffer) and not tensor.is_meta and not tensor.is_inference()
 
 
+def may_differ(flag: Tensor, seen: tuple[int, int] | None, training: bool) -> bool:
+    """Whether a flag may have another value than when its `mark` was ``seen``, and is to be read again.
+
+    Anything may write to it: an average of models, weights that are restored by ``copy_``. But
+    `torch.nn.parallel.DistributedDataParallel` writes to each buffer before each forward, and to read one from an
+    accelerator takes longer than a layer. So it is not read again there in training.
+    """
+    if not has_values(flag) or (seen is not None and training and flag.device.type != "cpu"):
+        return False
+    return mark(flag) != seen
+
+
+def mark(flag: Tensor) -> tuple[int, int]:
+    """What changes whenever somebody writes to the flag, or puts another in its place."""
+    return id(flag), flag._version
+
+
 def is_readable(tensor: Tensor) -> bool:
     """Whether its number can be read now: it has values, and nothing is being traced, vmapped or captured."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not has_values(tensor):

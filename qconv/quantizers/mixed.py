@@ -67,6 +67,10 @@ class Mixed(Quantizer):
         return self.quantizer.splits_at_zero
 
     @property
+    def is_elementwise(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.quantizer.is_elementwise
+
+    @property
     def is_unsigned(self) -> bool:
         return self.quantizer.is_unsigned
 

@@ -1,6 +1,7 @@
 """Quantizers as autograd nodes, which keep what their backward needs from their forward."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,9 +34,11 @@ def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
     """
 
     def guarded(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled() and not torch.compiler.is_compiling()  # compiled graphs refuse by themselves
+        ctx = _UnpackedOnce(ctx) if again else ctx
         with torch.no_grad():
             grads = backward(ctx, *grad_outputs)
-        if torch.compiler.is_compiling() or not torch.is_grad_enabled():  # compiled graphs refuse by themselves
+        if not again:
             return grads
         computed = [grad for grad in grads if grad is not None]
         leaf = torch.empty(0, requires_grad=True)  # saved bits do not require a gradient
@@ -43,6 +46,23 @@ def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> C
         return tuple(None if grad is None else next(guards) for grad in grads)
 
     return guarded
+
+
+class _UnpackedOnce:
+    """The context of a backward whose saved tensors are read twice: a checkpoint allows one time."""
+
+    def __init__(self, ctx: Any) -> None:
+        self.__dict__["_ctx"] = ctx
+
+    @cached_property
+    def saved_tensors(self) -> tuple[Tensor, ...]:
+        return self._ctx.saved_tensors
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ctx, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._ctx, name, value)
 
 
 class _Refuse(torch.autograd.Function):

@@ -31,6 +31,7 @@ class Part(nn.Module):
 
     arguments: dict[str, Any]
     once_whole: tuple[str, ...] = ()
+    _is_snapshot: bool = False  # made by `as_it_is_now`: what it has read of its tensors stays, whoever writes to them
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         part = super().__new__(cls)
@@ -98,6 +99,7 @@ def as_it_is_now(module: M) -> M:
     now = object.__new__(type(module))
     state = now.__dict__
     state.update(module.__dict__)
+    state["_is_snapshot"] = True
     state["_parameters"], state["_buffers"] = module._parameters.copy(), module._buffers.copy()
     if module._modules:
         state["_modules"] = {name: child and as_it_is_now(child) for name, child in module._modules.items()}

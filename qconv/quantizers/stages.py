@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer, Whole, whole_of
-from .flags import SHARE, flags_up_to, has_values
+from .flags import SHARE, flags_up_to, has_values, mark, may_differ
 from .form import Form
 from .levels import Levels
 from .mixed import Mixed
@@ -49,7 +49,6 @@ class Stages(Quantizer):
     """
 
     begun: Tensor
-    _is_snapshot = False
 
     def __init__(self, stages: Sequence[tuple[float, Callable[[], Quantizer]]]) -> None:
         super().__init__()
@@ -84,14 +83,14 @@ class Stages(Quantizer):
     @property
     def stage(self) -> int:
         """The last stage that has begun, counted from 0; in a compiled graph, the last known value."""
-        # A new stage writes to the buffer, so it need not be read from the device in every forward. Only
-        # `set_progress_` and loading leave the last stage, and both reset `_seen` themselves.
+        # A new stage writes to the buffer, so it need not be read from the device in every forward. In the last stage,
+        # which `set_progress_` and loading leave by writing to `_seen` themselves, `may_differ` decides.
         if self._is_snapshot or torch.compiler.is_compiling() or not has_values(self.begun):
             return self._stage
-        now = id(self.begun), self.begun._version
-        if now != self._seen and not (self._seen is not None and self._stage == len(self.starts) - 1):
+        is_last = self._stage == len(self.starts) - 1
+        if may_differ(self.begun, self._seen, self.training and is_last):
             self._stage = int((self.begun > 0).nonzero().max())
-        self._seen = now
+        self._seen = mark(self.begun)
         return self._stage
 
     @stage.setter
@@ -231,10 +230,8 @@ class Stages(Quantizer):
         return grads[0], *waiting
 
     def snapshot(self) -> Self:
-        self._stage = self.stage
-        snapshot = super().snapshot()
-        snapshot._is_snapshot = True  # it shares the buffer that the next stage changes
-        return snapshot
+        self._stage = self.stage  # it shares the buffer that the next stage changes
+        return super().snapshot()
 
     def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         # Of waiting tensors only the shape is read, and the next stage writes into them.

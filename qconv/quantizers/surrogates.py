@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..checks import check_flags, check_numbers
 from ..kernels import slopes as _registered  # noqa: F401
-from .base import is_plain_cpu
+from .base import is_plain_cpu, place
 from .numbers import wide, within
 from .part import POSITIVE, Part, Rule
 
@@ -22,6 +22,15 @@ class Surrogate(Part):
     """
 
     is_continuous: bool = False
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # Of a class with a derivative of its own, what it inherits says nothing.
+        own = place(cls, "backward", base=Surrogate)
+        if own < place(cls, "ends", base=Surrogate):
+            cls.ends = Surrogate.ends
+        if own < place(cls, "is_continuous", base=Surrogate):
+            cls.is_continuous = Surrogate.is_continuous
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Buffers that a schedule sets, in the order in which `backward` takes them."""
@@ -168,6 +177,8 @@ class Polynomial(EDE):
     Raises:
         ValueError: not ``0 < t_min <= t_max < inf``; in a checkpoint, t or k that is not positive and finite.
     """
+
+    is_continuous = True
 
     def __init__(self, t_min: float = 0.01, t_max: float = 10.0, input: bool = False) -> None:
         super().__init__(t_min, t_max)
