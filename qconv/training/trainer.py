@@ -4,12 +4,14 @@ import logging
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn
+from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies import DDPStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import BarColumn
@@ -64,6 +66,7 @@ def make_trainer(
     """A Trainer that takes the GPU in bf16 if there is one, else the CPU in fp32, and writes checkpoints atomically.
 
     A progress bar is shown only on terminals. On the CPU, glibc is told to keep freed memory (`keep_freed_memory`).
+    Under SLURM, Lightning neither restarts the job at SIGUSR1 nor takes up what that has left in the current folder.
 
     Args:
         accelerator: "auto", or any known to Lightning.
@@ -94,7 +97,7 @@ def make_trainer(
         options["strategy"] = DDPStrategy(timeout=timedelta(seconds=timeout_s))
     terminal = sys.stdout.isatty()
     bar = [ProgressBar(leave=False)] if terminal else []
-    defaults = {
+    defaults: dict[str, Any] = {
         "enable_progress_bar": terminal,
         # Lightning would add its own checkpoint callback, which writes below the current folder.
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
@@ -105,6 +108,13 @@ def make_trainer(
         "plugins": [AtomicCheckpointIO()],
         "use_distributed_sampler": False,  # the data modules share the pictures out themselves
     }
+    if SLURMEnvironment.detect():
+        # Lightning would take the weights of an hpc_ckpt_*.ckpt in the current folder, whatever run has left it there.
+        defaults["default_root_dir"] = Path.cwd() / "lightning"
+        given = getattr(options.get("strategy"), "cluster_environment", None)
+        if given is None and not TorchElasticEnvironment.detect():
+            # It would write such files at SIGUSR1, and start the job again; a run goes on from its last.ckpt.
+            defaults["plugins"] += [SLURMEnvironment(auto_requeue=False)]
     return Trainer(
         accelerator=accelerator,
         precision=precision,  # pyright: ignore[reportArgumentType]
