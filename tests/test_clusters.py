@@ -4,11 +4,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.plugins.environments import SLURMEnvironment
+from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
 from test_train import config
+from torch import nn
 
+import qconv
 from qconv.cli import train as program
+from qconv.models import small_cnn
 from qconv.training import make_trainer
+from qconv.training.batch_norm import batch_norms_kept
 
 ONE = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "report=false")
 
@@ -43,3 +50,42 @@ def test_lightning_does_not_start_a_job_again(slurm: Path, monkeypatch: pytest.M
     for name, value in {"RANK": "0", "LOCAL_RANK": "0", "GROUP_RANK": "0", "WORLD_SIZE": "1"}.items():
         monkeypatch.setenv(name, value)
     assert not isinstance(environment(), SLURMEnvironment)
+
+
+def synchronized(model: nn.Module) -> None:
+    """What `sync_batchnorm` leaves of the batch norms, which need GPUs to be synchronized in between."""
+    plugin = TorchSyncBatchNorm()
+    plugin.revert(plugin.apply(model))
+
+
+class Synchronized(Callback):
+    """Does so when the training ends."""
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            synchronized(pl_module)
+
+
+@pytest.mark.parametrize("is_lean", [False, True])
+def test_synchronized_batch_norms_are_put_back(is_lean: bool) -> None:
+    model = qconv.convert(small_cnn(1, 10, width=4), qconv.schemes.bnn())
+    qconv.lean(model, is_lean)
+    kinds = [type(module) for module in model.modules()]
+    with batch_norms_kept(model):
+        synchronized(model)
+        trained = [module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+        for norm in trained:
+            norm.running_mean = torch.rand(norm.num_features)  # elsewhere than before, as after a move to a GPU
+    assert kinds == [type(module) for module in model.modules()]
+    state = model.state_dict()
+    means = [tensor for name, tensor in state.items() if name.endswith("running_mean")]
+    assert len(means) == len(trained) > 0
+    assert all(torch.equal(mean, norm.running_mean) for mean, norm in zip(means, trained, strict=True))
+    qconv.lean(model, False)
+    assert all("Lean" not in type(module).__name__ for module in model.modules())
+
+
+def test_a_run_with_synchronized_batch_norms_ships_its_network(tmp_path: Path) -> None:
+    sent = "+callbacks.synchronized._target_=test_clusters.Synchronized"
+    result = program.train(config(*ONE, sent, f"run_dir={tmp_path}"))
+    assert result.about["packed_bytes"] == (tmp_path / "model.safetensors").stat().st_size

@@ -1,13 +1,14 @@
-"""Batch norms taken anew after a training, as the test uses them then (`reestimate_bn=true`)."""
+"""Batch norms after a training: those of the network itself, and taken anew for the test (`reestimate_bn=true`)."""
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from pytorch_lightning import LightningDataModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..run_files import BEST, RESULT
@@ -16,6 +17,25 @@ from .classifier import Classifier
 
 REESTIMATED = "reestimated"
 """What a checkpoint has whose batch norms are those of the test."""
+
+
+@contextmanager
+def batch_norms_kept(model: nn.Module) -> Iterator[None]:
+    """Put back the batch norms of the model after a training, with what they have learned.
+
+    For ``sync_batchnorm`` Lightning replaces them by others, and those by a class of its own when the training ends,
+    which a packed or frozen network does not know.
+    """
+    before = {name: each for name, each in model.named_modules(remove_duplicate=False) if isinstance(each, _BatchNorm)}
+    yield
+    for name, norm in before.items():
+        trained = model.get_submodule(name)
+        if trained is norm:
+            continue
+        for key, tensor in (*trained.named_parameters(recurse=False), *trained.named_buffers(recurse=False)):
+            setattr(norm, key, tensor)
+        norm.training = trained.training
+        model.set_submodule(name, norm)
 
 
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:

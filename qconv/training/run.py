@@ -15,7 +15,7 @@ from pytorch_lightning.utilities.exceptions import SIGTERMException
 from ..lifecycle.steps import is_final
 from ..run_files import EVALUATION, PACKED, RESULT
 from .assemble import build, find, started
-from .batch_norm import has_tested_batch_norm, keep_batch_norm, reestimate_batch_norm
+from .batch_norm import batch_norms_kept, has_tested_batch_norm, keep_batch_norm, reestimate_batch_norm
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.history import History
 from .callbacks.test_predictions import TestPredictions
@@ -101,7 +101,7 @@ def fit_and_test(
     if trainer.is_global_zero:
         show_note(f"lean: {word}")
     checkpoints, history = find(callbacks, Checkpoints), find(callbacks, History)
-    with interruptions_named(trainer):
+    with interruptions_named(trainer), batch_norms_kept(classifier.model):
         trainer.fit(classifier, datamodule=data, ckpt_path=cfg.ckpt_path, weights_only=True)
     if checkpoints.best_epoch is None:  # a file may be there, of another run
         raise ValueError(
