@@ -1,6 +1,7 @@
 """Runs of several processes and on clusters, as far as one process on a CPU can show what they do."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch import nn
 import qconv
 from qconv.cli import train as program
 from qconv.models import small_cnn
-from qconv.training import make_trainer
+from qconv.training import Checkpoints, make_trainer
 from qconv.training.batch_norm import batch_norms_kept
 
 ONE = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "report=false")
@@ -89,3 +90,12 @@ def test_a_run_with_synchronized_batch_norms_ships_its_network(tmp_path: Path) -
     sent = "+callbacks.synchronized._target_=test_clusters.Synchronized"
     result = program.train(config(*ONE, sent, f"run_dir={tmp_path}"))
     assert result.about["packed_bytes"] == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_every_process_reads_the_checkpoints_of_the_first(tmp_path: Path) -> None:
+    """Under torchrun each of them names its folder by the second in which it starts."""
+    checkpoints = Checkpoints(tmp_path / "12-00-01/checkpoints")
+    of_first: Any = SimpleNamespace(strategy=SimpleNamespace(broadcast=lambda _: tmp_path / "12-00-00/checkpoints"))
+    checkpoints.setup(of_first, LightningModule(), "fit")
+    assert checkpoints.best == tmp_path / "12-00-00/checkpoints/best.ckpt"
+    assert checkpoints.last == tmp_path / "12-00-00/checkpoints/last.ckpt"

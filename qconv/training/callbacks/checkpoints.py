@@ -48,11 +48,25 @@ class Checkpoints(EpochFigures, Checkpoint):
             raise ValueError(f"monitor (={monitor}) must be a figure of which higher is better, such as val_accuracy")
         self.folder, self.monitor, self.every_steps = Path(folder), monitor, every_steps
         self.termination = Termination()
-        self.best, self.last = self.folder / BEST.name, self.folder / LAST.name
         self.best_score: float | None = None
         self.best_is_final = False
         self.best_epoch: int | None = None
         self.is_own = False  # whether last.ckpt is from this run, not from an earlier one in the same folder
+
+    @property
+    def best(self) -> Path:
+        """The file of the best checkpoint."""
+        return self.folder / BEST.name
+
+    @property
+    def last(self) -> Path:
+        """The file of the last checkpoint."""
+        return self.folder / LAST.name
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the folder of the process that writes: others may have named theirs by the second of their own start."""
+        del pl_module, stage
+        self.folder = trainer.strategy.broadcast(self.folder)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Copy the best checkpoint of a resumed run."""
