@@ -1,5 +1,6 @@
 """Runs of several processes and on clusters, as far as one process on a CPU can show what they do."""
 
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.plugins.environments import SLURMEnvironment
 from pytorch_lightning.plugins.layer_sync import TorchSyncBatchNorm
+from pytorch_lightning.strategies import DDPStrategy
 from test_train import config
 from torch import nn
 
@@ -99,3 +101,27 @@ def test_every_process_reads_the_checkpoints_of_the_first(tmp_path: Path) -> Non
     checkpoints.setup(of_first, LightningModule(), "fit")
     assert checkpoints.best == tmp_path / "12-00-00/checkpoints/best.ckpt"
     assert checkpoints.last == tmp_path / "12-00-00/checkpoints/last.ckpt"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "ddp"},
+        {"strategy": "ddp_find_unused_parameters_true"},
+        {"strategy": "ddp_spawn", "devices": 2},
+        {"devices": 2},  # for which Lightning chooses ddp
+    ],
+)
+def test_processes_wait_as_long_as_they_are_told(options: dict[str, Any]) -> None:
+    strategy: Any = make_trainer(accelerator="cpu", timeout_s=7, **options).strategy
+    assert strategy._timeout == timedelta(seconds=7)
+
+
+def test_a_strategy_without_a_timeout_is_refused() -> None:
+    class Own(DDPStrategy):
+        def __init__(self) -> None:
+            super().__init__()
+            del self._timeout
+
+    with pytest.raises(ValueError, match=r"timeout_s \(=7\) must be null: Own has no timeout"):
+        make_trainer(accelerator="cpu", timeout_s=7, strategy=Own())

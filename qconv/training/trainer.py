@@ -12,7 +12,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn
 from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
-from pytorch_lightning.strategies import DDPStrategy
+from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import BarColumn
 
@@ -75,9 +75,12 @@ def make_trainer(
             known to Lightning.
         devices: number of devices, or a list of them.
         callbacks: those of the Trainer.
-        timeout_s: with ``strategy="ddp"``, seconds that a process waits for the others before the run fails; None is
-            torch's default.
+        timeout_s: of several processes, seconds that one waits for the others before the run fails; None is torch's
+            default.
         options: the Trainer's other arguments.
+
+    Raises:
+        ValueError: `timeout_s` is out of its range, or the strategy has no such time.
     """
     if accelerator == "auto":
         accelerator = "gpu" if torch.cuda.is_available() else "cpu"
@@ -93,8 +96,6 @@ def make_trainer(
     check_numbers(timeout_s=timeout_s)
     if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
         raise ValueError(f"timeout_s (={timeout_s}) must be positive and at most {LONGEST_S}, a month")
-    if timeout_s is not None and options.get("strategy") == "ddp":
-        options["strategy"] = DDPStrategy(timeout=timedelta(seconds=timeout_s))
     terminal = sys.stdout.isatty()
     bar = [ProgressBar(leave=False)] if terminal else []
     defaults: dict[str, Any] = {
@@ -115,13 +116,19 @@ def make_trainer(
         if given is None and not TorchElasticEnvironment.detect():
             # It would write such files at SIGUSR1, and start the job again; a run goes on from its last.ckpt.
             defaults["plugins"] += [SLURMEnvironment(auto_requeue=False)]
-    return Trainer(
+    trainer = Trainer(
         accelerator=accelerator,
         precision=precision,  # pyright: ignore[reportArgumentType]
         devices=devices,
         callbacks=[*callbacks, *bar],
         **{**defaults, **options},
     )
+    strategy: Any = trainer.strategy  # which Lightning may have chosen
+    if timeout_s is not None and isinstance(strategy, ParallelStrategy):
+        if not hasattr(strategy, "_timeout"):
+            raise ValueError(f"timeout_s (={timeout_s}) must be null: {type(strategy).__name__} has no timeout")
+        strategy._timeout = timedelta(seconds=timeout_s)  # read when the processes meet
+    return trainer
 
 
 @rank_zero_only
