@@ -681,6 +681,7 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
         ("+trainer.max_steps=3", "max_steps (=3) must not be given: schedules of quantizers count epochs"),
         ("+trainer.max_time=00:00:01:00", "max_time must not be given: training would end before the schedules"),
         ("+trainer.limit_val_batches=0", "trainer: no epoch would be validated with limit_val_batches (=0)"),
+        ("+trainer.limit_test_batches=0", "trainer.limit_test_batches (=0) must be above 0"),
         (
             "scheme=inq trainer.max_epochs=3",
             "max_epochs (=3) must be at least 4: the last stage begins at 0.75 of them",

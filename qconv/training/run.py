@@ -93,6 +93,7 @@ def fit_and_test(
 ) -> Result:
     """The run itself, in its folder."""
     check_validation(trainer)
+    check_limits(trainer)
     word = make_lean(
         classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator), compiled=cfg.compile
     )
@@ -150,6 +151,13 @@ def check_validation(trainer: Trainer) -> None:
     raise ValueError(f"trainer: no epoch would be validated with {reason}, and the test is of the best one")
 
 
+def check_limits(trainer: Trainer) -> None:
+    """Raise a ValueError if no picture will be validated or tested, which would be known at the end alone."""
+    for name in ("limit_val_batches", "limit_test_batches"):
+        if getattr(trainer, name) == 0:
+            raise ValueError(f"trainer.{name} (={getattr(trainer, name)}) must be above 0: there are figures of both")
+
+
 def evaluate(cfg: DictConfig) -> Evaluation:
     """Validate and test the checkpoint `cfg.evaluate`.
 
@@ -171,6 +179,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
         )
     classifier.load_state_dict(checkpoint["state_dict"])
     with claimed(cfg), started(cfg) as (trainer, _):
+        check_limits(trainer)
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)
