@@ -306,6 +306,14 @@ def test_evaluate(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no folder" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_evaluating_a_run_of_a_gpu_without_one(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli(["evaluate", str(one), "trainer.accelerator=gpu"]) == 1
+    assert (
+        "trainer=gpu needs a GPU, and torch finds none: leave it out, or write trainer=cpu" in capsys.readouterr().err
+    )
+
+
 def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:
     """As a terminal does: to both."""
     words = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", send(signal.SIGINT, 1, 3), "run_dir=run")

@@ -35,6 +35,7 @@ def run(options: argparse.Namespace) -> int:
     from ..training.run import evaluate
     from ..training.stored_config import config_errors, stored_config
     from .configs import folder, store_schemes
+    from .messages import lightning_errors
 
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     path = Path(options.run_folder)
     cfg = stored_config(path, options.words, folder())
     cfg.evaluate = str(path / (LAST if options.last else BEST))
-    with config_errors(path / CONFIG):
+    with config_errors(path / CONFIG), lightning_errors():
         evaluate(cfg)
     print(Path(cfg.run_dir) / EVALUATION)
     return 0

@@ -3,6 +3,8 @@
 import difflib
 import re
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from hydra.errors import InstantiationException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
@@ -43,6 +45,21 @@ def message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}"
     return str(error)
+
+
+@contextmanager
+def lightning_errors() -> Iterator[None]:
+    """Turn Lightning's errors of a configuration into the user's."""
+    from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+    try:
+        yield
+    except MisconfigurationException as error:
+        if "No supported gpu backend" in str(error):
+            raise ValueError(
+                "trainer=gpu needs a GPU, and torch finds none: leave it out, or write trainer=cpu"
+            ) from error
+        raise ValueError(str(error)) from error
 
 
 def must_be_given(key: str, parent: object) -> str:

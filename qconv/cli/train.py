@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from .configs import folder, store_schemes
-from .messages import message
+from .messages import lightning_errors, message
 from .mistakes import check_flags, check_given, check_types, leave_out
 from .relaunch import command_line, forgotten
 from .resume import WORD, config_of, is_resumed
@@ -66,7 +66,6 @@ def announce(folder: str) -> None:
 def main(cfg: DictConfig) -> float | tuple[float, ...]:
     """Train or evaluate; `cfg.objective` is what a sweeper optimizes."""
     # Importing Lightning sets the levels that are set here.
-    from lightning_fabric.utilities.exceptions import MisconfigurationException
     from pytorch_lightning.utilities.exceptions import SIGTERMException
 
     from ..training.report.result import objective
@@ -78,15 +77,10 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
             f"evaluate (={cfg.evaluate}) and ckpt_path (={cfg.ckpt_path}) exclude each other: test or resume"
         )
     try:
-        if cfg.evaluate is not None:
-            return evaluate(cfg).val_accuracy
-        return objective(train(cfg), cfg.objective)
-    except MisconfigurationException as error:
-        if "No supported gpu backend" in str(error):
-            raise ValueError(
-                "trainer=gpu needs a GPU, and torch finds none: leave it out, or write trainer=cpu"
-            ) from error
-        raise ValueError(str(error)) from error
+        with lightning_errors():
+            if cfg.evaluate is not None:
+                return evaluate(cfg).val_accuracy
+            return objective(train(cfg), cfg.objective)
     except SIGTERMException as error:  # a SystemExit of code 0: the scheduler would think that the run is over
         sys.stderr.write(f"{error}\n")
         raise SystemExit(128 + signal.SIGTERM) from None
