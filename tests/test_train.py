@@ -23,6 +23,7 @@ from torch._dynamo.utils import counters
 
 import qconv
 from qconv.cli import main as cli, train as program
+from qconv.cli.sweep import read_runs
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
 from qconv.models import small_cnn
@@ -754,6 +755,15 @@ def test_the_objective_is_a_figure(whole: tuple[Path, Any]) -> None:
         message = r"objective \(=.*\) must be one or several of these figures: test_accuracy, .*packed_bytes"
         with pytest.raises(ValueError, match=message):
             check_objective(names, result.about)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_sweep_in_folders_of_folders(tmp_path: Path) -> None:
+    figures = {"seed": 1, "test_accuracy": 0.5, "val_accuracy_best": 0.5, "val_accuracy_final": 0.5}
+    for name in ("scheme=bnn/10", "scheme=bnn/2", "plain"):
+        (tmp_path / name / ".hydra").mkdir(parents=True)
+        (tmp_path / name / ".hydra/overrides.yaml").write_text(f"[{name}]")
+        (tmp_path / name / "result.json").write_text(json.dumps(figures))
+    assert [row["overrides"] for row in read_runs(tmp_path)] == ["plain", "scheme=bnn/2", "scheme=bnn/10"]
 
 
 def test_a_failed_run_keeps_the_rows_of_the_others(line: Callable[..., None], tmp_path: Path) -> None:

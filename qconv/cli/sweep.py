@@ -47,8 +47,8 @@ class SweepTable(Callback):
 
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
-    """The sweep's runs that have a result, in order."""
-    jobs = sorted((path.parents[1] for path in folder.glob("*/.hydra/overrides.yaml")), key=_number)
+    """The sweep's runs that have a result, in order; `hydra.sweep.subdir` may put them into folders of folders."""
+    jobs = sorted((path.parents[1] for path in folder.rglob(".hydra/overrides.yaml")), key=_number)
     return [read_run(job, result) for job in jobs if (result := _result_of(job)) is not None]
 
 
@@ -99,5 +99,4 @@ def spread(values: list[float]) -> str:
 
 
 def _number(job: Path) -> tuple[int, str]:
-    name = job.name
-    return (int(name), "") if name.isdigit() else (0, name)
+    return int(job.name) if job.name.isdigit() else 0, str(job)
