@@ -257,11 +257,24 @@ def test_words_on_top(one: Path) -> None:
     loggers = stored_config(one, ["logger=[csv,tensorboard]"], configs()).logger
     assert {*loggers} == {"csv", "tensorboard"}
     cfg = stored_config(one, ["trainer=ddp", "data.batch_size=32", "+data.new=1", "callbacks=ema"], configs())
-    assert (cfg.trainer.strategy, cfg.trainer.max_epochs) == ("ddp", 20)
+    assert (cfg.trainer.strategy, cfg.trainer.max_epochs) == ("ddp", 2)
     assert (cfg.data.batch_size, cfg.data.new, cfg.model.width) == (32, 1, 4)
     assert cfg.callbacks.checkpoints.folder == f"{one}/checkpoints"
     cfg = stored_config(one, ["run_dir=elsewhere"], configs())
     assert (cfg.run_dir, cfg.callbacks.history.folder) == ("elsewhere", "elsewhere")
+
+
+def test_another_machine_leaves_how_a_run_trains(one: Path) -> None:
+    trains = {"max_epochs": 2, "accumulate_grad_batches": 2, "gradient_clip_val": 1.0, "limit_train_batches": 5}
+    words = [f"++trainer.{key}={value}" for key, value in trains.items()]
+    before = stored_config(one, [*words, "trainer=ddp", "trainer.devices=4"], configs())
+    assert {"strategy", "timeout_s"} <= {*before.trainer}
+    OmegaConf.save(before, one / "config.yaml")
+    cfg = stored_config(
+        one, ["trainer.precision=64-true", "trainer=cpu"], configs()
+    )  # the word wins, wherever it stands
+    machine = {"accelerator": "cpu", "devices": 1, "precision": "64-true"}
+    assert cfg.trainer == {"_target_": "qconv.training.make_trainer", "_partial_": True, **trains, **machine}
 
 
 def test_words_that_mean_nothing(one: Path, told: Callable[..., str], tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from ..run_files import CONFIG
 from .resume import CONFIG_VERSION, FORMER, with_former_arguments
 
 CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
+MACHINE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "timeout_s")
+"""What ``trainer=OPTION`` says of a run that is there already: where it runs, and not how it trains."""
 
 
 def read_config(folder: str | os.PathLike[str]) -> DictConfig:
@@ -49,7 +51,7 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
 
     Args:
         folder: the folder, which may have been moved.
-        words: ``key=value``, ``+key=value``, ``~key`` or ``group=option``.
+        words: ``key=value``, ``+key=value``, ``~key`` or ``group=option``, which comes first wherever it stands.
         configs: the folder of configs that has the options.
 
     Raises:
@@ -71,10 +73,11 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
         cfg[group] = _moved(_container(cfg.get(group, {})), former)
     OmegaConf.set_struct(cfg, True)
     with config_errors(Path(folder) / CONFIG):
-        for override in OverridesParser.create().parse_overrides(list(words)):
+        overrides = OverridesParser.create().parse_overrides(list(words))
+        for override in sorted(overrides, key=lambda each: not _chooses(each, configs)):
             _check(override, cfg, configs)
-            if (configs / override.key_or_group).is_dir() and isinstance(override.value(), str | list):
-                cfg[override.key_or_group] = _option(override, configs)
+            if _chooses(override, configs):
+                cfg[override.key_or_group] = _option(override, cfg, configs)
             else:
                 ConfigLoaderImpl._apply_overrides_to_config([override], cfg)
     return cfg
@@ -115,6 +118,16 @@ def _check(override: Override, cfg: DictConfig, configs: Path) -> None:
         raise ValueError(f"{word} can't be given together with the folder of a run ({cfg.run_dir})")
 
 
-def _option(override: Override, configs: Path) -> Any:
+def _chooses(override: Override, configs: Path) -> bool:
+    return (configs / override.key_or_group).is_dir() and isinstance(override.value(), str | list)
+
+
+def _option(override: Override, cfg: DictConfig, configs: Path) -> Any:
+    """Return the node that an option names; of a trainer what is about the machine, over the run's own."""
+    group = override.key_or_group
     with initialize_config_dir(str(configs), version_base="1.3"):
-        return OmegaConf.to_container(compose("config", [override.input_line or ""])[override.key_or_group])
+        chosen: Any = OmegaConf.to_container(compose("config", [override.input_line or ""])[group])
+    if group != "trainer":
+        return chosen
+    own = {key: value for key, value in _container(cfg[group]).items() if key not in MACHINE}
+    return {**chosen, **own}
