@@ -277,6 +277,15 @@ def test_another_machine_leaves_how_a_run_trains(one: Path) -> None:
     assert cfg.trainer == {"_target_": "qconv.training.make_trainer", "_partial_": True, **trains, **machine}
 
 
+def test_the_same_words_may_come_again(one: Path) -> None:
+    """As those of a job that is requeued, or of another process."""
+    words = ["+trainer.gradient_clip_val=1.0", "+data.new={a:1}", "~scheduler.warmup"]
+    for _ in range(2):
+        cfg = stored_config(one, words, configs())
+        assert (cfg.trainer.gradient_clip_val, cfg.data.new.a, "warmup" in cfg.scheduler) == (1.0, 1, False)
+        OmegaConf.save(cfg, one / "config.yaml")
+
+
 def test_words_that_mean_nothing(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
     resume = f"resume={one}"
     for words, error in (

@@ -9,7 +9,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.errors import HydraException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -47,7 +47,8 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
 def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs: Path) -> DictConfig:
     """Return the config of the run in `folder`, changed by words of a command line, as if it had always been there.
 
-    What an earlier version did not write gets the value that meant the same.
+    What an earlier version did not write gets the value that meant the same. The same words may come again, as those of
+    a job that is requeued: the run has kept what they asked for.
 
     Args:
         folder: the folder, which may have been moved.
@@ -79,7 +80,7 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
             if _chooses(override, configs):
                 cfg[override.key_or_group] = _option(override, cfg, configs)
             else:
-                ConfigLoaderImpl._apply_overrides_to_config([override], cfg)
+                _apply(override, cfg)
     return cfg
 
 
@@ -120,6 +121,15 @@ def _check(override: Override, cfg: DictConfig, configs: Path) -> None:
 
 def _chooses(override: Override, configs: Path) -> bool:
     return (configs / override.key_or_group).is_dir() and isinstance(override.value(), str | list)
+
+
+def _apply(override: Override, cfg: DictConfig) -> None:
+    """Set, add or remove a key; one that is there already, or gone, is so by the same word before."""
+    if override.is_delete() and OmegaConf.select(cfg, override.key_or_group, throw_on_missing=False) is None:
+        return
+    if override.is_add():
+        override.type = OverrideType.FORCE_ADD
+    ConfigLoaderImpl._apply_overrides_to_config([override], cfg)
 
 
 def _option(override: Override, cfg: DictConfig, configs: Path) -> Any:
