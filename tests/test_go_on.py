@@ -202,6 +202,13 @@ def test_what_batches_depend_on() -> None:
     one, other = said({"batch": 8}, {"accumulate_grad_batches": 2, "batch": 4})
     assert (others in one, others in other) == (True, True)
     assert rounded in said({"batch": 8, "precision": 32}, {"batch": 8, "precision": 16})[0]
+    for key, value in (("gradient_clip_val", 1.0), ("sync_batchnorm", True), ("check_val_every_n_epoch", 2)):
+        (one,) = said({"batch": 8}, {"batch": 8, key: value})
+        assert one == f"trainer.{key}: None → {value}. The run is another one from here on."
+    (one,) = said({"batch": 8, "timeout_s": 9}, {"batch": 8})
+    assert one == "trainer.timeout_s: 9 → None. The numbers stay the same."
+    defaults = {"sync_batchnorm": False, "accumulate_grad_batches": 1, "devices": 1, "num_nodes": 1}
+    assert said({"batch": 8}, {"batch": 8, **defaults}) == []
 
 
 def test_other_options_that_depend_on_the_number_of_epochs() -> None:

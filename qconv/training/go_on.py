@@ -4,11 +4,13 @@ import copy
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from omegaconf import DictConfig
+from pytorch_lightning import Trainer
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
@@ -17,6 +19,7 @@ from ..run_files import LAST, RESULT
 from .classifier import Classifier
 from .run_folder import RunFolderError
 from .stored_config import stored_config
+from .trainer import make_trainer
 
 KEY = "resume"
 LEARNING_RATE = "learning rate"
@@ -24,6 +27,14 @@ FACTORS = ("devices", "num_nodes")
 OF_STEPS = ("accumulate_grad_batches", "limit_train_batches")
 """What decides which pictures an optimizer step sees, beside the batch of a process and their number."""
 OTHER_STEPS = "Optimizer steps are of other pictures from here on."
+OF_ROUNDING = ("accelerator", "precision", "strategy", "benchmark", "deterministic")
+OF_NO_NUMBER = ("timeout_s", "enable_progress_bar", "log_every_n_steps", "profiler", "default_root_dir")
+WHAT = {
+    **dict.fromkeys(OF_STEPS, OTHER_STEPS),
+    **dict.fromkeys(OF_ROUNDING, "Sums may be rounded otherwise from here on."),
+    **dict.fromkeys(OF_NO_NUMBER, "The numbers stay the same."),
+}
+"""What it means that a key of the trainer differs; of others it is taken that the run does."""
 
 
 def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictConfig:
@@ -68,14 +79,13 @@ def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]
     stored, asked = before["trainer"], now["trainer"]
     sizes = pictures_in_step(before), pictures_in_step(now)
     same_steps = sizes[0] == sizes[1] and None not in sizes and all(same(key, stored, asked) for key in OF_STEPS)
-    rounded = "Sums may be rounded otherwise from here on."
     of_steps = "Steps are of as many pictures, batch norm sees those of one process." if same_steps else OTHER_STEPS
     epochs = stored["max_epochs"], asked["max_epochs"]
     if epochs[0] != epochs[1]:
         yield f"trainer.max_epochs: {epochs[0]} → {epochs[1]}. {_of_schedules(checkpoint['epoch'], epochs, classifier)}"
     for key in sorted({*stored, *asked} - {"max_epochs"}):
         if not same(key, stored, asked):
-            what = of_steps if key in FACTORS else OTHER_STEPS if key in OF_STEPS else rounded
+            what = of_steps if key in FACTORS else WHAT.get(key, "The run is another one from here on.")
             yield f"trainer.{key}: {stored.get(key)} → {asked.get(key)}. {what}"
     batches = [(config.get("data") or {}).get("batch_size") for config in (before, now)]
     if batches[0] != batches[1]:
@@ -83,8 +93,10 @@ def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]
 
 
 def same(key: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Whether two nodes agree in a key."""
-    return stored.get(key) == asked.get(key)
+    """Whether the nodes of two trainers agree in a key, which has its default where it is not given."""
+    default = {**signature(Trainer).parameters, **signature(make_trainer).parameters}.get(key)
+    absent = None if default is None else default.default
+    return stored.get(key, absent) == asked.get(key, absent)
 
 
 def pictures_in_step(config: Mapping[str, Any]) -> int | None:
