@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import qconv
 from qconv import schemes
 from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
-from qconv.training.resume import FORMER, check_config, check_tensors, fill_tensors
+from qconv.training.resume import FORMER, check_config, check_tensors, fill_tensors, override
 from qconv.training.run_folder import same_run
 
 CHECKPOINT = {"state_dict": {"weight": torch.arange(6.0)}, "epoch": 3, "config": {"seed": 1}}
@@ -201,6 +202,8 @@ SHIFT = {"_target_": "qconv.schemes.shift_q", "weight_bits": 5}
         ("overrides", {"fc": BWN}, {}, "add 'overrides={fc:{_target_:qconv.schemes.bwn}}'"),
         ("seed", 2, 1, "was trained with seed 2, this run asks for 1: add seed=2"),
         ("model", {"_target_": "m.net"}, {"_target_": "m.net", "width": 3}, "add '~model.width'"),
+        ("model", {"_target_": "m.net", "width": 3}, {"_target_": "m.net"}, "add ++model.width=3"),
+        ("init_from", "runs/a=1, b.ckpt", None, """add 'init_from="runs/a=1, b.ckpt"'"""),
     ],
 )
 def test_another_config_is_told_with_what_to_add(group: str, found: object, asked: object, message: str) -> None:
@@ -210,6 +213,19 @@ def test_another_config_is_told_with_what_to_add(group: str, found: object, aske
         check_config("a.ckpt", checkpoint, {group: asked}, (group,))
     assert str(error.value).startswith("checkpoint a.ckpt was trained with ")
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("plain", "a/b-c_d.ckpt", "two words", " led", "", "3", "1e-3", "true", "null", "nan", "a=b", "a,b", "a:b"),
+        *("{0000..0146}.tar", "glob(*)", "[a]", 'said "so"', "it's", "back\\slash", 'both \\" of', "at the end\\", "é"),
+        *(3, 1e-05, True, None, ["a, b", "1"], {"layer[1].conv": {"path": "x y={}"}}, {"a": ["true", True]}),
+    ],
+)
+def test_words_that_hydra_reads_as_they_were_meant(value: Any) -> None:
+    for each in (value, [value], {"key": value}):
+        assert OverridesParser.create().parse_override(f"key={override(each)}").value() == each
 
 
 SHIFT_PS = {"_target_": "qconv.schemes.shift_ps", "weight_bits": 5}

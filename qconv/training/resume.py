@@ -3,12 +3,15 @@
 The stored config is compared with the requested one, and then the tensors.
 """
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from torch import Tensor
 
 from ..convert.activations import replaced
@@ -226,16 +229,37 @@ def remedy(group: str, stored: Any, asked: Any, choice: str | None = None) -> It
         return
     for key in dict.fromkeys([*stored, *asked]):
         if stored.get(key, ABSENT) != asked.get(key, ABSENT):
-            yield f"{group}.{key}={override(stored[key])}" if key in stored else f"~{group}.{key}"
+            add = "" if key in asked else "++"  # Hydra takes other words for a key that is there already
+            yield f"{add}{group}.{key}={override(stored[key])}" if key in stored else f"~{group}.{key}"
 
 
 def override(value: Any) -> str:
     """A value in Hydra's command-line grammar."""
     if isinstance(value, dict):
-        return "{" + ",".join(f"{k}:{override(v)}" for k, v in value.items()) + "}"
+        return "{" + ",".join(f"{_escaped(k)}:{override(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(override, value)) + "]"
+    if isinstance(value, str):
+        return value if _is_plain(value) else _quoted(value)
     return "null" if value is None else str(value)
+
+
+def _escaped(key: Any) -> str:
+    """Return the key of a dictionary, for which the grammar has no quotes."""
+    return re.sub(r"([\\()\[\]{}:=, \t])", r"\\\1", str(key))
+
+
+def _is_plain(text: str) -> bool:
+    """Whether the text without quotes means itself: no number, no list, none of several values."""
+    try:
+        return OverridesParser.create().parse_override(f"key=[{text}]").value() == [text]
+    except HydraException:
+        return False
+
+
+def _quoted(text: str) -> str:
+    """Return the text in quotes, before which, and only there, a backslash means something."""
+    return '"' + re.sub(r'(\\*)("|\Z)', lambda found: 2 * found[1] + ('\\"' if found[2] else ""), text) + '"'
 
 
 def shape(size: tuple[int, ...] | None) -> str:
