@@ -15,6 +15,7 @@ from qconv import schemes
 from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
 from qconv.training.resume import FORMER, check_config, check_tensors, fill_tensors, override
 from qconv.training.run_folder import same_run
+from qconv.training.same_callbacks import check_callbacks
 
 CHECKPOINT = {"state_dict": {"weight": torch.arange(6.0)}, "epoch": 3, "config": {"seed": 1}}
 
@@ -226,6 +227,39 @@ def test_another_config_is_told_with_what_to_add(group: str, found: object, aske
 def test_words_that_hydra_reads_as_they_were_meant(value: Any) -> None:
     for each in (value, [value], {"key": value}):
         assert OverridesParser.create().parse_override(f"key={override(each)}").value() == each
+
+
+MOVING, EWGS = {"_target_": "qconv.training.MovingAverage"}, {"_target_": "qconv.training.EWGSDelta"}
+BEST = {"_target_": "qconv.training.Checkpoints", "folder": "a"}
+
+
+@pytest.mark.parametrize(
+    ("found", "asked", "add"),
+    [
+        ({"swa": {**MOVING, "decay": 0.5}}, {}, "'++callbacks.swa={_target_:qconv.training.MovingAverage,decay:0.5}'"),
+        ({}, {"swa": MOVING}, "'~callbacks.swa'"),
+        ({"ema": {**MOVING, "decay": 0.5}}, {"ema": MOVING}, "++callbacks.ema.decay=0.5"),
+        ({"ewgs": EWGS}, {"ewgs": {**EWGS, "every_epochs": 5}}, "callbacks.ewgs.every_epochs=10"),
+        ({"best": BEST}, {"best": {**BEST, "monitor": "train_accuracy"}}, "callbacks.best.monitor=val_accuracy"),
+        ({"best": BEST}, {"best": {**BEST, "monitor": "val_accuracy", "folder": "b", "every_steps": 9}}, None),
+        ({"ema": MOVING}, {"swa": {**MOVING, "decay": 0.999}, "own": {"_target_": "nowhere.Own"}}, None),
+        (
+            {"ema": {"_target_": "qconv.training.callbacks.weight_averaging.MovingAverage"}, "best": BEST},
+            {"ema": MOVING, "best": BEST},
+            None,
+        ),
+    ],
+)
+def test_callbacks_that_change_the_numbers(found: Any, asked: Any, add: str | None, tmp_path: Path) -> None:
+    stored, wanted = {**FORMER, "callbacks": found}, {**FORMER, "callbacks": asked}
+    (tmp_path / "config.yaml").write_text(json.dumps(stored))
+    assert same_run(tmp_path / "config.yaml", wanted) == (add is None)
+    if add is None:
+        check_callbacks("a.ckpt", {"config": stored}, wanted)
+        return
+    with pytest.raises(CheckpointError) as error:
+        check_callbacks("a.ckpt", {"config": stored}, wanted)
+    assert str(error.value).endswith(f": add {add}")
 
 
 SHIFT_PS = {"_target_": "qconv.schemes.shift_ps", "weight_bits": 5}

@@ -64,20 +64,6 @@ def check_checkpoint(path: str, checkpoint: dict[str, Any], classifier: Classifi
     check_tensors(path, checkpoint, classifier.state_dict())
 
 
-def check_average(path: str, checkpoint: dict[str, Any], config: dict[str, Any]) -> None:
-    """Raise unless both runs average the weights or neither: the state dict in the file is the average."""
-    stored, asked = average_of(checkpoint["config"]), average_of(config)
-    if stored != asked:
-        add = "callbacks=default" if stored is None else f"callbacks=ema callbacks.ema.decay={stored['decay']}"
-        words = f"was trained with callbacks.ema {call(stored)}, this run asks for {call(asked)}"
-        raise CheckpointError(f"checkpoint {path} {words}: add {add}")
-
-
-def average_of(config: dict[str, Any]) -> Any:
-    """Return the config node of the moving average of the weights, or None."""
-    return (config.get("callbacks") or {}).get("ema")
-
-
 def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
     """Raise unless the config of the checkpoint's run agrees with `config` in `groups`.
 

@@ -26,8 +26,9 @@ from .leanness import check_lean, make_lean, mode_of
 from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
-from .resume import check_average, check_checkpoint
+from .resume import check_checkpoint
 from .run_folder import NETWORK, RUN, check_free, claimed, find_last, is_first_process
+from .same_callbacks import check_callbacks
 from .shipping import note_shipped, ship
 from .trained_on import are_others, count_before, count_of
 
@@ -71,7 +72,7 @@ def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Class
     goes_on = cfg.get(KEY) is not None
     groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
     check_checkpoint(cfg.ckpt_path, checkpoint, classifier, groups)
-    check_average(cfg.ckpt_path, checkpoint, classifier.config or {})
+    check_callbacks(cfg.ckpt_path, checkpoint, classifier.config or {})
     if cfg.trainer.max_epochs <= checkpoint["epoch"]:
         raise ValueError(
             f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least {checkpoint['epoch'] + 1}, the epochs "

@@ -15,7 +15,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from ..files import atomic_file
 from ..run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
-from .resume import average_of, in_todays_terms
+from .resume import in_todays_terms
+from .same_callbacks import deciding
 
 try:
     import fcntl
@@ -93,7 +94,7 @@ def same_run(path: Path, asked: Any) -> bool:
     if not isinstance(written, dict):
         return False
     stored = in_todays_terms(written, asked)
-    return all(stored.get(group) == asked.get(group) for group in RUN) and average_of(stored) == average_of(asked)
+    return all(stored.get(group) == asked.get(group) for group in RUN) and deciding(stored) == deciding(asked)
 
 
 def check_free(cfg: DictConfig, *, go_on: bool) -> None:

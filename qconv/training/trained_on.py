@@ -164,11 +164,17 @@ def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
 
 def _image_folder(node: Mapping[str, Any]) -> type | None:
     """Return the class of the data module if it is one of folders."""
+    kind = class_of(node)
+    return kind if kind is not None and issubclass(kind, ImageFolderDataModule) else None
+
+
+def class_of(node: Mapping[str, Any]) -> type | None:
+    """Return the class that a node of a config names, if it names one that is there."""
     try:
         kind = _locate(str(node.get("_target_")))  # `hydra.utils` would log what is said again where it is made
     except (HydraException, ValueError, ImportError):
         return None
-    return kind if isinstance(kind, type) and issubclass(kind, ImageFolderDataModule) else None
+    return kind if isinstance(kind, type) else None
 
 
 def _takes(kind: type, name: str) -> bool:

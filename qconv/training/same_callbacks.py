@@ -1,0 +1,67 @@
+"""The callbacks on which a run's numbers depend: does a run that goes on have those of its checkpoint?"""
+
+import inspect
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pytorch_lightning.callbacks import StochasticWeightAveraging, WeightAveraging
+
+from .callbacks.checkpoints import Checkpoints
+from .callbacks.ewgs_delta import EWGSDelta
+from .checkpoint_io import CheckpointError
+from .resume import call, override, remedy
+from .trained_on import class_of
+
+
+def check_callbacks(path: str, checkpoint: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    """Raise unless both runs average the weights alike, measure EWGS's delta alike, and mean the same by "best".
+
+    With an average the state dict in the file is another one than that of the steps; a best score counts no more if it
+    is one of another figure.
+
+    Raises:
+        CheckpointError: it states both callbacks, and the words to add.
+    """
+    stored, asked = deciding(checkpoint["config"]), deciding(config)
+    for kind in dict.fromkeys([*stored, *asked]):
+        before, now = stored.get(kind), asked.get(kind)
+        if before != now:
+            (before_key, before_node), (key, node) = (_found(each, kind) for each in (checkpoint["config"], config))
+            group = f"callbacks.{before_key if now is None else key}"
+            add = shlex.join(_words(group, before_node, before, node, now))
+            words = f"was trained with {group} {call(before_node)}, this run asks for {call(node)}"
+            raise CheckpointError(f"checkpoint {path} {words}: add {add}")
+
+
+def deciding(config: Mapping[str, Any]) -> dict[type, dict[str, Any]]:
+    """Return the arguments that count of the callbacks that do, with the defaults of those that are not written."""
+    return {kind: _arguments(kind, node) for _, kind, node in _callbacks(config)}
+
+
+def _callbacks(config: Mapping[str, Any]) -> Iterator[tuple[str, type, dict[str, Any]]]:
+    for key, node in (config.get("callbacks") or {}).items():
+        kind = class_of(node) if isinstance(node, dict) else None
+        if kind is not None and issubclass(kind, WeightAveraging | StochasticWeightAveraging | EWGSDelta | Checkpoints):
+            yield key, kind, node
+
+
+def _found(config: Mapping[str, Any], kind: type) -> tuple[str, Any]:
+    return next(((key, node) for key, each, node in _callbacks(config) if each is kind), ("", None))
+
+
+def _arguments(kind: type, node: Mapping[str, Any]) -> dict[str, Any]:
+    defaults = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
+    given = {name: value for name, value in {**defaults, **node}.items() if not name.startswith("_")}
+    return {"monitor": given["monitor"]} if issubclass(kind, Checkpoints) else given
+
+
+def _words(group: str, before_node: Any, before: Any, node: Any, now: Any) -> Iterator[str]:
+    """Yield the words that make of one callback, or of none, what the checkpoint's run had."""
+    if before is None:
+        yield f"~{group}"
+    elif now is None:
+        yield f"++{group}={override(before_node)}"
+    else:
+        differing = {name: value for name, value in before.items() if now.get(name) != value}
+        yield from remedy(group, {**node, **differing}, node)
