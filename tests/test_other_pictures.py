@@ -3,6 +3,7 @@
 import json
 import shutil
 from functools import partial
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,11 +18,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from qconv.cli import main as cli, train as program
 from qconv.cli.configs import folder as configs
-from qconv.data import ImageFolderDataModule, Normalize
+from qconv.data import ImageFolderDataModule, Normalize, PicturesDataModule
 from qconv.training import Classifier, make_trainer
 from qconv.training.finished import FinishedRun
 from qconv.training.stored_config import stored_config
-from qconv.training.trained_on import arguments_as_trained, describe_pictures, other_classes, prepare_as_trained
+from qconv.training.trained_on import (
+    SPLITTING,
+    arguments_as_trained,
+    describe_pictures,
+    other_classes,
+    prepare_as_trained,
+)
 
 NAMES = ("bright", "dark")
 SHORT = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "optimizer.lr=0.05", "report=false")
@@ -230,8 +237,17 @@ def test_numbers_in_place_of_names() -> None:
     assert "was trained on 2 classes" in other_classes(SimpleNamespace(classes=["0"]), checkpoint)
 
 
+def test_the_arguments_that_split_a_folder() -> None:
+    known = {**signature(PicturesDataModule).parameters, **signature(ImageFolderDataModule).parameters}
+    assert {name: known[name].default for name in SPLITTING} == SPLITTING
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().out.split())
+
+
 def test_a_network_that_starts_from_another_is_tested_on_the_same_pictures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     draw(tmp_path / "data", ".", 20)
     words = (*SHORT[:2], "trainer.max_epochs=1", "report=false", "data=image_folder", "data.augment=[]")
@@ -252,5 +268,16 @@ def test_a_network_that_starts_from_another_is_tested_on_the_same_pictures(
     best = f"init_from={tmp_path / 'one/checkpoints/best.ckpt'}"
     program.train(config(*words, *place, best, f"run_dir={tmp_path / 'two'}"))
     assert tested() == before
+    assert "may have been trained on" not in told(capsys)
+    otherwise = ("data.val_size=0.3", "+data.split_by=name")
+    program.train(config(*words, *place, best, *otherwise, f"run_dir={tmp_path / 'other'}"))
+    said = told(capsys).partition("/one/checkpoints/best.ckpt: ")[2]
+    assert said.startswith(
+        "its run split the pictures of this folder otherwise (data.val_size: 0.1 → 0.3, data.split_by: number → name), "
+        "so it may have been trained on some of those that validate or are tested now"
+    ), said[:300]
+    draw(tmp_path / "data", ".", 21)
+    program.train(config(*words, *place, best, f"run_dir={tmp_path / 'more'}"))
+    assert "otherwise (some have another name or class now), so it may" in told(capsys)
     program.train(config(*words, *place, f"run_dir={tmp_path / 'three'}"))
     assert tested() != before

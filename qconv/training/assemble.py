@@ -22,7 +22,7 @@ from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
 from .resume import CONFIG_VERSION
 from .teacher import check_teacher
-from .trained_on import TRAINED_ON, arguments_as_trained, prepare_as_trained
+from .trained_on import TRAINED_ON, arguments_as_trained, names_of, prepare_as_trained, split_otherwise
 
 C = TypeVar("C", bound=Callback)
 
@@ -51,6 +51,8 @@ def build(
     if HydraConfig.initialized():
         config["choices"] = dict(HydraConfig.get().runtime.choices)  # for messages about a checkpoint that doesn't fit
     data = made_data(cfg, checkpoint, f"checkpoint {cfg.ckpt_path if cfg.evaluate is None else cfg.evaluate}")
+    if names_of(data) is not None:
+        note_splits(cfg, data)
     model, scheme = quantized_model(cfg, data)
     if cfg.init_from is not None and cfg.ckpt_path is None and cfg.evaluate is None:
         told = load_weights(model, cfg.init_from)
@@ -81,7 +83,8 @@ def build(
 
 def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str) -> Any:
     """Return the data module, to prepare pictures as those that the network of the checkpoint was trained on."""
-    data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, networks_before(cfg)))
+    others = (each for _, each in networks_before(cfg))
+    data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, others))
     prepare_as_trained(data, checkpoint, called)
     if checkpoint is not None and TRAINED_ON not in checkpoint and not is_data_of(cfg.data, checkpoint):
         rank_zero_only(show_note)(
@@ -91,11 +94,21 @@ def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str
     return data
 
 
-def networks_before(cfg: DictConfig) -> Iterator[dict[str, Any]]:
-    """Yield the checkpoints of runs whose networks a new run starts or learns from."""
-    for path in (cfg.get("init_from"), (cfg.get("loss") or {}).get("weights")):
+def networks_before(cfg: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the checkpoints of runs whose networks a new run starts or learns from, and the words that name them."""
+    for key, path in (("init_from", cfg.get("init_from")), ("loss.weights", (cfg.get("loss") or {}).get("weights"))):
         if path is not None and cfg.get("ckpt_path") is None and cfg.get("evaluate") is None:
-            yield checkpoint_of_run(path)
+            yield f"{key}={path}", checkpoint_of_run(path)
+
+
+def note_splits(cfg: DictConfig, data: Any) -> None:
+    """Say if a network that the run starts or learns from may have been trained on what it validates or tests."""
+    for word, checkpoint in networks_before(cfg):
+        if difference := split_otherwise(checkpoint, cfg.data, data):
+            rank_zero_only(show_note)(
+                f"{word}: its run split the pictures of this folder otherwise ({difference}), so it may have been "
+                "trained on some of those that validate or are tested now"
+            )
 
 
 def is_data_of(node: DictConfig, checkpoint: Mapping[str, Any]) -> bool:

@@ -17,6 +17,8 @@ from .checkpoint_io import CheckpointError
 
 TRAINED_ON = "trained_on"
 """Where a checkpoint has what `trained_on` returns."""
+SPLITTING = {"test_size": 0.2, "val_size": 0.1, "split_seed": 0}
+"""The arguments that, beside ``split_by``, decide which pictures of a folder train, with their defaults."""
 _NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """The result of `names_of`, which every checkpoint asks for, and a million files take seconds."""
 
@@ -155,10 +157,34 @@ def _split_by(checkpoint: Mapping[str, Any]) -> str:
     return ("number" if TRAINED_ON not in checkpoint else "name") if known is None else known
 
 
+def split_otherwise(checkpoint: Mapping[str, Any], node: Mapping[str, Any], data: Any) -> str:
+    """Say why a checkpoint's run had other pictures of the same folder for training than a run with this data module.
+
+    Nothing, if it had the same, or the pictures of another folder.
+
+    Args:
+        checkpoint: the checkpoint.
+        node: the config of the data module.
+        data: the data module, of a folder whose pictures it splits.
+    """
+    if not _has_folder(checkpoint, node):
+        return ""
+    nodes = _data_of(checkpoint), node
+    before, now = ({key: each.get(key, default) for key, default in SPLITTING.items()} for each in nodes)
+    before["split_by"], now["split_by"] = _split_by(checkpoint), data.split_by
+    differing = [f"data.{key}: {before[key]} → {now[key]}" for key in before if before[key] != now[key]]
+    if not differing and are_others(checkpoint, data):  # whose names are those of the pictures that are not tested
+        return "some have another name or class now"
+    return ", ".join(differing)
+
+
+def _data_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
+    return (checkpoint.get("config") or {}).get("data") or {}
+
+
 def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
     """Whether a checkpoint's run had the pictures in the folder of the node."""
-    data = (checkpoint.get("config") or {}).get("data") or {}
-    roots = data.get("root"), node.get("root")
+    roots = _data_of(checkpoint).get("root"), node.get("root")
     return None not in roots and len({Path(str(root)).expanduser().resolve() for root in roots}) == 1
 
 

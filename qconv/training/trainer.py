@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn
-from pytorch_lightning.plugins.environments import SLURMEnvironment, TorchElasticEnvironment
 from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import BarColumn
@@ -123,11 +123,11 @@ def make_trainer(
         callbacks=[*callbacks, *bar],
         **{**defaults, **options},
     )
-    strategy: Any = trainer.strategy  # which Lightning may have chosen
+    strategy = trainer.strategy  # which Lightning may have chosen
     if timeout_s is not None and isinstance(strategy, ParallelStrategy):
         if not hasattr(strategy, "_timeout"):
             raise ValueError(f"timeout_s (={timeout_s}) must be null: {type(strategy).__name__} has no timeout")
-        strategy._timeout = timedelta(seconds=timeout_s)  # read when the processes meet
+        strategy._timeout = timedelta(seconds=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
     return trainer
 
 
