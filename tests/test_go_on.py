@@ -125,6 +125,15 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     assert json.loads((one / "result.json").read_text())["epochs"] == 3
 
 
+def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> None:
+    stop = "{_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:val_accuracy,mode:max,stopping_threshold:0.0}"
+    told(*TWO, f"+callbacks.stop={stop}", "report=false", "run_dir=run")
+    words = "has finished, EarlyStopping has ended it at 1 of 2 epochs (run/result.json); ~callbacks.stop goes on"
+    assert words in told("resume=run")
+    assert "going on from epoch 0" in told("resume=run", "~callbacks.stop")
+    assert "has finished, its 2 epochs are done" in told("resume=run")
+
+
 def test_a_refusal_names_the_words_that_go_on_all_the_same(one: Path, told: Callable[..., str], tmp_path: Path) -> None:
     last, words = f"ckpt_path={one / 'checkpoints/last.ckpt'}", (*TWO[:2], "scheduler=constant", f"run_dir={one}")
     refused = told(*words, last, "trainer.max_epochs=3", "trainer.precision=bf16-mixed")

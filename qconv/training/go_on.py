@@ -11,14 +11,17 @@ from typing import Any
 import torch
 from omegaconf import DictConfig
 from pytorch_lightning import Trainer
+from pytorch_lightning.callbacks import EarlyStopping
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from ..lifecycle.steps import set_progress
 from ..run_files import LAST, RESULT
+from .checkpoint_io import load_checkpoint
 from .classifier import Classifier
 from .run_folder import RunFolderError
 from .stored_config import stored_config
+from .trained_on import class_of
 from .trainer import make_trainer
 
 KEY = "resume"
@@ -67,10 +70,25 @@ def finished(cfg: DictConfig) -> str | None:
     if asked < done:
         raise ValueError(f"trainer.max_epochs (={asked}) must be at least {done}, the epochs that {cfg.resume} has had")
     if asked > done:
-        return None
+        return _ended_early(cfg, done, path)
     return (
         f"{cfg.resume} has finished, its {done} epochs are done ({path}); trainer.max_epochs= above {done} extends it"
     )
+
+
+def _ended_early(cfg: DictConfig, done: int, path: Path) -> str | None:
+    """Return what to say of a run that an EarlyStopping, which it still has, has ended; None of others."""
+    kinds = {key: class_of(node) for key, node in cfg.callbacks.items()}
+    keys = [key for key, kind in kinds.items() if kind is not None and issubclass(kind, EarlyStopping)]
+    if not keys:
+        return None
+    last = load_checkpoint(Path(cfg.resume) / LAST)
+    if last["epoch"] + 1 != done:  # it has gone on since
+        return None
+    if all(state.get("stopped_epoch") != last["epoch"] for state in last["callbacks"].values()):
+        return None
+    ended = f"EarlyStopping has ended it at {done} of {cfg.trainer.max_epochs} epochs"
+    return f"{cfg.resume} has finished, {ended} ({path}); ~callbacks.{keys[0]} goes on"
 
 
 def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]:
