@@ -7,6 +7,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
+import timm
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -776,6 +777,15 @@ def test_linear_layers_that_attention_reads_count(name: str) -> None:
     quantized = summarize(qconv.convert(model, schemes.lsq(4, 4), skip=()), size)
     assert sum(quantized.macs_by_bits.values()) == expected
     assert quantized.macs_by_bits[32, 32] > 0
+
+
+def test_a_fast_path_of_a_float_model_hides_no_layer() -> None:
+    sizes = {"img_size": 32, "num_classes": 2, "embed_dim": 48, "depth": 1, "num_heads": 2}
+    model = timm.create_model("beit_base_patch16_224", **sizes)
+    macs = {row.name: row.macs for row in summarize(model, (3, 32, 32)).rows}
+    assert macs["blocks.0.attn.qkv"] == 5 * 48 * 3 * 48
+    assert not model.blocks[0].attn.qkv_bias_separate
+    assert summarize(qconv.convert(model, schemes.lsq(4, 4)), (3, 32, 32)).macs == sum(macs.values())
 
 
 def test_an_attention_with_a_forward_of_its_own() -> None:

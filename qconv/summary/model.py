@@ -18,6 +18,7 @@ from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
 from ..layers.computed import computed_by, evaluated, parts_of_weight
 from ..layers.naming import frozen_part
+from ..layers.parents import FAST_PATHS
 from ..layers.trial import random_state_kept
 from ..layers.uncalibrated import without_warnings
 from ..quantizers import Quantizer
@@ -182,6 +183,7 @@ class _Trace:
 def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
     """Run the forwards on ``model``, a copy: those of training may change it, so they come last."""
     forget(model)
+    _call_all_children_(model)
     modules = dict(_modules(model))
     modes = {module: module.training or not model.training for module in model.modules()}
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
@@ -198,6 +200,15 @@ def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
         raise ValueError(f"input_size (={size}) must be what the model takes: {error}") from error
     trace.bypassed = {name for name, module in modules.items() if module in watch.bypassed}
     return trace
+
+
+def _call_all_children_(model: nn.Module) -> None:
+    """Switch off all fast paths, of float parts, too: their layers count only if they are called."""
+    for module_name, class_name, attribute, value in FAST_PATHS:
+        kind = getattr(sys.modules.get(module_name), class_name, ())
+        for module in model.modules():
+            if isinstance(module, kind) and hasattr(module, attribute):
+                setattr(module, attribute, value)
 
 
 def _record(trace: _Trace, name: str, module: nn.Module) -> RemovableHandle:
