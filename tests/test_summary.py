@@ -185,6 +185,15 @@ def test_totals_are_those_of_the_state_dict() -> None:
         assert table.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+def test_buffers_that_no_checkpoint_has_take_no_bytes() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    for module in model:
+        module.register_buffer("grid", torch.zeros(100), persistent=False)
+    table = summarize(model, (4,))
+    assert table.float_bytes == 4 * sum(tensor.numel() for tensor in model.state_dict().values())
+    assert table.compression < 1
+
+
 def test_published_multiply_accumulates() -> None:
     assert summarize(resnet20(), (3, 32, 32)).macs == 40_551_040
 

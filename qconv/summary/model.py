@@ -133,8 +133,10 @@ def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """The parameters and buffers of a module without its children; a computed weight stands for what computes it."""
-    named = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    """What the state dict holds of a module without its children; a computed weight stands for what computes it."""
+    passing = module._non_persistent_buffers_set
+    buffers = [(name, buffer) for name, buffer in module.named_buffers(recurse=False) if name not in passing]
+    named = [*module.named_parameters(recurse=False), *buffers]
     if not isinstance(module, QuantizedLayer) or computed_by(module) is None:
         return [tensor for _, tensor in named]
     parts = parts_of_weight(module)
