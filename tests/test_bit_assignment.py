@@ -194,6 +194,16 @@ def test_bit_operations_are_a_budget_too() -> None:
     assert qconv.summarize(converted, (1, 7, 7)).bops == found.bops
 
 
+def test_a_model_that_is_one_layer() -> None:
+    torch.manual_seed(0)
+    model, images, labels = nn.Linear(6, 4), torch.rand(8, 6), torch.arange(8) % 4
+    whole = assign(model, images, labels)
+    assert [(row.layer, row.weight_bits) for row in whole.rows] == [("", 8)]
+    less = assign(model, images, labels, max_bytes=whole.packed_bytes - 1)
+    assert less.rows[0].weight_bits == 4
+    assert less.packed_bytes == whole.packed_bytes - (whole.rows[0].packed_bytes - less.rows[0].packed_bytes)
+
+
 def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
     found = assign(network(), *pictures(), skip=("first", "last"))
     assert [row.layer for row in found.rows] == ["3"]

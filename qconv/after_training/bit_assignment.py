@@ -23,6 +23,7 @@ from ..lifecycle.steps import check_final
 from ..processes import check_alone
 from ..scheme import Scheme
 from ..summary import Summary, summarize
+from ..summary.table import row_name
 from ..table import Column, lines, write_csv
 from .hessian import Batches, expected_losses, traces
 from .layer_chart import BLUE, layer_chart
@@ -232,7 +233,8 @@ def assign_bits(
         rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
     while True:
         taken = _solve(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
-        overrides = {re.escape(name): choices[index] for name, index in taken.items()}
+        # A model that is one layer has no name, and an empty expression would count as none.
+        overrides = {re.escape(name) or "$": choices[index] for name, index in taken.items()}
         whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
         if max_bytes is None or whole.packed_bytes <= max_bytes:
             break
@@ -285,13 +287,14 @@ def _measured(model: nn.Module, batches: Batches) -> dict[str, float]:
 
 
 def _choice(name: str, scheme: Scheme, summary: Summary, cost: float) -> Choice:
-    row = next(row for row in summary.rows if row.name == name)
+    row = next(row for row in summary.rows if row.name == row_name(name))
     return Choice(name, scheme.name, row.weight_bits, row.input_bits, cost, row.packed_bytes, row.bops)
 
 
 def _rest(summary: Summary, names: Sequence[str], figure: str) -> int:
     """What the modules have that are not chosen for."""
-    return sum(getattr(row, figure) for row in summary.rows if row.name not in names)
+    chosen = {*map(row_name, names)}
+    return sum(getattr(row, figure) for row in summary.rows if row.name not in chosen)
 
 
 def _solve(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple[int | None, int]]) -> dict[str, int]:

@@ -25,7 +25,7 @@ from ..quantizers import Quantizer
 from ..table import screen_width
 from .saved import REFUSED, Kept, kept_in_training, sample_of
 from .screen import screen_text
-from .table import FLOAT_BITS, Row, Summary
+from .table import FLOAT_BITS, Row, Summary, row_name
 
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -289,7 +289,7 @@ def _row(name: str, module: nn.Module, own: list[Tensor], trace: _Trace, packed_
         if is_computed or any(tensor is module.weight for tensor in own):  # unless another layer has counted it
             weights = module.weight.numel()
     return Row(
-        name=name or "(model)",
+        name=row_name(name),
         type=type(module).__name__,
         output_shape=trace.shapes.get(name, ()),
         scheme=scheme,

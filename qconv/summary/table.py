@@ -19,12 +19,17 @@ WHY = Column("a float, for")
 Key = TypeVar("Key", float, tuple[float, float])
 
 
+def row_name(module_name: str) -> str:
+    """The name of a module's row: the model itself, which has none, gets one."""
+    return module_name or "(model)"
+
+
 @dataclass(frozen=True)
 class Row:
     """One module that has its own parameters or buffers, multiplies, or saves something for the backward.
 
     Attributes:
-        name: the module's name in the model.
+        name: the module's name in the model, see `row_name`.
         type: its class.
         output_shape: that of one sample, without the batch; complete if dimension 0 is not the batch of one.
         scheme: that of a quantized layer; "float" for any other.
