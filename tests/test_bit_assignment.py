@@ -204,6 +204,22 @@ def test_a_model_that_is_one_layer() -> None:
     assert less.packed_bytes == whole.packed_bytes - (whole.rows[0].packed_bytes - less.rows[0].packed_bytes)
 
 
+class Calls(nn.Module):
+    def __init__(self, *, by_name: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.fc, self.by_name = nn.Conv2d(1, 2, 3), nn.Linear(50, 3), by_name
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc((self.conv(input=x) if self.by_name else self.conv(x)).flatten(1))
+
+
+def test_a_layer_that_is_called_by_name_counts_as_another() -> None:
+    by_name, by_position = (assign(Calls(by_name=named), *pictures(), probes=2) for named in (True, False))
+    assert by_name.rows == by_position.rows
+    assert by_name.others == by_position.others
+
+
 def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
     found = assign(network(), *pictures(), skip=("first", "last"))
     assert [row.layer for row in found.rows] == ["3"]

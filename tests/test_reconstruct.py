@@ -354,7 +354,7 @@ class Aliased(nn.Module):
             r"can't be learned: its quantizer changes",
         ),
         (lambda: Twice(named=False), {}, TypeError, r"conv \(QConv2d\) is called twice"),
-        (lambda: Twice(named=True), {}, TypeError, r"block \(Named\) must take one tensor and return one"),
+        (lambda: Twice(named=True), {}, TypeError, r"block \(Named\) must take one tensor, by position, and return"),
         (lambda: tied(), {}, TypeError, r"0 and 1 share a weight"),
         (
             lambda: qconv.convert(Outer(), schemes.lsq(3, 8), skip=()),

@@ -36,7 +36,8 @@ def called_blocks(model: nn.Module, blocks: Mapping[str, nn.Module], sample: Ten
     def note(name: str):
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
             if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
-                raise TypeError(f"{name} ({type(module).__name__}) must take one tensor and return one, to be a block")
+                kind = type(module).__name__
+                raise TypeError(f"{name} ({kind}) must take one tensor, by position, and return one, to be a block")
             if name in called:
                 raise TypeError(f"{name} ({type(module).__name__}) is called twice: its calls have inputs of their own")
             called.append(name)

@@ -145,17 +145,19 @@ def _inputs(layers: Mapping[str, QuantizedLayer], *, grad: bool) -> Iterator[dic
     found: dict[str, list[Tensor]] = {name: [] for name in layers}
 
     def hook(name: str):
-        def collect(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        def collect(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+        ) -> tuple[tuple[Any, ...], dict[str, Any]]:
             del module
-            input = args[0]
+            input = args[0] if args else kwargs["input"]
             if grad:  # a node of its own: others, such as a shortcut, may take the same tensor, or write to it
                 input = input.clone() if input.requires_grad else input.detach().clone().requires_grad_()
             found[name].append(input)
-            return (input, *args[1:])
+            return ((input, *args[1:]), kwargs) if args else (args, {**kwargs, "input": input})
 
         return collect
 
     with ExitStack() as stack:
         for name, layer in layers.items():
-            stack.callback(layer.register_forward_pre_hook(hook(name)).remove)
+            stack.callback(layer.register_forward_pre_hook(hook(name), with_kwargs=True).remove)
         yield found

@@ -142,7 +142,7 @@ def reconstruct(
             call its blocks; no samples, or an option out of its range.
         TypeError: a weight whose levels are not evenly spaced, or that is normalized before it is quantized; a weight
             that is shared, computed (pruned, parametrized) or of 16 bits; a wrapper such as DataParallel; a block that
-            takes or returns anything but one tensor, or is called twice.
+            takes anything but one tensor by position, returns anything but one, or is called twice.
         RuntimeError: several processes, which would round differently; `torch.inference_mode`.
     """
     for name, value in {"iterations": iterations, "batch_size": batch_size, "max_samples": max_samples}.items():
