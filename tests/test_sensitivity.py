@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import qconv
@@ -79,6 +79,19 @@ def test_a_converted_model_is_measured_against_its_latent_weights_and_other_samp
     nothing = qconv.sensitivity(network(), [IMAGES], scheme=schemes.identity())
     assert {row.error for row in nothing.rows} == {0.0}
     assert (nothing.rows[0].sqnr, nothing.loss) == (float("inf"), None)
+
+
+class Same(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+
+def test_a_subclass_that_calls_its_parent_is_measured_as_its_parent() -> None:
+    model = network()
+    model[2] = Same(4, 4, 3, padding=1)
+    model.load_state_dict(network().state_dict())
+    found = qconv.sensitivity(model, IMAGES, scheme=schemes.lsq(2, 2), subclasses={Same: qconv.QConv2d})
+    assert found.rows == qconv.sensitivity(network(), IMAGES, scheme=schemes.lsq(2, 2)).rows
 
 
 def test_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

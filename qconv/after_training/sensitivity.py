@@ -240,7 +240,8 @@ def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
     """Let these layers compute what their float twins do; a forward that a layer has been given is back afterwards."""
     own = {layer: layer.__dict__.get("forward") for layer in layers}
     for layer in own:
-        layer.__dict__["forward"] = partial(layer.float_type.forward, layer)
+        # That of the class: the float_type of a layer may be a subclass of it, whose methods refuse this layer.
+        layer.__dict__["forward"] = partial(type(layer).float_type.forward, layer)
     try:
         yield
     finally:
