@@ -5,6 +5,7 @@ import json
 import math
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import timm
@@ -789,8 +790,8 @@ def test_linear_layers_that_attention_reads_count(name: str) -> None:
 
 
 def test_a_fast_path_of_a_float_model_hides_no_layer() -> None:
-    sizes = {"img_size": 32, "num_classes": 2, "embed_dim": 48, "depth": 1, "num_heads": 2}
-    model = timm.create_model("beit_base_patch16_224", **sizes)
+    sizes: dict[str, Any] = {"img_size": 32, "num_classes": 2, "embed_dim": 48, "depth": 1, "num_heads": 2}
+    model: Any = timm.create_model("beit_base_patch16_224", **sizes)
     macs = {row.name: row.macs for row in summarize(model, (3, 32, 32)).rows}
     assert macs["blocks.0.attn.qkv"] == 5 * 48 * 3 * 48
     assert not model.blocks[0].attn.qkv_bias_separate
