@@ -1,6 +1,7 @@
 """Every recipe composes, and trains two steps on pictures made here; what a GPU is to measure runs on the CPU."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -100,6 +101,30 @@ def on_gpu() -> Any:
 
     module.networks = lambda: SimpleNamespace(build=build)
     return module
+
+
+def test_an_evaluation_of_the_best_checkpoint_is_not_that_of_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the program adds to it
+    spec = importlib.util.spec_from_file_location("recipes_run", CONFIGS.parent / "experiments/cifar10_recipes/run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    recipes: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipes)
+    called: list[list[str]] = []
+    recipes.RUNS, recipes.RESULTS, recipes.CURVES = tmp_path, tmp_path / "results.csv", tmp_path / "curves"
+    recipes.train, recipes.call = lambda *_: None, called.append
+    recipes.figures, recipes.read_csv = lambda _: {"seed": 1, "test_accuracy": 0.5}, lambda _: [{"epoch": 0}]
+    place = recipes.folder("float", 1)
+    place.mkdir()
+    for checkpoint, again in (("best.ckpt", True), ("last.ckpt", False)):
+        evaluation = {"checkpoint": f"/elsewhere/checkpoints/{checkpoint}", "test_accuracy": 0.25}
+        (place / "evaluation.json").write_text(json.dumps(evaluation))
+        called.clear()
+        recipes.run("float", 1, "pictures")
+        assert called == ([["evaluate", str(place), "--last"]] if again else [])
+        assert [row["test_accuracy_final"] for row in recipes.rows()] == ([] if again else [0.25])
 
 
 def composed_methods() -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from qconv.run_files import BEST, EVALUATION, METRICS
+from qconv.run_files import BEST, EVALUATION, LAST, METRICS
 from qconv.table import read_csv, write_csv
 
 sys.path.append(str(Path(__file__).parent.parent))
@@ -74,8 +74,14 @@ def run(name: str, seed: int, data: str) -> None:
     """Train a recipe to its end, and evaluate its last checkpoint, too."""
     place = folder(name, seed)
     train([*words(name, seed), f"data.root='{data}'"], place)
-    if not (place / EVALUATION).is_file():
+    if not is_evaluated(place):
         call(["evaluate", str(place), "--last"])
+
+
+def is_evaluated(place: Path) -> bool:
+    """Return whether the evaluation of a run is that of its last checkpoint; that of the best one has the same name."""
+    file = place / EVALUATION
+    return file.is_file() and Path(json.loads(file.read_text())["checkpoint"]).name == LAST.name
 
 
 def rows() -> list[dict[str, Any]]:
@@ -86,7 +92,7 @@ def rows() -> list[dict[str, Any]]:
     written = {(row["recipe"], int(row["seed"])): row for row in read_csv(RESULTS)} if RESULTS.is_file() else {}
     for name, recipe in RECIPES.items():
         for place in sorted(RUNS.glob(f"{name.lower()}-seed*")):
-            if not (place / EVALUATION).is_file():
+            if not is_evaluated(place):
                 continue
             row = {"recipe": name, "bits": recipe.bits, **figures(place)}
             row["test_accuracy_final"] = json.loads((place / EVALUATION).read_text())["test_accuracy"]
