@@ -312,7 +312,8 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     inner.mkdir(parents=True)
     for name in ("b.png", "a.PNG"):
         (inner / name).write_bytes(picture.read_bytes())
-    (inner / "notes.txt").write_text("no picture")
+    for name in ("notes.txt", "scan.pdf", "film.mpg", "weights.h5", "plot.eps"):
+        (inner / name).write_text("no picture")
     (inner / "broken.jpg").write_text("no picture either")
     folder, pattern, table = str(tmp_path / "pictures"), str(tmp_path / "*.png"), tmp_path / "table.csv"
     assert main(["predict", str(tmp_path), folder, pattern, str(inner / "b.png"), "--csv", str(table)]) == 1

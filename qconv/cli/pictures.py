@@ -26,10 +26,10 @@ def _of_word(word: str) -> Iterator[str]:
 
 
 def _of_folder(folder: Path) -> list[str]:
-    from PIL import Image
+    from ..images import readable_suffixes
 
-    endings = Image.registered_extensions()
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in endings and path.is_file())
+    suffixes = readable_suffixes()
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     if not files:
         raise ValueError(f"{folder} holds no pictures: no file ends in .jpg, .png or another ending of a picture")
     return [str(path) for path in files]
