@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,6 +16,8 @@ except ImportError:  # Windows
 
 OLD = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """The first bytes of the files of `torch.save` before torch 1.6."""
+LEFT_AFTER = 3600
+"""Seconds without a change after which a temporary file counts as left by a process that was killed."""
 
 
 class DamagedFileError(ValueError):
@@ -62,7 +65,10 @@ def _is_of_old_torch(path: Path) -> bool:
 
 
 class atomic_file:  # noqa: N801  # used like `open`
-    """Context manager: a binary file that takes its name only when it is complete and on the disk."""
+    """Context manager: a binary file that takes its name only when it is complete and on the disk.
+
+    What a process that was killed has left of the same file is removed, once it is old.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -70,7 +76,20 @@ class atomic_file:  # noqa: N801  # used like `open`
 
     def __enter__(self):
         self.file = self.temporary.open("wb")
+        self._remove_leftovers()
         return self.file
+
+    def _remove_leftovers(self) -> None:
+        """Remove the temporary files that are too old to be written to.
+
+        Whether their processes run would not tell: they may be those of another machine.
+        """
+        pattern = re.compile(rf"\.{re.escape(self.path.name)}\.\d+\.tmp")
+        with suppress(OSError):  # another process may remove them, too
+            now = os.fstat(self.file.fileno()).st_mtime  # by the clock of the file system
+            for other in self.path.parent.iterdir():
+                if pattern.fullmatch(other.name) and now - other.stat().st_mtime > LEFT_AFTER:
+                    other.unlink()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         try:

@@ -2,6 +2,8 @@
 
 import json
 import math
+import os
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import qconv
 from qconv import schemes
+from qconv.files import atomic_file
 from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
 from qconv.training.resume import FORMER, check_config, check_tensors, fill_tensors, override
 from qconv.training.run_folder import same_run
@@ -40,6 +43,18 @@ def test_a_failing_save_leaves_the_old_file_and_nothing_else(saved: Path) -> Non
         AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "half": torch.ones(1000), "bad": lambda: None}, saved)
     assert saved.read_bytes() == before
     assert [file.name for file in saved.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    old, stays = ".last.ckpt.7.tmp", [".best.ckpt.7.tmp", ".last.ckpt.8.tmp", ".last.ckpt.a.7.tmp"]
+    hours_ago = time.time() - 7200
+    for name in (old, *stays):
+        (tmp_path / name).write_bytes(b"half")
+        if name != ".last.ckpt.8.tmp":
+            os.utime(tmp_path / name, (hours_ago, hours_ago))
+    with atomic_file(tmp_path / "last.ckpt") as file:
+        file.write(b"whole")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*stays, "last.ckpt"]
 
 
 def test_the_new_name_is_taken_only_when_the_file_is_complete(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
