@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -361,6 +361,20 @@ def bad_batches(rank: int) -> dict[str, str]:
     }
 
 
+def go_on_drawing(rank: int) -> list[Tensor]:
+    """What a process draws after a checkpoint, and what it draws after resuming from that."""
+    from qconv.training import RandomState  # with Lightning, which the rest does without
+
+    torch.manual_seed(rank)
+    states = [RandomState().state_dict()]
+    expected = torch.rand(3)
+    dist.broadcast_object_list(states)  # the first process writes the checkpoint
+    resumed = RandomState()
+    resumed.load_state_dict(states[0])
+    resumed.on_train_epoch_start(cast(Any, None), cast(Any, None))
+    return [expected, torch.rand(3)]
+
+
 def worker(rank: int, port: int, folder: str) -> None:
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
@@ -377,6 +391,7 @@ def worker(rank: int, port: int, folder: str) -> None:
         "recu": begin_recu(rank),
         "sharded": train_fully_sharded(rank),
         "lean": train_lean(rank),
+        "drawing": go_on_drawing(rank),
         "bad": bad_batches(rank),  # comes last: what one of them leaves waiting ends with the other process
     }
     torch.save(found, Path(folder) / f"{rank}.pt")
@@ -578,6 +593,12 @@ def test_lean_models_learn_the_same(name: str, case: str, ranks: list[dict[str, 
     for rank in ranks:
         assert_equal(*(rank["lean"][f"{name}, {case}, {mode}"] for mode in (None, "exact")))
         assert any(grad is None for grad in rank["lean"][f"{name}, {case}, exact"]["grads"][0]) == (case == "skipping")
+
+
+def test_each_rank_goes_on_with_its_own_random_numbers(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert_equal(*rank["drawing"])
+    assert not ranks[0]["drawing"][0].equal(ranks[1]["drawing"][0])
 
 
 def test_batch_norms_over_all_processes_stay_as_they_are(ranks: list[dict[str, Any]]) -> None:

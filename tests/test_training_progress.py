@@ -3,7 +3,7 @@
 import math
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -78,6 +78,17 @@ def test_a_resumed_run_has_the_same_weights_schedules_and_random_numbers(tmp_pat
     assert any("surrogate.t" in name for name in one)
     for name in one:
         assert one[name].equal(other[name]), name
+
+
+def test_all_go_on_with_the_first_random_state_if_the_processes_are_others() -> None:
+    one = RandomState().state_dict()
+    expected = torch.rand(3)
+    other = RandomState().state_dict()
+    for state in (one, {**one, "processes": [one, other]}):
+        resumed = RandomState()
+        resumed.load_state_dict(state)
+        resumed.on_train_epoch_start(cast(Any, None), cast(Any, None))
+        assert torch.rand(3).equal(expected)
 
 
 def test_epochs_must_be_known() -> None:

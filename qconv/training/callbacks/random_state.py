@@ -3,14 +3,18 @@
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
+
+from ...processes import process_count, rank_and_count
 
 
 class RandomState(Callback):
     """Stores torch's random state, of the CPU and of the run's GPU, in the checkpoint and restores it on resuming.
 
-    With several processes, all resume with the state of the first one. Python's and NumPy's generators are left alone:
-    nothing in qconv draws from them during training.
+    Each process resumes with its own state; all with that of the first one if their number is another, or if an earlier
+    version wrote the checkpoint. Python's and NumPy's generators are left alone: nothing in qconv draws from them
+    during training.
     """
 
     def __init__(self) -> None:
@@ -23,11 +27,16 @@ class RandomState(Callback):
         self.device = trainer.strategy.root_device
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the present state."""
-        return {
+        """Return the present state, and those of all processes if there are several, which must all call it."""
+        own = {
             "cpu": torch.get_rng_state(),
             "cuda": [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [],
         }
+        if (count := process_count()) == 1:
+            return own
+        states: list[Any] = [None] * count
+        dist.all_gather_object(states, own)
+        return {**states[0], "processes": states}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep the state until training starts: Lightning may draw numbers before."""
@@ -46,7 +55,10 @@ class RandomState(Callback):
     def _resume(self) -> None:
         if self.resumed is None:
             return
-        torch.set_rng_state(self.resumed["cpu"])
-        if self.resumed["cuda"] and self.device.type == "cuda":  # earlier versions stored those of all GPUs
-            torch.cuda.set_rng_state(self.resumed["cuda"][0], self.device)
+        rank, count = rank_and_count()
+        states = self.resumed.get("processes", [self.resumed])
+        own = states[rank if len(states) == count else 0]
+        torch.set_rng_state(own["cpu"])
+        if own["cuda"] and self.device.type == "cuda":  # earlier versions stored those of all GPUs
+            torch.cuda.set_rng_state(own["cuda"][0], self.device)
         self.resumed = None
