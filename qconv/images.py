@@ -5,6 +5,7 @@ modes, errors, and limit of pixels (PIL's, against decompression bombs). They ar
 transparency is ignored.
 """
 
+import errno
 import io
 import os
 import struct
@@ -30,11 +31,22 @@ class DecodingError(ValueError):
     """A file that is not a picture."""
 
 
+class ReadingError(DecodingError):
+    """A file that could not be read now, though it may be a picture."""
+
+
 UNREADABLE = (
     # The errors of PIL and torchvision for damaged files; a warning counts where Python turns warnings into errors.
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),
     *(RuntimeError, MemoryError, struct.error, zlib.error, Image.DecompressionBombError, Warning),
 )
+OF_THE_FILE = frozenset(
+    {
+        *(errno.ENOENT, errno.EISDIR, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO, errno.EINVAL),
+        *(errno.EACCES, errno.EPERM, errno.EFBIG, errno.EOVERFLOW),
+    }
+)
+"""What an `OSError` says of a file or of its content; others, such as too many open files, may pass."""
 ORIENTATION = 0x0112  # the tag of EXIF
 WIDTH, LENGTH = 0x0100, 0x0101  # the tags of a TIFF's size, as it is stored
 TURNS = {
@@ -64,6 +76,7 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
 
     Raises:
         DecodingError: replaces any error that the `with` block raises because of a damaged file.
+        ReadingError: this one if the file may be whole, such as after an error of the disk or for want of memory.
     """
     reads_heif()
     try:
@@ -76,7 +89,15 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
             raise DecodingError(f"it is a HEIC picture: {HEIF_REMEDY}") from error
         raise DecodingError("it is no picture of a known format") from error
     except UNREADABLE as error:
+        if _may_pass(error):
+            raise ReadingError(f"{_reason(error)}; the file may be whole: try again") from error
         raise DecodingError(_reason(error)) from error
+
+
+def _may_pass(error: BaseException) -> bool:
+    if isinstance(error, OSError):
+        return error.errno is not None and error.errno not in OF_THE_FILE
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error)  # torch's for want of memory
 
 
 @cache

@@ -1,5 +1,6 @@
 """Trees of pictures: what is decoded, cached and refused."""
 
+import errno
 import os
 import pickle
 import shutil
@@ -208,6 +209,41 @@ def test_broken_files_are_named(kind: str, tree: Path, capsys: pytest.CaptureFix
     told = capsys.readouterr().err.replace("\n", "")
     assert "left out: 1 of 12 files" in told
     assert "dog/3.png" in told
+
+
+def test_what_is_left_out_is_said_at_each_run(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    truncated(tree / "train/dog/3.png")
+    runs = []
+    for _ in range(2):
+        made(tree, broken="skip")
+        runs.append([line for line in said(capsys) if line.startswith("left out: 1 of 12 files")])
+    assert len(runs[0]) == 1
+    assert "dog/3.png" in runs[0][0]
+    assert runs[1] == runs[0]
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), OSError(errno.EMFILE, "Too many open files"), OSError(errno.EIO, "Input/output error")]
+)
+def test_an_error_that_may_pass_leaves_out_nothing(
+    error: Exception, tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = Image.open
+
+    def failing(file: Path) -> Image.Image:
+        if file.name == "3.png" and file.parent.name == "dog":
+            raise error
+        return whole(file)
+
+    monkeypatch.setattr(Image, "open", failing)
+    for broken in ("fatal", "skip"):
+        with pytest.raises(BrokenPictureError, match=r"1 of 12 files can't be read: .*dog/3.png .*try again"):
+            made(tree, broken=broken, image_size=8)
+    with pytest.raises(DecodingError, match=r"dog/3.png: .*; the file may be whole: try again"):
+        made(tree)
+    assert not list((tree.parent / "cache").glob("*"))
+    monkeypatch.undo()
+    assert len(made(tree, broken="skip", image_size=8).splits["train"].labels) == 10
 
 
 def remove(path: Path) -> None:

@@ -30,7 +30,7 @@ from qconv.data.large import random_box
 from qconv.data.prepared import PreparedPictures, ThreadedLoader
 from qconv.data.prepared_files import INDEX, Form, Stored, read_index
 from qconv.files import DamagedFileError
-from qconv.images import decode
+from qconv.images import ReadingError, decode
 from qconv.training.run import train
 
 SIZE = 20
@@ -322,6 +322,17 @@ def test_a_source_that_is_no_tree(tree: Path, tmp_path: Path) -> None:
         prepare_pictures(tmp_path / "nowhere", tmp_path / "new")
     with pytest.raises(FileNotFoundError, match=r"source \(=.*train\) must hold train/<class>/\*"):
         prepare_pictures(tree / "train", tmp_path / "new")
+
+
+def test_a_picture_that_cannot_be_read_now_is_not_left_out(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(path: Path, **options: Any) -> bytes:
+        raise ReadingError("Too many open files; the file may be whole: try again")
+
+    monkeypatch.setattr(prepare, "picture_file", failing)
+    with pytest.raises(BrokenPictureError, match=r"\.JPEG can't be read \(Too many open files; .* try again\)"):
+        prepare_pictures(tree, tmp_path / "a", size=SIZE, broken="skip")
 
 
 def test_a_picture_too_long_for_jpeg_is_named(tree: Path, tmp_path: Path) -> None:

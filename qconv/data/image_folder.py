@@ -2,27 +2,39 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import Progress
 
 from ..files import DamagedFileError, atomic_file, load_tensors
-from ..images import DecodingError, read_picture
+from ..images import DecodingError, ReadingError, read_picture
 from ..progress import terminal
 from .pictures import Pictures, PicturesDataModule
-from .tree import SplitBy, Tree, common_size, fingerprint, scan
+from .tree import Files, SplitBy, Tree, common_size, fingerprint, scan
 
-FORMAT = 2  # of the cache file; each number has its own file
+FORMAT = 3  # of the cache file; each number has its own file
 Broken = Literal["fatal", "skip"]
 
 
 class BrokenPictureError(ValueError):
     """Pictures that cannot be decoded."""
+
+
+class Decoded(NamedTuple):
+    """What the cache file holds.
+
+    Attributes:
+        splits: the pictures.
+        left_out: lines about those that were left out.
+    """
+
+    splits: dict[str, Pictures]
+    left_out: list[str]
 
 
 class ImageFolderDataModule(PicturesDataModule):
@@ -31,7 +43,7 @@ class ImageFolderDataModule(PicturesDataModule):
     Of folders without splits a part of each class is the test split, the same for every seed, chosen by hashes of the
     files' names: another picture leaves the others where they are, or moves a single one. With only `test`, or
     without splits, a part of the training pictures is used for validation; with only `val`, that is the test split.
-    What was split, resized and left out is said on stderr, and the number of pictures.
+    What was split, resized and left out is said on stderr at each run, and the number of pictures.
 
     The pictures are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after these settings and
     paths, sizes and times of the files; it is rewritten when one of them changes or when it is damaged. Grey, palette,
@@ -44,7 +56,8 @@ class ImageFolderDataModule(PicturesDataModule):
             their size if they have one, and a side of at most 64 pixels if they have several.
         channels: 3, or 1 for grey.
         broken: what to do with files that cannot be decoded completely: ``"fatal"`` names them in an error, ``"skip"``
-            reports them and leaves them out.
+            reports them and leaves them out. Those that can't be read for another reason, such as an error of the disk,
+            are an error in any case.
         test_size: the share of the pictures for testing, of folders without splits.
         split_by: ``"name"``, or as earlier versions did ``"number"``: a permutation of the sorted files, which is
             another one for one file more.
@@ -85,24 +98,33 @@ class ImageFolderDataModule(PicturesDataModule):
         self.image_size, told = (_size(image_size), "") if image_size is not None else self._common_size()
         for line in filter(None, (*self.tree.told, told)):
             _tell(line)
-        self.cached: dict[str, Pictures] | None = None
+        self.cached: Decoded | None = None
         self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {channels} {broken}")
 
     def prepare_data(self) -> None:
         """Decode the pictures into the cache, in one process per machine."""
-        self.cached = read_cache(self.cache)
-        if self.cached is None:
-            self.cache.parent.mkdir(parents=True, exist_ok=True)
-            splits = {name: self._decode(name) for name in self.tree.splits}
-            with atomic_file(self.cache) as file:
-                torch.save({name: tuple(pictures) for name, pictures in splits.items()}, file)
-            self.cached = splits
+        self.cached = self._decoded()
 
     def read(self) -> dict[str, Pictures]:
-        if self.cached is None:  # another process of this machine has prepared it
-            self.prepare_data()
-        splits, self.cached = self.cached or {}, None
-        return splits
+        decoded = self.cached or self._decoded()  # another process of this machine may have prepared it
+        self.cached = None
+        return decoded.splits
+
+    def _decoded(self) -> Decoded:
+        """Return what the cache holds, or fill it; say what is left out."""
+        decoded = read_cache(self.cache)
+        if decoded is not None:
+            for line in decoded.left_out:
+                _tell(line)
+            return decoded
+        self.cache.parent.mkdir(parents=True, exist_ok=True)
+        decoded = Decoded({}, [])
+        for name in self.tree.splits:
+            decoded.splits[name] = self._decode(name, decoded.left_out)
+        with atomic_file(self.cache) as file:
+            splits = {name: tuple(pictures) for name, pictures in decoded.splits.items()}
+            torch.save({"splits": splits, "left_out": decoded.left_out}, file)
+        return decoded
 
     def setup(self, stage: str) -> None:
         is_new = not self.splits
@@ -117,27 +139,29 @@ class ImageFolderDataModule(PicturesDataModule):
             raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is a picture")
         return found
 
-    def _decode(self, name: str) -> Pictures:
+    def _decode(self, name: str, left_out: list[str]) -> Pictures:
         files = self.tree.splits[name]
         images = torch.empty(len(files), self.in_channels, *self.image_size, dtype=torch.uint8)
-        problems: dict[int, str] = {}
+        problems: dict[int, DecodingError] = {}
 
         def decode(index: int) -> None:
             try:
                 images[index] = read_picture(files[index][0], self.image_size, self.in_channels, resize=True)
             except DecodingError as error:
-                problems[index] = str(error)
+                problems[index] = error
 
         workers = cores()
-        console = terminal()
-        with Progress(console=console, transient=True) as bar, ThreadPoolExecutor(workers) as pool:
+        with Progress(console=terminal(), transient=True) as bar, ThreadPoolExecutor(workers) as pool:
             for _ in bar.track(pool.map(decode, range(len(files))), len(files), description=f"decoding {name}"):
                 pass
+        if passing := {index: error for index, error in problems.items() if isinstance(error, ReadingError)}:
+            raise BrokenPictureError(_told(passing, files, "can't be read"))
         if problems:
-            told = _told(problems, files)
+            told = _told(problems, files, "are no whole picture")
             if self.broken == "fatal":
                 raise BrokenPictureError(f"{told}; repair or remove them, or leave them out by data.broken=skip")
-            console.print(f"left out: {told}")
+            left_out.append(f"left out: {told}")
+            _tell(left_out[-1])
         kept = torch.tensor([index for index in range(len(files)) if index not in problems], dtype=torch.long)
         labels = torch.tensor([label for _, label in files])
         left = Counter(labels[kept].tolist())
@@ -158,16 +182,18 @@ def cache_folder() -> Path:
     return (Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "qconv").expanduser()
 
 
-def read_cache(path: Path) -> dict[str, Pictures] | None:
-    """Return the splits in the cache file, or None if it is missing or damaged.
+def read_cache(path: Path) -> Decoded | None:
+    """Return what the cache file holds, or None if it is missing or damaged.
 
     It is read, not mapped: replacing a mapped file kills the process.
     """
     if not path.is_file():
         return None
     try:
-        return {name: Pictures(*pictures) for name, pictures in load_tensors(path, "cache").items()}
-    except (DamagedFileError, AttributeError, TypeError) as error:  # the last two: it holds other data
+        content = load_tensors(path, "cache")
+        splits = {name: Pictures(*pictures) for name, pictures in content["splits"].items()}
+        return Decoded(splits, content["left_out"])
+    except (DamagedFileError, AttributeError, LookupError, TypeError) as error:  # the last three: it holds other data
         terminal().print(f"{error}: it is made anew")
         return None
 
@@ -184,11 +210,11 @@ def _size(size: int | Sequence[int]) -> tuple[int, int]:
     return pair
 
 
-def _told(problems: dict[int, str], files: Sequence[tuple[Path, int]], most: int = 5) -> str:
+def _told(problems: Mapping[int, DecodingError], files: Files, what: str, most: int = 5) -> str:
     shown: Iterable[int] = sorted(problems)[:most]
     listed = "; ".join(f"{files[index][0]} ({problems[index]})" for index in shown)
     more = f"; and {len(problems) - most} more" if len(problems) > most else ""
-    return f"{len(problems)} of {len(files)} files are no whole picture: {listed}{more}"
+    return f"{len(problems)} of {len(files)} files {what}: {listed}{more}"
 
 
 @rank_zero_only

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..files import atomic_file
-from ..images import DecodingError, decode, opened
+from ..images import DecodingError, ReadingError, decode, opened
 from ..progress import shown, terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import ahead
@@ -167,7 +167,7 @@ class Part(NamedTuple):
         """Key, bytes and class of each picture, made by the pool.
 
         Raises:
-            BrokenPictureError: a file is no whole picture, and none may be left out.
+            BrokenPictureError: a file is no whole picture, and none may be left out; or it can't be read now.
         """
 
         def one(path: Path) -> bytes | DecodingError:
@@ -180,6 +180,8 @@ class Part(NamedTuple):
         for number, ((path, label), data) in enumerate(zip(self.files, encoded, strict=True), self.first):
             if isinstance(data, bytes):
                 yield f"{number:08d}", data, label
+            elif isinstance(data, ReadingError):
+                raise BrokenPictureError(f"{path} can't be read ({data})")
             elif broken == "fatal":
                 remedy = "repair or remove it, or leave out such files (--broken skip)"
                 raise BrokenPictureError(f"{path} is no whole picture ({data}); {remedy}")

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..images import HEIF_REMEDY, HEIF_SUFFIXES, DecodingError, opened, readable_suffixes, size_of
+from ..images import HEIF_REMEDY, HEIF_SUFFIXES, DecodingError, ReadingError, opened, readable_suffixes, size_of
 
 SPLITS = ("train", "val", "test")
 NO_PICTURES = ("thumbs.db", "desktop.ini")
@@ -216,6 +216,8 @@ def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
         try:
             with opened(path) as picture:
                 return size_of(picture)
+        except ReadingError as error:  # without it the size could be another one
+            raise ReadingError(f"{path}: {error}") from error
         except DecodingError:  # reported with all others when they are decoded
             return None
 
