@@ -246,6 +246,14 @@ def test_an_error_that_may_pass_leaves_out_nothing(
     assert len(made(tree, broken="skip", image_size=8).splits["train"].labels) == 10
 
 
+def test_the_test_after_a_training_reads_nothing_again(tree: Path) -> None:
+    data = made(tree)
+    data.cache.unlink()
+    data.prepare_data()
+    assert data.cached is None
+    assert not data.cache.exists()
+
+
 def remove(path: Path) -> None:
     for file in path.iterdir():
         file.unlink()

@@ -103,7 +103,8 @@ class ImageFolderDataModule(PicturesDataModule):
 
     def prepare_data(self) -> None:
         """Decode the pictures into the cache, in one process per machine."""
-        self.cached = self._decoded()
+        if not self.splits:  # the test after a training needs no more
+            self.cached = self._decoded()
 
     def read(self) -> dict[str, Pictures]:
         decoded = self.cached or self._decoded()  # another process of this machine may have prepared it
