@@ -254,6 +254,13 @@ def test_the_test_after_a_training_reads_nothing_again(tree: Path) -> None:
     assert not data.cache.exists()
 
 
+def test_a_split_without_whole_pictures_is_named_before_the_training(tree: Path) -> None:
+    for path in (tree / "test").glob("*/*"):
+        truncated(path)
+    with pytest.raises(BrokenPictureError, match=r"data.root \(=.*tree\): test has no whole picture"):
+        made(tree, broken="skip")
+
+
 def remove(path: Path) -> None:
     for file in path.iterdir():
         file.unlink()

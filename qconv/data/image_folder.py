@@ -67,7 +67,7 @@ class ImageFolderDataModule(PicturesDataModule):
     Raises:
         FileNotFoundError: `root` is missing or holds no such folders, or a split holds no picture.
         ValueError: fewer than two classes, classes without training pictures, or an argument out of range.
-        BrokenPictureError: files that are no pictures, or are cut off.
+        BrokenPictureError: files that are no pictures, or are cut off; a split or a class without whole pictures.
     """
 
     def __init__(
@@ -168,6 +168,8 @@ class ImageFolderDataModule(PicturesDataModule):
         left = Counter(labels[kept].tolist())
         if name == "train" and (empty := [c for i, c in enumerate(self.classes) if not left[i]]):
             raise BrokenPictureError(f"class {empty[0]!r} has no whole training picture")
+        if not left:
+            raise BrokenPictureError(f"data.root (={self.root}): {name} has no whole picture")
         return Pictures(images[kept] if problems else images, labels[kept])
 
 
