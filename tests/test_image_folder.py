@@ -254,6 +254,13 @@ def test_the_test_after_a_training_reads_nothing_again(tree: Path) -> None:
     assert not data.cache.exists()
 
 
+def test_a_link_to_nowhere_is_a_broken_picture(tree: Path) -> None:
+    (tree / "train/dog/link.png").symlink_to(tree / "nowhere.png")
+    with pytest.raises(BrokenPictureError, match=r"1 of 13 files are no whole picture: .*dog/link.png \(No such file"):
+        made(tree)
+    assert len(made(tree, broken="skip").splits["train"].labels) == 10
+
+
 def test_a_split_without_whole_pictures_is_named_before_the_training(tree: Path) -> None:
     for path in (tree / "test").glob("*/*"):
         truncated(path)

@@ -162,12 +162,19 @@ def fingerprint(root: Path, tree: Tree, settings: str) -> str:
     digest = hashlib.blake2b(_bytes(f"{settings} {tree.classes}"), digest_size=16)
     for name, files in tree.splits.items():
         for path, _ in files:
-            stat = path.stat()
-            digest.update(_bytes(f"{name} {path.relative_to(root)} {stat.st_size} {stat.st_mtime_ns}\n"))
+            digest.update(_bytes(f"{name} {path.relative_to(root)} {_size_and_time(path)}\n"))
         for path, _ in _sample(files, COMPARED):
             with suppress(OSError), path.open("rb") as file:  # one that can't be read is named when it is decoded
                 digest.update(file.read(2**16))
     return digest.hexdigest()
+
+
+def _size_and_time(path: Path) -> str:
+    try:
+        stat = path.stat()
+    except OSError as error:  # such as of a link to nowhere: it is named when it is decoded
+        return type(error).__name__
+    return f"{stat.st_size} {stat.st_mtime_ns}"
 
 
 def _sample(files: Files, most: int) -> Files:
