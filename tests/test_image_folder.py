@@ -351,6 +351,15 @@ TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         ValueError,
         "train has 1 class with pictures; it must have at least 2",
     ),
+    "one class without splits": (
+        lambda tree: [
+            (tree / "train/cat").rename(tree / "cat"),
+            *(remove(folder) for folder in tree.glob("t*/*")),
+            *(folder.rmdir() for folder in tree.glob("t*")),
+        ],
+        ValueError,
+        r"data.root \(=.*tree\) has 1 class with pictures \(cat\); it must have at least 2",
+    ),
     "class in test only": (
         lambda tree: (tree / "test/dog").rename(tree / "test/fox"),
         ValueError,

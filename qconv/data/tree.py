@@ -65,8 +65,11 @@ def scan(
     folders = [path for path in sorted(root.iterdir()) if _is_seen(path)]
     if test_size is not None and not names:
         files = {folder.name: pictures_in(folder) for folder in folders}
-        if sum(map(bool, files.values())) > 1:
+        classes = [name for name, pictures in files.items() if pictures]
+        if len(classes) > 1:
             return _without_splits(root, files, folders, test_size, seed, split_by)
+        if classes:
+            raise ValueError(f"{called} (={root}) has 1 class with pictures ({classes[0]}); it must have at least 2")
     if "train" not in names or len(names) < 2:
         needed = "train/<class>/* and test/<class>/* (or val)"
         if test_size is not None and not names:
