@@ -353,6 +353,14 @@ def test_broken_pictures_are_named_or_left_out(tree: Path, tmp_path: Path, capsy
     told = capsys.readouterr().err.replace("\n", "")
     assert f"left out: {bad} (" in told
     assert sum(len(images) for images, _ in raw(made(tmp_path / "a").train_dataloader())) == 15
+    message = r"a was prepared with broken=skip, and lacks 1 of 26 pictures: remove it.*\(--broken skip\)"
+    with pytest.raises(FileExistsError, match=message):
+        prepare_pictures(tree, tmp_path / "a", size=SIZE)
+    (tmp_path / "a" / INDEX).unlink()  # as if it had been interrupted
+    with pytest.raises(FileExistsError, match=message):
+        prepare_pictures(tree, tmp_path / "a", size=SIZE)
+    assert not (tmp_path / "a" / INDEX).exists()
+    assert len(prepare_pictures(tree, tmp_path / "a", size=SIZE, broken="skip").splits["train"].labels) == 19
     for path in tree.glob("train/n02/*"):
         path.write_text("no picture")
     with pytest.raises(BrokenPictureError, match="class 'n02' has no whole training picture"):

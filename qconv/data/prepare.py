@@ -20,7 +20,7 @@ from ..progress import shown, terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import ahead
 from .prepared_files import INDEX, SUFFIX, Form, Prepared, index, ppm, read_index, write_index, write_tar
-from .tree import Files, fingerprint, scan
+from .tree import Files, Tree, fingerprint, scan
 
 SETTINGS = "settings.json"
 LONGEST_JPEG = 65_500  # as in libjpeg
@@ -58,7 +58,7 @@ def prepare_pictures(
     Raises:
         ValueError: an argument out of range.
         FileNotFoundError: ``source`` is not such a tree.
-        FileExistsError: ``folder`` holds something else.
+        FileExistsError: ``folder`` holds something else, or lacks pictures that may not be left out.
         BrokenPictureError: a file that is no whole picture, or a class without a whole training picture.
     """
     for name, value in (("size", size), ("pictures_per_file", pictures_per_file)):
@@ -80,7 +80,9 @@ def prepare_pictures(
     settings["source"] = fingerprint(source, tree, "")
     begin(folder, settings)
     if (folder / INDEX).is_file():
-        return read_index(folder)
+        prepared = read_index(folder)
+        check_nothing_left_out(folder, prepared, tree, broken)
+        return prepared
     encode = partial(picture_file, size=size, form=form, quality=quality)
     parts = [
         Part(f"{name}-{number:05d}.tar", number * pictures_per_file, files)
@@ -95,6 +97,7 @@ def prepare_pictures(
                     write_tar(file, part.pictures(pool, encode, broken), SUFFIX[form])
     names = {name: [part.name for part in parts if part.name.startswith(f"{name}-")] for name in tree.splits}
     prepared = Prepared(settings, tree.classes, {name: index(folder, names[name]) for name in tree.splits})
+    check_nothing_left_out(folder, prepared, tree, broken)
     left = Counter(prepared.splits["train"].labels.tolist())
     if empty := [name for label, name in enumerate(tree.classes) if not left[label]]:
         raise BrokenPictureError(f"class {empty[0]!r} has no whole training picture")
@@ -141,6 +144,20 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
             else f"was prepared with {other}={found.get(other)}, not {settings.get(other)}"
         )
         raise FileExistsError(f"{folder} {differs}: remove it, or name a new folder")
+
+
+def check_nothing_left_out(folder: Path, prepared: Prepared, tree: Tree, broken: Broken) -> None:
+    """Raise a FileExistsError if an earlier call has left out pictures and this one must not.
+
+    Their number tells it, not the settings: a call that ends at a broken picture may go on by leaving it out.
+    """
+    count = sum(map(len, tree.splits.values()))
+    missing = count - sum(len(stored.labels) for stored in prepared.splits.values())
+    if missing and broken == "fatal":
+        raise FileExistsError(
+            f"{folder} was prepared with broken=skip, and lacks {missing} of {count} pictures: remove it, name a new "
+            "folder, or leave them out again (--broken skip)"
+        )
 
 
 def mixed(files: Files) -> Files:
