@@ -306,6 +306,68 @@ def test_a_model_that_cannot_be_traced_is_looked_at_in_parts() -> None:
     assert type(model.act) is nn.ReLU  # never called, and not registered before a layer
 
 
+class Untraceable(nn.Module):
+    """Registers its activation before the layer that it calls before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.conv = nn.ReLU(), conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.conv(x)) if x.mean() < 1e9 else x
+
+
+def test_the_order_of_registration_is_not_that_of_calls() -> None:
+    model = chain(Untraceable())
+    qconv.convert(model, schemes.bnn())
+    assert type(model[1].act) is nn.LeakyReLU  # whose values are nearly those of a ReLU
+    assert model[1](torch.randn(2, 8, 5, 5)).min() > -1
+
+
+def helped(x: Tensor) -> Tensor:
+    return F.relu(x)
+
+
+class Helped(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.unused = conv(), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(helped(x))
+
+
+def test_a_function_out_of_reach_is_told() -> None:
+    with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
+        qconv.convert(chain(Helped()), schemes.bnn())
+    graph = torch.fx.symbolic_trace(WithF("relu"))
+    with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
+        qconv.convert(graph, schemes.bnn(), skip=())
+    input = torch.randn(2, 3, 9, 9)
+    assert torch.equal(copy.deepcopy(graph)(input), graph(input))
+
+
+class InPlace(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = conv(), conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        F.relu_(x)
+        return self.second(x)
+
+
+@pytest.mark.parametrize("choice", ["identity", "hardtanh", "leaky"])
+def test_a_function_that_changes_its_input(choice: BeforeSign) -> None:
+    model = chain(InPlace())
+    qconv.convert(model, schemes.bnn(), before_sign=choice)
+    seen = []
+    model[1].second.register_forward_pre_hook(lambda _, args: seen.append(args[0].min().item()))
+    model(5 * torch.randn(2, 3, 9, 9))
+    assert {"identity": seen[0] < -1, "hardtanh": seen[0] == -1, "leaky": -1 < seen[0] < 0}[choice]
+
+
 def test_choices_that_cannot_be_made() -> None:
     with pytest.raises(ValueError, match=r"before_sign \(='tanh'\) must be one of 'identity', 'hardtanh'"):
         qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="tanh")  # pyright: ignore[reportArgumentType]

@@ -155,9 +155,12 @@ class AtRandom(Base):
 def test_a_decorated_forward_is_the_one_that_is_traced() -> None:
     x = torch.randn(2, 8, 6, 6)
     model: Any = trained(Block(), LSQ, x)
-    forward = model.forward
-    model.forward = lambda x: 3 * forward(x)
-    assert verify(model, freeze(model), x).equal
+    model.forward = MethodType(lambda self, x: 3 * Block.forward(self, x), model)
+    frozen = freeze(model)
+    expected = frozen(x)
+    assert verify(model, frozen, x).equal
+    model.conv.weight.data.neg_()
+    assert torch.equal(frozen(x), expected)
 
 
 def test_forwards_have_python_s_isinstance_again() -> None:
@@ -287,6 +290,48 @@ def test_what_no_input_has_shown_is_refused_by_name(kind: type[nn.Module], monke
     name = next(iter(PYTHON[kind] or ()))
     with pytest.raises(ReadBeside, match=rf"'{name}' of .*: freeze\(model, example=inputs\) leaves it"):
         freeze(model)(x)
+
+
+class InAList(Base):
+    """Calls its layers by a list of its own, as detectron2's pyramids do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = [self.block, self.tail]
+
+    def forward(self, x: Tensor) -> Tensor:
+        for call in self.calls if x.mean() < 1e9 else ():
+            x = call(x)
+        return x
+
+
+def test_layers_that_a_list_holds_stay_as_they_are() -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(InAList(), LSQ, x)
+    frozen = freeze(model, example=x)
+    assert {told.name: told.arithmetic for told in frozen.layers} == {"block.conv": "integer", "tail": "float"}
+    assert "a reference of its own, such as one in a list" in frozen.layers[1].reason
+    assert verify(model, frozen, x).equal
+
+
+class ByName(Python):
+    """Names its outputs by attributes that a frozen part has for itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block.name, self.block.plain, self.block.known = "low", 1, 2
+
+    def forward(self, x: Tensor) -> Any:
+        x = self.block(x) if x.mean() < 1e9 else x
+        return {self.block.name: x, "known": self.block.known, f"high {self.block.plain}": self.tail(x)}
+
+
+def test_attributes_of_parts_are_the_models() -> None:
+    x = torch.randn(2, 8, 6, 6)
+    model = trained(ByName(), LSQ, x)
+    found = freeze(model)(x)
+    assert list(found) == list(model(x)) == ["low", "known", "high 1"]
+    assert found["known"] == 2
 
 
 class WithOption(Block):

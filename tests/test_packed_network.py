@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torchvision.ops import StochasticDepth
 
 import qconv
@@ -106,6 +106,42 @@ def test_another_function_is_found_by_the_test_vector(file: Path, trained: nn.Mo
     assert type(model.conv) is nn.Conv2d
     x = torch.randn(5, 3, 8, 8)
     assert torch.equal(qconv.load_packed(file, Network())(x), trained(x))
+
+
+def test_graphs_that_were_traced(trained: nn.Module, tmp_path: Path) -> None:
+    """Whose class has another name in each copy."""
+    torch.manual_seed(0)
+    network = fx.symbolic_trace(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3)))
+    model = qconv.convert(copy.deepcopy(network), schemes.bwn(), skip=())
+    qconv.save_packed(model, tmp_path / "graph.safetensors")
+    loaded, input = qconv.load_packed(tmp_path / "graph.safetensors", network), torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(loaded(input), model.eval()(input))
+
+
+def test_norms_of_several_devices_are_those_of_one(trained: nn.Module, tmp_path: Path) -> None:
+    synced = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(trained))
+    qconv.save_packed(synced, tmp_path / "synced.safetensors")
+    loaded = qconv.load_packed(tmp_path / "synced.safetensors", Network())
+    input = torch.randn(2, 3, 8, 8)
+    torch.testing.assert_close(loaded(input), trained.eval()(input))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_test_vector_is_the_same_in_every_default_dtype(
+    dtype: torch.dtype, file: Path, trained: nn.Module, tmp_path: Path
+) -> None:
+    torch.set_default_dtype(dtype)
+    try:
+        qconv.load_packed(file, Network().float())
+        qconv.save_packed(trained, tmp_path / "other.safetensors", example=torch.randn(2, 3, 8, 8))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    qconv.load_packed(tmp_path / "other.safetensors", Network())
+
+
+def test_an_example_that_the_model_refuses(trained: nn.Module, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"the shape of example without its first dimension \(=\(8, 8\)\) must be one"):
+        qconv.save_packed(trained, tmp_path / "no.safetensors", example=torch.randn(3, 8, 8))
 
 
 def test_what_changes_nothing_in_evaluation_may_differ(file: Path, trained: nn.Module) -> None:

@@ -2,6 +2,7 @@
 
 import warnings
 from contextlib import suppress
+from typing import Self
 
 import pytest
 import torch
@@ -41,6 +42,28 @@ def test_everything_comes_back() -> None:
     assert not hasattr(model, "last")
     assert torch.get_rng_state().equal(before)
     assert torch.is_grad_enabled()
+
+
+class Merging(nn.Linear):
+    """Merges a part into its weight for evaluation, and takes it out again, as LoRA's layers do."""
+
+    merged = False
+
+    def train(self, mode: bool = True) -> Self:
+        if self.merged == mode:
+            self.weight.data += -1 if mode else 1
+            self.merged = not mode
+        return super().train(mode)
+
+
+def test_modules_go_back_to_training_by_themselves() -> None:
+    model = nn.Sequential(Merging(3, 3), nn.Sequential(Merging(3, 3), nn.BatchNorm1d(3).eval()))
+    weights = [parameter.clone() for parameter in model.parameters()]
+    with trial(model):
+        assert model[0].merged
+    assert [module.training for module in model.modules()] == [True, True, True, True, False]
+    assert not model[0].merged
+    torch.testing.assert_close(list(model.parameters()), weights)
 
 
 def test_what_is_not_asked_for_stays() -> None:

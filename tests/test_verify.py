@@ -19,6 +19,7 @@ from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.inference.rounding import SURE, Rounded, Rounding, difference
 from qconv.inference.rounding_rules import UNIT
 from qconv.inference.sign_conv import SignConv2d
+from qconv.inference.verify import other_decisions
 from qconv.kernels.operators import pack_weight, unpack_weight
 from qconv.scheme import Scheme
 
@@ -336,6 +337,36 @@ def test_operations_in_place(scheme: Scheme) -> None:
     checked = verify(model, freeze(model), input)
     assert checked.equal, f"\n{checked}"
     assert sum(each.drift for each in checked.layers) == 0
+
+
+def test_batches_of_a_loader_and_decisions_of_each_place() -> None:
+    model, input = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)), torch.randn(6, 3, 5, 5)
+    model = trained(model, schemes.lsq(4, 4), input, skip=())
+    found = verify(model, freeze(model), [(input[:3], torch.zeros(3)), [input[3:], torch.zeros(3)]])
+    assert found.equal
+    assert (found.samples, found.decisions) == (6, 0)
+    with pytest.raises(TypeError, match=r"inputs must be tensors, or \(tensor, labels\), not dict"):
+        verify(model, freeze(model), [{"image": input}])
+    one = torch.zeros(3, 2, 2, 2)
+    other = one.clone()
+    other[1, 1, 0, 1], other[2, 0, 1, 1] = 1, 1  # another class in one place, and the same one
+    assert other_decisions(one, other).tolist() == [False, True, False]
+    assert other_decisions(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [-1.0]])).tolist() == [False, True]
+    assert other_decisions(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0])).tolist() == [False, True]
+    assert other_decisions(torch.eye(3)[:2], torch.eye(3)[[0, 2]]).tolist() == [False, True]
+
+
+def test_a_forward_that_a_copy_would_share() -> None:
+    model, input = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)), torch.randn(6, 3, 5, 5)
+    model = trained(model, schemes.lsq(4, 4), input, skip=())
+    frozen, inner = freeze(model), cast(Any, model[1])
+    forward = inner.forward
+    inner.forward = lambda x: 2 * forward(x)
+    message = r"^'1' \(ReLU\): its forward is a function that was put on the module. A copy would share it"
+    with pytest.raises(TypeError, match=message):
+        freeze(model)
+    with pytest.raises(TypeError, match=message):
+        verify(model, frozen, input)
 
 
 def test_wrapped_models() -> None:

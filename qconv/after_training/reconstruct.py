@@ -19,7 +19,7 @@ from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
 from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
-from ..layers.trial import check_not_inference
+from ..layers.trial import check_not_inference, set_modes
 from ..layers.twins import float_twins, quantized_layers
 from ..processes import check_alone
 from ..progress import shown
@@ -193,8 +193,8 @@ def reconstruct(
             errors = relative_error(before, target), relative_error(after, target)
             rows.append(Block(name, len(layers_of(block)), *errors, moved))
     finally:
-        for module, was in mode.items():
-            module.training = was
+        with torch.no_grad():
+            set_modes(mode)
     return Reconstruction(tuple(rows), sum(map(len, pictures)))
 
 

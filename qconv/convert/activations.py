@@ -15,7 +15,7 @@ from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 BeforeSign = Literal["identity", "hardtanh", "prelu", "leaky", "keep"]
 CHOICES: tuple[str, ...] = get_args(BeforeSign)
@@ -136,15 +136,19 @@ _CLASSES: dict[tuple[type[nn.Module], str], type[nn.Module]] = {}
 
 
 def calls_relu(kind: type[nn.Module]) -> bool:
-    """Whether a method of the class calls ``F.relu``, ``torch.relu`` or the like by a global name."""
-    return any(_called(method) for method in _methods(kind).values())
+    """Whether a method of the class calls ``F.relu``, ``torch.relu`` or the like by a global name.
+
+    Not that of a `torch.fx.GraphModule`, which is made anew from its graph whenever the module is copied.
+    """
+    return not issubclass(kind, fx.GraphModule) and any(_called(method) for method in _methods(kind).values())
 
 
 def _methods(kind: type[nn.Module]) -> dict[str, FunctionType]:
-    """The plain methods of the class, without those of `torch.nn`."""
+    """The plain methods of the class that may be part of its forward, without those of `torch.nn`."""
     own = [base for base in kind.__mro__ if not base.__module__.startswith("torch.nn.") and base is not object]
     every = {name: value for base in reversed(own) for name, value in vars(base).items()}
-    return {name: value for name, value in every.items() if isinstance(value, FunctionType)}
+    plain = {name: value for name, value in every.items() if isinstance(value, FunctionType)}
+    return {name: value for name, value in plain.items() if name != "__init__"}
 
 
 def _called(method: FunctionType) -> dict[str, Any]:
@@ -225,6 +229,8 @@ def _renamed(code: CodeType, names: Mapping[str, str]) -> CodeType:
 
 def _instead(value: Any, choice: str) -> Any:
     """Return another function for a ReLU, or for a module a proxy with other ReLUs."""
+    if value is F.relu_ or value is torch.relu_:
+        return partial(_FUNCTIONS[choice], inplace=True)
     if any(value is relu for relu in RELUS):
         return _FUNCTIONS[choice]
     made = ModuleType(value.__name__)

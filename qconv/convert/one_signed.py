@@ -78,7 +78,8 @@ def one_signed_inputs(model: nn.Module, layers: Collection[nn.Module]) -> dict[n
     """Return, for each of ``layers`` whose input is never negative, the activations that make it so.
 
     A model that `torch.fx` can't trace is examined in parts, and by the order of its modules: an activation counts as
-    preceding the next registered layer if there is nothing but pooling or the like between them.
+    preceding the next registered layer if there is nothing but pooling or the like between them. It counts as called
+    elsewhere, too, unless a part's graph shows that it is not.
     """
     return find(model, layers).inputs
 
@@ -94,18 +95,19 @@ def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
     return found
 
 
-def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str], found: Found) -> None:
+def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str], found: Found) -> set[Site]:
+    """Add what is found in a module; return the activations of which a graph tells where they are called."""
     if module in layers or not any(inner in layers for inner in module.modules()):
-        return
+        return set()
     try:
         graph = _Tracer(layers).trace(module)
     except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, KeyError, IndexError):
+        known = set[Site]().union(*(_look(child, layers, names, found) for child in module.children()))
         for layer, sites in _by_order(module, layers, names):
             found.add(layer, sites)
-            found.elsewhere.update(site for site in sites if _is_used_again(site, names))
-        for child in module.children():
-            _look(child, layers, names, found)
-        return
+            # The order of registration need not be that of the calls.
+            found.elsewhere.update(site for site in sites if site not in known or _is_used_again(site, names))
+        return known
     walk = _Walk(module, names)
     seen: set[tuple[Site, fx.Node]] = set()
     for node in graph.nodes:
@@ -116,6 +118,7 @@ def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str]
                 seen |= calls
                 found.add(layer, frozenset(site for site, _ in calls))
     found.elsewhere.update(site for site, _ in walk.every - seen)
+    return {site for site, _ in walk.every}
 
 
 class _Tracer(fx.Tracer):
@@ -145,7 +148,9 @@ class _Walk:
         return None
 
     def visit(self, node: fx.Node) -> None:
-        self.known[node] = self._calls(node)
+        self.known[node] = found = self._calls(node)
+        if found is not None and node.args and isinstance(node.args[0], fx.Node) and self._is_in_place(node):
+            self.known[node.args[0]] = found  # which may be read after a call whose result is not
 
     def _calls(self, node: fx.Node) -> Calls | None:
         first = node.args[0] if node.args else node.kwargs.get("input")
@@ -169,6 +174,13 @@ class _Walk:
         if name == "interpolate" and node.kwargs.get("mode") == "bicubic":  # it may overshoot
             return None
         return self.calls_of(first) if name in _PASSING else None
+
+    def _is_in_place(self, node: fx.Node) -> bool:
+        """Whether the call changes its first argument."""
+        if node.op == "call_module":
+            return bool(getattr(self.root.get_submodule(str(node.target)), "inplace", False))
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        return name in RELU_FUNCTIONS and (name.endswith("_") or bool(node.kwargs.get("inplace")))
 
     def _call(self, site: Site, node: fx.Node) -> Calls:
         self.every.add((site, node))

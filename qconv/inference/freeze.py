@@ -15,6 +15,7 @@ from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import forget, is_own_hook
 from ..layers.computed import computed_by
+from ..layers.copies import check_copies, copied
 from ..layers.naming import name_of
 from ..lean import lean
 from ..packed.layer import check_shippable, current
@@ -94,8 +95,8 @@ class FrozenModel(nn.Module):
         """
         module = self.network
         for key in name.split(".") if name else ():
-            module = getattr(module.graph if isinstance(module, Part) else module, key)
-        return module.graph if isinstance(module, Part) else module
+            module = getattr(module._graph if isinstance(module, Part) else module, key)
+        return module._graph if isinstance(module, Part) else module
 
     def folded(self, name: str, model: nn.Module) -> nn.Module:
         """Return a module named in `Frozen.folded`, as trained: one of the trained `model`, or that of a function.
@@ -241,6 +242,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
             check_shippable(name, module)
             _check_codes(name, module)
             describe_weight(name, module, strict=True)  # raises if its codes do not give the weight
+    check_copies(model)
     try:
         network = copy.deepcopy(model).eval().cpu()
     except (TypeError, RuntimeError) as error:
@@ -272,7 +274,7 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
     shared = parts.shared()
     functions: dict[str, nn.Module] = {}
     for part in parts.graphs.values():
-        rewriter = Rewriter(part.graph, joined(part.name, ""), part.is_single, tolerance, shared)
+        rewriter = Rewriter(part._graph, joined(part._path, ""), part._is_single, tolerance, shared)
         rewriter.run()
         frozen += rewriter.frozen
         functions |= rewriter.functions
@@ -321,7 +323,7 @@ def _check(model: nn.Module, frozen: FrozenModel, example: Tensor) -> None:
     """Raise a ValueError unless the frozen model computes the same as the trained one."""
     from .verify import verify  # which itself freezes the models of files
 
-    model = copy.deepcopy(model).eval().cpu()
+    model = copied(model).eval().cpu()
     output = model(example[:1].cpu())
     if not isinstance(output, Tensor):
         warnings.warn(

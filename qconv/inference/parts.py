@@ -22,6 +22,8 @@ class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's,
 class Part(nn.Module):
     """A module as a graph, called by a parent whose forward is Python.
 
+    Attributes have names that a module of the user's is not likely to have: its own are looked up in `original`.
+
     The module's contents are no longer those that were trained: batch norm is folded, weights are integers. So the
     parent may call it, and read numbers and names stored in it; a `ReadBeside` is raised if it accesses a layer or a
     weight inside. Outputs have torch's default memory format, like those of the trained module.
@@ -36,33 +38,37 @@ class Part(nn.Module):
     def __init__(self, graph: fx.GraphModule, original: nn.Module, name: str, is_single: bool) -> None:
         super().__init__()
         taken = arguments(original.forward)
-        self.name, self.is_single, self.taken, self.defaults = name, is_single, taken.taken, taken.defaults
+        self._path, self._is_single, self._taken, self._defaults = name, is_single, taken.taken, taken.defaults
         plain = bool, int, float, str, tuple, type(None)
-        self.plain = {key: value for key, value in vars(original).items() if isinstance(value, plain)}
-        self.known = frozenset(dir(original))
-        self.graph = graph
+        self._plain = {key: value for key, value in vars(original).items() if isinstance(value, plain)}
+        self._known = frozenset(dir(original))
+        self._graph = graph
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the module."""
-        if kwargs or len(args) != len(self.taken):
+        if kwargs or len(args) != len(self._taken):
             args = self._bound(args, kwargs)
-        return tree_map(_contiguous, self.graph(*args))
+        return tree_map(_contiguous, self._graph(*args))
 
     def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        names = (*self.taken, *self.defaults)
+        names = (*self._taken, *self._defaults)
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         for name, value in given.items():
-            default = self.defaults.get(name)
-            if name in self.taken or value is default or (type(value) is type(default) and not _differ(value, default)):
+            default = self._defaults.get(name)
+            if (
+                name in self._taken
+                or value is default
+                or (type(value) is type(default) and not _differ(value, default))
+            ):
                 continue
             raise self._refusal(f"is called with {name}={value!r:.60}; it was traced with {name}={default!r:.60}")
-        if len(args) > len(names) or not all(name in given for name in self.taken):
-            raise self._refusal(f"is called with other arguments than {', '.join(self.taken)}")
-        return tuple(given[name] for name in self.taken)
+        if len(args) > len(names) or not all(name in given for name in self._taken):
+            raise self._refusal(f"is called with other arguments than {', '.join(self._taken)}")
+        return tuple(given[name] for name in self._taken)
 
     def _refusal(self, what: str) -> ReadBeside:
         return ReadBeside(
-            self.name, f"'{self.name}' of the frozen model {what}: freeze(model, example=inputs) leaves it as it is"
+            self._path, f"'{self._path}' of the frozen model {what}: freeze(model, example=inputs) leaves it as it is"
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -70,9 +76,9 @@ class Part(nn.Module):
             return super().__getattr__(name)
         except AttributeError:
             held = self.__dict__
-            if name in held.get("plain", ()):
-                return held["plain"][name]
-            if name.startswith("__") or name not in held.get("known", ()):
+            if name in held.get("_plain", ()):
+                return held["_plain"][name]
+            if name.startswith("__") or name not in held.get("_known", ()):
                 raise
         raise self._refusal(f"is frozen as a whole, and its {name} is read beside")
 
@@ -89,7 +95,7 @@ class Part(nn.Module):
         return True  # whatever its length
 
     def extra_repr(self) -> str:
-        return f"'{self.name}'"
+        return f"'{self._path}'"
 
 
 def _differ(value: Any, default: Any) -> bool:

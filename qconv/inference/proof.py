@@ -2,14 +2,14 @@
 
 import zlib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 from torch.nn.modules.conv import _ConvNd
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ..layers import QuantizedLayer
 from ..layers.trial import trial
@@ -19,12 +19,17 @@ from .parts import Part, ReadBeside
 from .tracing import NotTraceable, trace
 
 _LOOKED_AT = "the forward around it looks at more than what it gives"
+_NOT_REACHED = "the forward around it calls it by a reference of its own, such as one in a list"
+
+
+Flat = tuple[list[Any], Any]
+"""What a forward gives: the leaves, and how they are put together, with the keys of dictionaries."""
 
 
 class _Run(NamedTuple):
     """The output of a network, and the parts whose graphs differ from their modules, with the reason."""
 
-    output: list[Any]
+    output: Flat
     unequal: dict[str, str]
 
 
@@ -41,6 +46,7 @@ class Parts:
         self.graphs: dict[str, Part] = {}
         self.reasons: dict[str, str] = {}
         self._modules: dict[str, nn.Module] = {}
+        self._called: set[str] = set()
         self._split("", network)
 
     def _split(self, name: str, module: nn.Module) -> None:
@@ -88,36 +94,45 @@ class Parts:
         with ExitStack() as hooks:
             for name, part in self.graphs.items():
                 watch = _Watch(part, self._modules[name], unequal)
-                for handle in watch.hooks():
+                for handle in (*watch.hooks(), self._modules[name].register_forward_pre_hook(self._noting(name))):
                     hooks.callback(handle.remove)
-            output = tree_leaves(self.network(sample.clone()))
-            return _Run([tensor.clone() if isinstance(tensor, Tensor) else tensor for tensor in output], unequal)
+            return _Run(_flat(self.network(sample.clone())), unequal)
 
-    def _misused(self, sample: Tensor, wanted: list[Any]) -> dict[str, str]:
+    def _misused(self, sample: Tensor, wanted: Flat) -> dict[str, str]:
         """Parts that can't replace their modules in the network, the most certain one first."""
-        every = dict.fromkeys(sorted(self.graphs, key=lambda name: self.graphs[name].is_single), _LOOKED_AT)
+        every = dict.fromkeys(sorted(self.graphs, key=lambda name: self.graphs[name]._is_single), _LOOKED_AT)
+        before, self._called = self._called, set()
+        handles = [part.register_forward_pre_hook(self._noting(name)) for name, part in self.graphs.items()]
         self.place()
         try:
             with trial(self.network, keep_state=True):
-                got = tree_leaves(self.network(sample.clone()))
+                got = _flat(self.network(sample.clone()))
         except ReadBeside as error:
             return {error.name: str(error).partition(":")[0]}
         except Exception:  # noqa: BLE001  # of a forward that is not ours: what it does with modules is found by leaving them
             return every
         finally:
             self._put({id(part): self._modules[name] for name, part in self.graphs.items()})
-        return {} if _equal(wanted, got) else every
+            for handle in handles:
+                handle.remove()
+            reached, self._called = self._called, before
+        if not _equal(wanted, got):
+            return every
+        return dict.fromkeys((name for name in self.graphs if name in before and name not in reached), _NOT_REACHED)
+
+    def _noting(self, name: str) -> Callable[..., None]:
+        return lambda *_: self._called.add(name)
 
     def place(self) -> nn.Module:
         """Return the network with its parts."""
         if "" in self.graphs:
-            return self.graphs[""].graph
+            return self.graphs[""]._graph
         self._put({id(self._modules[name]): part for name, part in self.graphs.items()})
         return self.network
 
     def shared(self) -> dict[nn.Module, nn.Module | None]:
         """The modules that several graphs call; they are not replaced."""
-        called = Counter(module for part in self.graphs.values() for module in called_modules(part.graph))
+        called = Counter(module for part in self.graphs.values() for module in called_modules(part._graph))
         return {module: None for module, times in called.items() if times > 1}
 
     def _put(self, new: dict[int, nn.Module]) -> None:
@@ -134,7 +149,7 @@ class _Watch:
         self.part, self.module, self.unequal = part, module, unequal
         self.calls: list[tuple[Any, ...]] = []
         self.given: list[Any] = []
-        self.leaves = called_modules(part.graph)
+        self.leaves = called_modules(part._graph)
 
     def hooks(self) -> Iterator[Any]:
         """The handles of all hooks."""
@@ -157,19 +172,19 @@ class _Watch:
         if self.given[-1] is None:
             return
         ((args, kwargs), drawn), called, after = self.given.pop(), self.calls.copy(), torch.get_rng_state()
-        wanted = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in tree_leaves(output)]
+        wanted = _flat(output)
         self.calls.clear()
         self.given.append(None)
         torch.set_rng_state(drawn)
         try:
-            is_equal = _equal(wanted, tree_leaves(self.part(*args, **kwargs)))
+            is_equal = _equal(wanted, _flat(self.part(*args, **kwargs)))
             if not is_equal or called != self.calls:
                 what = "calls other layers" if is_equal else "gives something else"
-                self.unequal[self.part.name] = f"its trace {what}"
+                self.unequal[self.part._path] = f"its trace {what}"
         except ReadBeside as error:
-            self.unequal[self.part.name] = str(error).partition(":")[0]
+            self.unequal[self.part._path] = str(error).partition(":")[0]
         except Exception as error:  # noqa: BLE001  # any failure of the trace is its own, for the module worked
-            self.unequal[self.part.name] = f"its trace fails: {str(error).partition(chr(10))[0]}"
+            self.unequal[self.part._path] = f"its trace fails: {str(error).partition(chr(10))[0]}"
         finally:
             self.given.pop()
             torch.set_rng_state(after)
@@ -189,9 +204,9 @@ def takes(network: nn.Module, sample: Tensor) -> None:
 
 def find_sample(network: nn.Module) -> Tensor | None:
     """Random inputs that the network accepts, if a usual shape suits it."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator("cpu").manual_seed(0)
     for shape in usual_shapes(network):
-        sample = torch.randn(2, *shape, generator=generator)
+        sample = torch.randn(2, *shape, generator=generator, dtype=torch.float32, device="cpu")
         try:
             takes(network, sample)
         except Exception:  # noqa: BLE001  # it takes inputs of another shape
@@ -200,11 +215,17 @@ def find_sample(network: nn.Module) -> Tensor | None:
     return None
 
 
-def _equal(first: list[Any], second: list[Any]) -> bool:
+def _flat(output: Any) -> Flat:
+    """The output's leaves, of which tensors are copied, and its structure."""
+    leaves, structure = tree_flatten(output)
+    return [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves], structure
+
+
+def _equal(first: Flat, second: Flat) -> bool:
     """Whether tensors are equal bit for bit, apart from the payload of NaN; other leaves must have the same type."""
-    if len(first) != len(second):
+    if first[1] != second[1]:
         return False
-    for one, other in zip(first, second, strict=True):
+    for one, other in zip(first[0], second[0], strict=True):
         if not isinstance(one, Tensor) or not isinstance(other, Tensor):
             if type(one) is not type(other):
                 return False

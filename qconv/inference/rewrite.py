@@ -126,7 +126,8 @@ class Rewriter:
             elif isinstance(module, _ConvNd):
                 self._fold_float(node)
         for node in self.module.graph.nodes:  # values in the channels_last format have other strides
-            if node.op == "call_method" and node.target == "view" and not isinstance(node.args[1], torch.dtype):
+            is_view = node.op == "call_method" and node.target == "view"
+            if is_view and len(node.args) > 1 and not isinstance(node.args[1], torch.dtype):
                 node.target = "reshape"
         self.module.delete_all_unused_submodules()
         self.module.graph.lint()

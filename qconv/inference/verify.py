@@ -5,12 +5,14 @@ import os
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..convert import to_float
 from ..layers import QuantizedLayer
+from ..layers.copies import copied
 from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
@@ -38,7 +40,7 @@ class Verification:
         difference: the largest difference between an output and that of the trained network.
         largest: the largest output.
         decisions: number of inputs that get another class than from the trained network (with one output: another
-            sign).
+            sign), in any place where outputs have several.
         samples: number of inputs.
         of_bound: the largest used share of what `guided` may be; 1 at the limit.
         last: the name of the quantized layer that runs last.
@@ -107,7 +109,7 @@ def _cells(layer: LayerCheck) -> tuple[str, ...]:
 
 @torch.no_grad()
 def verify(
-    model: nn.Module, frozen: FrozenModel | str | os.PathLike[str], inputs: Tensor | Iterable[Tensor]
+    model: nn.Module, frozen: FrozenModel | str | os.PathLike[str], inputs: Tensor | Iterable[Any]
 ) -> Verification:
     """Compare a trained model with its frozen form, or with a packed file, on real inputs, layer by layer.
 
@@ -132,14 +134,14 @@ def verify(
     Args:
         model: the trained model; wrappers that compile it or spread it over devices are removed.
         frozen: its frozen form, or a packed file, which is loaded and frozen.
-        inputs: one batch or several.
+        inputs: one batch or several; of ``(images, labels)``, as a loader gives them, the images.
 
     Raises:
         ValueError: a frozen model with other layers; no input.
         TypeError: a model whose output is not a tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
-    model = lean(copy.deepcopy(inner_model(model)).eval().cpu(), False)
+    model = lean(copied(inner_model(model)).eval().cpu(), False)
     if not isinstance(frozen, FrozenModel):
         frozen = freeze(load_packed(frozen, to_float(copy.deepcopy(model))))
     pairs = _pairs(model, frozen)
@@ -152,13 +154,17 @@ def verify(
 
 
 def _compared(
-    model: nn.Module, frozen: FrozenModel, pairs: dict[str, LayerPair], inputs: Iterable[Tensor]
+    model: nn.Module, frozen: FrozenModel, pairs: dict[str, LayerPair], inputs: Iterable[Any]
 ) -> Verification:
     checks = {name: pair.nothing for name, pair in pairs.items()}
     guided = differs = largest = of_bound = 0.0
     decisions = samples = 0
     last = ""
     for batch in inputs:
+        if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):  # with labels
+            batch = batch[0]
+        if not isinstance(batch, Tensor):
+            raise TypeError(f"inputs must be tensors, or (tensor, labels), not {type(batch).__name__}")
         batch = batch.cpu()
         seen, output = calls_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
         if not isinstance(output, Tensor):
@@ -179,7 +185,7 @@ def _compared(
             differs = max(differs, float(difference(output_frozen, output).max()))
             largest = max(largest, float(output.abs().max()))
             is_comparable = output.shape == output_frozen.shape
-            differing = classes(output) != classes(output_frozen) if is_comparable else torch.ones(len(batch))
+            differing = other_decisions(output, output_frozen) if is_comparable else torch.ones(len(batch))
             decisions += int(differing.sum())
     if not samples:
         raise ValueError("inputs must hold at least one sample")
@@ -203,9 +209,14 @@ def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
 
 
 def classes(output: Tensor) -> Tensor:
-    """The class of each sample; with one output its sign."""
-    output = output.flatten(1)
+    """The class of each sample, with one output its sign; of ``(N, C, …)``, as of a segmentation, each place's."""
+    output = output if output.ndim > 1 else output.unsqueeze(1)
     return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
+
+
+def other_decisions(one: Tensor, other: Tensor) -> Tensor:
+    """Whether each sample has another class in ``other``; in one place of several is enough."""
+    return (classes(one) != classes(other)).unsqueeze(1).flatten(1).any(1)
 
 
 def tolerance(largest: float) -> float:

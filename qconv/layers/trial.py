@@ -2,7 +2,7 @@
 
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 
 import torch
@@ -39,7 +39,7 @@ def trial(
             stack.enter_context(random_state_kept(model))
         if keep_state:
             stack.callback(State(model).restore)
-        stack.callback(_set_modes, modes)
+        stack.callback(set_modes, modes)
         model.eval()
         yield
 
@@ -62,6 +62,13 @@ def check_not_inference(why: str) -> None:
         raise RuntimeError(f"{why}: call it outside torch.inference_mode()")
 
 
-def _set_modes(modes: dict[nn.Module, bool]) -> None:
+def set_modes(modes: Mapping[nn.Module, bool]) -> None:
+    """Give modules back their modes, parents first, by their own `train`, which may do more than set an attribute.
+
+    Some merge weights in evaluation, as LoRA's layers do, or run another graph, as torchvision's feature extractors.
+    """
+    for module, training in modes.items():
+        if module.training != training:
+            module.train(training)
     for module, training in modes.items():
         module.training = training

@@ -160,7 +160,7 @@ def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Mod
     network = copy.deepcopy(frozen.network)
     for name, part in list(network.named_modules()):
         if isinstance(part, Part):
-            network.set_submodule(name, part.graph)
+            network.set_submodule(name, part._graph)
     reached = ranges(network, example) if round_outputs else Ranges({}, {})
     givers = {told.reader: _integer(network, told.name) for told in frozen.layers if told.gives == "codes"}
     for name, layer in list(network.named_modules()):

@@ -1,6 +1,5 @@
 """Running ONNX files in ONNX Runtime."""
 
-import copy
 import os
 import warnings
 from dataclasses import dataclass
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..extras import needed
-from ..inference.verify import classes, tolerance
+from ..inference.verify import other_decisions, tolerance
+from ..layers.copies import copied
 
 ROUNDED, SATURATING = "qconv.round_outputs", "qconv.saturating_layers"
 """What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each."""
@@ -88,7 +88,8 @@ class OnnxComparison:
             edge.
         difference: the largest difference of an output.
         largest: the largest output.
-        decisions: number of inputs that get another class (with one output: another sign), or NaN or inf.
+        decisions: number of inputs that get another class (with one output: another sign), in any place where outputs
+            have several, or NaN or inf.
         samples: number of inputs.
         saturating: the layers whose sums ONNX Runtime may get wrong on x86 processors without VNNI, if its option
             ``session.x64quantprecision`` is not set, as `OnnxModel` does there.
@@ -136,7 +137,7 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     """
     if not len(inputs):
         raise ValueError("inputs must hold at least one sample")
-    trained, runtime = copy.deepcopy(model).eval().cpu(), OnnxModel(path)
+    trained, runtime = copied(model).eval().cpu(), OnnxModel(path)
     inputs = inputs.detach().float().cpu()
     wanted = torch.cat([trained(batch) for batch in inputs.split(64)])
     got = torch.cat([runtime(batch) for batch in inputs.split(64)])
@@ -145,6 +146,6 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).flatten(1).amax(1)
     largest = float(wanted.abs().max())
     close = int((error <= tolerance(largest)).sum())
-    decisions = int(((classes(got) != classes(wanted)) | error.isinf()).sum())
+    decisions = int((other_decisions(got, wanted) | error.isinf()).sum())
     difference = float(error.max())
     return OnnxComparison(runtime.is_rounded, close, difference, largest, decisions, len(inputs), runtime.saturating)

@@ -60,8 +60,13 @@ def class_name(layer: QuantizedLayer) -> str:
             if getattr(layers, name).float_type is layer.float_type:
                 return name
     kind = type(layer).__name__
-    made_of = f", made of a {layer.float_type.__name__}," if "float_type" in layer.__dict__ else ""
-    raise ValueError(f"type (={kind}){made_of} must be one of {', '.join(KNOWN)}")
+    if "float_type" in layer.__dict__:  # named by subclasses= of convert
+        of, plain = layer.float_type.__name__, type(layer).float_type.__name__
+        raise ValueError(
+            f"type (={kind}), made of a {of}, must be made of a {plain}: a {of} may compute something else. If it does "
+            f"not, set layer.__class__ = {plain} before convert"
+        )
+    raise ValueError(f"type (={kind}) must be one of {', '.join(KNOWN)}")
 
 
 def geometry(layer: nn.Module, kind: type[QuantizedLayer]) -> dict[str, Any]:
@@ -165,7 +170,11 @@ def check_quantizers(what: str, quantizers: Mapping[str, Quantizer]) -> None:
     """Raise a ValueError unless all of them quantize as they will at the end."""
     for quantizer in quantizers.values():
         if not quantizer.calibrated:
-            raise ValueError(f"{what}: {quantizer} waits for data: train it, or call qconv.calibrate(model, batches)")
+            raise ValueError(
+                f"{what}: {quantizer} waits for data: train it, or call qconv.calibrate(model, batches); if the model "
+                "does not call the layer in evaluation, as a head that is only trained, remove it or leave it float "
+                "(skip=)"
+            )
         if not quantizer.is_final:
             raise ValueError(f"{what} is not in its last stage yet: train it to the end")
 

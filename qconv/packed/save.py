@@ -25,7 +25,7 @@ from .header import Header, checksum, first_line, to_json
 from .layer import QUANTIZERS, check_quantizers, describe
 from .load import Content
 from .tensors import check_values, counters, inner_model, joined
-from .trial import can_be_tried, find_shape, make_trial, why_not_copied
+from .trial import can_be_tried, find_shape, make_trial, why_not_copied, why_refused
 from .weight import Entry, entry
 
 DTYPES = {
@@ -111,6 +111,9 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
     if given is None and not can_be_tried(model):
         return None
     uncopied = why_not_copied(model)
+    if given is not None and not uncopied and can_be_tried(model) and (why := why_refused(model, given)):
+        what = "the size of pictures" if example is None else "the shape of example without its first dimension"
+        raise ValueError(f"{what} (={given}) must be one that the model takes: {why}")
     shape = None if uncopied else find_shape(model) if given is None else given
     if shape is None:
         why = (

@@ -1,7 +1,6 @@
 """The test vector of a packed file: the outputs of its model for two inputs, which depend on functions as well."""
 
 import base64
-import copy
 import inspect
 import struct
 
@@ -9,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from ..layers.copies import copied
 from ..layers.trial import trial
 from .header import Trial
 from .shapes import usual_shapes
@@ -49,6 +49,15 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
     return Trial(shape=list(shape), inputs=kept.tolist(), outputs=text, tolerance=float(f"{tolerance:.2g}"))
 
 
+def why_refused(model: nn.Module, shape: tuple[int, ...]) -> str:
+    """Return the model's error for inputs of this shape, without the batch; empty if it takes them."""
+    try:
+        _outputs(model, _inputs(shape)[:2])
+    except FAILURES as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return ""
+
+
 def find_shape(model: nn.Module) -> tuple[int, ...] | None:
     """Return the first usual shape that the model takes, without the batch; the model is not changed."""
     for shape in usual_shapes(model):
@@ -75,7 +84,7 @@ def can_be_tried(model: nn.Module) -> bool:
 def why_not_copied(model: nn.Module) -> str:
     """Return the problem if the model can't be copied and thus not tried; else empty."""
     try:
-        copy.deepcopy(model)
+        copied(model)
     except FAILURES as error:
         return str(error) or type(error).__name__
     return ""
@@ -90,7 +99,8 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
     data = base64.b64decode(trial.outputs)
     if len(data) % 8:
         raise ValueError(f"trial: outputs ({len(data)} bytes) must be numbers for two inputs")
-    expected = torch.tensor(struct.unpack(f"<{len(data) // 4}f", data)).view(2, -1)
+    numbers = struct.unpack(f"<{len(data) // 4}f", data)
+    expected = torch.tensor(numbers, dtype=torch.float32, device="cpu").view(2, -1)
     try:
         outputs = _outputs(model, _inputs(tuple(trial.shape))[trial.inputs])
     except FAILURES as error:
@@ -107,9 +117,10 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
 
 def _moved_by_rounding(model: nn.Module, inputs: Tensor, outputs: Tensor) -> Tensor:
     others = [_outputs(model, inputs.double())]
-    noise = torch.Generator().manual_seed(1)
+    noise = torch.Generator("cpu").manual_seed(1)
     for _ in range(2):
-        scale = 1 + ROUNDING * (torch.rand(inputs.shape, generator=noise) * 2 - 1)
+        drawn = torch.rand(inputs.shape, generator=noise, dtype=torch.float32, device="cpu")
+        scale = 1 + ROUNDING * (drawn * 2 - 1)
         others.append(_outputs(model, inputs * scale))
     return torch.stack([_moved(other, outputs) for other in others if other is not None]).amax(0)
 
@@ -120,7 +131,9 @@ def _moved(outputs: Tensor, expected: Tensor) -> Tensor:
 
 
 def _inputs(shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(CANDIDATES, *shape, generator=torch.Generator().manual_seed(0))
+    # Whatever dtype and device are torch's default here, they are the same numbers.
+    generator = torch.Generator("cpu").manual_seed(0)
+    return torch.randn(CANDIDATES, *shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
@@ -128,7 +141,7 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
 
     It runs on the CPU without autocast: bfloat16 and a GPU's TF32 err by more than the tolerance.
     """
-    model = copy.deepcopy(model).to("cpu", inputs.dtype)
+    model = copied(model).to("cpu", inputs.dtype)
     with trial(model), torch.autocast("cpu", enabled=False):
         leaves = tree_leaves(model(inputs))
     floating = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()]
@@ -137,4 +150,5 @@ def _outputs(model: nn.Module, inputs: Tensor) -> Tensor | None:
         return None
     flat = torch.cat([tensor.reshape(len(inputs), -1) for tensor in tensors], 1).float().cpu()
     count = flat.shape[1]
-    return flat[:, torch.linspace(0, count - 1, min(count, NUMBERS)).round().long()] if count else None
+    places = torch.linspace(0, count - 1, min(count, NUMBERS), dtype=torch.float32, device="cpu")
+    return flat[:, places.round().long()] if count else None
