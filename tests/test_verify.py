@@ -3,6 +3,7 @@
 import copy
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -354,6 +355,22 @@ def test_batches_of_a_loader_and_decisions_of_each_place() -> None:
     assert other_decisions(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [-1.0]])).tolist() == [False, True]
     assert other_decisions(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0])).tolist() == [False, True]
     assert other_decisions(torch.eye(3)[:2], torch.eye(3)[[0, 2]]).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4)], ids=str)
+def test_other_defaults_of_torch(scheme: Scheme, tmp_path: Path) -> None:
+    input = torch.randn(4, 3, 8, 8)
+    model = trained(Net(0), scheme, input)
+    expected = freeze(model)(input)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with torch.device("meta"):
+            frozen = freeze(model)
+            assert verify(model, frozen, input).equal
+            assert "0 of 4 decisions differ" in str(qconv.export_onnx(model, tmp_path / "model.onnx", input))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(frozen(input), expected)
 
 
 def test_a_forward_that_a_copy_would_share() -> None:

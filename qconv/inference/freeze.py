@@ -22,6 +22,7 @@ from ..packed.layer import check_shippable, current
 from ..packed.tensors import inner_model, joined
 from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
+from .defaults import of_shipping
 from .functional import trained_module
 from .layers import IntegerLayer
 from .parts import Part
@@ -187,7 +188,7 @@ def _required_inputs(model: nn.Module) -> list[inspect.Parameter]:
 
 def build(model: nn.Module, tolerance: float, example: Tensor | None) -> FrozenModel:
     """As `freeze`, but only compare traces on samples of `example`."""
-    with _TRACING:
+    with _TRACING, of_shipping():
         return _build(model, tolerance, example)
 
 

@@ -17,6 +17,7 @@ from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
 from ..table import Column, least_width, lines, wrap
+from .defaults import of_shipping
 from .freeze import FrozenModel, freeze
 from .layer_check import LayerCheck, LayerPair
 from .own_run import Guided, calls_and_output
@@ -146,6 +147,7 @@ def verify(
         frozen = freeze(load_packed(frozen, to_float(copy.deepcopy(model))))
     pairs = _pairs(model, frozen)
     with ExitStack() as stack:
+        stack.enter_context(of_shipping())
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
         if any(hasattr(module, "_orig_mod") for module in (*model.modules(), *frozen.modules())):

@@ -17,6 +17,7 @@ from .. import layers
 from ..extras import needed
 from ..files import atomic_file
 from ..inference import FrozenModel
+from ..inference.defaults import of_shipping
 from ..inference.fixed_weight import FixedWeight
 from ..inference.freeze import build
 from ..inference.layers import IntegerConv2d, IntegerLayer
@@ -34,6 +35,7 @@ TOLERANCE = 0.01  # of a step: the allowed error of a rounding to codes, apart f
 
 
 @torch.no_grad()
+@of_shipping()
 def export_onnx(
     model: nn.Module,
     path: str | os.PathLike[str],
