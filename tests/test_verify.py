@@ -384,6 +384,10 @@ def test_a_forward_that_a_copy_would_share() -> None:
         freeze(model)
     with pytest.raises(TypeError, match=message):
         verify(model, frozen, input)
+    with pytest.raises(TypeError, match=message):
+        qconv.sensitivity(model, input)
+    with pytest.raises(TypeError, match=message):
+        qconv.summarize(model, (3, 5, 5))
 
 
 def test_wrapped_models() -> None:

@@ -1,6 +1,5 @@
 """Bits of each layer for a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
 
-import copy
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,6 +14,7 @@ from ..convert import convert
 from ..extras import needed
 from ..layers import QuantizedLayer
 from ..layers.bypassed import forget
+from ..layers.copies import copied
 from ..layers.trial import check_not_inference
 from ..layers.twins import quantized_layers
 from ..lean import lean
@@ -233,8 +233,7 @@ def assign_bits(
         rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
     while True:
         taken = _solve(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
-        # A model that is one layer has no name, and an empty expression would count as none.
-        overrides = {re.escape(name) or "$": choices[index] for name, index in taken.items()}
+        overrides = {re.escape(name): choices[index] for name, index in taken.items()}
         whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
         if max_bytes is None or whole.packed_bytes <= max_bytes:
             break
@@ -264,7 +263,7 @@ def _check(
 
 def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapping[str, Any]) -> nn.Module:
     """Return a calibrated copy in evaluation."""
-    each = convert(copy.deepcopy(model), scheme, **options)
+    each = convert(copied(model), scheme, **options)
     check_final(each, "choices")
     lean(each, False)
     each.eval()

@@ -1,6 +1,5 @@
 """Quantization after training: the rounding of weights is learned, block by block, from pictures without labels."""
 
-import copy
 import math
 import os
 import warnings
@@ -17,6 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from ..checks import check_numbers, check_whole
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
+from ..layers.copies import copied
 from ..layers.naming import name_of
 from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
 from ..layers.trial import check_not_inference, set_modes
@@ -178,7 +178,7 @@ def reconstruct(
         pictures = [images for images, _ in batches]
         blocks = called_blocks(model, dict(blocks_below(model, "")), pictures[0][:1])
         check_apart(blocks)
-        reference = copy.deepcopy(model) if float_model is None else float_model
+        reference = copied(model) if float_model is None else float_model
         if float_model is not None:
             check_called(float_model, blocks, pictures[0][:1])
         generator = torch.Generator().manual_seed(seed)

@@ -1,6 +1,5 @@
 """Which layers cost accuracy most: each one quantized alone, and what that does to outputs and loss."""
 
-import copy
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from ..checks import check_whole
 from ..convert import convert
 from ..layers import QuantizedLayer
 from ..layers.bypassed import forget
+from ..layers.copies import copied
 from ..layers.trial import trial
 from ..layers.twins import quantized_layers
 from ..lean import lean
@@ -176,7 +176,7 @@ def sensitivity(
     if is_converted == (scheme is not None):
         here = "converted already: leave scheme out" if is_converted else "float: give scheme=qconv.schemes.lsq(4, 4)"
         raise ValueError(f"model ({type(model).__name__}) is {here}")
-    model = copy.deepcopy(model)
+    model = copied(model)
     if scheme is not None:
         convert(model, scheme, skip=skip, overrides=overrides, **{"before_sign": "keep", **options})
         check_final(model, "scheme")

@@ -197,13 +197,13 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         if layer in bypassed:
             pattern = first_match(override_patterns, at)
             reason = f"{bypassed[layer]} reads its weight and never calls it"
-            if pattern and overrides[pattern] is not None:
+            if pattern is not None and overrides[pattern] is not None:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
         maker = computed_by(layer)
         if maker or has_own_forward(layer):  # which would be called in place of the quantized layer's
             reason = str(maker) if maker else "its forward is replaced on the layer itself"
-            if pattern := first_match(override_patterns, at):
+            if (pattern := first_match(override_patterns, at)) is not None:
                 asked_for = overrides[pattern] is not None
             elif layer in excepted:
                 asked_for = of_first_and_last is not None
@@ -217,14 +217,14 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}")
         chosen, reason, grad = scheme, "", asked.grad_quantizer
-        if pattern := first_match(override_patterns, at):
+        if (pattern := first_match(override_patterns, at)) is not None:
             chosen = overrides[pattern]
             reason = f"overrides {pattern!r}" + (" is None" if chosen is None else "")
             if chosen is not None and chosen.grad is not None:
                 grad = None  # the override is meant for this layer alone
         elif layer in excepted:
             chosen, reason = of_first_and_last, f"the {excepted[layer]} layer"
-        elif pattern := first_match(skip_patterns, at):
+        elif (pattern := first_match(skip_patterns, at)) is not None:
             chosen, reason = None, f"skip {pattern!r}"
         if chosen is not None:
             if grad is not None:

@@ -17,6 +17,7 @@ from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
 from ..layers.computed import computed_by, evaluated, parts_of_weight
+from ..layers.copies import check_copies
 from ..layers.naming import frozen_part
 from ..layers.parents import FAST_PATHS
 from ..layers.trial import random_state_kept
@@ -116,6 +117,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
 
 def _copied(model: nn.Module) -> nn.Module:
     """A copy; what pruned and normalized layers have computed last, which can't be copied, is only data in it."""
+    check_copies(model)
     kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
     return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
 
