@@ -340,7 +340,7 @@ class Helped(nn.Module):
 def test_a_function_out_of_reach_is_told() -> None:
     with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
         qconv.convert(chain(Helped()), schemes.bnn())
-    graph = torch.fx.symbolic_trace(WithF("relu"))
+    graph = torch.fx.symbolic_trace(WithF(F.relu))
     with pytest.warns(UserWarning, match=r"convert can't replace relu here: use nn.ReLU"):
         qconv.convert(graph, schemes.bnn(), skip=())
     input = torch.randn(2, 3, 9, 9)
@@ -360,10 +360,11 @@ class InPlace(nn.Module):
 
 @pytest.mark.parametrize("choice", ["identity", "hardtanh", "leaky"])
 def test_a_function_that_changes_its_input(choice: BeforeSign) -> None:
-    model = chain(InPlace())
+    block = InPlace()
+    model = chain(block)
     qconv.convert(model, schemes.bnn(), before_sign=choice)
     seen = []
-    model[1].second.register_forward_pre_hook(lambda _, args: seen.append(args[0].min().item()))
+    block.second.register_forward_pre_hook(lambda _, args: seen.append(args[0].min().item()))
     model(5 * torch.randn(2, 3, 9, 9))
     assert {"identity": seen[0] < -1, "hardtanh": seen[0] == -1, "leaky": -1 < seen[0] < 0}[choice]
 

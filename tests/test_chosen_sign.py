@@ -5,6 +5,7 @@ import logging
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -106,7 +107,7 @@ def test_whatever_copies_a_model_copies_the_choice(calibrated: nn.Module, tmp_pa
     assert signs(packed) == signs(loaded) == CHOSEN
 
 
-def test_a_choice_that_is_written_over_is_read_again(calibrated: nn.Module) -> None:
+def test_a_choice_that_is_written_over_is_read_again(calibrated: Any) -> None:
     """By an average of models, for one, which has been used before."""
     average = torch.optim.swa_utils.AveragedModel(calibrated)
     input = torch.randn(SIZE)
@@ -118,7 +119,7 @@ def test_a_choice_that_is_written_over_is_read_again(calibrated: nn.Module) -> N
     assert torch.equal(average(input), calibrated(input))
 
 
-def test_a_backward_keeps_the_choice_of_its_forward(calibrated: nn.Module) -> None:
+def test_a_backward_keeps_the_choice_of_its_forward(calibrated: Any) -> None:
     quantizer = calibrated[2].input_quantizer
     x = torch.linspace(-1, 1, 9).requires_grad_()
     expected = torch.autograd.grad(quantizer(x).sum(), x)[0]

@@ -319,7 +319,7 @@ class ByName(Python):
 
     def __init__(self) -> None:
         super().__init__()
-        self.block.name, self.block.plain, self.block.known = "low", 1, 2
+        vars(self.block).update(name="low", plain=1, known=2)
 
     def forward(self, x: Tensor) -> Any:
         x = self.block(x) if x.mean() < 1e9 else x

@@ -266,7 +266,9 @@ def test_a_surrogate_of_ones_own(exact: bool) -> None:
 def test_a_checkpoint_beside_a_shortcut(scheme: qconv.Scheme) -> None:
     """Whose backward runs first, and drops the recipe of the stem's output."""
     stem, branch = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), nn.Sequential(nn.Conv2d(8, 8, 3, padding=1))
-    model = nn.ModuleList([stem, nn.Sequential(*branch, nn.BatchNorm2d(8), nn.PReLU()), nn.Conv2d(8, 8, 1, bias=False)])
+    model: Any = nn.ModuleList(
+        [stem, nn.Sequential(*branch, nn.BatchNorm2d(8), nn.PReLU()), nn.Conv2d(8, 8, 1, bias=False)]
+    )
     model = qconv.lean(qconv.convert(model, scheme, skip=("first",)), exact=True)
     qconv.calibrate(model[1][0], [torch.randn(2, 8, 6, 6)])
     qconv.calibrate(model[2], [torch.randn(2, 8, 6, 6)])

@@ -374,9 +374,10 @@ def test_other_defaults_of_torch(scheme: Scheme, tmp_path: Path) -> None:
 
 
 def test_a_forward_that_a_copy_would_share() -> None:
-    model, input = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)), torch.randn(6, 3, 5, 5)
+    input = torch.randn(6, 3, 5, 5)
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
     model = trained(model, schemes.lsq(4, 4), input, skip=())
-    frozen, inner = freeze(model), cast(Any, model[1])
+    frozen, inner = freeze(model), model[1]
     forward = inner.forward
     inner.forward = lambda x: 2 * forward(x)
     message = r"^'1' \(ReLU\): its forward is a function that was put on the module. A copy would share it"
