@@ -35,6 +35,15 @@ class ReadingError(DecodingError):
     """A file that could not be read now, though it may be a picture."""
 
 
+class Passing(str):
+    """What is said of a picture that could not be read now."""
+
+
+def problem(text: str, error: DecodingError) -> str:
+    """Return what is said of a picture, `Passing` after a `ReadingError`."""
+    return Passing(text) if isinstance(error, ReadingError) else text
+
+
 UNREADABLE = (
     # The errors of PIL and torchvision for damaged files; a warning counts where Python turns warnings into errors.
     *(OSError, EOFError, SyntaxError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError),

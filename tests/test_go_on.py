@@ -101,6 +101,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(
     assert "resume=moved: going on from" in told("resume=moved", "~callbacks.send")
     assert same(whole, tmp_path / "moved")
     assert not (tmp_path / "runs/cut").exists()
+    assert "~callbacks.sent: the run has no such key" in told("resume=moved", "~callbacks.sent")
 
 
 def test_a_finished_run_says_so_and_can_have_more_epochs(
@@ -126,12 +127,19 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
 
 
 def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> None:
-    stop = "{_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:val_accuracy,mode:max,stopping_threshold:0.0}"
-    told(*TWO, f"+callbacks.stop={stop}", "report=false", "run_dir=run")
-    words = "has finished, EarlyStopping has ended it at 1 of 2 epochs (run/result.json); ~callbacks.stop goes on"
+    stop = "{_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:val_accuracy,mode:max,patience:PATIENCE}"
+    never = f"+callbacks.stop={stop.replace('PATIENCE', '9')}"
+    told(*TWO[:2], "trainer.max_epochs=1", never, "report=false", "run_dir=other")
+    assert "going on from epoch 0" in told("resume=other", "trainer.max_epochs=2")
+    at_once = f"+callbacks.stop={stop.replace('PATIENCE', '0').replace('mode:max', 'mode:min')}"
+    told(*TWO[:2], "trainer.max_epochs=6", at_once, "optimizer.lr=0.01", "report=false", "run_dir=run")
+    done = json.loads(Path("run/result.json").read_text())["epochs"]
+    assert 1 < done < 6
+    words = f"has finished, EarlyStopping has ended it at {done} of 6 epochs (run/result.json); ~callbacks.stop goes on"
     assert words in told("resume=run")
-    assert "going on from epoch 0" in told("resume=run", "~callbacks.stop")
-    assert "has finished, its 2 epochs are done" in told("resume=run")
+    assert words in told("resume=run", "trainer.max_epochs=7")
+    assert f"going on from epoch {done - 1}" in told("resume=run", "~callbacks.stop")
+    assert "has finished, its 6 epochs are done" in told("resume=run")
 
 
 def test_a_refusal_names_the_words_that_go_on_all_the_same(one: Path, told: Callable[..., str], tmp_path: Path) -> None:

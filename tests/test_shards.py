@@ -23,6 +23,7 @@ from qconv.data import BrokenPictureError, ShardError, WebDatasetDataModule
 from qconv.data.large import Crop
 from qconv.data.loader import EpochOrder
 from qconv.data.shards import LANES, ShardLoader, ShardStream
+from qconv.images import ReadingError
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 COUNTS = (7, 1, 30, 12)
@@ -201,6 +202,16 @@ def test_broken_pictures_are_named(folder: Path, capsys: pytest.CaptureFixture[s
     assert "left out (1 so far)" in capsys.readouterr().err
     data = made(folder)
     with pytest.raises(BrokenPictureError, match=r"train-1.tar: 0000 cannot be decoded"):
+        [data.on_before_batch_transfer(batch, 0) for batch in data.train_dataloader()]
+
+
+def test_what_may_be_read_another_time_is_not_left_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(data: bytes) -> Tensor:
+        raise ReadingError("[Errno 24] Too many open files; the file may be whole: try again")
+
+    monkeypatch.setattr("qconv.data.shards.decode", fails)
+    data = made(folder, broken="skip")
+    with pytest.raises(BrokenPictureError, match=r"\d{4} cannot be decoded \(.*try again\)$"):
         [data.on_before_batch_transfer(batch, 0) for batch in data.train_dataloader()]
 
 

@@ -759,10 +759,12 @@ def test_the_objective_is_a_figure(whole: tuple[Path, Any]) -> None:
 
 def test_a_sweep_in_folders_of_folders(tmp_path: Path) -> None:
     figures = {"seed": 1, "test_accuracy": 0.5, "val_accuracy_best": 0.5, "val_accuracy_final": 0.5}
-    for name in ("scheme=bnn/10", "scheme=bnn/2", "plain"):
+    for name in ("scheme=bnn/10", "scheme=bnn/2", "plain", "older/0"):
         (tmp_path / name / ".hydra").mkdir(parents=True)
         (tmp_path / name / ".hydra/overrides.yaml").write_text(f"[{name}]")
         (tmp_path / name / "result.json").write_text(json.dumps(figures))
+    for sweep in (".", "older"):
+        (tmp_path / sweep / "multirun.yaml").touch()
     assert [row["overrides"] for row in read_runs(tmp_path)] == ["plain", "scheme=bnn/2", "scheme=bnn/10"]
 
 

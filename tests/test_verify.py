@@ -3,7 +3,9 @@
 import copy
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any, cast
 
 import pytest
@@ -355,6 +357,8 @@ def test_batches_of_a_loader_and_decisions_of_each_place() -> None:
     assert other_decisions(torch.tensor([[1.0], [1.0]]), torch.tensor([[2.0], [-1.0]])).tolist() == [False, True]
     assert other_decisions(torch.tensor([1.0, 1.0]), torch.tensor([2.0, -1.0])).tolist() == [False, True]
     assert other_decisions(torch.eye(3)[:2], torch.eye(3)[[0, 2]]).tolist() == [False, True]
+    rows = torch.tensor([[[5.0, -0.01, 1.0]], [[0.0, 1.0, 2.0]]])
+    assert other_decisions(rows, rows + torch.tensor([0.0, 0.02, 0.0])).tolist() == [False, False]
 
 
 @pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(4, 4)], ids=str)
@@ -373,13 +377,18 @@ def test_other_defaults_of_torch(scheme: Scheme, tmp_path: Path) -> None:
     assert torch.equal(frozen(input), expected)
 
 
-def test_a_forward_that_a_copy_would_share() -> None:
+@pytest.mark.parametrize("how", ["closure", "method", "partial"])
+def test_a_forward_that_a_copy_would_share(how: str) -> None:
     input = torch.randn(6, 3, 5, 5)
     model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1))
     model = trained(model, schemes.lsq(4, 4), input, skip=())
     frozen, inner = freeze(model), model[1]
     forward = inner.forward
-    inner.forward = lambda x: 2 * forward(x)
+    inner.forward = {
+        "closure": lambda x: 2 * forward(x),
+        "method": MethodType(lambda self, x: 2 * forward(x), inner),
+        "partial": partial(lambda factor, x: factor * forward(x), 2),
+    }[how]
     message = r"^'1' \(ReLU\): its forward is a function that was put on the module. A copy would share it"
     with pytest.raises(TypeError, match=message):
         freeze(model)
@@ -389,6 +398,16 @@ def test_a_forward_that_a_copy_would_share() -> None:
         qconv.sensitivity(model, input)
     with pytest.raises(TypeError, match=message):
         qconv.summarize(model, (3, 5, 5))
+
+
+def test_a_forward_that_needs_no_tensor_is_no_hindrance() -> None:
+    input = torch.randn(6, 3, 5, 5)
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Dropout(), nn.ReLU(), nn.Conv2d(8, 4, 1))
+    model = trained(model, schemes.lsq(4, 4), input, skip=())
+    model[1].forward = lambda x: x
+    model[2].forward = partial(torch.clamp, min=0)
+    assert verify(model, freeze(model), input).equal
+    assert qconv.summarize(model, (3, 5, 5)).macs > 0
 
 
 def test_wrapped_models() -> None:

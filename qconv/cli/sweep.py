@@ -1,5 +1,6 @@
 """The end of a sweep: one table over its runs, with mean and standard deviation over the seeds."""
 
+import itertools
 import json
 import statistics
 from collections import defaultdict
@@ -48,7 +49,8 @@ class SweepTable(Callback):
 
 def read_runs(folder: Path) -> list[dict[str, Any]]:
     """The sweep's runs that have a result, in order; `hydra.sweep.subdir` may put them into folders of folders."""
-    jobs = sorted((path.parents[1] for path in folder.rglob(".hydra/overrides.yaml")), key=_number)
+    found = (path.parents[1] for path in folder.rglob(".hydra/overrides.yaml"))
+    jobs = sorted((job for job in found if not _is_of_another(job, folder)), key=_number)
     return [read_run(job, result) for job in jobs if (result := _result_of(job)) is not None]
 
 
@@ -96,6 +98,12 @@ def spread(values: list[float]) -> str:
 
     deviation = f" ± {100 * statistics.stdev(values):.2f}" if len(values) > 1 else ""
     return percent(statistics.mean(values)) + deviation
+
+
+def _is_of_another(job: Path, folder: Path) -> bool:
+    """Whether another sweep, whose folder is in this one, has the job."""
+    between = itertools.takewhile(lambda parent: parent != folder, job.parents)
+    return any((parent / "multirun.yaml").is_file() for parent in between)
 
 
 def _number(job: Path) -> tuple[int, str]:

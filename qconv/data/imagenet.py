@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..images import DecodingError, decode
+from ..images import DecodingError, decode, problem
 from .large import Crop, CroppingLoader, Item, LargePicturesDataModule
 from .loader import epoch_order
 from .pictures import share_out
@@ -78,4 +78,4 @@ class LargePictures(Dataset[Any]):
         try:
             return self.crop(decode(self.paths[index]), epoch, index), self.labels[index]
         except DecodingError as error:
-            return f"{self.paths[index]} cannot be decoded ({error})"
+            return problem(f"{self.paths[index]} cannot be decoded ({error})", error)

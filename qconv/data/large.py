@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from ..images import Normalize, centre_crop
+from ..images import Normalize, Passing, centre_crop
 from ..progress import terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader, EpochOrder
@@ -100,6 +100,8 @@ class LargePicturesDataModule(LightningDataModule):
         del dataloader_idx
         images, labels, problems = batch
         for problem in problems:
+            if isinstance(problem, Passing):
+                raise BrokenPictureError(problem)
             if self.broken == "fatal":
                 raise BrokenPictureError(f"{problem}; repair or remove it, or leave out such files by data.broken=skip")
             if problem not in self.left_out:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..images import DecodingError, decode
+from ..images import DecodingError, decode, problem
 from .large import Batch, Crop, LargePicturesDataModule
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order
 from .pictures import share_out
@@ -120,7 +120,8 @@ class PreparedPictures:
             try:
                 images[len(whole)] = self._crop(self.paths[file], offset, buffer[:length], shape, epoch, number)
             except DecodingError as error:
-                problems.append(f"{self.paths[file]}: the picture at byte {offset} is damaged ({error})")
+                text = f"{self.paths[file]}: the picture at byte {offset} is damaged ({error})"
+                problems.append(problem(text, error))
             else:
                 whole.append(position)
         images, labels = images[: len(whole)], stored.labels[indices[whole]]

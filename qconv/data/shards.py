@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..images import DecodingError, decode
+from ..images import DecodingError, decode, problem
 from .large import Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import check_val_size
@@ -206,4 +206,4 @@ class ShardStream(IterableDataset[Any]):
         try:
             return self.crop(decode(picture(sample) or b""), self.order.epoch, number), label(sample)
         except DecodingError as error:
-            return f"{name} cannot be decoded ({error})"
+            return problem(f"{name} cannot be decoded ({error})", error)

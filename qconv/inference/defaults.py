@@ -10,9 +10,11 @@ import torch
 def of_shipping() -> Iterator[None]:
     """Context manager: new tensors are float32 and on the CPU, whatever the user has set as torch's defaults."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float32)
+    if before != torch.float32:  # the dtype is that of all threads
+        torch.set_default_dtype(torch.float32)
     try:
         with torch.device("cpu"):
             yield
     finally:
-        torch.set_default_dtype(before)
+        if before != torch.float32:
+            torch.set_default_dtype(before)

@@ -109,6 +109,7 @@ def _cells(layer: LayerCheck) -> tuple[str, ...]:
 
 
 @torch.no_grad()
+@of_shipping()
 def verify(
     model: nn.Module, frozen: FrozenModel | str | os.PathLike[str], inputs: Tensor | Iterable[Any]
 ) -> Verification:
@@ -147,7 +148,6 @@ def verify(
         frozen = freeze(load_packed(frozen, to_float(copy.deepcopy(model))))
     pairs = _pairs(model, frozen)
     with ExitStack() as stack:
-        stack.enter_context(of_shipping())
         for device in ("cpu", "cuda"):
             stack.enter_context(torch.autocast(device, enabled=False))
         if any(hasattr(module, "_orig_mod") for module in (*model.modules(), *frozen.modules())):
@@ -212,7 +212,10 @@ def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
 
 def classes(output: Tensor) -> Tensor:
     """The class of each sample, with one output its sign; of ``(N, C, …)``, as of a segmentation, each place's."""
-    output = output if output.ndim > 1 else output.unsqueeze(1)
+    if output.ndim < 2:
+        output = output.unsqueeze(1)
+    elif output.ndim == 3 and output.shape[1] == 1:  # one row of classes for each sample
+        output = output.squeeze(1)
     return output.argmax(1) if output.shape[1] > 1 else (output[:, 0] > 0).long()
 
 

@@ -26,8 +26,8 @@ def calibrate(layer: "QuantizedLayer", input: Tensor) -> None:
         )
     if any(type(parameter) is Tensor for parameter in layer.input_quantizer.parameters()):
         raise RuntimeError(
-            f"{name_of(layer)} runs with parameters in place of its own (torch.func.functional_call), which are thrown "
-            "away, so its range can't be set from this batch: call qconv.calibrate(model, batches) before"
+            f"{name_of(layer)} runs with other tensors in place of its parameters (as by torch.func.functional_call), "
+            "which are thrown away: its range can't be set from this batch, call qconv.calibrate(model, batches) before"
         )
     if is_distributed():
         meet(_place(layer), name_of(layer))

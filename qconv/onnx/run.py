@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..extras import needed
+from ..inference.defaults import of_shipping
 from ..inference.verify import other_decisions, tolerance
 from ..layers.copies import copied
 
@@ -128,6 +129,7 @@ class OnnxComparison:
 
 
 @torch.no_grad()
+@of_shipping()
 def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor) -> OnnxComparison:
     """Compare a file's outputs in ONNX Runtime with those of the trained model, in evaluation on the CPU.
 

@@ -59,7 +59,7 @@ def described(module: nn.Module, *, former: bool = False) -> str:
     may serve anything, and the test vector shows their effect. `former` gives the text of earlier files.
     """
     if isinstance(module, fx.GraphModule):  # its class has another name in each copy, and its graph is no argument
-        return "GraphModule()"
+        return f"{type(module).__name__}()" if former else "GraphModule()"
     was = replaced(module)
     kind = module.float_type if isinstance(module, QuantizedLayer) else plain_type(module) if was is None else was.kind
     arguments = {} if isinstance(module, _DropoutNd) else _arguments(module, kind, former)

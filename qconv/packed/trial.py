@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..layers.copies import copied
+from ..layers.copies import check_copies, copied
 from ..layers.trial import trial
 from .header import Trial
 from .shapes import usual_shapes
@@ -101,6 +101,7 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
         raise ValueError(f"trial: outputs ({len(data)} bytes) must be numbers for two inputs")
     numbers = struct.unpack(f"<{len(data) // 4}f", data)
     expected = torch.tensor(numbers, dtype=torch.float32, device="cpu").view(2, -1)
+    check_copies(model)
     try:
         outputs = _outputs(model, _inputs(tuple(trial.shape))[trial.inputs])
     except FAILURES as error:

@@ -89,8 +89,7 @@ class Stages(Quantizer):
             return self._stage
         is_last = self._stage == len(self.starts) - 1
         if may_differ(self.begun, self._seen, self.training and is_last):
-            self._stage = int((self.begun > 0).nonzero().max())
-        self._seen = mark(self.begun)
+            self._stage, self._seen = int((self.begun > 0).nonzero().max()), mark(self.begun)
         return self._stage
 
     @stage.setter
@@ -107,8 +106,9 @@ class Stages(Quantizer):
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode as for any module; a graph compiled afterwards is that of the current stage."""
+        super().train(mode)
         self._stage = self.stage
-        return super().train(mode)
+        return self
 
     @property
     def current(self) -> Quantizer:

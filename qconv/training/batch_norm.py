@@ -27,15 +27,17 @@ def batch_norms_kept(model: nn.Module) -> Iterator[None]:
     which a packed or frozen network does not know.
     """
     before = {name: each for name, each in model.named_modules(remove_duplicate=False) if isinstance(each, _BatchNorm)}
-    yield
-    for name, norm in before.items():
-        trained = model.get_submodule(name)
-        if trained is norm:
-            continue
-        for key, tensor in (*trained.named_parameters(recurse=False), *trained.named_buffers(recurse=False)):
-            setattr(norm, key, tensor)
-        norm.training = trained.training
-        model.set_submodule(name, norm)
+    try:
+        yield
+    finally:
+        for name, norm in before.items():
+            trained = model.get_submodule(name)
+            if trained is norm:
+                continue
+            for key, tensor in (*trained.named_parameters(recurse=False), *trained.named_buffers(recurse=False)):
+                setattr(norm, key, tensor)
+            norm.training = trained.training
+            model.set_submodule(name, norm)
 
 
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:

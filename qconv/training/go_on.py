@@ -83,11 +83,12 @@ def _ended_early(cfg: DictConfig, done: int, path: Path) -> str | None:
     if not keys:
         return None
     last = load_checkpoint(Path(cfg.resume) / LAST)
-    if last["epoch"] + 1 != done:  # it has gone on since
+    planned = last["config"]["trainer"]["max_epochs"]
+    if last["epoch"] + 1 != done or planned <= done:  # it has gone on since, or had all its epochs
         return None
     if all(state.get("stopped_epoch") != last["epoch"] for state in last["callbacks"].values()):
         return None
-    ended = f"EarlyStopping has ended it at {done} of {cfg.trainer.max_epochs} epochs"
+    ended = f"EarlyStopping has ended it at {done} of {planned} epochs"
     return f"{cfg.resume} has finished, {ended} ({path}); ~callbacks.{keys[0]} goes on"
 
 

@@ -17,6 +17,7 @@ from yaml import YAMLError
 
 from ..files import DamagedFileError
 from ..run_files import CONFIG
+from .report.screen import show_note
 from .resume import CONFIG_VERSION, FORMER, with_former_arguments
 
 CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
@@ -125,7 +126,8 @@ def _chooses(override: Override, configs: Path) -> bool:
 
 def _apply(override: Override, cfg: DictConfig) -> None:
     """Set, add or remove a key; one that is there already, or gone, is so by the same word before."""
-    if override.is_delete() and OmegaConf.select(cfg, override.key_or_group, throw_on_missing=False) is None:
+    if override.is_delete() and OmegaConf.select(cfg, override.key_or_group, default=cfg) is cfg:
+        show_note(f"~{override.key_or_group}: the run has no such key (any more)")
         return
     if override.is_add():
         override.type = OverrideType.FORCE_ADD

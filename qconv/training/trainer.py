@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning_fabric.plugins.environments.cluster_environment import ClusterEnvironment
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
@@ -116,7 +117,10 @@ def make_trainer(
         given = getattr(options.get("strategy"), "cluster_environment", None)
         if given is None and not TorchElasticEnvironment.detect():
             # It would write such files at SIGUSR1, and start the job again; a run goes on from its last.ckpt.
-            defaults["plugins"] += [SLURMEnvironment(auto_requeue=False)]
+            plugins = options.get("plugins") or defaults["plugins"]
+            plugins = [*plugins] if isinstance(plugins, list | tuple) else [plugins]
+            if not any(isinstance(plugin, ClusterEnvironment) for plugin in plugins):
+                options["plugins"] = [*plugins, SLURMEnvironment(auto_requeue=False)]
     trainer = Trainer(
         accelerator=accelerator,
         precision=precision,  # pyright: ignore[reportArgumentType]
@@ -127,7 +131,7 @@ def make_trainer(
     strategy = trainer.strategy  # which Lightning may have chosen
     if timeout_s is not None and isinstance(strategy, ParallelStrategy):
         if not hasattr(strategy, "_timeout"):
-            raise ValueError(f"timeout_s (={timeout_s}) must be null: {type(strategy).__name__} has no timeout")
+            raise ValueError(f"trainer.timeout_s (={timeout_s}) must be null: {type(strategy).__name__} has no timeout")
         strategy._timeout = timedelta(seconds=timeout_s)  # pyright: ignore[reportAttributeAccessIssue]
     return trainer
 
