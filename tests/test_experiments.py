@@ -23,10 +23,11 @@ from torch import nn
 
 import qconv
 from qconv.cli.mistakes import FILE
+from qconv.lifecycle.steps import final_from
 from qconv.models import small_cnn
 from qconv.table import read_csv
 from qconv.training import make_trainer
-from qconv.training.assemble import build
+from qconv.training.assemble import build, quantized_model
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 EXPERIMENTS = sorted(
@@ -125,6 +126,23 @@ def test_an_evaluation_of_the_best_checkpoint_is_not_that_of_the_last(
         recipes.run("float", 1, "pictures")
         assert called == ([["evaluate", str(place), "--last"]] if again else [])
         assert [row["test_accuracy_final"] for row in recipes.rows()] == ([] if again else [0.25])
+
+
+def test_each_setting_of_the_study_makes_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose ramp ended too late was found by the run, an hour after its start."""
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the program adds to it
+    spec = importlib.util.spec_from_file_location("study", CONFIGS.parent / "experiments/cifar10_methods/run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    study: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(study)
+    data = SimpleNamespace(in_channels=3, num_classes=10, image_size=(32, 32))
+    for name, (_, words) in study.METHODS.items():
+        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+            config = compose("config", ["experiment=cifar10_methods", *words, "data.root=x", "run_dir=x"])
+        model, _ = quantized_model(config, data)
+        assert any(isinstance(each, qconv.QuantizedLayer) for each in model.modules()), name
+        assert final_from(model) <= 1 - 1 / study.EPOCHS + 1e-9, name
 
 
 def composed_methods() -> list[str]:

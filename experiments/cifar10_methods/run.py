@@ -41,7 +41,10 @@ METHODS: dict[str, tuple[str, list[str]]] = {
     "OvSW": ("1/1", [*BINARY, "scheme=bireal", "step_rules=[{_target_:qconv.optim.OvSW}]"]),
     "StoMPP": (
         "1/1",
-        [*BINARY, "scheme=layerwise", "scheme.scheme._target_=qconv.schemes.bireal", "scheme.ramp=0.2"],
+        [
+            *(*BINARY, "scheme=layerwise", "scheme.scheme._target_=qconv.schemes.bireal"),
+            *("scheme.inputs=[0,0.3]", "scheme.weights=[0.3,0.6]", "scheme.ramp=0.2"),  # binary in the last of 5 epochs
+        ],
     ),
     "XNOR, exact gradient": ("1/1", [*BINARY, "scheme=xnor"]),
     "BWN": ("1/32", ["scheme=bwn", "scheme.numel_gradient=true"]),
