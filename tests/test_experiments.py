@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,15 +87,27 @@ def test_it_says_what_it_is(name: str) -> None:
 
 
 @pytest.fixture
-def on_gpu() -> Any:
+def loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Loads the program of an experiment."""
+
+    def load(name: str) -> Any:
+        monkeypatch.setattr(sys, "path", [*sys.path])  # the program adds to it
+        spec = importlib.util.spec_from_file_location(f"{name}_run", CONFIGS.parent / f"experiments/{name}/run.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
+
+
+@pytest.fixture
+def on_gpu(loaded: Callable[[str], Any]) -> Any:
     """The program of experiments/gpu, with a network that is made at once."""
-    spec = importlib.util.spec_from_file_location("gpu_run", CONFIGS.parent / "experiments/gpu/run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = loaded("gpu")
     assert set(module.NETWORKS) < set(module.networks().NETWORKS)
-    assert {method for method, _ in module.STUDY.values()} < set(composed_methods())
+    assert {method for method, _ in module.STUDY.values()} < set(loaded("cifar10_methods").METHODS)
 
     def build(network: str, kind: str) -> nn.Module:
         model = small_cnn(3, 10, width=16)
@@ -105,15 +118,9 @@ def on_gpu() -> Any:
 
 
 def test_an_evaluation_of_the_best_checkpoint_is_not_that_of_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    loaded: Callable[[str], Any], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the program adds to it
-    spec = importlib.util.spec_from_file_location("recipes_run", CONFIGS.parent / "experiments/cifar10_recipes/run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    recipes: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipes)
-    called: list[list[str]] = []
+    recipes, called = loaded("cifar10_recipes"), list[list[str]]()
     recipes.RUNS, recipes.RESULTS, recipes.CURVES = tmp_path, tmp_path / "results.csv", tmp_path / "curves"
     recipes.train, recipes.call = lambda *_: None, called.append
     recipes.figures, recipes.read_csv = lambda _: {"seed": 1, "test_accuracy": 0.5}, lambda _: [{"epoch": 0}]
@@ -128,14 +135,9 @@ def test_an_evaluation_of_the_best_checkpoint_is_not_that_of_the_last(
         assert [row["test_accuracy_final"] for row in recipes.rows()] == ([] if again else [0.25])
 
 
-def test_each_setting_of_the_study_makes_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One whose ramp ended too late was found by the run, an hour after its start."""
-    monkeypatch.setattr(sys, "path", [*sys.path])  # the program adds to it
-    spec = importlib.util.spec_from_file_location("study", CONFIGS.parent / "experiments/cifar10_methods/run.py")
-    assert spec is not None
-    assert spec.loader is not None
-    study: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(study)
+def test_each_setting_of_the_study_makes_a_network(loaded: Callable[[str], Any]) -> None:
+    """One whose ramp ended too late was found by the run, two hours after its start."""
+    study = loaded("cifar10_methods")
     data = SimpleNamespace(in_channels=3, num_classes=10, image_size=(32, 32))
     for name, (_, words) in study.METHODS.items():
         with initialize_config_dir(str(CONFIGS), version_base="1.3"):
@@ -143,11 +145,6 @@ def test_each_setting_of_the_study_makes_a_network(monkeypatch: pytest.MonkeyPat
         model, _ = quantized_model(config, data)
         assert any(isinstance(each, qconv.QuantizedLayer) for each in model.modules()), name
         assert final_from(model) <= 1 - 1 / study.EPOCHS + 1e-9, name
-
-
-def composed_methods() -> list[str]:
-    source = (CONFIGS.parent / "experiments/cifar10_methods/run.py").read_text()
-    return re.findall(r'^    "([^"]+)": \("', source, re.MULTILINE)
 
 
 def options_of(on_gpu: Any, out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Any:

@@ -232,11 +232,11 @@ class QuantizedLayer(nn.Module):
     def apply_op(self, input: Tensor, op: Operation | ExtendedOperation, bias: Tensor | None, *extra: Tensor) -> Tensor:
         """Run ``op`` with this layer's quantizers; under autocast in its dtype, as for a float layer."""
         compiling = torch.compiler.is_compiling()
-        if torch.compiler.is_dynamo_compiling():
-            follow(self)
         if not compiling:
             check_computed_once(self, self.weight_quantizer, self.filters)
             self._before_forward()
+        elif torch.compiler.is_dynamo_compiling():
+            follow(self)
         quantizers = LayerQuantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )

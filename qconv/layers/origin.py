@@ -84,7 +84,7 @@ def follow(layer: Any) -> None:
         leave(layer)
 
 
-# It runs when a graph is compiled, and not in it. As in `qconv.layers.uncalibrated`.
+# It runs when a graph is compiled, and not in it, as what `qconv.layers.uncalibrated` marks.
 follow._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
 
