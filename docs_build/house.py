@@ -1,4 +1,4 @@
-"""The picture of the package: its modules and packages, and which of them imports which, read from the code."""
+"""The image of the package: its modules and packages, and which of them imports which, read from the code."""
 
 import ast
 from graphlib import TopologicalSorter

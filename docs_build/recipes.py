@@ -10,7 +10,8 @@ PAGE = ROOT / "docs" / "recipes.md"
 DATA = {
     "cifar10": (
         "CIFAR-10",
-        "`data.root=` is the folder of the published files; other pictures of that size: "
+        "`data.root=` is the folder of the published files (`data.download=true` fetches them); "
+        "other images of that size: "
         "`data=image_folder data.root=pictures`.",
     ),
     "imagenet": ("ImageNet", "`data.root=` is the folder with `train/<class>/*` and `val/<class>/*`."),
@@ -18,15 +19,18 @@ DATA = {
 LEAD = """# Recipes
 
 A recipe is a published training, or one of ours in the same form: network, method, optimizer, epochs.
-`qconv train experiment=NAME data.root=FOLDER` runs one, and more words change it (`trainer.max_epochs=100`). Where
-*init_from* stands, name the checkpoint or file that the training starts from, as in
+`qconv train experiment=NAME data.root=FOLDER` runs one, and further arguments change it (`trainer.max_epochs=100`).
+Where *init_from* stands, name the checkpoint or file that the training starts from, as in
 `init_from=runs/float/checkpoints/best.ckpt`; `init_from=null` starts from random weights. Where *loss.weights* stands,
-name the file of the teacher's weights, as in `loss.weights=resnet34.pth`.
+name the file of the teacher's weights, as in `loss.weights=resnet34.pth`. *Torchvision's ResNet-18* and *ResNet-34* are
+state dicts, such as
+`torch.save(torchvision.models.resnet18(weights="IMAGENET1K_V1").state_dict(), "resnet18.pth")` writes, for
+`init_from=resnet18.pth`. `qconv train experiment=NAME data.root=FOLDER --cfg job` prints all settings.
 
-*Target* is the published accuracy, on the original files of the data set. (V) was read in the authors' repository, or
-in the one that is named, (M) in the paper, (S) in somebody else's implementation. *Goal* is a number that we set
-ourselves, *Reached* what a run here had. What has been run here, and how far it came, is in
-`experiments/cifar10_recipes` and `experiments/fast_binary`.
+*Target* is the published accuracy, on the original files of the data set. The letter says where we read it: (V) in the
+authors' repository, or in that of the authors who are named; (M) only in the paper; (S) in somebody else's
+implementation. *Goal* is a number that we set ourselves, *Reached* what a run here reached. What has been
+run here, and how far it came, is in `experiments/cifar10_recipes` and `experiments/fast_binary`.
 
 This page is made from the comments in `configs/experiment` by `python -m docs_build.recipes`.
 """

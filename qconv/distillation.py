@@ -61,7 +61,7 @@ def attention_matching_loss(
     r"""Distance between the places that student and teacher attend to, summed over pairs of feature maps.
 
     A feature map A ``(N, C, *spatial)`` has the attention map ``Q = Σ_c A_c²``, flattened to ``(N, positions)``;
-    ``q = Q / ‖Q‖₂`` for each picture, and ``q = 0`` where A is zero. The loss of a pair is
+    ``q = Q / ‖Q‖₂`` for each image, and ``q = 0`` where A is zero. The loss of a pair is
 
     - ``form="norm"``: ``‖q_student − q_teacher‖₂``, the mean over the batch. This is the formula of both papers:
       Zagoruyko and Komodakis (arXiv:1612.03928, eq. 2 with p = 2, there with a factor β/2) and Real-to-Binary
@@ -72,7 +72,7 @@ def attention_matching_loss(
     Both codes take the mean over channels for Q instead of the sum, which does not change q. Larq Zoo's Real-to-Binary
     divides Q by its maximum instead of ‖Q‖₂, and takes mean squares.
 
-    The gradient is that of the formula. It is 0 for a picture whose student map is zero and, with "norm", for one whose
+    The gradient is that of the formula. It is 0 for an image whose student map is zero and, with "norm", for one whose
     q are equal. The teacher receives none. The magnitude of a map has no effect, down to the smallest numbers.
 
     Args:

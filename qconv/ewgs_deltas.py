@@ -223,7 +223,7 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
             layer.check_input(args[0])
             tensors = _constants(quantizer)
             q = _straight_through(quantizer, wide(args[0]), *tensors)
-            if not q.requires_grad:  # of pictures
+            if not q.requires_grad:  # of images
                 q.requires_grad_()
             found.append(q)
             return (quantizer.values_of(q, *tensors).to(args[0].dtype), *args[1:])

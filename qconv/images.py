@@ -1,6 +1,6 @@
-"""Pictures from files as uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalization.
+"""Images from files as uint8 `(C, H, W)`, small ones whole, large ones cropped at the centre; and normalization.
 
-PIL opens all of them and recognizes their format by their content. So large and small pictures have the same formats,
+PIL opens all of them and recognizes their format by their content. So large and small images have the same formats,
 modes, errors, and limit of pixels (PIL's, against decompression bombs). They are turned as their EXIF orientation says;
 transparency is ignored.
 """
@@ -28,19 +28,19 @@ from .extras import remedy
 
 
 class DecodingError(ValueError):
-    """A file that is not a picture."""
+    """A file that is not an image."""
 
 
 class ReadingError(DecodingError):
-    """A file that could not be read now, though it may be a picture."""
+    """A file that could not be read now, though it may be an image."""
 
 
 class Passing(str):
-    """What is said of a picture that could not be read now."""
+    """What is said of an image that could not be read now."""
 
 
 def problem(text: str, error: DecodingError) -> str:
-    """Return what is said of a picture, `Passing` after a `ReadingError`."""
+    """Return what is said of an image, `Passing` after a `ReadingError`."""
     return Passing(text) if isinstance(error, ReadingError) else text
 
 
@@ -76,12 +76,12 @@ HEIF_BRANDS = (b"ftypheic", b"ftypheix", b"ftyphevc", b"ftypmif1", b"ftypmsf1")
 """The bytes 4 to 12 of such files."""
 HEIF_REMEDY = remedy("pillow_heif")
 MAX_RESIZED = 2**28
-"""The most pixels of a resized picture: a long and narrow one could have any number."""
+"""The most pixels of a resized image: a long and narrow one could have any number."""
 
 
 @contextmanager
 def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
-    """Context manager: the picture in a file or in its bytes; its pixels are decoded on access.
+    """Context manager: the image in a file or in its bytes; its pixels are decoded on access.
 
     Raises:
         DecodingError: replaces any error that the `with` block raises because of a damaged file.
@@ -95,8 +95,8 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
         raise
     except UnidentifiedImageError as error:
         if _start(file)[4:12] in HEIF_BRANDS:
-            raise DecodingError(f"it is a HEIC picture: {HEIF_REMEDY}") from error
-        raise DecodingError("it is no picture of a known format") from error
+            raise DecodingError(f"it is a HEIC image: {HEIF_REMEDY}") from error
+        raise DecodingError("it is no image of a known format") from error
     except UNREADABLE as error:
         if _may_pass(error):
             raise ReadingError(f"{_reason(error)}; the file may be whole: try again") from error
@@ -111,7 +111,7 @@ def _may_pass(error: BaseException) -> bool:
 
 @cache
 def reads_heif() -> bool:
-    """Whether HEIC pictures, as iPhones take them, can be read: if pillow-heif is installed."""
+    """Whether HEIC images, as iPhones take them, can be read: if pillow-heif is installed."""
     if find_spec("pillow_heif") is None:
         return False
     import pillow_heif
@@ -121,7 +121,7 @@ def reads_heif() -> bool:
 
 
 def readable_suffixes() -> frozenset[str]:
-    """The suffixes of the files that count as pictures."""
+    """The suffixes of the files that count as images."""
     return SUFFIXES | HEIF_SUFFIXES if reads_heif() else SUFFIXES
 
 
@@ -146,7 +146,7 @@ def orientation(picture: Image.Image) -> int:
 
 
 def size_of(picture: Image.Image) -> tuple[int, int]:
-    """The height and width that a picture will have upright; it must not be loaded yet."""
+    """The height and width that an image will have upright; it must not be loaded yet."""
     width, height = picture.size
     if picture.format == "TIFF":  # newer versions of PIL give the size of what they will have turned
         tags: Any = picture
@@ -164,13 +164,13 @@ def _reason(error: BaseException) -> str:
 
 
 def decode(file: str | os.PathLike[str] | bytes) -> Tensor:
-    """Decode the picture as RGB, `(3, H, W)`, uint8.
+    """Decode the image as RGB, `(3, H, W)`, uint8.
 
     torchvision decodes JPEG in at most two thirds of PIL's time. Its PNG decoder must not be used: it crashed the
     process on most damaged files.
 
     Raises:
-        DecodingError: the file is missing or not a complete picture.
+        DecodingError: the file is missing or not a complete image.
     """
     with opened(file) as picture:
         if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
@@ -200,7 +200,7 @@ def _ignore_deprecation() -> None:
 
 
 def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
-    """Resize the picture so that its shorter side is ``resize``, and crop it at the centre.
+    """Resize the image so that its shorter side is ``resize``, and crop it at the centre.
 
     Raises:
         DecodingError: it is so long and narrow that it would exceed `MAX_RESIZED` pixels.
@@ -214,10 +214,10 @@ def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
 
 
 def read_picture(file: str | os.PathLike[str], size: tuple[int, int], channels: int, resize: bool) -> Tensor:
-    """Decode the picture as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped.
+    """Decode the image as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped.
 
     Raises:
-        DecodingError: it is not a complete picture, or has another size and ``resize`` is false.
+        DecodingError: it is not a complete image, or has another size and ``resize`` is false.
     """
     mode = "RGB" if channels == 3 else "L"
     with opened(file) as picture:
@@ -249,11 +249,11 @@ def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None
 
 
 def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """Resize the picture to cover (height, width), and crop it at the centre."""
+    """Resize the image to cover (height, width), and crop it at the centre."""
     height, width = size
     scale = max(height / picture.height, width / picture.width)
     box_height, box_width = height / scale, width / scale
-    # The quotients may exceed the picture by a rounding error, which PIL refuses.
+    # The quotients may exceed the image by a rounding error, which PIL refuses.
     left, top = max((picture.width - box_width) / 2, 0.0), max((picture.height - box_height) / 2, 0.0)
     box = left, top, min(left + box_width, picture.width), min(top + box_height, picture.height)
     return picture.resize((width, height), Image.Resampling.BILINEAR, box)
@@ -264,7 +264,7 @@ class Normalize:
     """``(x − mean) / std`` in each channel, as float32.
 
     Args:
-        mean: the mean of each channel, in the units of the pictures.
+        mean: the mean of each channel, in the units of the images.
         std: the standard deviation of each channel.
     """
 
@@ -272,7 +272,7 @@ class Normalize:
     std: Sequence[float]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Normalize the pictures, `(N, C, H, W)` or `(C, H, W)`: mean 0, standard deviation 1 over the data set."""
+        """Normalize the images, `(N, C, H, W)` or `(C, H, W)`: mean 0, standard deviation 1 over the data set."""
         mean, std = (_per_channel(tuple(values), images.device) for values in (self.mean, self.std))
         floats = images.to(torch.float32, copy=True)
         if images.ndim == 4 and not images.is_contiguous() and images.is_contiguous(memory_format=torch.channels_last):

@@ -1,4 +1,4 @@
-"""Classification of picture files by a packed model."""
+"""Classification of image files by a packed model."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -24,12 +24,12 @@ class Guess(NamedTuple):
 
 
 class Predictor:
-    """Classifies picture files with the model of a packed file, on the CPU.
+    """Classifies image files with the model of a packed file, on the CPU.
 
     It computes in batches with the frozen model.
 
     Args:
-        path: a packed file that describes its network and input, as every run of `train.py` leaves one.
+        path: a packed file that describes its network and input, as every run of `qconv train` leaves one.
 
     Attributes:
         model: the packed model.
@@ -43,7 +43,7 @@ class Predictor:
         _, height, width = self.pictures.size
         if self.pictures.resize is not None and height != width:
             raise ValueError(
-                f"{path}: its pictures would be resized to a side of {self.pictures.resize} and cropped to "
+                f"{path}: its images would be resized to a side of {self.pictures.resize} and cropped to "
                 f"{height}×{width}, but only squares are cropped"
             )
         self.classes = header.classes
@@ -59,10 +59,10 @@ class Predictor:
             return freeze(self.model)
 
     def __call__(self, path: Path, top: int = 3) -> list[Guess]:
-        """Return the `top` most probable classes of the picture, the most probable first.
+        """Return the `top` most probable classes of the image, the most probable first.
 
         Raises:
-            DecodingError: the file is missing or not a picture.
+            DecodingError: the file is missing or not an image.
             ValueError: `top` is less than 1, or the model has another number of classes than names.
         """
         ((_, guesses),) = self.many([path], top)
@@ -110,10 +110,10 @@ class Predictor:
         return [Guess(names[index], shares[index].item()) for index in shares.topk(min(top, len(shares))).indices]
 
     def read(self, path: Path) -> Tensor:
-        """Return the model's input for the picture.
+        """Return the model's input for the image.
 
         Raises:
-            DecodingError: the file is missing or no picture.
+            DecodingError: the file is missing or no image.
         """
         channels, *size = self.pictures.size
         try:
@@ -122,5 +122,5 @@ class Predictor:
             else:
                 image = centre_crop(decode(path), size[0], self.pictures.resize)
         except DecodingError as error:
-            raise DecodingError(f"picture {path} cannot be read: {error}") from error
+            raise DecodingError(f"image {path} cannot be read: {error}") from error
         return self.normalize(image)

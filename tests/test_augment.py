@@ -1,4 +1,4 @@
-"""Batched augmentation against torchvision's, picture by picture."""
+"""Batched augmentation against torchvision's, image by image."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def outputs(images: Tensor) -> set[bytes]:
 
 
 def drawn(augment: list[Any], count: int = 4000) -> Tensor:
-    """Many augmentations of one picture whose pixels are all different."""
+    """Many augmentations of one image whose pixels are all different."""
     generator = torch.Generator().manual_seed(0)
     images = torch.arange(1, 49, dtype=torch.uint8).view(1, 3, 4, 4).expand(count, -1, -1, -1)
     for each in augment:

@@ -391,7 +391,7 @@ PICTURES = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(3))
 def test_a_first_batch_of_one_value_is_waited_through(name: str, value: float) -> None:
     layer, alone = layer_of(name), layer_of(name)
     fresh = copy.deepcopy(layer.input_quantizer.state_dict())
-    trained_once(layer, torch.full((2, 4, 5, 5), value))  # a blank picture
+    trained_once(layer, torch.full((2, 4, 5, 5), value))  # a blank image
     assert all(tensor.equal(fresh[key]) for key, tensor in layer.input_quantizer.state_dict().items())
     for each in (layer, alone):
         each.calibrate_(PICTURES)

@@ -159,7 +159,7 @@ def test_binary_convolutions_that_differ_are_not_timed(monkeypatch: pytest.Monke
 
 
 def pair() -> tuple[torch.nn.Module, torch.nn.Module, torch.Tensor, torch.Tensor]:
-    """A network, its quantized form, pictures, and labels of which the quantized form gets 3 of 4 right."""
+    """A network, its quantized form, images, and labels of which the quantized form gets 3 of 4 right."""
     torch.manual_seed(0)
     network = small_cnn(1, 4, width=8)
     images = torch.randn(8, 1, 8, 8)
@@ -207,7 +207,7 @@ def test_forms_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     ("change", "message"),
     [
         ({"images": torch.zeros(2, 1, 8, 8, dtype=torch.uint8)}, r"images \(torch.uint8\) must be a float tensor"),
-        ({"images": torch.zeros(0, 1, 8, 8)}, "images must hold at least one picture"),
+        ({"images": torch.zeros(0, 1, 8, 8)}, "images must hold at least one image"),
         ({"labels": torch.zeros(3)}, r"labels \(of shape \(3,\)\) must be one for each of the 8 images"),
         ({"batch_sizes": (0,)}, r"batch_sizes \(=\(0,\)\) must be whole numbers from 1 on"),
         ({"quantized": None}, r"quantized \(=None\) must be a torch.nn.Module"),
@@ -237,7 +237,7 @@ def test_a_model_of_ones_own(
         ("test_bench:none", (), "module test_bench has no 'none'"),
         ("test_bench:_few", (), "must return (float model, quantized model, images)"),
         ("no_such_module:pair", (), "No module named 'no_such_module'"),
-        ("test_bench:pair", ("cat.jpg",), "PICTURE is for a packed model"),
+        ("test_bench:pair", ("cat.jpg",), "IMAGE is for a packed model"),
         ("test_bench:pair", ("--count", "0"), "--count (=0) must be at least 1"),
     ):
         assert main([*command[:2], name, *more]) == 1

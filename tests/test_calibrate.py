@@ -133,9 +133,9 @@ def test_an_error_in_the_model_leaves_it_as_it_was() -> None:
 
     def broken() -> Iterator[Tensor]:
         yield batches()[0]
-        raise OSError("no more pictures")
+        raise OSError("no more images")
 
-    with pytest.raises(OSError, match="no more pictures"):
+    with pytest.raises(OSError, match="no more images"):
         qconv.calibrate(model, broken())
     assert [module for module in model.modules() if isinstance(module, Scaled)] == quantizers
     assert model.training

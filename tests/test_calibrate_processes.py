@@ -70,7 +70,7 @@ def trained(rank: int, paths: tuple[list[int], list[int]], *, named: bool, calib
 
 
 def blank(rank: int) -> list[float]:
-    """Process 1 begins with an empty picture."""
+    """Process 1 begins with an empty image."""
     model = Paths(named=True)
     model.path = [0]
     model(pictures(1) if rank == 0 else torch.zeros(2, 2, 5, 5))
@@ -78,7 +78,7 @@ def blank(rank: int) -> list[float]:
 
 
 def deltas(seeds: tuple[int, ...]) -> dict[str, float]:
-    """The δ of EWGS from these pictures."""
+    """The δ of EWGS from these images."""
     torch.manual_seed(0)
     layer = qconv.QConv2d(2, 2, 3, scheme=schemes.ewgs(2, 2))
     model = nn.Sequential(layer, nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -90,7 +90,7 @@ def deltas(seeds: tuple[int, ...]) -> dict[str, float]:
 
 
 def corrected(seeds: tuple[int, ...]) -> list[float]:
-    """The bias that `qconv.correct_bias` leaves, from these pictures."""
+    """The bias that `qconv.correct_bias` leaves, from these images."""
     torch.manual_seed(0)
     network = nn.Sequential(nn.Conv2d(2, 3, 3))
     model = qconv.convert(copy.deepcopy(network), schemes.bwn(), skip=())

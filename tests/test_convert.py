@@ -179,7 +179,7 @@ def test_to_float_undoes_convert(scheme: qconv.Scheme) -> None:
 
 
 MODELS: dict[str, tuple[Any, int, int, int]] = {
-    # how many layers, how many of them converted, picture size
+    # how many layers, how many of them converted, image size
     "resnet18": (torchvision.models.resnet18, 21, 19, 64),
     "mobilenet_v2": (torchvision.models.mobilenet_v2, 53, 51, 64),
     "convnext_tiny": (torchvision.models.convnext_tiny, 59, 57, 64),

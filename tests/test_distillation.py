@@ -118,7 +118,7 @@ def test_logits_that_are_refused(student: Any, teacher: Any, temperature: float,
 
 
 def textbook(students: list[Tensor], teachers: list[Tensor], form: str) -> Tensor:
-    """The formula, picture by picture; no picture may be zero."""
+    """The formula, image by image; no image may be zero."""
     total = torch.zeros((), dtype=torch.float64)
     for student, teacher in zip(students, teachers, strict=True):
         values: list[Tensor] = []

@@ -324,7 +324,7 @@ def begin_recu(rank: int) -> State:
 
 
 def two_steps(scheme: Scheme, fully_sharded: bool) -> State:
-    """The state behind two optimizer steps of a calibrated network, each process with all pictures."""
+    """The state behind two optimizer steps of a calibrated network, each process with all images."""
     model = network(scheme)
     qconv.calibrate(model, [pictures()])
     if fully_sharded:

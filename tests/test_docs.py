@@ -43,6 +43,8 @@ def blocks(path: Path) -> Iterator[tuple[int, str, str]]:
 
 def agree(said: str, printed: str) -> bool:
     """Whether a page says what was printed; accuracies may differ by 8 of 100, as between machines."""
+    if doctest.OutputChecker().check_output(said, printed, FLAGS):
+        return True
     shares = [[int(share.rstrip(" %")) for share in SHARE.findall(text)] for text in (said, printed)]
     alike = len(shares[0]) == len(shares[1]) and all(abs(a - b) <= 8 for a, b in zip(*shares, strict=True))
     return alike and doctest.OutputChecker().check_output(SHARE.sub("%", said), SHARE.sub("%", printed), FLAGS)
@@ -257,3 +259,8 @@ def test_what_comes_from_other_hosts_is_found(tmp_path: Path) -> None:
         "page.html: <script src='https://a.b/c.js",
         "style.css: url('//a.b/c.css",
     ]
+
+
+def test_the_zoo_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["zoo"]) == 0
+    assert capsys.readouterr().out.strip() in PAGES["shipping.md"].read_text()

@@ -1,4 +1,4 @@
-"""Every recipe composes, and trains two steps on pictures made here; what a GPU is to measure runs on the CPU."""
+"""Every recipe composes, and trains two steps on images made here; what a GPU is to measure runs on the CPU."""
 
 import importlib.util
 import json
@@ -186,7 +186,7 @@ def test_an_epoch_of_the_study_on_a_gpu(on_gpu: Any, tmp_path: Path, monkeypatch
     on_gpu.subprocess = SimpleNamespace(run=trained)
     on_gpu.epoch(options, "lean")
     (row,) = read_csv(tmp_path / "epochs.csv")
-    assert (row["method"], row["seconds"], row["data"]) == ("Bi-Real", "1.5", "200 made pictures")
+    assert (row["method"], row["seconds"], row["data"]) == ("Bi-Real", "1.5", "200 made images")
 
 
 def test_pieces_that_fail_or_take_too_long_cost_no_other(

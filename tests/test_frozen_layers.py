@@ -185,7 +185,7 @@ def test_gradients_of_something_else_are_no_training(to_none: bool | None) -> No
     if to_none is not None:
         model.zero_grad(set_to_none=to_none)
     x = torch.randn(2, 3, 9, 9, requires_grad=True)
-    torch.autograd.grad(model.eval()(x).sum(), x)  # of the pictures alone
+    torch.autograd.grad(model.eval()(x).sum(), x)  # of the images alone
     nn.init.normal_(layer.weight)
     layer.eval()
     assert layer.weight_quantizer.step.equal(built_with(layer.weight, schemes.lsq(2, 8)).weight_quantizer.step)

@@ -193,7 +193,7 @@ def test_what_depends_on_the_number_of_epochs(scheme: Scheme, schedule: Any, las
     epochs, devices = changes(stored, classifier)
     assert epochs.startswith("trainer.max_epochs: 6 → 9. ")
     assert says in epochs
-    assert devices == "trainer.devices: 2 → 1. Optimizer steps are of other pictures from here on."
+    assert devices == "trainer.devices: 2 → 1. Optimizer steps are of other images from here on."
 
 
 def test_what_batches_depend_on() -> None:
@@ -205,8 +205,8 @@ def test_what_batches_depend_on() -> None:
         classifier = Classifier(small_cnn(1, 10, width=4), torch.optim.SGD, None, configs[1])
         return list(changes({"config": configs[0], "epoch": 0}, classifier))
 
-    rounded, others = "Sums may be rounded otherwise", "Optimizer steps are of other pictures"
-    as_many = "Steps are of as many pictures, batch norm sees those of one process."
+    rounded, others = "Sums may be rounded otherwise", "Optimizer steps are of other images"
+    as_many = "Steps are of as many images, batch norm sees those of one process."
     assert said({"devices": 1, "batch": 256}, {"devices": 2, "batch": 128}) == [
         f"trainer.devices: 1 → 2. {as_many}",
         f"data.batch_size: 256 → 128. {as_many}",
@@ -233,7 +233,7 @@ def test_other_options_that_depend_on_the_number_of_epochs() -> None:
     stored = {"config": {"trainer": {"max_epochs": 6}}, "epoch": 5}
     for more, dampening, says in (
         ({}, 0.1, "the dampening follows 9 epochs"),
-        (rules, 0.0, "the step rules and the picture size follow 9 epochs"),
+        (rules, 0.0, "the step rules and the image size follow 9 epochs"),
     ):
         classifier = Classifier(
             small_cnn(1, 10, width=4),

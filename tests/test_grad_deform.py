@@ -166,7 +166,7 @@ def test_one_by_one(case: Case) -> None:
 
 
 def test_the_formulas_by_nested_loops() -> None:
-    """The reference itself, point by point, on what a picture's pixels and the taps of a kernel are."""
+    """The reference itself, point by point, on what an image's pixels and the taps of a kernel are."""
     case = Case(2, 2, (2, 1), (1, 0), (1, 2), (2, 2), (3, 4), (2, 2), 1)
     grad_output, input, weight, offset, mask = tensors = case.tensors()
 
@@ -201,7 +201,7 @@ def test_the_formulas_by_nested_loops() -> None:
 
 
 def test_at_whole_numbers_the_slope_is_the_one_to_the_right() -> None:
-    """Where pixels are hit exactly, as with offsets of 0, and at the first and last point outside the picture."""
+    """Where pixels are hit exactly, as with offsets of 0, and at the first and last point outside the image."""
     case = Case(offset_groups=2, padding=(1, 1), size=(4, 4))
     tensors = case.tensors()
     tensors[3] = torch.randint(-3, 4, tensors[3].shape).double()
@@ -337,7 +337,7 @@ BAD: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
         r"offset's size \(=\(2, 17, 3, 4\)\) must have 2·9·D",
     ),
     "offset groups": (dict(offset=torch.ones(2, 54, 3, 4)), ValueError, r"a D that divides in_channels \(=4\)"),
-    "offset's picture": (dict(offset=torch.ones(2, 18, 4, 4)), ValueError, r"must be \(2, 18, 3, 4\), as the output's"),
+    "offset's image": (dict(offset=torch.ones(2, 18, 4, 4)), ValueError, r"must be \(2, 18, 3, 4\), as the output's"),
     "offset's batch": (dict(offset=torch.ones(1, 18, 3, 4)), ValueError, r"offset's size .* must be \(2, 18, 3, 4\)"),
     "mask's channels": (
         dict(mask=torch.ones(2, 18, 3, 4)),

@@ -1,4 +1,4 @@
-"""Trees of pictures: what is decoded, cached and refused."""
+"""Trees of images: what is decoded, cached and refused."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ def picture(seed: int, height: int = 8, width: int = 8) -> Image.Image:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Two classes with six pictures to train and two to test each."""
+    """Two classes with six images to train and two to test each."""
     for split, count in (("train", 6), ("test", 2)):
         for label, name in enumerate(("cat", "dog")):
             folder = tmp_path / "tree" / split / name
@@ -48,8 +48,8 @@ def made(tree: Path, **options: Any) -> ImageFolderDataModule:
 
 
 def test_what_is_read(tree: Path) -> None:
-    (tree / "train/cat/notes.txt").write_text("no picture")
-    (tree / "train/cat/.hidden.png").write_text("no picture")
+    (tree / "train/cat/notes.txt").write_text("no image")
+    (tree / "train/cat/.hidden.png").write_text("no image")
     data = made(tree)
     assert (data.classes, data.num_classes, data.image_size, data.in_channels) == (["cat", "dog"], 2, (8, 8), 3)
     assert {name: len(labels) for name, (_, labels) in data.splits.items()} == {"train": 10, "val": 2, "test": 4}
@@ -108,7 +108,7 @@ def test_the_cache_is_used_until_a_file_changes(tree: Path, capsys: pytest.Captu
 
 
 def test_trees_that_differ_in_pixels_alone(tree: Path) -> None:
-    """As of archives that keep no times, and pictures without compression."""
+    """As of archives that keep no times, and images without compression."""
     for path in tree.rglob("*.png"):
         Image.new("RGB", (8, 8), 0).save(path.with_suffix(".bmp"))
         path.unlink()
@@ -143,7 +143,7 @@ def test_each_class_keeps_a_picture_for_training(tree: Path) -> None:
         data.setup("fit")
         assert data.splits["train"].labels.unique().tolist() == list(range(11))
         assert len(data.splits["val"].labels) == 6
-    with pytest.raises(ValueError, match=r"val_size \(=11\) must leave a picture of each class for training: it"):
+    with pytest.raises(ValueError, match=r"val_size \(=11\) must leave an image of each class for training: it"):
         share_out(torch.arange(11).repeat(2)[:21], 11, 0)
 
 
@@ -191,7 +191,7 @@ def truncated(path: Path) -> None:
 BROKEN: dict[str, Callable[[Path], Any]] = {
     "truncated": truncated,
     "empty": lambda path: path.write_bytes(b""),
-    "text": lambda path: path.write_text("this is no picture"),
+    "text": lambda path: path.write_text("this is no image"),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "HEIC": lambda path: path.write_bytes(b"\0\0\0\x18ftypheic" + bytes(40)),
 }
@@ -201,7 +201,7 @@ BROKEN: dict[str, Callable[[Path], Any]] = {
 def test_broken_files_are_named(kind: str, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tree / "train/dog/3.png"
     BROKEN[kind](path)
-    with pytest.raises(BrokenPictureError, match=r"1 of 12 files are no whole picture: .*dog/3.png .*data.broken=skip"):
+    with pytest.raises(BrokenPictureError, match=r"1 of 12 files are no whole image: .*dog/3.png .*data.broken=skip"):
         made(tree)
     assert not list((tree.parent / "cache").glob("*"))
     data = made(tree, broken="skip")
@@ -256,7 +256,7 @@ def test_the_test_after_a_training_reads_nothing_again(tree: Path) -> None:
 
 def test_a_link_to_nowhere_is_a_broken_picture(tree: Path) -> None:
     (tree / "train/dog/link.png").symlink_to(tree / "nowhere.png")
-    with pytest.raises(BrokenPictureError, match=r"1 of 13 files are no whole picture: .*dog/link.png \(No such file"):
+    with pytest.raises(BrokenPictureError, match=r"1 of 13 files are no whole image: .*dog/link.png \(No such file"):
         made(tree)
     assert len(made(tree, broken="skip").splits["train"].labels) == 10
 
@@ -264,7 +264,7 @@ def test_a_link_to_nowhere_is_a_broken_picture(tree: Path) -> None:
 def test_a_split_without_whole_pictures_is_named_before_the_training(tree: Path) -> None:
     for path in (tree / "test").glob("*/*"):
         truncated(path)
-    with pytest.raises(BrokenPictureError, match=r"data.root \(=.*tree\): test has no whole picture"):
+    with pytest.raises(BrokenPictureError, match=r"data.root \(=.*tree\): test has no whole image"):
         made(tree, broken="skip")
 
 
@@ -289,16 +289,16 @@ def test_folders_without_splits(
         for index in range(count):
             picture(100 * label + index, 20 + index % 3, 30).save(root / name / f"{index}.png")
     for name in ("Thumbs.db", ".hidden.png", "notes.txt", "IMG_1.HEIC"):
-        (root / "cat" / name).write_bytes(b"no picture")
+        (root / "cat" / name).write_bytes(b"no image")
     data = made(root, test_size=0.2)
     told = said(capsys)
-    assert told[0].startswith(f"{root} has no folders train and test: 20% of each class are the test pictures")
-    assert "(split_seed=0); not of one, with a single picture; no pictures in none, which is no class" in told[0]
+    assert told[0].startswith(f"{root} has no folders train and test: 20% of each class are the test images")
+    assert "(split_seed=0); not of one, with a single image; no images in none, which is no class" in told[0]
     assert '1 .heic (pip install "qconv[heic]" to read them)' in told[1]
     assert "1 .txt" in told[1]
     assert told[2:] == [
-        "pictures of 20×30 to 22×30 pixels become 16×16 (data.image_size= for another size)",
-        "3 classes: 23 / 2 / 6 pictures (training / validation / test)",
+        "images of 20×30 to 22×30 pixels become 16×16 (data.image_size= for another size)",
+        "3 classes: 23 / 2 / 6 images (training / validation / test)",
     ]
     assert data.splits["test"].labels.bincount().tolist() == [4, 2]
     assert (data.classes, data.image_size) == (["cat", "dog", "one"], (16, 16))
@@ -328,7 +328,7 @@ def test_a_picture_of_another_size_is_resized(tree: Path, capsys: pytest.Capture
     flat.save(tree / "train/dog/3.png")
     data = made(tree)
     assert data.image_size == (8, 8)
-    assert "pictures of 8×8 to 17×31 pixels become 8×8 (data.image_size= for another size)" in said(capsys)
+    assert "images of 8×8 to 17×31 pixels become 8×8 (data.image_size= for another size)" in said(capsys)
     images = torch.cat([pictures.images for pictures in data.splits.values()])
     assert (images == torch.tensor([10, 200, 30]).view(3, 1, 1)).flatten(1).all(1).sum() == 1
 
@@ -340,7 +340,7 @@ TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         FileNotFoundError,
         r"must hold train/<class>/\* and test/<class>/\* \(or val\); it has test, training",
     ),
-    "classes without pictures": (
+    "classes without images": (
         lambda tree: [remove(path) for path in tree.glob("*/*")] and [path.rmdir() for path in tree.iterdir()],
         FileNotFoundError,
         r"must hold <class>/\*, or train/<class>/\* and test/<class>/\* \(or val\); it has nothing",
@@ -349,7 +349,7 @@ TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "one class": (
         lambda tree: [remove(tree / split / "dog") for split in ("train", "test")],
         ValueError,
-        "train has 1 class with pictures; it must have at least 2",
+        "train has 1 class with images; it must have at least 2",
     ),
     "one class without splits": (
         lambda tree: [
@@ -358,17 +358,17 @@ TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
             *(folder.rmdir() for folder in tree.glob("t*")),
         ],
         ValueError,
-        r"data.root \(=.*tree\) has 1 class with pictures \(cat\); it must have at least 2",
+        r"data.root \(=.*tree\) has 1 class with images \(cat\); it must have at least 2",
     ),
     "class in test only": (
         lambda tree: (tree / "test/dog").rename(tree / "test/fox"),
         ValueError,
-        "class 'fox' is in test, but has no training pictures",
+        "class 'fox' is in test, but has no training images",
     ),
     "empty test": (
         lambda tree: [remove(tree / "test" / name) for name in ("cat", "dog")],
         FileNotFoundError,
-        "test has no pictures",
+        "test has no images",
     ),
 }
 
@@ -424,7 +424,7 @@ def test_cifar_of_torchvision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
-    """Those one level deeper, which torchvision's ImageFolder finds, are no pictures of a class."""
+    """Those one level deeper, which torchvision's ImageFolder finds, are no images of a class."""
     for split in ("train", "test"):
         for label in ("cat", "dog", "fox/red"):
             folder = tmp_path / split / label
@@ -438,6 +438,6 @@ def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
     assert found.classes == ["cat", "dog"]
     assert found.told == (
         "left out: valid; splits are train, val, test",
-        "no pictures in train/fox, which is no class",
+        "no images in train/fox, which is no class",
         "left out: 3 folders in folders of classes",
     )

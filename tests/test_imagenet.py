@@ -1,4 +1,4 @@
-"""Large pictures, decoded while a network trains."""
+"""Large images, decoded while a network trains."""
 
 from functools import partial
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_test_pictures_are_torchvisions(tree: Path) -> None:
 
 
 def test_random_crops_are_torchvisions_in_distribution() -> None:
-    # Each pixel of the picture tells its place, so that a crop's corners tell where it was taken.
+    # Each pixel of the image tells its place, so that a crop's corners tell where it was taken.
     rows, columns = torch.meshgrid(torch.arange(120), torch.arange(160), indexing="ij")
     image = torch.stack([rows, columns, torch.zeros_like(rows)]).to(torch.uint8)
 
@@ -151,9 +151,7 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-50])
 
 
-@pytest.mark.parametrize(
-    "breaking", [truncate, lambda p: p.write_bytes(b""), lambda p: p.write_text("no picture " * 9)]
-)
+@pytest.mark.parametrize("breaking", [truncate, lambda p: p.write_bytes(b""), lambda p: p.write_text("no image " * 9)])
 def test_broken_files_are_named_and_counted(breaking: Any, tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = made(tree)
     broken = data.splits["train"][3][0]
@@ -168,7 +166,7 @@ def test_broken_files_are_named_and_counted(breaking: Any, tree: Path, capsys: p
     assert str(broken) in told
     for path, _ in data.splits["train"]:
         breaking(path)
-    with pytest.raises(BrokenPictureError, match=r"no picture of a batch of \d could be decoded"):
+    with pytest.raises(BrokenPictureError, match=r"no image of a batch of \d could be decoded"):
         epoch_of(data, 0)
 
 
@@ -215,4 +213,4 @@ def test_a_run_with_new_batch_norm_statistics(tree: Path, tmp_path: Path) -> Non
     reestimate_batch_norm(classifier, data, make_trainer(accelerator="cpu"))
     means = torch.stack([input.mean((0, 2, 3)) for input in seen])
     assert first.running_mean is not None
-    torch.testing.assert_close(first.running_mean, means.mean(0))  # over normalized pictures, each batch once
+    torch.testing.assert_close(first.running_mean, means.mean(0))  # over normalized images, each batch once

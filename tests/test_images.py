@@ -1,4 +1,4 @@
-"""Pictures from files: every format and mode on both paths, and damaged ones that end nothing."""
+"""Images from files: every format and mode on both paths, and damaged ones that end nothing."""
 
 import io
 import subprocess
@@ -72,7 +72,7 @@ def test_damaged_pictures_are_refused_and_end_nothing() -> None:
 
 
 def written(path: Path, mode: str, **options: Any) -> Path:
-    """A picture of this mode; `pixels` where it can't be made by PIL's conversion."""
+    """An image of this mode; `pixels` where it can't be made by PIL's conversion."""
     pixels = options.pop("pixels", None)
     picture = Image.fromarray(NOISE).convert(mode) if pixels is None else Image.fromarray(pixels)
     picture.save(path, **options)
@@ -156,7 +156,7 @@ def test_pictures_of_too_many_pixels(name: str, tmp_path: Path, monkeypatch: pyt
     for read in (decode, lambda path: read_picture(path, (9, 14), 3, resize=True)):
         with pytest.raises(DecodingError, match=r"Image size \(126 pixels\) exceeds limit of 100 pixels"):
             read(path)
-    with pytest.raises(BrokenPictureError, match="none of the files in train is a picture"):
+    with pytest.raises(BrokenPictureError, match="none of the files in train is an image"):
         ImageFolderDataModule(str(tmp_path), cache=str(tmp_path))
     data = ImageFolderDataModule(str(tmp_path), image_size=8, cache=str(tmp_path))
     with pytest.raises(BrokenPictureError, match=f"{name} .Image size .126 pixels. exceeds limit"):
@@ -170,7 +170,7 @@ def test_pictures_that_are_too_long_to_be_resized() -> None:
 
 
 def test_bytes_of_no_picture_are_named_without_addresses() -> None:
-    for data in (b"", b"no picture", b"\xff\xd8\xff" + bytes(20)):
+    for data in (b"", b"no image", b"\xff\xd8\xff" + bytes(20)):
         with pytest.raises(DecodingError) as raised:
             decode(data)
         assert "0x" not in str(raised.value)
@@ -195,7 +195,7 @@ def test_after_a_damaged_picture_the_others_are_named(
     told = capsys.readouterr()
     *errors, count = told.err.splitlines()
     assert [line.split(" cannot be read: ")[0] for line in errors] == [
-        f"qconv: error: picture {path}" for path in names[:-1]
+        f"qconv: error: image {path}" for path in names[:-1]
     ]
-    assert count == "qconv: 3 of 4 pictures could not be read"
+    assert count == "qconv: 3 of 4 images could not be read"
     assert [line.split()[0] for line in told.out.splitlines()] == [str(names[-1])]

@@ -317,7 +317,7 @@ def test_strides_where_a_side_is_one(shape: tuple[int, ...], outputs: int, kerne
 
 
 def laid_out(*shape: int) -> dict[str, Tensor]:
-    """Pictures whose memory is not that of a fresh tensor: parts of larger ones, and rows or channels exchanged."""
+    """Images whose memory is not that of a fresh tensor: parts of larger ones, and rows or channels exchanged."""
     n, c, h, w = shape
     last = torch.channels_last
     return {

@@ -171,7 +171,7 @@ def test_what_needs_no_gradient(frozen: str) -> None:
 
 
 def test_memory_formats() -> None:
-    """Pictures are channels_last; the gradient of a weight has its format."""
+    """Images are channels_last; the gradient of a weight has its format."""
     for last in (torch.contiguous_format, torch.channels_last):
         lean = qconv.lean(qconv.QConv2d(**PAYING)).to(memory_format=last)  # pyright: ignore
         input = torch.randn(4, 32, 16, 16).requires_grad_()

@@ -1,4 +1,4 @@
-"""A run's network on pictures that are not those of its training, and which pictures a limit or a split takes."""
+"""A run's network on images that are not those of its training, and which images a limit or a split takes."""
 
 import json
 import shutil
@@ -35,7 +35,7 @@ SHORT = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "optimizer.lr=0
 
 
 def draw(folder: Path, split: str, count: int, side: int = 12, shift: int = 0, names: tuple[str, ...] = NAMES) -> None:
-    """Pictures of two classes that differ in brightness alone, so that mean and deviation decide."""
+    """Images of two classes that differ in brightness alone, so that mean and deviation decide."""
     generator = np.random.default_rng(0)
     for label, name in enumerate(names):
         (folder / split / name).mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ class Narrow(ImageFolderDataModule):
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run on pictures of 12×12, of which a fifth validates."""
+    """The folder of a run on images of 12×12, of which a fifth validates."""
     place = tmp_path_factory.mktemp("pictures")
     for split, count in (("train", 60), ("test", 20)):
         draw(place / "data", split, count)
@@ -140,15 +140,13 @@ def test_a_run_does_not_go_on_with_more_pictures(
         program.train(cfg)
 
     shutil.copy(tmp_path / "data/train/dark/0.png", tmp_path / "data/train/dark/new.png")
-    with pytest.raises(
-        ValueError, match=r"was trained on 96 pictures and there are 97 now, so it would be validated by"
-    ):
+    with pytest.raises(ValueError, match=r"was trained on 96 images and there are 97 now, so it would be validated by"):
         go_on()
     assert f"root: {run.parent}" in (other / "config.yaml").read_text()  # it has not gone on
     assert evaluated(other, f"data.root={tmp_path / 'data'}") == 1
     (tmp_path / "data/train/dark/new.png").rename(tmp_path / "data/train/bright/new.png")
     (tmp_path / "data/train/dark/0.png").rename(tmp_path / "data/elsewhere.png")
-    with pytest.raises(ValueError, match=r"some of the run's pictures have another name or class now, so it would be"):
+    with pytest.raises(ValueError, match=r"some of the run's images have another name or class now, so it would be"):
         go_on()
     (tmp_path / "data/train/bright/new.png").unlink()
     (tmp_path / "data/elsewhere.png").rename(tmp_path / "data/train/dark/0.png")
@@ -273,7 +271,7 @@ def test_a_network_that_starts_from_another_is_tested_on_the_same_pictures(
     program.train(config(*words, *place, best, *otherwise, f"run_dir={tmp_path / 'other'}"))
     said = told(capsys).partition("/one/checkpoints/best.ckpt: ")[2]
     assert said.startswith(
-        "its run split the pictures of this folder otherwise (data.val_size: 0.1 → 0.3, data.split_by: number → name), "
+        "its run split the images of this folder otherwise (data.val_size: 0.1 → 0.3, data.split_by: number → name), "
         "so it may have been trained on some of those that validate or are tested now"
     ), said[:300]
     draw(tmp_path / "data", ".", 21)

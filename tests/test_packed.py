@@ -87,7 +87,7 @@ def test_radix() -> None:
 
 
 def network() -> nn.Module:
-    """A layer of each kind that takes pictures: plain, grouped, transposed, linear; with batch norm."""
+    """A layer of each kind that takes images: plain, grouped, transposed, linear; with batch norm."""
     return nn.Sequential(
         *(nn.Conv2d(3, 8, 3, padding="same"), nn.BatchNorm2d(8), nn.Conv2d(8, 6, 3, stride=2, groups=2), nn.PReLU(6)),
         *(nn.ConvTranspose2d(6, 4, 2, stride=2, groups=2), nn.Flatten(), nn.Linear(144, 5)),

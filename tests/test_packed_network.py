@@ -198,7 +198,7 @@ def test_writing_leaves_the_model_as_it_is(trained: nn.Module, tmp_path: Path) -
 
 
 class OfSides(Network):
-    """Takes pictures of one size alone, which is no usual one."""
+    """Takes images of one size alone, which is no usual one."""
 
     def forward(self, input: Tensor) -> Tensor:
         """The scores of four classes."""

@@ -1,4 +1,4 @@
-"""`qconv predict` and `qconv summary`: what a packed model says of pictures, and of itself."""
+"""`qconv predict` and `qconv summary`: what a packed model says of images, and of itself."""
 
 import json
 import subprocess
@@ -116,8 +116,8 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
     names = [str(tmp_path / "none.png"), str(tmp_path / "broken.png"), str(picture)]
     assert main(["predict", str(tmp_path / "model"), *names]) == 1
     told = capsys.readouterr()
-    assert f"qconv: error: picture {names[0]} cannot be read: No such file or directory" in told.err
-    assert f"qconv: error: picture {names[1]} cannot be read: " in told.err
+    assert f"qconv: error: image {names[0]} cannot be read: No such file or directory" in told.err
+    assert f"qconv: error: image {names[1]} cannot be read: " in told.err
     assert "Traceback" not in told.err
     assert told.out.startswith(str(picture))
 
@@ -129,7 +129,7 @@ def test_broken_pictures_are_named_and_the_others_are_not_lost(
         (["predict", "{folder}/bare", "a.png"], "it does not say what it takes"),
         (["predict", "{folder}/names", "{folder}/picture.png"], "the model has 3 classes, and its file names 1"),
         (["predict", "{folder}/model", "a.png", "--top", "0"], "--top (=0) must be at least 1"),
-        (["verify", "{folder}/model"], "give pictures after {folder}/model, such as {folder}/model *.jpg"),
+        (["verify", "{folder}/model"], "give images after {folder}/model, such as {folder}/model *.jpg"),
         (["verify", "{folder}"], "{folder} has no model.safetensors: qconv export {folder} --to packed writes"),
         (["summary", "none"], "packed model none: there is no such file"),
         (["summary", "{folder}/bare"], "it does not say what it takes"),
@@ -235,7 +235,7 @@ def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["{model}", "--to", "onnx"], "give pictures after {model}, such as {model} *.jpg"),
+        (["{model}", "--to", "onnx"], "give images after {model}, such as {model} *.jpg"),
         (["{model}", "--to", "packed"], "{model} must be the folder of a run"),
         (["{folder}", "--to", "packed"], "{folder} is no folder of a run: there is no config.yaml"),
         (["{folder}", "--to", "onnx"], "{folder} is no folder of a run"),
@@ -313,14 +313,14 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     for name in ("b.png", "a.PNG"):
         (inner / name).write_bytes(picture.read_bytes())
     for name in ("notes.txt", "scan.pdf", "film.mpg", "weights.h5", "plot.eps"):
-        (inner / name).write_text("no picture")
-    (inner / "broken.jpg").write_text("no picture either")
+        (inner / name).write_text("no image")
+    (inner / "broken.jpg").write_text("no image either")
     folder, pattern, table = str(tmp_path / "pictures"), str(tmp_path / "*.png"), tmp_path / "table.csv"
     assert main(["predict", str(tmp_path), folder, pattern, str(inner / "b.png"), "--csv", str(table)]) == 1
     told = capsys.readouterr()
     expected = [str(inner / "a.PNG"), str(inner / "b.png"), str(picture)]
     assert [line.split()[0] for line in told.out.splitlines()] == expected
-    assert "1 of 4 pictures could not be read" in told.err
+    assert "1 of 4 images could not be read" in told.err
     assert "broken.jpg" in told.err
     rows = table.read_text().splitlines()
     assert rows[0].startswith("picture,class_1,probability_1,class_2")
@@ -330,4 +330,4 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     ]
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(tmp_path), str(tmp_path / "empty")]) == 1
-    assert "holds no pictures" in capsys.readouterr().err
+    assert "holds no images" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Large pictures that are prepared once: what is stored, what is read, and what is said of damage."""
+"""Large images that are prepared once: what is stored, what is read, and what is said of damage."""
 
 import itertools
 import shutil
@@ -44,7 +44,7 @@ def picture(seed: int, height: int, width: int) -> Image.Image:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Twenty pictures to train with and six to test, in five sizes, the smallest smaller than `SIZE`."""
+    """Twenty images to train with and six to test, in five sizes, the smallest smaller than `SIZE`."""
     sizes = ((40, 50), (50, 40), (20, 60), (25, 21), (12, 30))
     for split, count in (("train", 10), ("val", 3)):
         for label, name in enumerate(("n01", "n02")):
@@ -58,7 +58,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def folder(tree: Path, tmp_path: Path) -> Path:
-    """The same pictures, prepared, seven in a file."""
+    """The same images, prepared, seven in a file."""
     prepare_pictures(tree, tmp_path / "prepared", size=SIZE, pictures_per_file=7)
     return tmp_path / "prepared"
 
@@ -90,7 +90,7 @@ def raw(loader: Any, epoch: int = 0) -> list[tuple[Tensor, Tensor]]:
 
 
 def shrunk(path: Path) -> Tensor:
-    """The picture as it should be stored."""
+    """The image as it should be stored."""
     image = decode(path)
     return image if min(image.shape[1:]) <= SIZE else v2.Resize(SIZE, antialias=True)(image)
 
@@ -204,7 +204,7 @@ def test_an_interrupted_epoch_goes_on_with_other_processes_or_says_why_not(folde
     fewer.load_state_dict(state)
     fewer.sampler.set_epoch(3)
     assert len(fewer) == 4
-    with pytest.raises(ValueError, match=r"with 16 pictures in all, and has 12 now: go on with as many"):
+    with pytest.raises(ValueError, match=r"with 16 images in all, and has 12 now: go on with as many"):
         next(iter(fewer))
     fewer.load_state_dict({**state, "batch": 4})  # it had ended
     assert not list(fewer)
@@ -278,7 +278,7 @@ def change(tree: Path) -> None:
     [
         ({"size": 24}, None, r"was prepared with size=20, not 24: remove it, or name a new folder"),
         ({"form": "jpeg"}, None, r"was prepared with form=raw, not jpeg"),
-        ({}, change, r"was prepared from other pictures, or they have changed since"),
+        ({}, change, r"was prepared from other images, or they have changed since"),
     ],
 )
 def test_other_pictures_or_settings_are_refused(
@@ -339,21 +339,21 @@ def test_a_picture_too_long_for_jpeg_is_named(tree: Path, tmp_path: Path) -> Non
     long = tree / "train/n01/long.png"
     Image.new("RGB", (70_000, 20)).save(long)
     assert len(prepare_pictures(tree, tmp_path / "raw", size=SIZE).splits["train"].labels) == 21
-    with pytest.raises(BrokenPictureError, match=rf"{long} is no whole picture \(JPEG has no"):
+    with pytest.raises(BrokenPictureError, match=rf"{long} is no whole image \(JPEG has no"):
         prepare_pictures(tree, tmp_path / "jpeg", size=SIZE, form="jpeg")
 
 
 def test_broken_pictures_are_named_or_left_out(tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = tree / "train/n01/3.JPEG"
     bad.write_bytes(bad.read_bytes()[:-50])
-    with pytest.raises(BrokenPictureError, match=rf"{bad} is no whole picture \(.+\); repair or remove it, or leave"):
+    with pytest.raises(BrokenPictureError, match=rf"{bad} is no whole image \(.+\); repair or remove it, or leave"):
         prepare_pictures(tree, tmp_path / "a", size=SIZE)
     prepared = prepare_pictures(tree, tmp_path / "a", size=SIZE, broken="skip")
     assert len(prepared.splits["train"].labels) == 19
     told = capsys.readouterr().err.replace("\n", "")
     assert f"left out: {bad} (" in told
     assert sum(len(images) for images, _ in raw(made(tmp_path / "a").train_dataloader())) == 15
-    message = r"a was prepared with broken=skip, and lacks 1 of 26 pictures: remove it.*\(--broken skip\)"
+    message = r"a was prepared with broken=skip, and lacks 1 of 26 images: remove it.*\(--broken skip\)"
     with pytest.raises(FileExistsError, match=message):
         prepare_pictures(tree, tmp_path / "a", size=SIZE)
     (tmp_path / "a" / INDEX).unlink()  # as if it had been interrupted
@@ -362,8 +362,8 @@ def test_broken_pictures_are_named_or_left_out(tree: Path, tmp_path: Path, capsy
     assert not (tmp_path / "a" / INDEX).exists()
     assert len(prepare_pictures(tree, tmp_path / "a", size=SIZE, broken="skip").splits["train"].labels) == 19
     for path in tree.glob("train/n02/*"):
-        path.write_text("no picture")
-    with pytest.raises(BrokenPictureError, match="class 'n02' has no whole training picture"):
+        path.write_text("no image")
+    with pytest.raises(BrokenPictureError, match="class 'n02' has no whole training image"):
         prepare_pictures(tree, tmp_path / "c", size=SIZE, broken="skip")
 
 
@@ -382,7 +382,7 @@ def test_a_file_that_is_cut_off_meanwhile_is_named(folder: Path) -> None:
     path = folder / "test-00000.tar"
     path.write_bytes(path.read_bytes()[:3000])
     with pytest.raises(
-        BrokenPictureError, match=r"test-00000.tar: the picture at byte \d+ is damaged \(the file is cut off\)"
+        BrokenPictureError, match=r"test-00000.tar: the image at byte \d+ is damaged \(the file is cut off\)"
     ):
         data.on_before_batch_transfer(next(iter(data.test_dataloader())), 0)
 
@@ -423,14 +423,14 @@ def test_a_damaged_file_is_written_again(tree: Path, folder: Path) -> None:
     shutil.copy(folder / "test-00000.tar", folder / "train-00000.tar")
     (folder / "train-00000.tar").write_bytes((folder / "train-00000.tar").read_bytes()[:700])
     remove(folder / INDEX)
-    with pytest.raises(ShardError, match=r"train-00000.tar: damaged \(.+\): remove it and prepare the pictures again"):
+    with pytest.raises(ShardError, match=r"train-00000.tar: damaged \(.+\): remove it and prepare the images again"):
         prepare_pictures(tree, folder, size=SIZE, pictures_per_file=7)
 
 
 def test_a_missing_folder_and_too_large_a_crop(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"data.root \(=.*nowhere\): there is no such folder"):
         made(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match=r"resize \(=21\) must be at most 20, the shorter side of the pictures"):
+    with pytest.raises(ValueError, match=r"resize \(=21\) must be at most 20, the shorter side of the images"):
         made(folder, resize=21)
 
 
@@ -438,7 +438,7 @@ def test_the_program_prepares_and_a_run_trains(tree: Path, tmp_path: Path, capsy
     folder = tmp_path / "prepared"
     assert main(["data", "prepare", str(tree), str(folder), "--size", str(SIZE)]) == 0
     told = capsys.readouterr()
-    assert "20 train, 6 test pictures of 2 classes in 2 files, " in told.out
+    assert "20 train, 6 test images of 2 classes in 2 files, " in told.out
     assert f"qconv train data=prepared data.root={folder}" in told.out
     assert not told.err
     assert main(["data", "prepare", str(tree), str(folder), "--size", "21"]) == 1

@@ -1,4 +1,4 @@
-"""Training on small pictures first."""
+"""Training on small images first."""
 
 import copy
 from functools import partial
@@ -98,7 +98,7 @@ def test_sizes_that_are_none(arguments: dict[str, Any], message: str) -> None:
 def test_a_network_for_one_size_is_refused() -> None:
     data = Noise(progressive_size=ProgressiveSize())
     data.image_size = (32, 32)
-    with pytest.raises(ValueError, match=r"start \(=0.5\): the network takes no pictures of 16×16 pixels"):
+    with pytest.raises(ValueError, match=r"start \(=0.5\): the network takes no images of 16×16 pixels"):
         check_sizes(qconv.models.vgg_small(), data)
     check_sizes(qconv.models.resnet20(), data)
 

@@ -249,7 +249,7 @@ def test_an_interrupted_run_and_one_of_an_earlier_version(
     assert "has not finished: 2 of 2 epochs" in " ".join(page.texts[""].split())
     assert f"qconv train resume={folder}" in page.texts[""]
     assert all(page.texts[section].strip() for section in SECTIONS)
-    assert "looked at once" in page.texts["mistakes"]
+    assert "choose nothing" in page.texts["mistakes"]
     (folder / "metrics.csv").unlink()
     shutil.rmtree(folder / "checkpoints")
     assert main(["report", str(folder)]) == 0

@@ -1,4 +1,4 @@
-"""Pictures from tar files: each once, in an order by (seed, epoch), over HTTP, and what is said of bad files."""
+"""Images from tar files: each once, in an order by (seed, epoch), over HTTP, and what is said of bad files."""
 
 import http.server
 import io
@@ -46,7 +46,7 @@ def write(path: Path, samples: list[dict[str, bytes]]) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Fifty pictures, each of a grey of its own, in four shards, and ten to test."""
+    """Fifty images, each of a grey of its own, in four shards, and ten to test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     number = 0
     for shard, count in enumerate(COUNTS):
@@ -65,7 +65,7 @@ def made(folder: Path, **options: Any) -> WebDatasetDataModule:
 
 
 def greys(loader: Any, epoch: int = 0) -> list[int]:
-    """Which pictures came, by their greys."""
+    """Which images came, by their greys."""
     loader.sampler.set_epoch(epoch)
     return [int(image[0, 0, 0]) for images, _, _ in loader for image in images]
 
@@ -220,12 +220,12 @@ def test_shards_that_changed(workers: int, folder: Path) -> None:
     data = made(folder, workers=workers)
     write(folder / "train-2.tar", [{"png": png(1), "cls": b"0"}])
     with pytest.raises(
-        ShardError, match=r"^shard .*train-2.tar: 1 pictures, and 30 when they were counted: remove the index$"
+        ShardError, match=r"^shard .*train-2.tar: 1 images, and 30 when they were counted: remove the index$"
     ):
         list(data.train_dataloader())
     write(folder / "train-2.tar", [{"png": png(1), "cls": b"0"}] * 31)
     at_once = ShardStream(data.splits["train"], EpochOrder(50, 50, shuffle=True), Crop(16, 20, 0), 0)
-    with pytest.raises(ShardError, match=r"31 pictures, and 30 when they were counted"):
+    with pytest.raises(ShardError, match=r"31 images, and 30 when they were counted"):
         [list(at_once) for at_once.order.epoch in range(5)]  # in some it is not the last one
     (folder / "train-2.tar").write_bytes(b"x" * 2000)
     with pytest.raises(ShardError, match=r"^shard .*train-2.tar cannot be read: [^\n]*$"):
@@ -235,8 +235,8 @@ def test_shards_that_changed(workers: int, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
-        ([], "no pictures"),
-        ([{"txt": b"a", "cls": b"0"}], "no pictures"),
+        ([], "no images"),
+        ([{"txt": b"a", "cls": b"0"}], "no images"),
         ([{"png": png(0)}], r"0000.cls \(=''\) must be a class's number"),
         ([{"png": png(0), "cls": b"cat"}], r"0000.cls \(='cat'\) must be a class's number"),
     ],

@@ -220,7 +220,7 @@ def test_resnet18_by_hand() -> None:
     assert table.float_bytes == 4 * 11_173_962 + 4 * 2 * NORMALIZED + 20 * 8 == 44_734_408
     assert table.packed_bytes == 44_734_408 - 20 * 8 + table.header_bytes
     assert table.compression == pytest.approx(1, abs=1e-3)
-    # Autograd keeps the picture, what enters each batch norm, what leaves each ReLU, and what enters the classifier.
+    # Autograd keeps the image, what enters each batch norm, what leaves each ReLU, and what enters the classifier.
     # A stage's map has 64·32², 128·16², 256·8², 512·4² values; five batch norms in each; five ReLUs in the first
     # (the stem's is of this size), four in the others. Batch norm keeps mean and deviation, too.
     maps = 65_536 + 32_768 + 16_384 + 8_192
@@ -245,7 +245,7 @@ def test_binary_resnet18_by_hand() -> None:
     assert table.compression == pytest.approx(44_734_408 / table.packed_bytes)
     assert table.compression > 29.4
     assert 0 < table.saved_bytes <= 4_738_560
-    # A bit for each value that a ReLU leaves, of what enters a layer twice, and the floats that stay: the picture, what
+    # A bit for each value that a ReLU leaves, of what enters a layer twice, and the floats that stay: the image, what
     # enters the classifier, statistics, and 32 values of each of 20 inputs that are computed again, to compare.
     assert table.lean_bytes < 4 * (3_072 + 512 + 2 * NORMALIZED + 20 * 32) + 200_000 < 0.07 * table.saved_bytes
 

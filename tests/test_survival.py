@@ -28,7 +28,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
 
 
 class Odd(DigitsDataModule):
-    """239 and 359 pictures to validate and test, which two processes can't share evenly."""
+    """239 and 359 images to validate and test, which two processes can't share evenly."""
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
@@ -65,7 +65,7 @@ def test_two_processes(two: tuple[Path, str], tmp_path: Path) -> None:
     assert len((folder / "metrics.csv").read_text().splitlines()) == 3
     best = folder / "checkpoints/best.ckpt"
     alone = program.evaluate(config(*TWO[:-1], "trainer=cpu", f"evaluate={best}", f"run_dir={tmp_path}"))
-    # 179 and 180 pictures on the processes and 359 on one: every one is counted once.
+    # 179 and 180 images on the processes and 359 on one: every one is counted once.
     assert alone.test_accuracy == pytest.approx(result["test_accuracy"], abs=1e-6)
     assert alone.val_accuracy == pytest.approx(result["val_accuracy_best"], abs=1e-6)
     decisions = Predictions.load(folder / PREDICTIONS)

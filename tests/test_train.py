@@ -213,7 +213,7 @@ def test_the_packed_model_is_the_one_that_was_tested(whole: tuple[Path, Any]) ->
     assert path.stat().st_size == result.about["packed_bytes"]
     assert (
         0 < path.stat().st_size - qconv.summarize(model, (1, 8, 8)).packed_bytes < 500
-    )  # network, pictures, classes, test
+    )  # network, images, classes, test
     found = read_header(path)
     assert found.classes == list("0123456789")
     assert found.pictures is not None

@@ -46,7 +46,7 @@ def trainer(*callbacks: Callback, epochs: int = 2) -> Trainer:
 
 
 class Poison(DigitsDataModule):
-    """NaN in one pixel of one picture of the split."""
+    """NaN in one pixel of one image of the split."""
 
     def __init__(self, split: str, value: float = float("nan")) -> None:
         super().__init__(batch_size=256)
@@ -345,7 +345,7 @@ def test_an_evaluation_that_was_interrupted_leaves_nothing() -> None:
     data = DigitsDataModule(batch_size=50)
     with pytest.raises(ValueError, match="interrupted"):
         make_trainer(accelerator="cpu", callbacks=[Breaks()]).test(classifier, data, verbose=False)
-    assert classifier.evaluated["test_loss"].sums[1] == 45  # of 8 batches of 360 pictures
+    assert classifier.evaluated["test_loss"].sums[1] == 45  # of 8 batches of 360 images
     (again,) = make_trainer(accelerator="cpu").test(classifier, data, verbose=False)
     pictures, labels = data.splits["test"]
     expected = nn.functional.cross_entropy(classifier(pictures), labels).item()

@@ -22,7 +22,7 @@ from run import HERE, NETWORK, SAMPLES, accuracy  # the experiment beside this o
 
 BITS = (2, 3, 4, 5, 6, 8)
 LOOKED_AT = 128
-"""The pictures, with their classes, by which bits are chosen."""
+"""The images, with their classes, by which bits are chosen."""
 
 
 def run(root: str) -> list[dict[str, Any]]:
@@ -58,5 +58,5 @@ def run(root: str) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Choose bits by sensitivity, and quantize without training.")
-    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("data", help="folder of the images, train/<class>/* and test/<class>/*")
     write_csv(run(parser.parse_args().data), HERE / "bits.csv")

@@ -111,7 +111,7 @@ def main(root: str, source: str, of_commit: str | None) -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Equalize the channels of networks before they are quantized.")
-    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("data", help="folder of the images, train/<class>/* and test/<class>/*")
     parser.add_argument("networks", nargs="*", metavar="NETWORK", help=f"of the zoo, or folders; {NETWORK} by default")
     options = parser.parse_args()
     of_commit = commit()

@@ -35,7 +35,7 @@ SCHEMES = {
 
 
 def pictures(data: ImageFolderDataModule) -> tuple[Tensor, Tensor, Tensor]:
-    """Return training pictures without augmentation, and all test pictures with their classes."""
+    """Return training images without augmentation, and all test images with their classes."""
     batches = list(data.test_dataloader())
     chosen: list[Tensor] = []
     for images, _ in data.train_dataloader():
@@ -47,7 +47,7 @@ def pictures(data: ImageFolderDataModule) -> tuple[Tensor, Tensor, Tensor]:
 
 @torch.no_grad()
 def accuracy(model: nn.Module, images: Tensor, labels: Tensor) -> float:
-    """Return the share of pictures that are classified correctly."""
+    """Return the share of images that are classified correctly."""
     model.eval()
     right = [(model(x).argmax(1) == y).sum() for x, y in zip(images.split(500), labels.split(500), strict=True)]
     return float(torch.stack(right).sum()) / len(labels)
@@ -122,7 +122,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Quantize trained networks without training them.")
-    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("data", help="folder of the images, train/<class>/* and test/<class>/*")
     parser.add_argument(
         "networks",
         nargs="*",

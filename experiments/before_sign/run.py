@@ -54,7 +54,7 @@ SCHEMES: dict[str, Callable[[], qconv.Scheme]] = {
 
 
 class Pictures(NamedTuple):
-    """Pictures of 3×32×32 with their classes, for training, validation and test."""
+    """Images of 3×32×32 with their classes, for training, validation and test."""
 
     train: tuple[Tensor, Tensor]
     val: tuple[Tensor, Tensor]
@@ -71,7 +71,7 @@ def digits() -> Pictures:
 
 
 def cifar10(folder: Path, train: int = 400, val: int = 50, test: int = 100) -> Pictures:
-    """The first pictures of each class of a folder of CIFAR-10: so many of each class."""
+    """The first images of each class of a folder of CIFAR-10: so many of each class."""
 
     def read(part: str, first: int, count: int) -> tuple[Tensor, Tensor]:
         x, classes = [], []
@@ -102,7 +102,7 @@ def batches(x: Tensor, classes: Tensor, flip: bool) -> Iterator[tuple[Tensor, Te
 
 @torch.no_grad()
 def accuracy(model: nn.Module, x: Tensor, classes: Tensor) -> float:
-    """The share of pictures that are named rightly."""
+    """The share of images that are named rightly."""
     model.eval()
     right = sum(int((model(a).argmax(1) == b).sum()) for a, b in zip(x.split(200), classes.split(200), strict=True))
     return right / len(x)

@@ -153,7 +153,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     places[-1].set_xlabel(
-        "test accuracy, %: mean ± deviation of the seeds\n"
+        "test accuracy, %: mean over the seeds, ± standard deviation where there are several\n"
         "orange: 1/1; bars: 95 % intervals of the mean, of 3 seeds or more"
     )
     figure.savefig(HERE / "accuracy.png", dpi=120)
@@ -179,7 +179,7 @@ def text(rows: list[dict[str, Any]]) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train the methods of the study one after another.")
-    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("data", help="folder of the images, train/<class>/* and test/<class>/*")
     parser.add_argument("methods", nargs="*", metavar="METHOD", help=f"some of: {', '.join(METHODS)}; all by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="1 by default")
     parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"{EPOCHS} by default")

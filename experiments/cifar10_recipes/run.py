@@ -62,7 +62,7 @@ def folder(name: str, seed: int) -> Path:
 
 
 def words(name: str, seed: int) -> list[str]:
-    """Return what stands behind ``qconv train`` in the project's root, but for the folders of pictures and run."""
+    """Return what stands behind ``qconv train`` in the project's root, but for the folders of images and run."""
     recipe = RECIPES[name]
     chosen = [f"experiment=cifar10/{recipe.experiment}", "data=image_folder", f"seed={seed}", *FASTER, *recipe.words]
     if recipe.starts_from is not None:
@@ -129,7 +129,7 @@ def draw() -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train published recipes to their end, one after another.")
-    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("data", help="folder of the images, train/<class>/* and test/<class>/*")
     parser.add_argument("recipes", nargs="*", metavar="RECIPE", help=f"some of: {', '.join(RECIPES)}; all by default")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], help="1 by default")
     options = parser.parse_intermixed_args()

@@ -2,8 +2,8 @@
 
     uv run experiments/deployment/run.py TREE RUNS [METHOD…]
 
-TREE holds CIFAR-10's pictures, ``test/<class>/*``; RUNS the folders of runs (README.md has the commands). A network
-without one is initialized, and sees training pictures for its batch norms. Rows that the files have already are kept.
+TREE holds CIFAR-10's images, ``test/<class>/*``; RUNS the folders of runs (README.md has the commands). A network
+without one is initialized, and sees training images for its batch norms. Rows that the files have already are kept.
 """
 
 import statistics
@@ -84,7 +84,7 @@ def built(build: Callable[..., nn.Module], method: str, run: Path, train: Tensor
 def initialized(
     build: Callable[..., nn.Module], scheme: schemes.Scheme | None, train: Tensor, **options: Any
 ) -> nn.Module:
-    """A network that has seen pictures, and was not trained."""
+    """A network that has seen images, and was not trained."""
     torch.manual_seed(0)
     model = build(num_classes=10, **options)
     if scheme is not None:
@@ -152,7 +152,7 @@ def in_turn(ways: Ways, input: Tensor) -> dict[str, float]:
 
 @torch.no_grad()
 def agreement(ways: Ways, test: Tensor, labels: Tensor) -> Rows:
-    """How many test pictures get another class than the trained model gives, and how many the right one."""
+    """How many test images get another class than the trained model gives, and how many the right one."""
     classes = {
         name: torch.cat([way(batch) for batch in test.split(64)]).argmax(1)
         for name, way in ways.items()

@@ -70,7 +70,7 @@ VARIANTS = {
     "Adam": Variant([*JOINED, *ADAM]),
     "weights later": Variant([*JOINED, *LATER]),
     "layerwise": Variant([*JOINED, *LAYERWISE]),
-    "small pictures first": Variant([*JOINED, SMALL], 22),
+    "small images first": Variant([*JOINED, SMALL], 22),
     "batches of 64": Variant([*JOINED, "data.batch_size=64", "optimizer.lr=0.05"]),
     "batches of 256": Variant([*JOINED, "data.batch_size=256", "optimizer.lr=0.2"]),
     "label smoothing": Variant([*JOINED, "loss.label_smoothing=0.1"]),
@@ -108,7 +108,7 @@ def rows() -> list[dict[str, Any]]:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train a binary network in several ways, one after another.")
-    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("data", help="folder of the images, train/<class>/* and test/<class>/*")
     parser.add_argument(
         "variants", nargs="*", metavar="VARIANT", help=f"some of: {', '.join(VARIANTS)}; all by default"
     )

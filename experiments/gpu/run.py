@@ -57,11 +57,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=10, help="for everything; what is left is done next time")
     parser.add_argument("--slack", type=float, default=1, help="times the share of each piece: more on a CPU")
     parser.add_argument("--out", type=Path, default=HERE, help="folder of the CSV files and of log.txt")
-    parser.add_argument("--size", type=int, default=224, help="of the pictures of the networks")
-    parser.add_argument("--batch", type=int, default=64, help="pictures of a step")
+    parser.add_argument("--size", type=int, default=224, help="of the images of the networks")
+    parser.add_argument("--batch", type=int, default=64, help="images of a step")
     parser.add_argument("--rounds", type=int, default=20, help="timed steps")
     parser.add_argument("--memory-gib", type=float, default=8, help="that the largest batches may take")
-    parser.add_argument("--data", help="folder of the study's pictures; else some are made")
+    parser.add_argument("--data", help="folder of the study's images; else some are made")
     parser.add_argument("--pictures", type=int, default=20000, help="that are made for the study")
     parser.add_argument("--tests", default="-m cuda tests", help="arguments of pytest")
     parser.add_argument("--pieces", nargs="+", default=list(PIECES), choices=PIECES, metavar="PIECE", help="some alone")
@@ -253,12 +253,12 @@ def epoch(options: argparse.Namespace, kind: str) -> None:
         ]
         subprocess.run([sys.executable, str(ROOT / "train.py"), *words], cwd=ROOT, check=True)
         result = json.loads((Path(folder) / "run/result.json").read_text())
-    about = {"method": method, "kind": kind, "data": options.data or f"{options.pictures} made pictures"}
+    about = {"method": method, "kind": kind, "data": options.data or f"{options.pictures} made images"}
     write(options, "epochs", {**about, "seconds": result["seconds"], "test_accuracy": result["test_accuracy"]})
 
 
 def some_pictures(root: Path, count: int) -> Path:
-    """Write random pictures of 10 classes, a tenth of them to test; return their folder."""
+    """Write random images of 10 classes, a tenth of them to test; return their folder."""
     import numpy as np
     from PIL import Image
 

@@ -28,7 +28,7 @@ from qconv.environment import commit, machine, versions
 
 HERE = Path(__file__).parent
 NETWORKS: dict[str, tuple[Any, Any, int]] = {
-    # network with its float activation, the same with that of the binary one and its scheme, size of a picture
+    # network with its float activation, the same with that of the binary one and its scheme, size of an image
     "ResNet-18, bnn": (
         lambda kind: models.resnet18(3, 10, activation=nn.ReLU if kind == "float" else nn.Hardtanh),
         schemes.bnn,
@@ -68,7 +68,7 @@ def build(network: str, kind: str) -> nn.Module:
 
 
 def batch(network: str, count: int) -> tuple[Tensor, Tensor]:
-    """Random pictures and labels."""
+    """Random images and labels."""
     size = NETWORKS[network][2]
     return torch.randn(count, 3, size, size), torch.randint(10, (count,))
 

@@ -27,7 +27,7 @@ from trainings import APOT_RULES, ROOT, bits, train
 
 RUNS = ROOT / "outputs/zoo"
 DIGITS = "scikit-learn's 1,797 digits of 8×8 pixels: 1,197 train, 240 validate, 360 test"
-CIFAR = "CIFAR-10's 60,000 pictures re-encoded as JPEG (quality 75): 45,000 train, 5,000 validate, 10,000 test"
+CIFAR = "CIFAR-10's 60,000 images re-encoded as JPEG (quality 75): 45,000 train, 5,000 validate, 10,000 test"
 JPEG = "JPEG costs accuracy: compare the figures of one budget with each other, not with those of the papers."
 SGD = "SGD, momentum 0.9 (Nesterov), learning rate 0.1 with a warmup and a cosine, weight decay 1e-4"
 STEPS = "SGD, momentum 0.9, learning rate 0.1, a tenth of it after 100 and 150 epochs, weight decay 1e-4"
@@ -41,11 +41,11 @@ class Recipe(NamedTuple):
     Attributes:
         title: the network, its method and its bits.
         bits: of weights and inputs.
-        words: the command line behind ``qconv train``, without the folders of pictures and run.
-        data: the pictures, and how they are split.
+        words: the command line behind ``qconv train``, without the folders of images and run.
+        data: the images, and how they are split.
         optimizer: in words.
         notes: for the card.
-        in_float32: how many test pictures the packed file has right, if the run was tested in bfloat16.
+        in_float32: how many test images the packed file has right, if the run was tested in bfloat16.
         published: its name in `experiments/cifar10_recipes`, if that trains it.
     """
 
@@ -128,7 +128,7 @@ def store(name: str, run: Path) -> Card:
 
 
 def check(name: str, data: Path) -> None:
-    """Classify the test pictures by the stored file, and print the accuracy beside that of the card.
+    """Classify the test images by the stored file, and print the accuracy beside that of the card.
 
     Raises:
         SystemExit: they differ by more than rounding does. It decides a few: the compiled, the eager and the integer
@@ -139,7 +139,7 @@ def check(name: str, data: Path) -> None:
         right += not isinstance(guesses, DecodingError) and guesses[0].label == Path(path).parent.name
         count += 1
     stated = zoo.card(name).test_accuracy
-    print(f"{name}: {right} of {count} test pictures are right, {100 * stated:.2f} % on the card", flush=True)
+    print(f"{name}: {right} of {count} test images are right, {100 * stated:.2f} % on the card", flush=True)
     expected = RECIPES[name].in_float32 or stated * count
     if abs(right - expected) > count / 1000:
         raise SystemExit(f"{name}: the stored file is not the network of its card")
@@ -147,12 +147,12 @@ def check(name: str, data: Path) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description="Train the networks of the zoo one after another.")
-    parser.add_argument("data", help="folder of the pictures, train/<class>/* and test/<class>/*")
+    parser.add_argument("data", help="folder of the images, train/<class>/* and test/<class>/*")
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"some of: {', '.join(RECIPES)}; all by default")
     parser.add_argument(
         "--runs", type=Path, default=RUNS, help="where the folders of the runs are, but for those of cifar10_recipes"
     )
-    parser.add_argument("--check", action="store_true", help="classify the test pictures by the stored files instead")
+    parser.add_argument("--check", action="store_true", help="classify the test images by the stored files instead")
     options = parser.parse_intermixed_args()
     RUNS = options.runs.resolve()
     unknown = [name for name in options.names if name not in RECIPES]

@@ -76,7 +76,7 @@ class _EnoughError(Exception):
 
 
 def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the inputs and outputs of a block for these pictures."""
+    """Return the inputs and outputs of a block for these images."""
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 

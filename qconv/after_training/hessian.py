@@ -18,7 +18,7 @@ from ..progress import shown
 from .sensitivity import float_but
 
 Batches = Sequence[tuple[Tensor, Tensor | None]]
-"""Pictures, and their classes if they are known."""
+"""Images, and their classes if they are known."""
 
 
 class _WithSecondDerivatives(TorchFunctionMode):

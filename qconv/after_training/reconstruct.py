@@ -1,4 +1,4 @@
-"""Quantization after training: the rounding of weights is learned, block by block, from pictures without labels."""
+"""Quantization after training: the rounding of weights is learned, block by block, from images without labels."""
 
 import math
 import os

@@ -24,7 +24,7 @@ class Result(Row):
 
     Attributes:
         layer: channels and size of a 3×3 convolution with padding 1 and as many output as input channels.
-        batch_size: pictures.
+        batch_size: images.
         float_us: torch's float32 convolution of contiguous operands.
         channels_last_us: the same in channels_last memory format.
         binary_us: qconv: signs of a float input packed, convolved, scaled, written as floats.

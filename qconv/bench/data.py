@@ -1,4 +1,4 @@
-"""Pictures per second: qconv's loaders against torchvision's data sets with PIL transforms."""
+"""Images per second: qconv's loaders against torchvision's data sets with PIL transforms."""
 
 import statistics
 import time
@@ -23,7 +23,7 @@ class Result(Row):
     """Medians over the rounds; `ratio` is the median of the ratios within a round, `low` and `high` its quartiles."""
 
     columns = (
-        Column("pictures", width=15),
+        Column("images", width=15),
         *(Column(head, is_right=True, width=10) for head in ("ours/s", "PIL/s")),
         Column("ratio", is_right=True, width=22),
     )
@@ -43,7 +43,7 @@ class Result(Row):
 
 
 class PILPictures(Dataset[Any]):
-    """Small pictures as in torchvision's CIFAR10: an array in memory, PIL transforms picture by picture."""
+    """Small images as in torchvision's CIFAR10: an array in memory, PIL transforms image by image."""
 
     def __init__(self, images: Tensor, labels: Tensor, mean: list[float], std: list[float], augment: bool) -> None:
         from torchvision import transforms as T
@@ -63,10 +63,10 @@ class PILPictures(Dataset[Any]):
 
 
 def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, cache: str | None = None) -> Result:
-    """Crop, flip and normalize small pictures, in this process on both sides.
+    """Crop, flip and normalize small images, in this process on both sides.
 
     Raises:
-        RuntimeError: without augmentation the two sides give different pictures; nothing is timed then.
+        RuntimeError: without augmentation the two sides give different images; nothing is timed then.
     """
     data = ImageFolderDataModule(root, batch_size=batch_size, cache=cache)
     data.prepare_data()
@@ -84,7 +84,7 @@ def measure_small(root: str, batch_size: int, rounds: int, count: int = 2000, ca
 
 
 def measure_large(root: str, batch_size: int, rounds: int, count: int = 200) -> Result:
-    """Decode, crop, resize, flip and normalize large pictures, with one worker process on both sides."""
+    """Decode, crop, resize, flip and normalize large images, with one worker process on both sides."""
     data = ImageNetDataModule(root, batch_size=batch_size, workers=1, val_size=0.05)
     return _measure("large", batch_size, count, rounds, _loader(data), pil_folder(root, data, batch_size))
 
@@ -99,9 +99,9 @@ def measure_prepared(
     count: int = 200,
     prepared_count: int = 2000,
 ) -> Result:
-    """Crop, resize and flip prepared pictures with one thread; the other side as for large ones.
+    """Crop, resize and flip prepared images with one thread; the other side as for large ones.
 
-    Our side reads ``prepared_count`` pictures a round, in several epochs if need be, since it is so much faster. Bytes
+    Our side reads ``prepared_count`` images a round, in several epochs if need be, since it is so much faster. Bytes
     are what goes to a GPU, which normalizes them itself; floats are normalized by this process, theirs by the worker.
     """
     data = PreparedDataModule(prepared, batch_size=batch_size, workers=1, val_size=0.05)
@@ -155,7 +155,7 @@ def _measure(
     theirs: Callable[[], Iterable[Any]],
     our_count: int | None = None,
 ) -> Result:
-    """Time both sides in turn, each round ``count`` pictures or an epoch, after one uncounted round."""
+    """Time both sides in turn, each round ``count`` images or an epoch, after one uncounted round."""
     if rounds < 1:
         raise ValueError(f"rounds (={rounds}) must be at least 1")
     pairs = [
@@ -168,7 +168,7 @@ def _measure(
 
 
 def _rate(loader: Iterable[Any], batch_size: int, count: int) -> float:
-    """Pictures per second."""
+    """Images per second."""
     start, seen = time.perf_counter(), 0
     for images, _ in islice(loader, -(-count // batch_size)):
         seen += len(images)

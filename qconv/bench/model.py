@@ -25,8 +25,8 @@ from ..table import Column, csv_text, lines
 from .rows import quartiles
 
 FLOAT, TRAINED, FROZEN, ONNX = "float", "trained", "frozen", "ONNX"
-EXAMPLES = 256  # pictures that the ONNX export sees
-CHUNK = 64  # pictures that are classified at once
+EXAMPLES = 256  # images that the ONNX export sees
+CHUNK = 64  # images that are classified at once
 TURN = 0.02  # seconds that a form runs in one round
 ROUNDS = 5  # at least
 
@@ -58,8 +58,8 @@ class Form:
         name: float, trained, frozen or ONNX.
         bytes: those of its file: of all parameters and buffers, of the packed file, of the ONNX file.
         timings: by batch size.
-        agreement: the share of pictures that get the class that the trained network gives them.
-        accuracy: the share of pictures that get their own class.
+        agreement: the share of images that get the class that the trained network gives them.
+        accuracy: the share of images that get their own class.
         note: why the form is missing, or what else must be known about it.
     """
 
@@ -78,7 +78,7 @@ class ModelComparison:
     Attributes:
         forms: a row of the table for each form.
         batch_sizes: those that were timed.
-        pictures: the number of pictures that were classified.
+        pictures: the number of images that were classified.
     """
 
     forms: tuple[Form, ...]
@@ -121,7 +121,7 @@ class ModelComparison:
         notes = [fill(f"{form.name}: {form.note}", 100, subsequent_indent="  ") for form in self.forms if form.note]
         about = (
             "Bytes of the file. In brackets: how many times as fast as float.",
-            f"Agreement with the trained network, on {self.pictures:,} pictures." if self.pictures else "",
+            f"Agreement with the trained network, on {self.pictures:,} images." if self.pictures else "",
         )
         return "\n".join([*lines(map(self._cells, self.forms), columns), "", *filter(None, about), *notes])
 
@@ -154,12 +154,12 @@ def compare_models(
         images: inputs (N, C, H, W), as in use: normalized. Those that are timed are the first, repeated if there are
             fewer than in a batch.
         labels: their classes (N,); without them there is no accuracy.
-        batch_sizes: numbers of pictures to time.
+        batch_sizes: numbers of images to time.
         seconds: how long to time each batch size; at least five rounds are timed.
 
     Raises:
         TypeError: an argument of another type.
-        ValueError: no picture, another number of labels, or a batch size below 1; the outputs are not (N, classes).
+        ValueError: no image, another number of labels, or a batch size below 1; the outputs are not (N, classes).
 
     Example:
         >>> model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(64, 3))
@@ -197,9 +197,9 @@ def _check(
             raise TypeError(f"{name} (={model!r}) must be a torch.nn.Module")
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
-        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W): normalized pictures")
+        raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W): normalized images")
     if not len(images):
-        raise ValueError("images must hold at least one picture")
+        raise ValueError("images must hold at least one image")
     if labels is not None and labels.shape != images.shape[:1]:
         raise ValueError(f"labels (of shape {tuple(labels.shape)}) must be one for each of the {len(images)} images")
     if not batch_sizes or min(batch_sizes) < 1:
@@ -255,7 +255,7 @@ def _onnx(model: nn.Module, images: Tensor, folder: Path) -> tuple[Run, int]:
 
 
 def batch_of(images: Tensor, size: int) -> Tensor:
-    """The first ``size`` pictures, from the start again if there are fewer."""
+    """The first ``size`` images, from the start again if there are fewer."""
     return images[torch.arange(size) % len(images)]
 
 
@@ -298,7 +298,7 @@ def _time(run: Run, batch: Tensor, count: int) -> float:
 
 
 def classes(run: Run, images: Tensor) -> Tensor:
-    """The class of each picture."""
+    """The class of each image."""
     outputs = torch.cat([run(part) for part in images.split(CHUNK)])
     if outputs.ndim != 2:
         raise ValueError(f"a model gives outputs of shape {tuple(outputs.shape)}, not (N, classes)")

@@ -23,14 +23,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     find_own_modules()
     parser = argparse.ArgumentParser(
         prog="qconv",
-        description="Quantized convolutional networks: train them, use what was trained, and measure.",
+        description="Train, run, measure and ship quantized convolutional networks.",
     )
     parser.add_argument("--version", action="version", version=f"qconv {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    commands.add_parser("train", help="train a network, or evaluate one: qconv train --help")
+    commands.add_parser("train", help="train a network; its options: qconv train --help")
     for command in (evaluate, compare, predict, report, summary, verify, export, data, bench, zoo):
         command.add(commands)
-    # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE PICTURE
+    # argparse takes no positional after an option where there may be none before it: verify RUN --onnx FILE IMAGE
     options, more = parser.parse_known_args(words)
     if more and (not hasattr(options, "more") or any(word.startswith("-") for word in more)):
         parser.error(f"unrecognized arguments: {' '.join(more)}")

@@ -27,7 +27,7 @@ def add(commands: Any) -> None:
     """The command, its benchmarks, and their arguments."""
     parser = commands.add_parser(
         "bench",
-        help="measure against torch.nn in the same run",
+        help="measure speed, memory and size against torch",
         description="Measure speed, memory and size, each against torch in the same run.",
     )
     kinds = parser.add_subparsers(title="benchmarks", metavar="BENCHMARK", required=True)
@@ -52,11 +52,13 @@ def _add_model(kinds: Any) -> None:
         "and labels if you like",
     )
     parser.add_argument(
-        "pictures", metavar="PICTURE", nargs="*", help="picture files, for a packed model: to count agreement"
+        "pictures", metavar="IMAGE", nargs="*", help="image files, for a packed model: to count agreement"
     )
-    parser.add_argument("--count", type=int, default=1000, help="test pictures of the run at most (default: 1000)")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="pictures (default: 1 64)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="to time each batch size (default: 2)")
+    parser.add_argument("--count", type=int, default=1000, help="test images of the run at most (default: 1000)")
+    parser.add_argument(
+        "--batch-size", type=int, nargs="+", default=[1, 64], help="batch sizes to time (default: 1 64)"
+    )
+    parser.add_argument("--seconds", type=float, default=2.0, help="seconds of timing for each batch size (default: 2)")
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
     parser.set_defaults(run=_model, more="pictures")
 
@@ -83,9 +85,9 @@ def _add_train_step(kinds: Any) -> None:
         "--case",
         nargs="+",
         default=["128@16", "64@32", "resnet18"],
-        help="CHANNELS@SIZE, a 3×3 layer on square pictures of that size, or resnet18 or resnet20 (3×32×32 pictures)",
+        help="CHANNELS@SIZE, a 3×3 layer on square images of that size, or resnet18 or resnet20 (3×32×32 images)",
     )
-    parser.add_argument("--batch-size", type=int, default=64, help="pictures a step")
+    parser.add_argument("--batch-size", type=int, default=64, help="images a step")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds; each times both sides once")
     parser.add_argument("--warmup", type=int, default=3, help="rounds before the timed ones")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, …")
@@ -105,17 +107,17 @@ def _add_train_step(kinds: Any) -> None:
 def _add_data(kinds: Any) -> None:
     parser = kinds.add_parser(
         "data",
-        help="pictures a second against torchvision's data sets with PIL transforms",
-        description="Time qconv's loaders and torchvision's, in turn in one process: small pictures that lie in "
+        help="images a second against torchvision's data sets with PIL transforms",
+        description="Time qconv's loaders and torchvision's, in turn in one process: small images that lie in "
         "memory, and large ones that one worker process decodes, or only crops if they are prepared. Prints medians "
         "and the median of the ratios within a round.",
         epilog="example: qconv bench data --small cifar10-tree --large imagenet",
         formatter_class=Defaults,
     )
-    parser.add_argument("--small", metavar="DIR", help="tree of small pictures, train/<class>/* and test/<class>/*")
-    parser.add_argument("--large", metavar="DIR", help="tree of large pictures, train/<class>/* and val/<class>/*")
+    parser.add_argument("--small", metavar="DIR", help="tree of small images, train/<class>/* and test/<class>/*")
+    parser.add_argument("--large", metavar="DIR", help="tree of large images, train/<class>/* and val/<class>/*")
     parser.add_argument("--prepared", metavar="DIR", help="those of --large as qconv data prepare has written them")
-    parser.add_argument("--batch-size", type=int, default=64, help="pictures a batch")
+    parser.add_argument("--batch-size", type=int, default=64, help="images a batch")
     parser.add_argument("--rounds", type=int, default=9, help="timed rounds; each times both sides once")
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
     parser.set_defaults(run=_data)
@@ -132,7 +134,7 @@ def _add_binary_conv(kinds: Any) -> None:
     )
     layers = ["64@32", "128@16", "256@8", "512@4", "64@56", "128@28", "256@14", "512@7"]
     parser.add_argument("--case", nargs="+", default=layers, help="CHANNELS@SIZE of the layers")
-    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="pictures")
+    parser.add_argument("--batch-size", type=int, nargs="+", default=[1, 64], help="batch sizes to time")
     parser.add_argument("--rounds", type=int, default=15, help="timed rounds; each times all sides once")
     parser.add_argument("--csv", metavar="FILE", help="also append the results to a CSV file")
     parser.set_defaults(run=_binary_conv)
@@ -198,9 +200,9 @@ def _data(options: argparse.Namespace) -> int:
     from ..bench import data
 
     if not options.small and not options.large:
-        raise ValueError("give --small, --large or both: folders of pictures")
+        raise ValueError("give --small, --large or both: folders of images")
     if options.prepared and not options.large:
-        raise ValueError("--prepared needs --large, the pictures that were prepared")
+        raise ValueError("--prepared needs --large, the images that were prepared")
     sides = (
         (options.small, data.measure_small),
         (options.large, data.measure_large),

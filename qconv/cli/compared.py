@@ -1,4 +1,4 @@
-"""The networks and pictures that ``qconv bench model`` compares."""
+"""The networks and images that ``qconv bench model`` compares."""
 
 import copy
 import sys
@@ -28,7 +28,7 @@ class Compared:
         arguments: the positional ones.
         float_note: what the float network is.
         float_decides: whether the decisions of the float network mean anything.
-        has_pictures: whether the inputs are pictures.
+        has_pictures: whether the inputs are images.
     """
 
     arguments: tuple[Any, ...]
@@ -60,12 +60,12 @@ def comparison_of(name: str, pictures: Sequence[str], count: int) -> Compared:
         raise ValueError(f"--count (={count}) must be at least 1")
     if not Path(name).exists() and ":" in name:
         if pictures:
-            raise ValueError(f"PICTURE is for a packed model: {name} returns its images itself")
+            raise ValueError(f"IMAGE is for a packed model: {name} returns its images itself")
         return Compared(_returned(name))
     source = Source(name)
     if source.is_run:
         if pictures:
-            raise ValueError(f"PICTURE is for a packed model: the run {name} has its test pictures")
+            raise ValueError(f"IMAGE is for a packed model: the run {name} has its test images")
         return _of_run(source, count)
     return _of_file(source, pictures)
 

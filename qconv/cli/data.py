@@ -1,4 +1,4 @@
-"""``qconv data``: pictures made ready for training."""
+"""``qconv data``: images made ready for training."""
 
 import argparse
 from pathlib import Path
@@ -9,8 +9,8 @@ def add(commands: Any) -> None:
     """The command, what it can do, and the arguments of that."""
     parser = commands.add_parser(
         "data",
-        help="prepare large pictures for fast training",
-        description="Make pictures ready for training: decode and resize them once, read them often.",
+        help="prepare large images for fast training",
+        description="Make images ready for training: decode and resize them once, read them often.",
     )
     kinds = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_prepare(kinds)
@@ -19,8 +19,8 @@ def add(commands: Any) -> None:
 def _add_prepare(kinds: Any) -> None:
     parser = kinds.add_parser(
         "prepare",
-        help="decode and resize large pictures once",
-        description="Write the pictures of SOURCE, resized to a shorter side of --size pixels if theirs is longer, "
+        help="decode and resize large images once",
+        description="Write the images of SOURCE, resized to a shorter side of --size pixels if theirs is longer, "
         "into tar files in FOLDER, which data=prepared reads several times as fast while training. After an "
         "interruption the same command goes on. The files have the format of WebDataset.",
         epilog="example: qconv data prepare imagenet imagenet-256",
@@ -33,15 +33,18 @@ def _add_prepare(kinds: Any) -> None:
         "--form", choices=["raw", "jpeg"], default="raw", help="pixels as they are, or JPEG: smaller, slower to read"
     )
     parser.add_argument("--quality", type=int, default=90, help="of JPEG, 1 to 100")
-    parser.add_argument("--pictures-per-file", type=int, default=1000, metavar="COUNT", help="pictures in a tar file")
+    parser.add_argument("--pictures-per-file", type=int, default=1000, metavar="COUNT", help="images in a tar file")
     parser.add_argument(
-        "--broken", choices=["fatal", "skip"], default="fatal", help="files that are no whole pictures: stop, or skip"
+        "--broken",
+        choices=["fatal", "skip"],
+        default="fatal",
+        help="damaged or incomplete image files: stop with an error, or skip them",
     )
     parser.set_defaults(run=_prepare)
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    """Prepare the pictures, and say what there is and how to train with it."""
+    """Prepare the images, and say what there is and how to train with it."""
     from ..data.prepare import prepare_pictures
 
     folder = Path(options.folder).expanduser()
@@ -58,6 +61,6 @@ def _prepare(options: argparse.Namespace) -> int:
     counts = ", ".join(f"{len(stored.labels):,} {name}" for name, stored in splits.items())
     files = sum(len(stored.files) for stored in splits.values())
     size = sum(sum(stored.sizes) for stored in splits.values())
-    print(f"{folder}: {counts} pictures of {len(prepared.classes)} classes in {files} files, {size / 1e6:,.1f} MB")
+    print(f"{folder}: {counts} images of {len(prepared.classes)} classes in {files} files, {size / 1e6:,.1f} MB")
     print(f"train with them: qconv train data=prepared data.root={folder}")
     return 0

@@ -16,14 +16,14 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "export",
         help="write a trained model as a packed or ONNX file",
-        description="Write the model of a run, or of a packed file, for use elsewhere. A run's packed file is made of "
-        "its best checkpoint. An ONNX file is made of the packed file, or of the checkpoint if there is none; it needs "
-        "pictures as in use: those named (then the packed file must be there), else training pictures of the run.",
+        description="Write a trained model as a packed or ONNX file. --to packed packs the best checkpoint of a run; "
+        "--to onnx exports the packed file, or the checkpoint if there is none; it needs example images: the files "
+        "that you name (then there must be a packed file), else training images of the run.",
         epilog="example: qconv export outputs/2026-01-31/12-00-00 --to onnx",
     )
     add_model(parser, "; --to packed takes only a run")
     parser.add_argument(
-        "pictures", metavar="PICTURE", nargs="*", help=f"picture files, for --to onnx (default: {PICTURES} of the run)"
+        "pictures", metavar="IMAGE", nargs="*", help=f"image files, for --to onnx (default: {PICTURES} of the run)"
     )
     parser.add_argument("--to", choices=["packed", "onnx"], required=True, help="the kind of file")
     parser.add_argument(
@@ -35,14 +35,14 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--round-outputs",
         action="store_true",
-        help="ONNX: round to 8 bits between layers, over the range that some hundred pictures show; much faster with "
+        help="ONNX: round to 8 bits between layers, over the range that some hundred images show; much faster with "
         "many channels, and decisions can change",
     )
     parser.set_defaults(run=run, more="pictures")
 
 
 def _described(source: Source) -> dict[str, str]:
-    """What the packed file says of pictures and classes, for the metadata of the ONNX file; without one, nothing."""
+    """What the packed file says of images and classes, for the metadata of the ONNX file; without one, nothing."""
     if source.is_run and not (source.path / PACKED).is_file():
         return {}
     from ..packed.load import read_header

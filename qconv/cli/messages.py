@@ -14,7 +14,7 @@ from ..extras import remedy
 from .configs import folder, scheme_defaults
 
 MUST_BE_GIVEN = {
-    "ImageFolderDataModule.root": "FOLDER, which has a subfolder of pictures for each class",
+    "ImageFolderDataModule.root": "FOLDER, which has a subfolder of images for each class",
     "CIFARDataModule.root": "FOLDER, which has the files of CIFAR; with data.download=true they are put there",
     "ImageNetDataModule.root": "FOLDER, which has train/<class>/* and val/<class>/*",
     "PreparedDataModule.root": "FOLDER, which qconv data prepare has written",

@@ -1,4 +1,4 @@
-"""The picture files that a command line names: files, folders, and patterns that no shell has expanded."""
+"""The image files that a command line names: files, folders, and patterns that no shell has expanded."""
 
 import glob
 from collections.abc import Iterable, Iterator
@@ -6,12 +6,12 @@ from pathlib import Path
 
 
 def picture_files(words: Iterable[str]) -> list[str]:
-    """Return the files, each once: of a folder, and of those in it, all with the ending of a picture, sorted.
+    """Return the files, each once: of a folder, and of those in it, all with the ending of an image, sorted.
 
     A word that names nothing is returned as it is, so that reading it says what is wrong.
 
     Raises:
-        ValueError: a folder holds no picture.
+        ValueError: a folder holds no image.
     """
     return list(dict.fromkeys(path for word in words for path in _of_word(word)))
 
@@ -31,5 +31,5 @@ def _of_folder(folder: Path) -> list[str]:
     suffixes = readable_suffixes()
     files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
     if not files:
-        raise ValueError(f"{folder} holds no pictures: no file ends in .jpg, .png or another ending of a picture")
+        raise ValueError(f"{folder} holds no images: no file ends in .jpg, .png or another ending of an image")
     return [str(path) for path in files]

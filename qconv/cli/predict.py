@@ -1,4 +1,4 @@
-"""``qconv predict``: the classes of pictures."""
+"""``qconv predict``: the classes of images."""
 
 import argparse
 import json
@@ -16,21 +16,21 @@ def add(commands: Any) -> None:
     """The command and its arguments."""
     parser = commands.add_parser(
         "predict",
-        help="name the classes of pictures",
-        description="Name the most probable classes of pictures, by the network of a run, of a packed model, or one "
+        help="classify image files",
+        description="Name the most probable classes of images, by the network of a run, of a packed model, or one "
         "that comes with qconv.",
         epilog="example: qconv predict outputs/2026-01-31/12-00-00 cat.jpg *.png",
     )
     add_model(parser)
-    parser.add_argument("pictures", metavar="PICTURE", nargs="+", help="picture files, folders of them, or patterns")
-    parser.add_argument("--top", type=int, default=3, help="how many classes of each picture (default: 3)")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each picture")
-    parser.add_argument("--csv", metavar="FILE", type=Path, help="also write a row for each picture to a CSV file")
+    parser.add_argument("pictures", metavar="IMAGE", nargs="+", help="image files, folders of them, or patterns")
+    parser.add_argument("--top", type=int, default=3, help="how many classes of each image (default: 3)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each image")
+    parser.add_argument("--csv", metavar="FILE", type=Path, help="also write a row for each image to a CSV file")
     parser.set_defaults(run=run, more="pictures")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a line for each picture; return 1 if one can't be read."""
+    """Print a line for each image; return 1 if one can't be read."""
     from ..images import DecodingError
 
     if options.top < 1:
@@ -55,12 +55,12 @@ def run(options: argparse.Namespace) -> int:
     if options.csv:
         write_csv(rows, options.csv)
     if unreadable and len(pictures) > 1:
-        print(f"qconv: {unreadable} of {len(pictures)} pictures could not be read", file=sys.stderr)
+        print(f"qconv: {unreadable} of {len(pictures)} images could not be read", file=sys.stderr)
     return int(unreadable > 0)
 
 
 def columns(guesses: Iterable[Any]) -> dict[str, Any]:
-    """Return the cells of a picture's row: the classes and their probabilities."""
+    """Return the cells of an image's row: the classes and their probabilities."""
     cells = ((f"class_{n}", f"probability_{n}", guess) for n, guess in enumerate(guesses, 1))
     pairs = (((label, guess.label), (share, guess.probability)) for label, share, guess in cells)
     return dict(cell for pair in pairs for cell in pair)
@@ -76,4 +76,4 @@ def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
     from ..progress import terminal
 
     with Progress(console=terminal(), transient=True) as bar:
-        yield from bar.track(results, count, description="naming pictures")
+        yield from bar.track(results, count, description="naming images")

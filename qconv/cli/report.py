@@ -15,7 +15,7 @@ def add(commands: Any) -> None:
         "report",
         help="write the page of a run: what was trained, curves, mistakes, latency",
         description="Write one HTML page about a run, which needs no network: layers, curves, confusion matrix, "
-        "accuracy by class, the most confident mistakes as pictures, diagnostics, size and latency, and how to load "
+        "accuracy by class, the most confident mistakes as images, diagnostics, size and latency, and how to load "
         "the network. Every run writes it at its end; of an interrupted one it shows what there is.",
         epilog="example: qconv report outputs/2026-01-31/12-00-00",
     )

@@ -55,13 +55,13 @@ class Source:
         return self.run.model() if self.is_run else self.predictor.model
 
     def inputs(self, pictures: list[str], count: int, split: Literal["train", "val"]) -> "Tensor":
-        """Return the network's inputs for these pictures; without any, for `count` pictures of the run."""
+        """Return the network's inputs for these images; without any, for `count` images of the run."""
         if pictures:
             import torch
 
             return torch.stack([self.predictor.read(path) for path in pictures])
         if not self.is_run:
             raise ValueError(
-                f"give pictures after {self.path}, such as {self.path} *.jpg: only the folder of a run knows its own"
+                f"give images after {self.path}, such as {self.path} *.jpg: only the folder of a run knows its own"
             )
         return self.run.examples(count, split)

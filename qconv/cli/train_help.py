@@ -11,7 +11,7 @@ from .configs import folder, scheme_defaults
 
 NARROWEST, WIDEST = 60, 120
 LEFT = 38  # columns of an example or a group
-ABOUT = "Trains a quantized convolutional network, evaluates it, and leaves everything in the run's folder."
+ABOUT = "Train a quantized convolutional network, test it, and write all files into the folder of the run."
 EXAMPLES = (
     ("(nothing)", "the default: a binary network on handwritten digits"),
     ("scheme=bwn", "another quantization scheme"),
@@ -22,13 +22,13 @@ EXAMPLES = (
     ("scheme=dorefa grad_quantizer=int8", "gradients of 8 bits"),
     ("'overrides={blocks.1.*:{_target_:qconv.schemes.bwn}}'", "another scheme for some layers"),
     ("experiment=digits_resnet20_bwn", "a whole recipe"),
-    ("data=image_folder data.root=pictures", "your own pictures, a folder for each class"),
+    ("data=image_folder data.root=pictures", "your own images, a folder for each class"),
     ("-m scheme=identity,bwn,bnn seed=1,2,3", "a sweep, with a table at its end"),
     ("resume=outputs/…", "go on with the run in this folder"),
     ("resume=outputs/… trainer.max_epochs=40", "and for more epochs"),
     ("ckpt_path=outputs/…/checkpoints/last.ckpt", "resume; other arguments as for the first run"),
     ("ckpt_path=last", "the same from the last run of these arguments, if there is one"),
-    ("evaluate=outputs/…/checkpoints/best.ckpt", "evaluate; model and scheme as for the run"),
+    ("evaluate=outputs/…/checkpoints/best.ckpt", "test this checkpoint; simpler: qconv evaluate RUN"),
 )
 FLAGS = (
     ("--config-dir DIR", "also take the configs in a folder of yours, such as DIR/scheme/mine.yaml"),

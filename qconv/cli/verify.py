@@ -13,17 +13,17 @@ def add(commands: Any) -> None:
     parser = commands.add_parser(
         "verify",
         help="check that what ships computes what was trained",
-        description="Freeze a packed model, and compare it on pictures, layer by layer: of a run with the network of "
-        "its best checkpoint, else with the model in the file. Codes and sums of integers must be equal, floats within "
-        "what rounding explains. The exit status is 1 if they are not.",
+        description="Freeze the packed model and compare it, layer by layer, with the trained network: for a run with "
+        "its best checkpoint, for a packed file with the model in it. Codes and sums of integers must be equal; floats "
+        "may differ only by rounding. The exit status is 1 if they do not agree.",
         epilog="example: qconv verify outputs/2026-01-31/12-00-00",
     )
     add_model(parser)
     parser.add_argument(
         "pictures",
-        metavar="PICTURE",
+        metavar="IMAGE",
         nargs="*",
-        help=f"picture files (default: up to {PICTURES} validation pictures of the run)",
+        help=f"image files (default: up to {PICTURES} validation images of the run)",
     )
     parser.add_argument(
         "--onnx",

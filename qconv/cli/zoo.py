@@ -11,7 +11,7 @@ def add(commands: Any) -> None:
         help="list the trained networks that come with qconv",
         description="List the trained networks that come with qconv, or show the card of one: what it was trained on, "
         "how, and what it reached. predict, summary, bench model, verify and export --to onnx take its name in place "
-        "of a run; verify and export need pictures of yours after it.",
+        "of a run; verify and export need images of yours after it.",
         epilog="example: qconv zoo smallcnn-bnn-digits",
     )
     parser.add_argument("name", metavar="NAME", nargs="?", help="show the card of this network")

@@ -62,10 +62,10 @@ def plan(
             change together: if no such sign follows one of them, they become ``"leaky"`` in place of the first three,
             and the plan says so. `to_float` undoes it. The layers record what precedes their signs, so a state dict of
             a model with another choice is refused; one without a record, from an earlier version, is loaded.
-        signed_inputs: whether the levels of ``scheme``'s inputs lie on both sides of 0 (True) or from 0 on (False),
-            where the method has both (`schemes.lsq`); ``overrides`` and ``first_last`` keep their own. None leaves it
-            to the scheme, and so by default to the inputs that each layer sees in `calibrate` or in the first training
-            batch. These say what was chosen, and warn where a method without levels below 0 cuts negative inputs off.
+        signed_inputs: True puts the levels of ``scheme``'s inputs on both sides of 0, False starts them at 0, where the
+            method has both (`schemes.lsq`); ``overrides`` and ``first_last`` keep their own. None leaves the choice to
+            the scheme: LSQ decides by the inputs that each layer sees in `calibrate` or in the first training batch,
+            and says what it chose. Methods without levels below 0 warn where they clip negative inputs.
         example: an input of the model, a tuple of its arguments, or a dictionary of them. The model is run with it, in
             evaluation: layers whose weights it reads without calling them stay float, since nothing would be quantized
             there. `READERS` in `qconv.layers.parents` are known without an example.

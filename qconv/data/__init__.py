@@ -1,13 +1,13 @@
-"""Pictures to train on, as LightningDataModules.
+"""Images to train on, as LightningDataModules.
 
 The contract of a data module, which is all that training asks of it:
 
 - attributes `num_classes`, `in_channels` and `image_size` (height, width), known before `setup`;
-- if it is to be known what pictures and outputs mean: `normalize`, mean and deviation, from `setup` on, which keeps
+- if it is to be known what images and outputs mean: `normalize`, mean and deviation, from `setup` on, which keeps
   what was set before it; and `classes`, their names;
 - `train_dataloader`, `val_dataloader` and `test_dataloader` give batches `(images, labels)`: float `(N, C, H, W)` and
   int64 `(N,)`. Validation comes from the train split, never from the test split;
-- the order of the pictures and their augmentation are a function of (seed, epoch) alone, so a resumed run sees what an
+- the order of the images and their augmentation are a function of (seed, epoch) alone, so a resumed run sees what an
   uninterrupted one would have seen; under DDP the ranks share each epoch without loss or repetition.
 
 `PicturesDataModule` gives the last two points to every data set that fits into memory.

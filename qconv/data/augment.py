@@ -1,7 +1,7 @@
 """Augmentation of whole batches, on their device.
 
-Each augmentation is called with the pictures, `(N, C, H, W)` of any dtype, and a generator on the CPU, and returns new
-pictures of the same dtype. Random numbers are drawn on the CPU, so a GPU sees the same pictures.
+Each augmentation is called with the images, `(N, C, H, W)` of any dtype, and a generator on the CPU, and returns new
+images of the same dtype. Random numbers are drawn on the CPU, so a GPU sees the same images.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 @dataclass(frozen=True)
 class RandomCrop:
-    """Pads each picture and crops it back to its size, as torchvision's ``RandomCrop(size, padding)`` does.
+    """Pads each image and crops it back to its size, as torchvision's ``RandomCrop(size, padding)`` does.
 
     All ``(2 padding + 1)²`` shifts are equally likely.
 
@@ -36,7 +36,7 @@ class RandomCrop:
             raise ValueError(f"padding (={self.padding}) must be at least 0")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the shifted pictures."""
+        """Return the shifted images."""
         if not self.padding:
             return images
         n, _, height, width = images.shape
@@ -48,7 +48,7 @@ class RandomCrop:
 
 @dataclass(frozen=True)
 class RandomFlip:
-    """Mirrors each picture left to right with probability ``p``.
+    """Mirrors each image left to right with probability ``p``.
 
     Raises:
         ValueError: ``p`` is not from 0 to 1.
@@ -61,20 +61,20 @@ class RandomFlip:
             raise ValueError(f"p (={self.p}) must be from 0 to 1")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the pictures, some mirrored."""
+        """Return the images, some mirrored."""
         flipped = torch.rand(len(images), generator=generator) < self.p
-        chosen = flipped.nonzero().squeeze(1).to(images.device)  # cheaper than torch.where over all pictures
+        chosen = flipped.nonzero().squeeze(1).to(images.device)  # cheaper than torch.where over all images
         return images.index_copy(0, chosen, images[chosen].flip(3))
 
 
 @dataclass(frozen=True)
 class Cutout:
-    """Covers a square of each picture; its centre may be any pixel (arXiv:1708.04552).
+    """Covers a square of each image; its centre may be any pixel (arXiv:1708.04552).
 
     Args:
-        size: side of the square in pixels; parts of it may lie outside the picture.
+        size: side of the square in pixels; parts of it may lie outside the image.
         fill: the value that covers it, one number or one for each channel; 0 is black. The paper's code covers with the
-            mean of the pictures: 125, 123 and 114 on CIFAR-10.
+            mean of the images: 125, 123 and 114 on CIFAR-10.
 
     Raises:
         ValueError: ``size`` is less than 1.
@@ -88,7 +88,7 @@ class Cutout:
             raise ValueError(f"size (={self.size}) must be at least 1")
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        """Return the pictures, each with a square covered."""
+        """Return the images, each with a square covered."""
         n, _, height, width = images.shape
 
         def covered(length: int) -> Tensor:
@@ -102,7 +102,7 @@ class Cutout:
 
 
 def mean_and_std(images: Tensor) -> tuple[list[float], list[float]]:
-    """Exact mean and standard deviation of each channel of uint8 pictures; the latter is 1 if all values are equal."""
+    """Exact mean and standard deviation of each channel of uint8 images; the latter is 1 if all values are equal."""
     levels = torch.arange(256, dtype=torch.float64)
     means, stds = [], []
     for channel in images.unbind(1):

@@ -9,13 +9,13 @@ from .pictures import Pictures, PicturesDataModule
 
 
 class CIFARDataModule(PicturesDataModule):
-    """CIFAR-10 or CIFAR-100: 45,000 pictures to train, 5,000 to validate, 10,000 to test, 32×32 in colour.
+    """CIFAR-10 or CIFAR-100: 45,000 images to train, 5,000 to validate, 10,000 to test, 32×32 in colour.
 
     Args:
         root: the folder with torchvision's files, `cifar-10-batches-py` or `cifar-100-python`.
         num_classes: 10 or 100.
         download: whether to fetch missing files.
-        val_size: number of training pictures used for validation.
+        val_size: number of training images used for validation.
         options: those of `PicturesDataModule`.
 
     Raises:

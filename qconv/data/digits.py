@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real pictures of 8×8 pixels, shipped inside the package."""
+"""scikit-learn's handwritten digits: 1,797 real images of 8×8 pixels, shipped inside the package."""
 
 from collections.abc import Sequence
 
@@ -14,16 +14,16 @@ Split = tuple[Tensor, Tensor]
 
 
 class DigitsDataModule(LightningDataModule):
-    """1,197 pictures to train, 240 to validate, 360 to test, with the classes in equal shares.
+    """1,197 images to train, 240 to validate, 360 to test, with the classes in equal shares.
 
-    Pictures are normalised with the mean and standard deviation of the train split. Training shifts them by up to
+    Images are normalised with the mean and standard deviation of the train split. Training shifts them by up to
     `shift` pixels only: a flip or a large rotation would turn some into other digits.
 
     Args:
-        seed: order and augmentation of the training pictures; the split does not depend on it.
+        seed: order and augmentation of the training images; the split does not depend on it.
         batch_size: largest batch of one process.
-        shift: largest shift in pixels; 0 trains on the pictures as they are.
-        split_seed: chooses the pictures of each split. All published figures use the default.
+        shift: largest shift in pixels; 0 trains on the images as they are.
+        split_seed: chooses the images of each split. All published figures use the default.
 
     Raises:
         ValueError: if `batch_size` is less than 1 or `shift` is negative.
@@ -46,7 +46,7 @@ class DigitsDataModule(LightningDataModule):
         self.background = 0.0
 
     def setup(self, stage: str) -> None:
-        """Read, split and normalise the pictures, once."""
+        """Read, split and normalise the images, once."""
         del stage
         if not self.splits:
             splits = split_digits(self.split_seed)
@@ -58,15 +58,15 @@ class DigitsDataModule(LightningDataModule):
             self.normalize = Normalize([255 * mean.item()], [255 * std.item()])  # for pixels from 0 to 255
 
     def train_dataloader(self) -> TensorLoader:
-        """Training pictures, shuffled and augmented by (seed, epoch)."""
+        """Training images, shuffled and augmented by (seed, epoch)."""
         return self._loader("train", augment=(RandomCrop(self.shift, self.background),), shuffle=True)
 
     def val_dataloader(self) -> TensorLoader:
-        """All 240 validation pictures, unchanged."""
+        """All 240 validation images, unchanged."""
         return self._loader("val")
 
     def test_dataloader(self) -> TensorLoader:
-        """All 360 test pictures, unchanged."""
+        """All 360 test images, unchanged."""
         return self._loader("test")
 
     def _loader(self, split: str, *, augment: Sequence[Augment] = (), shuffle: bool = False) -> TensorLoader:
@@ -75,7 +75,7 @@ class DigitsDataModule(LightningDataModule):
 
 
 def split_digits(split_seed: int) -> dict[str, Split]:
-    """Return the raw pictures in [0, 1], `(N, 1, 8, 8)`, and their labels, split with equal shares of the classes."""
+    """Return the raw images in [0, 1], `(N, 1, 8, 8)`, and their labels, split with equal shares of the classes."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 

@@ -1,4 +1,4 @@
-"""Any folder of pictures with a folder for each class, decoded once and cached in a file."""
+"""Any folder of images with a folder for each class, decoded once and cached in a file."""
 
 import os
 from collections import Counter
@@ -22,14 +22,14 @@ Broken = Literal["fatal", "skip"]
 
 
 class BrokenPictureError(ValueError):
-    """Pictures that cannot be decoded."""
+    """Images that cannot be decoded."""
 
 
 class Decoded(NamedTuple):
     """What the cache file holds.
 
     Attributes:
-        splits: the pictures.
+        splits: the images.
         left_out: lines about those that were left out.
     """
 
@@ -38,36 +38,36 @@ class Decoded(NamedTuple):
 
 
 class ImageFolderDataModule(PicturesDataModule):
-    """Pictures from folders `<class>/*`, or from `train/<class>/*` with `test/<class>/*`, `val/<class>/*` or both.
+    """Images from folders `<class>/*`, or from `train/<class>/*` with `test/<class>/*`, `val/<class>/*` or both.
 
     Of folders without splits a part of each class is the test split, the same for every seed, chosen by hashes of the
-    files' names: another picture leaves the others where they are, or moves a single one. With only `test`, or
-    without splits, a part of the training pictures is used for validation; with only `val`, that is the test split.
-    What was split, resized and left out is said on stderr at each run, and the number of pictures.
+    files' names: another image leaves the others where they are, or moves a single one. With only `test`, or
+    without splits, a part of the training images is used for validation; with only `val`, that is the test split.
+    What was split, resized and left out is said on stderr at each run, and the number of images.
 
-    The pictures are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after these settings and
+    The images are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after these settings and
     paths, sizes and times of the files; it is rewritten when one of them changes or when it is damaged. Grey, palette,
-    CMYK and 16-bit pictures become `channels` channels of 8 bits, and of an animation the first picture counts;
-    pictures are turned as their EXIF orientation says, and transparency is ignored.
+    CMYK and 16-bit images become `channels` channels of 8 bits, and of an animation the first image counts;
+    images are turned as their EXIF orientation says, and transparency is ignored.
 
     Args:
         root: the folder.
-        image_size: side, or (height, width); pictures are resized to cover it and cropped at the centre. None takes
+        image_size: side, or (height, width); images are resized to cover it and cropped at the centre. None takes
             their size if they have one, and a side of at most 64 pixels if they have several.
         channels: 3, or 1 for grey.
         broken: what to do with files that cannot be decoded completely: ``"fatal"`` names them in an error, ``"skip"``
             reports them and leaves them out. Those that can't be read for another reason, such as an error of the disk,
             are an error in any case.
-        test_size: the share of the pictures for testing, of folders without splits.
+        test_size: the share of the images for testing, of folders without splits.
         split_by: ``"name"``, or as earlier versions did ``"number"``: a permutation of the sorted files, which is
             another one for one file more.
         cache: folder of the cached files; None means `qconv` in the user's cache folder.
-        options: those of `PicturesDataModule`; `split_seed` also chooses the test pictures.
+        options: those of `PicturesDataModule`; `split_seed` also chooses the test images.
 
     Raises:
-        FileNotFoundError: `root` is missing or holds no such folders, or a split holds no picture.
-        ValueError: fewer than two classes, classes without training pictures, or an argument out of range.
-        BrokenPictureError: files that are no pictures, or are cut off; a split or a class without whole pictures.
+        FileNotFoundError: `root` is missing or holds no such folders, or a split holds no image.
+        ValueError: fewer than two classes, classes without training images, or an argument out of range.
+        BrokenPictureError: files that are no images, or are cut off; a split or a class without whole images.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class ImageFolderDataModule(PicturesDataModule):
         self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {channels} {broken}")
 
     def prepare_data(self) -> None:
-        """Decode the pictures into the cache, in one process per machine."""
+        """Decode the images into the cache, in one process per machine."""
         if not self.splits:  # the test after a training needs no more
             self.cached = self._decoded()
 
@@ -132,12 +132,12 @@ class ImageFolderDataModule(PicturesDataModule):
         super().setup(stage)
         if is_new:
             counts = " / ".join(f"{len(self.splits[name].labels):,}" for name in ("train", "val", "test"))
-            _tell(f"{self.num_classes} classes: {counts} pictures (training / validation / test)")
+            _tell(f"{self.num_classes} classes: {counts} images (training / validation / test)")
 
     def _common_size(self) -> tuple[tuple[int, int], str]:
         found = common_size(self.tree.splits["train"])
         if found is None:
-            raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is a picture")
+            raise BrokenPictureError(f"data.root (={self.root}): none of the files in train is an image")
         return found
 
     def _decode(self, name: str, left_out: list[str]) -> Pictures:
@@ -158,7 +158,7 @@ class ImageFolderDataModule(PicturesDataModule):
         if passing := {index: error for index, error in problems.items() if isinstance(error, ReadingError)}:
             raise BrokenPictureError(_told(passing, files, "can't be read"))
         if problems:
-            told = _told(problems, files, "are no whole picture")
+            told = _told(problems, files, "are no whole image")
             if self.broken == "fatal":
                 raise BrokenPictureError(f"{told}; repair or remove them, or leave them out by data.broken=skip")
             left_out.append(f"left out: {told}")
@@ -167,9 +167,9 @@ class ImageFolderDataModule(PicturesDataModule):
         labels = torch.tensor([label for _, label in files])
         left = Counter(labels[kept].tolist())
         if name == "train" and (empty := [c for i, c in enumerate(self.classes) if not left[i]]):
-            raise BrokenPictureError(f"class {empty[0]!r} has no whole training picture")
+            raise BrokenPictureError(f"class {empty[0]!r} has no whole training image")
         if not left:
-            raise BrokenPictureError(f"data.root (={self.root}): {name} has no whole picture")
+            raise BrokenPictureError(f"data.root (={self.root}): {name} has no whole image")
         return Pictures(images[kept] if problems else images, labels[kept])
 
 

@@ -1,4 +1,4 @@
-"""Large pictures from folders, decoded while the network trains."""
+"""Large images from folders, decoded while the network trains."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,14 +16,14 @@ from .tree import Tree, scan
 
 
 class ImageNetDataModule(LargePicturesDataModule):
-    """ImageNet, or any tree `train/<class>/*` and `val/<class>/*` of large pictures, decoded by worker processes.
+    """ImageNet, or any tree `train/<class>/*` and `val/<class>/*` of large images, decoded by worker processes.
 
-    If there is no `test`, `val` is the test split and a fixed part of the training pictures is used for validation.
+    If there is no `test`, `val` is the test split and a fixed part of the training images is used for validation.
 
     Args:
         root: the folder of the tree.
-        val_size: number or share of the training pictures used for validation.
-        split_seed: chooses these pictures.
+        val_size: number or share of the training images used for validation.
+        split_seed: chooses these images.
         options: those of `LargePicturesDataModule`.
 
     Raises:
@@ -57,7 +57,7 @@ class ImageNetDataModule(LargePicturesDataModule):
 
 
 class LargePictures(Dataset[Any]):
-    """Decoded and cropped pictures; items are requested as (epoch, index).
+    """Decoded and cropped images; items are requested as (epoch, index).
 
     Args:
         files: paths and labels.
@@ -73,7 +73,7 @@ class LargePictures(Dataset[Any]):
         return len(self.labels)
 
     def __getitem__(self, item: Item) -> tuple[Tensor, int] | str:
-        """Return picture and label, or the problem with the file."""
+        """Return image and label, or the problem with the file."""
         epoch, index = item
         try:
             return self.crop(decode(self.paths[index]), epoch, index), self.labels[index]

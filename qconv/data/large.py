@@ -1,4 +1,4 @@
-"""Base of data modules with large pictures, decoded and cropped by worker processes while the network trains."""
+"""Base of data modules with large images, decoded and cropped by worker processes while the network trains."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -18,28 +18,28 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 """ImageNet's mean and deviation for pixels from 0 to 255, as in all published networks."""
 
 Item = tuple[int, int]
-"""An epoch, and the number of a picture."""
+"""An epoch, and the number of an image."""
 Batch = tuple[Tensor, Tensor, list[str]]
-"""Pictures, labels, and the problems with others."""
+"""Images, labels, and the problems with others."""
 
 
 class LargePicturesDataModule(LightningDataModule):
-    """Large pictures, which a subclass loads as batches of uint8 pixels, labels, and problems with other files.
+    """Large images, which a subclass loads as batches of uint8 pixels, labels, and problems with other files.
 
-    Training pictures are cropped at random (8 to 100 % of the area, aspect ratio 3/4 to 4/3), resized and mirrored at
-    random, as for Inception; validation and test pictures are resized and cropped at the centre. All this is done on
-    uint8 pixels; on the device they are normalized with ImageNet's mean and deviation. The treatment of a picture is a
-    function of (seed, epoch, picture) alone. Formats and modes are those of `qconv.images`: grey, palette, CMYK and
-    16-bit pictures become RGB of 8 bits. A JPEG file whose bytes are wrong but complete cannot be recognized as
+    Training images are cropped at random (8 to 100 % of the area, aspect ratio 3/4 to 4/3), resized and mirrored at
+    random, as for Inception; validation and test images are resized and cropped at the centre. All this is done on
+    uint8 pixels; on the device they are normalized with ImageNet's mean and deviation. The treatment of an image is a
+    function of (seed, epoch, image) alone. Formats and modes are those of `qconv.images`: grey, palette, CMYK and
+    16-bit images become RGB of 8 bits. A JPEG file whose bytes are wrong but complete cannot be recognized as
     damaged.
 
     Args:
-        image_size: side of the pictures.
+        image_size: side of the images.
         resize: shorter side before the crop at the centre.
         workers: number of decoding processes, at most one per core; None means one per core.
         broken: what to do with files that cannot be decoded: ``"fatal"`` names the first in an error, ``"skip"`` leaves
             them out, and names and counts them.
-        seed: seed of the order and augmentation of the training pictures.
+        seed: seed of the order and augmentation of the training images.
         batch_size: largest batch of one process.
 
     Raises:
@@ -80,23 +80,23 @@ class LargePicturesDataModule(LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} defines no loader()")
 
     def crop(self, *, train: bool) -> "Crop":
-        """Return the function that crops the pictures."""
+        """Return the function that crops the images."""
         return Crop(self.image_size[0], self.resize, self.seed if train else None)
 
     def train_dataloader(self) -> EpochLoader:
-        """Training pictures, shuffled and augmented by (seed, epoch)."""
+        """Training images, shuffled and augmented by (seed, epoch)."""
         return self.loader("train", train=True)
 
     def val_dataloader(self) -> EpochLoader:
-        """All validation pictures, cropped at the centre."""
+        """All validation images, cropped at the centre."""
         return self.loader("val", train=False)
 
     def test_dataloader(self) -> EpochLoader:
-        """All test pictures, cropped at the centre."""
+        """All test images, cropped at the centre."""
         return self.loader("test", train=False)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
-        """Report the pictures that are left out, or end the run."""
+        """Report the images that are left out, or end the run."""
         del dataloader_idx
         images, labels, problems = batch
         for problem in problems:
@@ -108,7 +108,7 @@ class LargePicturesDataModule(LightningDataModule):
                 self.left_out.append(problem)
                 terminal().print(f"left out ({len(self.left_out)} so far): {problem}")
         if problems and not len(labels):
-            raise BrokenPictureError(f"no picture of a batch of {len(problems)} could be decoded: {problems[0]}")
+            raise BrokenPictureError(f"no image of a batch of {len(problems)} could be decoded: {problems[0]}")
         return images, labels
 
     def on_after_batch_transfer(self, batch: tuple[Tensor, Tensor], dataloader_idx: int) -> tuple[Tensor, Tensor]:
@@ -119,7 +119,7 @@ class LargePicturesDataModule(LightningDataModule):
 
 
 class Box(NamedTuple):
-    """A part of a picture, and whether it is mirrored."""
+    """A part of an image, and whether it is mirrored."""
 
     top: int
     left: int
@@ -129,10 +129,10 @@ class Box(NamedTuple):
 
 
 class Crop:
-    """Cuts a picture to `(3, size, size)`.
+    """Cuts an image to `(3, size, size)`.
 
     Args:
-        size: side of the pictures.
+        size: side of the images.
         resize: shorter side before the crop at the centre.
         seed: seed of the crops, which are random by (seed, epoch, number); None crops at the centre.
     """
@@ -141,7 +141,7 @@ class Crop:
         self.size, self.resize, self.seed = size, resize, seed
 
     def __call__(self, image: Tensor, epoch: int, number: int) -> Tensor:
-        """Crop the picture `(3, H, W)` with this number.
+        """Crop the image `(3, H, W)` with this number.
 
         Raises:
             DecodingError: it is too long and narrow.
@@ -153,14 +153,14 @@ class Crop:
         return self.cut(image[:, box.top : box.top + box.height], box)
 
     def box(self, height: int, width: int, epoch: int, number: int) -> Box | None:
-        """Return which part of a picture to take at random, or None if it is to be cropped at the centre."""
+        """Return which part of an image to take at random, or None if it is to be cropped at the centre."""
         if self.seed is None:
             return None
         mixed = (self.seed * 1_000_003 + epoch) * 1_000_003 + number
         return random_box(height, width, torch.Generator().manual_seed(mixed % 2**63))
 
     def cut(self, rows: Tensor, box: Box) -> Tensor:
-        """Resize the part of a picture, given the rows of the box, `(3, box.height, W)`."""
+        """Resize the part of an image, given the rows of the box, `(3, box.height, W)`."""
         part = rows[None, :, :, box.left : box.left + box.width]
         # In this memory format bytes are resized in two thirds of the time, the copy included.
         part = part.contiguous(memory_format=torch.channels_last)
@@ -175,7 +175,7 @@ def random_box(
     area: tuple[float, float] = (0.08, 1.0),
     ratio: tuple[float, float] = (3 / 4, 4 / 3),
 ) -> Box:
-    """Return a random part of a picture, to be resized to a square and mirrored at random: Inception's crop."""
+    """Return a random part of an image, to be resized to a square and mirrored at random: Inception's crop."""
     *tries, y, x, mirror = torch.rand(23, generator=generator).tolist()  # in one call: in four it took 3 times as long
     for share, position in zip(tries[::2], tries[1::2], strict=True):
         target = height * width * (area[0] + (area[1] - area[0]) * share)
@@ -183,14 +183,14 @@ def random_box(
         w, h = round((target * aspect) ** 0.5), round((target / aspect) ** 0.5)
         if 0 < w <= width and 0 < h <= height:
             break
-    else:  # the whole picture, as far as the ratio allows, or the centre of it
+    else:  # the whole image, as far as the ratio allows, or the centre of it
         w, h = min(width, round(height * ratio[1])), min(height, round(width / ratio[0]))
         return Box((height - h) // 2, (width - w) // 2, h, w, mirror < 0.5)
     return Box(int(y * (height - h + 1)), int(x * (width - w + 1)), h, w, mirror < 0.5)
 
 
 def collate(items: Sequence[tuple[Tensor, int] | str]) -> Batch:
-    """Return pictures and labels as tensors, and the problems of the others."""
+    """Return images and labels as tensors, and the problems of the others."""
     whole = [item for item in items if not isinstance(item, str)]
     problems = [item for item in items if isinstance(item, str)]
     pixels = [image.permute(1, 2, 0) for image, _ in whole]  # channels last, as crops are: to turn them is slow
@@ -205,11 +205,11 @@ def one_thread(worker: int) -> None:
 
 
 class CroppingLoader(EpochLoader):
-    """Batches of pictures that `workers` processes read and crop (0: this process).
+    """Batches of images that `workers` processes read and crop (0: this process).
 
     Args:
         sampler: the order of an epoch.
-        pictures: gives a picture and its label, or the problem with its file, for an `Item`.
+        pictures: gives an image and its label, or the problem with its file, for an `Item`.
         workers: number of processes.
     """
 

@@ -28,7 +28,7 @@ class EpochOrder:
         size: number of samples.
         batch_size: the largest number of samples in one batch on one rank.
         shuffle: whether each epoch has a new order instead of the stored one.
-        mixed: whether the order, if it is the same in each epoch, is not the stored one, in which the pictures of a
+        mixed: whether the order, if it is the same in each epoch, is not the stored one, in which the images of a
             class may follow each other: for epochs that end early.
         seed: together with the epoch determines the order.
         rank: number of this process.
@@ -104,7 +104,7 @@ class InEpochs(Protocol):
 def epoch_order(data: InEpochs, size: int, split: str, *, shuffle: bool) -> EpochOrder:
     """The order of the `size` samples of a split for the process of `data`.
 
-    Where the trainer limits validation or test (`limit_val_batches`), their pictures are mixed, so that some of all
+    Where the trainer limits validation or test (`limit_val_batches`), their images are mixed, so that some of all
     classes are taken; of shards, only the order of the files is.
     """
     trainer = data.trainer
@@ -139,7 +139,7 @@ class EpochLoader(ABC):
         return len(self.sampler)
 
     def cut(self) -> dict[str, int]:
-        """What decides which pictures a batch has, besides the order."""
+        """What decides which images a batch has, besides the order."""
         return {"batches": len(self), "pictures": self.sampler.size}
 
     def __iter__(self) -> Iterator[Any]:
@@ -157,9 +157,10 @@ class EpochLoader(ABC):
                 self.given = len(self)
             elif before != now and self.given > 0:
                 name = next(name for name in now if before[name] != now[name])
+                counted = {"pictures": "images"}.get(name, name)  # state_dict has the name of earlier versions
                 raise ValueError(
                     f"epoch {self.sampler.epoch} was interrupted after {self.given} of {before['batches']} batches, "
-                    f"with {before[name]} {name} in all, and has {now[name]} now: go on with as many (their number "
+                    f"with {before[name]} {counted} in all, and has {now[name]} now: go on with as many (their number "
                     "is that of the data, or follows from data.batch_size times the number of processes)"
                 )
         for batch in self.batches(self.given):
@@ -179,7 +180,7 @@ class TensorLoader(EpochLoader):
     """Batches `(images[i], labels[i])` in the order of `sampler`, augmented, normalized and resized batch by batch.
 
     `torch.utils.data.DataLoader` would collate sample by sample. The random numbers of a batch are a function of
-    (seed, epoch, batch, rank). `resize` is called with the pictures and the epoch.
+    (seed, epoch, batch, rank). `resize` is called with the images and the epoch.
     """
 
     def __init__(

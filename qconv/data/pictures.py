@@ -15,30 +15,30 @@ from .progressive import ProgressiveSize
 
 
 class Pictures(NamedTuple):
-    """Pictures `(N, C, H, W)` as uint8, and their classes `(N,)` as int64."""
+    """Images `(N, C, H, W)` as uint8, and their classes `(N,)` as int64."""
 
     images: Tensor
     labels: Tensor
 
 
 class PicturesDataModule(LightningDataModule):
-    """Pictures in memory, augmented in batches on the device, normalized with mean and deviation of the train split.
+    """Images in memory, augmented in batches on the device, normalized with mean and deviation of the train split.
 
     A subclass sets `num_classes`, `in_channels`, `image_size` and `classes` in its constructor and writes `read`. A
     batch larger than a split is the whole split. Only `test_dataloader` touches the test split. If `normalize` is set
-    before `setup`, as for a network that was trained on other pictures, it stays.
+    before `setup`, as for a network that was trained on other images, it stays.
 
     Args:
-        seed: seed of the order and augmentation of the training pictures; the split does not depend on it.
+        seed: seed of the order and augmentation of the training images; the split does not depend on it.
         batch_size: largest batch of one process.
-        augment: augmentations of training pictures, applied in turn; None means `RandomCrop(4)` and `RandomFlip()`.
-        val_size: number or share of training pictures used for validation if the data have no validation split; the
+        augment: augmentations of training images, applied in turn; None means `RandomCrop(4)` and `RandomFlip()`.
+        val_size: number or share of training images used for validation if the data have no validation split; the
             same for every seed, with the classes in proportion.
-        split_seed: chooses these pictures.
-        progressive_size: the size of training pictures epoch by epoch; None means their full size.
+        split_seed: chooses these images.
+        progressive_size: the size of training images epoch by epoch; None means their full size.
 
     Raises:
-        ValueError: `batch_size` is less than 1, or `val_size` is negative, 0 or not below the number of pictures.
+        ValueError: `batch_size` is less than 1, or `val_size` is negative, 0 or not below the number of images.
     """
 
     num_classes: int
@@ -71,7 +71,7 @@ class PicturesDataModule(LightningDataModule):
         raise NotImplementedError(f"{type(self).__name__} defines no read()")
 
     def setup(self, stage: str) -> None:
-        """Read and split the pictures, once, and move them to the trainer's device."""
+        """Read and split the images, once, and move them to the trainer's device."""
         del stage
         if self.splits:
             return
@@ -86,7 +86,7 @@ class PicturesDataModule(LightningDataModule):
         }
 
     def train_dataloader(self) -> TensorLoader:
-        """Training pictures, shuffled and augmented by (seed, epoch), in the size of the epoch."""
+        """Training images, shuffled and augmented by (seed, epoch), in the size of the epoch."""
         loader = self._loader("train", self.augment, shuffle=True)
         if self.progressive_size is not None:
             loader.resize = partial(self._resized, self.progressive_size)
@@ -101,11 +101,11 @@ class PicturesDataModule(LightningDataModule):
         return size(images, epoch / epochs)
 
     def val_dataloader(self) -> TensorLoader:
-        """All validation pictures, unchanged."""
+        """All validation images, unchanged."""
         return self._loader("val")
 
     def test_dataloader(self) -> TensorLoader:
-        """All test pictures, unchanged."""
+        """All test images, unchanged."""
         return self._loader("test")
 
     def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
@@ -122,24 +122,24 @@ def check_val_size(val_size: float) -> None:
 
 
 def split(pictures: Pictures, size: float, seed: int) -> tuple[Pictures, Pictures]:
-    """Split off ``size`` of the pictures: return the others and those, both in their stored order."""
+    """Split off ``size`` of the images: return the others and those, both in their stored order."""
     images, labels = pictures
     chosen = share_out(labels, size, seed)
     return Pictures(images[~chosen], labels[~chosen]), Pictures(images[chosen], labels[chosen])
 
 
 def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
-    """A mask that is True for the ``size`` pictures used for validation (a share if it is a float), class by class.
+    """A mask that is True for the ``size`` images used for validation (a share if it is a float), class by class.
 
-    Each class keeps a picture for training.
+    Each class keeps an image for training.
 
     Raises:
-        ValueError: ``size`` leaves no picture in one of the two, or none of some class for training.
+        ValueError: ``size`` leaves no image in one of the two, or none of some class for training.
     """
     count = len(labels)
     taken = round(size * count) if isinstance(size, float) else size
     if not 0 < taken < count:
-        raise ValueError(f"val_size (={size}) must leave some of the {count} training pictures, and take some")
+        raise ValueError(f"val_size (={size}) must leave some of the {count} training images, and take some")
     order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
     order = order[labels[order].argsort(stable=True)]  # class by class, each shuffled
     steps = torch.arange(count + 1) * taken // count
@@ -147,18 +147,18 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     chosen[order[steps[1:] > steps[:-1]]] = True  # every (count / taken)-th
     if not _leave_one_of_each(chosen, labels, order):
         raise ValueError(
-            f"val_size (={size}) must leave a picture of each class for training: it takes {taken} of {count}"
+            f"val_size (={size}) must leave an image of each class for training: it takes {taken} of {count}"
         )
     return chosen
 
 
 def _leave_one_of_each(chosen: Tensor, labels: Tensor, order: Tensor) -> bool:
-    """Exchange a picture of each class that was chosen whole for one of a class that has more left.
+    """Exchange an image of each class that was chosen whole for one of a class that has more left.
 
     Args:
         chosen: the mask, which is changed.
         labels: the classes.
-        order: the pictures class by class.
+        order: the images class by class.
 
     Returns:
         whether there are enough of those.

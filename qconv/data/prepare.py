@@ -1,4 +1,4 @@
-"""Prepares large pictures once, so that training reads them several times as fast: what `qconv data prepare` does."""
+"""Prepares large images once, so that training reads them several times as fast: what `qconv data prepare` does."""
 
 import io
 import json
@@ -24,7 +24,7 @@ from .tree import Files, Tree, fingerprint, scan
 
 SETTINGS = "settings.json"
 LONGEST_JPEG = 65_500  # as in libjpeg
-SEED = 0  # of the order in which training pictures are written, for those who stream the files
+SEED = 0  # of the order in which training images are written, for those who stream the files
 
 
 def prepare_pictures(
@@ -37,19 +37,19 @@ def prepare_pictures(
     pictures_per_file: int = 1000,
     broken: Broken = "fatal",
 ) -> Prepared:
-    """Write the pictures of a tree into tar files, resized to a shorter side of ``size`` pixels if theirs is longer.
+    """Write the images of a tree into tar files, resized to a shorter side of ``size`` pixels if theirs is longer.
 
     Threads decode them, one a core. A file takes its name when it is complete, and the index is written last; after an
-    interruption the same call writes what is missing. The bytes are a function of the pictures and the arguments.
+    interruption the same call writes what is missing. The bytes are a function of the images and the arguments.
 
     Args:
         source: ``train/<class>/*`` and ``test/<class>/*``, ``val/<class>/*`` or both.
-        folder: where the files go; new, empty, or begun with the same pictures and arguments.
+        folder: where the files go; new, empty, or begun with the same images and arguments.
         size: the shorter side.
-        form: ``"raw"`` for pixels as they are, ``3 H W`` bytes a picture; ``"jpeg"`` for about a tenth of that, whose
+        form: ``"raw"`` for pixels as they are, ``3 H W`` bytes an image; ``"jpeg"`` for about a tenth of that, whose
             decoding takes longer. JPEG files that are small enough are copied as they are.
         quality: of JPEG, 1 to 100.
-        pictures_per_file: pictures in a tar file.
+        pictures_per_file: images in a tar file.
         broken: as in `ImageFolderDataModule`.
 
     Returns:
@@ -58,8 +58,8 @@ def prepare_pictures(
     Raises:
         ValueError: an argument out of range.
         FileNotFoundError: ``source`` is not such a tree.
-        FileExistsError: ``folder`` holds something else, or lacks pictures that may not be left out.
-        BrokenPictureError: a file that is no whole picture, or a class without a whole training picture.
+        FileExistsError: ``folder`` holds something else, or lacks images that may not be left out.
+        BrokenPictureError: a file that is no whole image, or a class without a whole training image.
     """
     for name, value in (("size", size), ("pictures_per_file", pictures_per_file)):
         if value < 1:
@@ -100,7 +100,7 @@ def prepare_pictures(
     check_nothing_left_out(folder, prepared, tree, broken)
     left = Counter(prepared.splits["train"].labels.tolist())
     if empty := [name for label, name in enumerate(tree.classes) if not left[label]]:
-        raise BrokenPictureError(f"class {empty[0]!r} has no whole training picture")
+        raise BrokenPictureError(f"class {empty[0]!r} has no whole training image")
     write_index(folder, prepared)
     return prepared
 
@@ -139,7 +139,7 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
     if found != settings:
         other = next(key for key in {**settings, **found} if settings.get(key) != found.get(key))
         differs = (
-            "was prepared from other pictures, or they have changed since"
+            "was prepared from other images, or they have changed since"
             if other == "source"
             else f"was prepared with {other}={found.get(other)}, not {settings.get(other)}"
         )
@@ -147,15 +147,15 @@ def begin(folder: Path, settings: dict[str, Any]) -> None:
 
 
 def check_nothing_left_out(folder: Path, prepared: Prepared, tree: Tree, broken: Broken) -> None:
-    """Raise a FileExistsError if an earlier call has left out pictures and this one must not.
+    """Raise a FileExistsError if an earlier call has left out images and this one must not.
 
-    Their number tells it, not the settings: a call that ends at a broken picture may go on by leaving it out.
+    Their number tells it, not the settings: a call that ends at a broken image may go on by leaving it out.
     """
     count = sum(map(len, tree.splits.values()))
     missing = count - sum(len(stored.labels) for stored in prepared.splits.values())
     if missing and broken == "fatal":
         raise FileExistsError(
-            f"{folder} was prepared with broken=skip, and lacks {missing} of {count} pictures: remove it, name a new "
+            f"{folder} was prepared with broken=skip, and lacks {missing} of {count} images: remove it, name a new "
             "folder, or leave them out again (--broken skip)"
         )
 
@@ -172,7 +172,7 @@ def batched(files: Files, most: int) -> Iterator[Files]:
 
 
 class Part(NamedTuple):
-    """What one tar file holds: its name, the number of its first picture in the split, and the pictures' files."""
+    """What one tar file holds: its name, the number of its first image in the split, and the images' files."""
 
     name: str
     first: int
@@ -181,10 +181,10 @@ class Part(NamedTuple):
     def pictures(
         self, pool: ThreadPoolExecutor, encode: Callable[[Path], bytes], broken: Broken
     ) -> Iterator[tuple[str, bytes, int]]:
-        """Key, bytes and class of each picture, made by the pool.
+        """Key, bytes and class of each image, made by the pool.
 
         Raises:
-            BrokenPictureError: a file is no whole picture, and none may be left out; or it can't be read now.
+            BrokenPictureError: a file is no whole image, and none may be left out; or it can't be read now.
         """
 
         def one(path: Path) -> bytes | DecodingError:
@@ -201,16 +201,16 @@ class Part(NamedTuple):
                 raise BrokenPictureError(f"{path} can't be read ({data})")
             elif broken == "fatal":
                 remedy = "repair or remove it, or leave out such files (--broken skip)"
-                raise BrokenPictureError(f"{path} is no whole picture ({data}); {remedy}")
+                raise BrokenPictureError(f"{path} is no whole image ({data}); {remedy}")
             else:
                 terminal().print(f"left out: {path} ({data})", soft_wrap=True)
 
 
 def picture_file(path: Path, size: int, form: Form, quality: int) -> bytes:
-    """The bytes of a PPM or JPEG file of a picture whose shorter side is at most ``size``.
+    """The bytes of a PPM or JPEG file of an image whose shorter side is at most ``size``.
 
     Raises:
-        DecodingError: it is not a complete picture.
+        DecodingError: it is not a complete image.
     """
     image = decode(path)
     is_small = min(image.shape[1:]) <= size
@@ -222,14 +222,14 @@ def picture_file(path: Path, size: int, form: Form, quality: int) -> bytes:
                 return path.read_bytes()
     pixels = (image if is_small else shrink(image, size)).permute(1, 2, 0).contiguous()
     if max(pixels.shape) > LONGEST_JPEG:
-        raise DecodingError(f"JPEG has no pictures of more than {LONGEST_JPEG} pixels a side")
+        raise DecodingError(f"JPEG has no images of more than {LONGEST_JPEG} pixels a side")
     written = io.BytesIO()
     Image.fromarray(pixels.numpy()).save(written, "JPEG", quality=quality)
     return written.getvalue()
 
 
 def shrink(image: Tensor, size: int) -> Tensor:
-    """Resize the picture to a shorter side of ``size``."""
+    """Resize the image to a shorter side of ``size``."""
     from torchvision.transforms.v2.functional import resize
 
     return resize(image, [size], antialias=True)

@@ -1,4 +1,4 @@
-"""Large pictures that `qconv data prepare` has made ready: read from their places in large files, and cropped."""
+"""Large images that `qconv data prepare` has made ready: read from their places in large files, and cropped."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,24 +17,24 @@ from .prepared_files import Prepared, Stored, read_index
 
 
 class PreparedDataModule(LargePicturesDataModule):
-    """Pictures in a folder that ``qconv data prepare`` has written.
+    """Images in a folder that ``qconv data prepare`` has written.
 
-    Raw pictures need no decoding: what is left is to crop and resize them. The crops of training pictures are cut from
-    the stored pictures, which are smaller than the originals; where a crop covers little of a picture, it shows less
+    Raw images need no decoding: what is left is to crop and resize them. The crops of training images are cut from
+    the stored images, which are smaller than the originals; where a crop covers little of an image, it shows less
     detail than one of `ImageNetDataModule`.
 
-    If there is no `val`, a fixed part of the training pictures is used for validation.
+    If there is no `val`, a fixed part of the training images is used for validation.
 
     Args:
         root: the folder.
-        val_size: number or share of the training pictures used for validation.
-        split_seed: chooses these pictures.
+        val_size: number or share of the training images used for validation.
+        split_seed: chooses these images.
         options: those of `LargePicturesDataModule`; `workers` counts threads.
 
     Raises:
         FileNotFoundError: `root` was not prepared, or not to its end.
         ShardError: one of its files is missing or was changed.
-        ValueError: `resize` is larger than the stored pictures, or an argument out of range.
+        ValueError: `resize` is larger than the stored images, or an argument out of range.
     """
 
     def __init__(self, root: str, *, val_size: float = 0.01, split_seed: int = 0, **options: Any) -> None:
@@ -44,14 +44,14 @@ class PreparedDataModule(LargePicturesDataModule):
         size = self.prepared.settings["size"]
         if self.resize > size:
             raise ValueError(
-                f"resize (={self.resize}) must be at most {size}, the shorter side of the pictures in {self.root}"
+                f"resize (={self.resize}) must be at most {size}, the shorter side of the images in {self.root}"
             )
         self.classes, self.num_classes = self.prepared.classes, len(self.prepared.classes)
         self.val_size, self.split_seed = val_size, split_seed
         self.splits: dict[str, tuple[Stored, Tensor]] = {}
 
     def setup(self, stage: str) -> None:
-        """Assign the pictures to the splits."""
+        """Assign the images to the splits."""
         del stage
         stored = self.prepared.splits
         self.splits = {name: (of, torch.arange(len(of.labels))) for name, of in stored.items()}
@@ -61,7 +61,7 @@ class PreparedDataModule(LargePicturesDataModule):
             self.splits["val"] = stored["train"], taken.nonzero().squeeze(1)
 
     def loader(self, name: str, *, train: bool) -> "ThreadedLoader":
-        """The pictures of the split."""
+        """The images of the split."""
         stored, chosen = self.splits[name]
         pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
         return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), pictures, self.workers)
@@ -70,7 +70,7 @@ class PreparedDataModule(LargePicturesDataModule):
 class ThreadedLoader(EpochLoader):
     """Batches of `PreparedPictures`, cropped by `workers` threads (0: by this one).
 
-    Not by processes: there is hardly any Python to run for a picture, and to hand over a batch would take half as long
+    Not by processes: there is hardly any Python to run for an image, and to hand over a batch would take half as long
     as to make it.
     """
 
@@ -91,11 +91,11 @@ class ThreadedLoader(EpochLoader):
 
 
 class PreparedPictures:
-    """Stored and cropped pictures.
+    """Stored and cropped images.
 
     Args:
         folder: where the files are.
-        stored: the pictures of a split.
+        stored: the images of a split.
         chosen: which of them, in order.
         crop: crops them.
     """
@@ -105,7 +105,7 @@ class PreparedPictures:
         self.paths = [folder / name for name in stored.files]
 
     def batch(self, epoch: int, numbers: Tensor) -> Batch:
-        """The pictures with these numbers in an epoch, channels last, their labels, and the problems with others."""
+        """The images with these numbers in an epoch, channels last, their labels, and the problems with others."""
         indices, size, stored = self.chosen[numbers], self.crop.size, self.stored
         images = torch.empty(len(indices), size, size, 3, dtype=torch.uint8).permute(0, 3, 1, 2)
         buffer = torch.empty(int(stored.length[indices].max()) if len(indices) else 0, dtype=torch.uint8)
@@ -120,7 +120,7 @@ class PreparedPictures:
             try:
                 images[len(whole)] = self._crop(self.paths[file], offset, buffer[:length], shape, epoch, number)
             except DecodingError as error:
-                text = f"{self.paths[file]}: the picture at byte {offset} is damaged ({error})"
+                text = f"{self.paths[file]}: the image at byte {offset} is damaged ({error})"
                 problems.append(problem(text, error))
             else:
                 whole.append(position)
@@ -128,7 +128,7 @@ class PreparedPictures:
         return images.pin_memory() if torch.cuda.is_available() else images, labels, problems
 
     def _crop(self, path: Path, offset: int, buffer: Tensor, shape: tuple[int, int], epoch: int, number: int) -> Tensor:
-        """Read a picture into the buffer, of pixels only the rows of the crop, and crop it."""
+        """Read an image into the buffer, of pixels only the rows of the crop, and crop it."""
         height, width = shape
         if not height:
             return self.crop(decode(_read(path, offset, buffer).numpy().tobytes()), epoch, number)

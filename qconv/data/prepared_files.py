@@ -1,7 +1,7 @@
-"""The files of `qconv data prepare`: tar files of pictures, and an index of where each picture lies in them.
+"""The files of `qconv data prepare`: tar files of images, and an index of where each image lies in them.
 
 A tar file holds `<key>.cls`, the number of the class, beside `<key>.ppm`, pixels as they are, or `<key>.jpg`: the
-format of WebDataset, which other programs read, too. It is not compressed as a whole, so any picture can be read alone.
+format of WebDataset, which other programs read, too. It is not compressed as a whole, so any image can be read alone.
 """
 
 import io
@@ -23,13 +23,13 @@ SUFFIX: dict[Form, str] = {"raw": "ppm", "jpeg": "jpg"}
 
 
 class Stored(NamedTuple):
-    """The N pictures of a split.
+    """The N images of a split.
 
     Attributes:
         files: names of the tar files.
         sizes: their bytes.
         labels: `(N,)`, the classes.
-        file: `(N,)`, which of the files a picture lies in.
+        file: `(N,)`, which of the files an image lies in.
         offset: `(N,)`, where its pixels begin there, or its JPEG file.
         length: `(N,)`, the bytes of the pixels, or of the JPEG file.
         shape: `(N, 2)`, height and width of pixels; 0 for JPEG files.
@@ -45,12 +45,12 @@ class Stored(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A folder of prepared pictures.
+    """A folder of prepared images.
 
     Attributes:
         settings: what `qconv data prepare` was told; `size` is the shorter side.
         classes: the names.
-        splits: the pictures of each split.
+        splits: the images of each split.
     """
 
     settings: dict[str, Any]
@@ -59,7 +59,7 @@ class Prepared(NamedTuple):
 
 
 def write_tar(file: BinaryIO, pictures: Iterable[tuple[str, bytes, int]], suffix: str) -> None:
-    """Write a key, the bytes of a picture's file and its class for each picture."""
+    """Write a key, the bytes of an image's file and its class for each image."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
         for key, data, label in pictures:
             for name, content in ((f"{key}.cls", str(label).encode()), (f"{key}.{suffix}", data)):
@@ -75,7 +75,7 @@ def ppm(pixels: Tensor) -> bytes:
 
 
 def index(folder: Path, files: Sequence[str]) -> Stored:
-    """Read where the pictures of some tar files lie.
+    """Read where the images of some tar files lie.
 
     Raises:
         ShardError: a file is damaged.
@@ -93,9 +93,9 @@ def index(folder: Path, files: Sequence[str]) -> Stored:
                     else:
                         places.append((number, *_place(bytes_of, member)))
         except (tarfile.TarError, ValueError) as error:
-            raise ShardError(f"{path}: damaged ({error}): remove it and prepare the pictures again") from error
+            raise ShardError(f"{path}: damaged ({error}): remove it and prepare the images again") from error
     if len(labels) != len(places):
-        raise ShardError(f"{folder}: {len(places)} pictures, but {len(labels)} classes: prepare the pictures again")
+        raise ShardError(f"{folder}: {len(places)} images, but {len(labels)} classes: prepare the images again")
     file, offset, length, height, width = torch.tensor(places, dtype=torch.long).view(-1, 5).unbind(1)
     sizes = [(folder / name).stat().st_size for name in files]
     shape = torch.stack((height, width), 1)
@@ -113,7 +113,7 @@ def _place(file: BinaryIO, member: tarfile.TarInfo) -> tuple[int, int, int, int]
 
 
 def write_index(folder: Path, prepared: Prepared) -> None:
-    """Write the index, whose presence says that all pictures are there."""
+    """Write the index, whose presence says that all images are there."""
     splits = {name: tuple(stored) for name, stored in prepared.splits.items()}
     content = {"version": VERSION, "settings": prepared.settings, "classes": prepared.classes, "splits": splits}
     with atomic_file(folder / INDEX) as file:
@@ -134,12 +134,12 @@ def read_index(folder: Path) -> Prepared:
         raise FileNotFoundError(f"data.root (={folder}): {what} (qconv data prepare SOURCE {folder})")
     content = load_tensors(path, "index")
     if not isinstance(content, dict) or content.get("version") != VERSION:
-        raise DamagedFileError(f"index {path}: not written by this version of qconv: prepare the pictures again")
+        raise DamagedFileError(f"index {path}: not written by this version of qconv: prepare the images again")
     splits = {name: Stored(*fields) for name, fields in content["splits"].items()}
     for stored in splits.values():
         for name, size in zip(stored.files, stored.sizes, strict=True):
             found = (folder / name).stat().st_size if (folder / name).is_file() else None
             if found != size:
                 has = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
-                raise ShardError(f"{folder / name} {has}: remove {INDEX} and it, and prepare the pictures again")
+                raise ShardError(f"{folder / name} {has}: remove {INDEX} and it, and prepare the images again")
     return Prepared(content["settings"], content["classes"], splits)

@@ -1,4 +1,4 @@
-"""Progressive resizing: small pictures first, whose steps are faster."""
+"""Progressive resizing: small images first, whose steps are faster."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ from ..checks import check_numbers, check_whole
 
 @dataclass(frozen=True)
 class ProgressiveSize:
-    """The size of training pictures during training: ``start`` times the full size at first, then growing to it.
+    """The size of training images during training: ``start`` times the full size at first, then growing to it.
 
     With the progress p, from 0 to 1, a side has ``start`` of its pixels while p ≤ ``grow_from``, all of them from p =
     ``full_from`` on, and in between a share that grows linearly, rounded to multiples of ``multiple`` pixels. A step
-    costs in proportion to the pixels: at half the side a quarter. Validation and test pictures keep their size, and so
-    do the training pictures of the last epoch, and those from which batch norms are taken anew (`reestimate_bn`).
+    costs in proportion to the pixels: at half the side a quarter. Validation and test images keep their size, and so
+    do the training images of the last epoch, and those from which batch norms are taken anew (`reestimate_bn`).
 
     Args:
         start: the share of each side at the start.
         grow_from: the progress until which it stays so.
-        full_from: the progress from which pictures have their full size.
+        full_from: the progress from which images have their full size.
         multiple: sides are multiples of it, except for the full size; take 2^k for a network that halves its input k
             times.
 
@@ -67,7 +67,7 @@ class ProgressiveSize:
         return self.side(size[0], 0.0), self.side(size[1], 0.0)
 
     def __call__(self, images: Tensor, progress: float) -> Tensor:
-        """Return floating pictures ``(N, C, H, W)`` in the size of ``progress``, filtered so that nothing aliases."""
+        """Return floating images ``(N, C, H, W)`` in the size of ``progress``, filtered so that nothing aliases."""
         full = images.shape[2:]
         size = self.side(full[0], progress), self.side(full[1], progress)
         return images if size == full else F.interpolate(images, size, mode="bilinear", antialias=True)

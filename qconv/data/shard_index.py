@@ -1,4 +1,4 @@
-"""An index of tar files of pictures: their samples and how many there are."""
+"""An index of tar files of images: their samples and how many there are."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ from .image_folder import cache_folder, cores
 
 
 class Shard(NamedTuple):
-    """A tar file, its number of pictures, the largest label in it, and `state` when they were counted."""
+    """A tar file, its number of images, the largest label in it, and `state` when they were counted."""
 
     url: str
     samples: int
@@ -31,7 +31,7 @@ class ShardError(ValueError):
 
 
 def read_shard(url: str) -> Iterator[dict[str, Any]]:
-    """The samples of a tar file that have a picture; each maps suffixes to bytes."""
+    """The samples of a tar file that have an image; each maps suffixes to bytes."""
     from webdataset.gopen import gopen
     from webdataset.tariterators import group_by_keys, tar_file_expander
 
@@ -47,7 +47,7 @@ def read_shard(url: str) -> Iterator[dict[str, Any]]:
 
 
 def picture(sample: dict[str, Any]) -> bytes | None:
-    """Return the encoded picture of a sample."""
+    """Return the encoded image of a sample."""
     return next((sample[suffix] for suffix in ("jpg", "jpeg", "png", "webp", "ppm") if suffix in sample), None)
 
 
@@ -111,11 +111,11 @@ def count(urls: Sequence[str]) -> dict[str, Shard]:
         then = state(url)  # before reading: later changes are then counted next time
         labels = [label(sample) for sample in read_shard(url)]
         if not labels:
-            raise ShardError(f"shard {url}: no pictures (<key>.jpg beside <key>.cls)")
+            raise ShardError(f"shard {url}: no images (<key>.jpg beside <key>.cls)")
         return Shard(url, len(labels), max(labels), then)
 
     with Progress(console=terminal(), transient=True) as bar, ThreadPoolExecutor(cores()) as pool:
-        task = bar.add_task(f"counting the pictures of {len(urls)} shards", total=len(urls))
+        task = bar.add_task(f"counting the images of {len(urls)} shards", total=len(urls))
         counted = {}
         for shard in pool.map(one, urls):
             counted[shard.url] = shard

@@ -1,4 +1,4 @@
-"""Large pictures from tar files, streamed from disks or over HTTP, for sets that do not fit on one disk."""
+"""Large images from tar files, streamed from disks or over HTTP, for sets that do not fit on one disk."""
 
 import itertools
 import random
@@ -17,18 +17,18 @@ from .shard_index import Shard, ShardError, expand, label, picture, read_index, 
 
 LANES = 24
 """Parts in which a process reads its share of an epoch side by side. It does not depend on the number of workers, so
-neither does the order of the pictures; and many numbers of workers divide it."""
+neither does the order of the images; and many numbers of workers divide it."""
 
 
 class WebDatasetDataModule(LargePicturesDataModule):
-    """Pictures in tar files of the WebDataset format: `<key>.jpg` (png, webp, ppm) beside `<key>.cls`, a class number.
+    """Images in tar files of the WebDataset format: `<key>.jpg` (png, webp, ppm) beside `<key>.cls`, a class number.
 
     The package `webdataset` streams the files: paths and `http(s):` addresses (the latter by `curl`), with braces for
     many, as in ``/data/train-{0000..0146}.tar``. An epoch reads the shards in an order given by (seed, epoch), and each
-    process reads its own part of the pictures, none twice; a buffer mixes them. With only `val`, that is the test
+    process reads its own part of the images, none twice; a buffer mixes them. With only `val`, that is the test
     split; without a validation split, some of the training shards are used for validation.
 
-    The number of pictures in each shard must be known beforehand. They are counted once, which reads every file, and
+    The number of images in each shard must be known beforehand. They are counted once, which reads every file, and
     the result is kept in the user's cache folder, or in `index`. A local file is counted again if its size or time has
     changed; one read over HTTP, if the index is removed.
 
@@ -38,7 +38,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
         test: addresses of the test shards.
         index: JSON file with the contents of the shards, updated when entries are missing; None keeps it in the cache
             folder.
-        buffer: number of pictures, still encoded, that each process mixes.
+        buffer: number of images, still encoded, that each process mixes.
         val_size: number (at least one) or share of the training shards used for validation if `val` or `test` is
             missing.
         split_seed: chooses these shards.
@@ -134,15 +134,15 @@ class ShardLoader(EpochLoader):
 class ShardStream(IterableDataset[Any]):
     """The batches of one process in an epoch, starting at number `start`.
 
-    The epoch's sequence is that of all pictures of all shards, in a new order of the shards. Rank r reads the r-th of
+    The epoch's sequence is that of all images of all shards, in a new order of the shards. Rank r reads the r-th of
     its `world_size` parts. Batch s comes from lane s modulo `LANES`, which reads a part of that part through a mixing
     buffer.
 
     Args:
         shards: the shards to read.
         order: the order of the epoch: seed, epoch, rank and number of steps.
-        crop: crops a picture.
-        buffer: pictures in the buffers of all lanes.
+        crop: crops an image.
+        buffer: images in the buffers of all lanes.
     """
 
     def __init__(self, shards: Sequence[Shard], order: EpochOrder, crop: Crop, buffer: int) -> None:
@@ -197,7 +197,7 @@ class ShardStream(IterableDataset[Any]):
                 given += 1
             if given != shard.samples:
                 raise ShardError(
-                    f"shard {shard.url}: {given} pictures, and {shard.samples} when they were counted: remove the index"
+                    f"shard {shard.url}: {given} images, and {shard.samples} when they were counted: remove the index"
                 )
             first = 0
 

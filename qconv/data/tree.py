@@ -1,4 +1,4 @@
-"""The files of a folder of pictures: their classes, their splits, and what is left out."""
+"""The files of a folder of images: their classes, their splits, and what is left out."""
 
 import hashlib
 from collections import Counter
@@ -14,25 +14,25 @@ from ..images import HEIF_REMEDY, HEIF_SUFFIXES, DecodingError, ReadingError, op
 
 SPLITS = ("train", "val", "test")
 NO_PICTURES = ("thumbs.db", "desktop.ini")
-"""What operating systems leave beside pictures."""
+"""What operating systems leave beside images."""
 SAMPLED = 1000
-"""The number of pictures whose size is read before all are decoded."""
+"""The number of images whose size is read before all are decoded."""
 COMPARED = 64
-"""The number of pictures of a split whose first 64 KiB tell two trees apart."""
+"""The number of images of a split whose first 64 KiB tell two trees apart."""
 LARGEST_SIDE = 64
-"""The largest side that is chosen for pictures of several sizes; other sizes must be asked for."""
+"""The largest side that is chosen for images of several sizes; other sizes must be asked for."""
 
 Files = list[tuple[Path, int]]
 SplitBy = Literal["name", "number"]
 
 
 class Tree(NamedTuple):
-    """A folder of pictures.
+    """A folder of images.
 
     Attributes:
         classes: their names.
         splits: the files of each split with their class.
-        told: lines about what was done: pictures split, other files left out.
+        told: lines about what was done: images split, other files left out.
     """
 
     classes: list[str]
@@ -47,12 +47,12 @@ def scan(
     split_by: SplitBy = "name",
     called: str = "data.root",
 ) -> Tree:
-    """Return the tree below ``root``, without hidden files and files without a picture's suffix.
+    """Return the tree below ``root``, without hidden files and files without an image's suffix.
 
     Args:
         root: a folder with ``train/<class>/*`` and ``test/<class>/*``, ``val/<class>/*`` or both; or ``<class>/*``.
         test_size: the share of a folder without splits that is the test split; None refuses such a folder.
-        seed: chooses these pictures.
+        seed: chooses these images.
         split_by: what else does, their names or their numbers in the folder.
         called: the name of ``root`` in messages.
 
@@ -69,7 +69,7 @@ def scan(
         if len(classes) > 1:
             return _without_splits(root, files, folders, test_size, seed, split_by)
         if classes:
-            raise ValueError(f"{called} (={root}) has 1 class with pictures ({classes[0]}); it must have at least 2")
+            raise ValueError(f"{called} (={root}) has 1 class with images ({classes[0]}); it must have at least 2")
     if "train" not in names or len(names) < 2:
         needed = "train/<class>/* and test/<class>/* (or val)"
         if test_size is not None and not names:
@@ -81,18 +81,18 @@ def scan(
     files = {name: {d.name: pictures_in(d) for d in sorted((root / name).iterdir()) if _is_seen(d)} for name in names}
     classes = [name for name, pictures in files["train"].items() if pictures]
     if len(classes) < 2:
-        raise ValueError(f"{called} (={root}): train has {len(classes)} class with pictures; it must have at least 2")
+        raise ValueError(f"{called} (={root}): train has {len(classes)} class with images; it must have at least 2")
     for name in names:
         only = [other for other, pictures in files[name].items() if pictures and other not in classes]
         if only:
-            raise ValueError(f"{called} (={root}): class {only[0]!r} is in {name}, but has no training pictures")
+            raise ValueError(f"{called} (={root}): class {only[0]!r} is in {name}, but has no training images")
     listed = {
         name: [(path, index) for index, label in enumerate(classes) for path in files[name].get(label, ())]
         for name in names
     }
     for name, paths in listed.items():
         if not paths:
-            raise FileNotFoundError(f"{called} (={root}): {name} has no pictures")
+            raise FileNotFoundError(f"{called} (={root}): {name} has no images")
     if "test" not in listed:
         listed["test"] = listed.pop("val")
     others = [folder.name for folder in folders if folder.name not in SPLITS]
@@ -108,8 +108,8 @@ def _is_seen(path: Path) -> bool:
 
 
 def no_class(empty: Sequence[str]) -> tuple[str, ...]:
-    """Say which folders are no class, as they hold no pictures."""
-    return (f"no pictures in {_some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class",) if empty else ()
+    """Say which folders are no class, as they hold no images."""
+    return (f"no images in {_some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class",) if empty else ()
 
 
 def _without_splits(
@@ -120,7 +120,7 @@ def _without_splits(
     seed: int,
     split_by: SplitBy,
 ) -> Tree:
-    """Split the pictures of each class, which keeps at least one for training."""
+    """Split the images of each class, which keeps at least one for training."""
     classes = [name for name, pictures in files.items() if pictures]
     generator = torch.Generator().manual_seed(seed)
     splits: dict[str, Files] = {"train": [], "test": []}
@@ -135,13 +135,13 @@ def _without_splits(
         for index, path in enumerate(files[name]):
             splits["test" if index in test else "train"].append((path, label))
     if not splits["test"]:
-        raise ValueError(f"data.root (={root}): no class has two pictures, so none can be tested")
+        raise ValueError(f"data.root (={root}): no class has two images, so none can be tested")
     told = (
-        f"{root} has no folders train and test: {test_size:.0%} of each class are the test pictures (split_seed={seed})"
+        f"{root} has no folders train and test: {test_size:.0%} of each class are the test images (split_seed={seed})"
     )
     alone = [name for name in classes if len(files[name]) == 1]
     if alone:
-        told += f"; not of {_some(alone)}, with a single picture"
+        told += f"; not of {_some(alone)}, with a single image"
     for words in no_class([folder.name for folder in folders if folder.name not in classes]):
         told += f"; {words}"
     return Tree(classes, splits, (told, *left_out(folders)))
@@ -160,7 +160,7 @@ def _bytes(text: str) -> bytes:
 def fingerprint(root: Path, tree: Tree, settings: str) -> str:
     """Return 32 digits that change with the settings, the classes, and any file's path, size or time.
 
-    Unpacked archives may have one time for all files, and pictures without compression one size: some are read, too.
+    Unpacked archives may have one time for all files, and images without compression one size: some are read, too.
     """
     digest = hashlib.blake2b(_bytes(f"{settings} {tree.classes}"), digest_size=16)
     for name, files in tree.splits.items():
@@ -186,7 +186,7 @@ def _sample(files: Files, most: int) -> Files:
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """The files of a folder that should be pictures, in order."""
+    """The files of a folder that should be images, in order."""
     suffixes = readable_suffixes()
     return sorted(
         path for path in folder.iterdir() if path.suffix.lower() in suffixes and not path.name.startswith(".")
@@ -216,9 +216,9 @@ def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
 
 
 def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
-    """Return the size of the pictures, or the one to resize them to if they differ, and a line about it then.
+    """Return the size of the images, or the one to resize them to if they differ, and a line about it then.
 
-    It is that of the first `SAMPLED` of them, evenly spaced; None if none can be read. Pictures of several sizes become
+    It is that of the first `SAMPLED` of them, evenly spaced; None if none can be read. Images of several sizes become
     squares of the median of their shorter sides, in multiples of 8 from 8 to `LARGEST_SIDE`.
     """
 
@@ -243,7 +243,7 @@ def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
     return (
         side,
         side,
-    ), f"pictures of {small} to {large} pixels become {side}×{side} (data.image_size= for another size)"
+    ), f"images of {small} to {large} pixels become {side}×{side} (data.image_size= for another size)"
 
 
 def _area(size: tuple[int, int]) -> int:

@@ -40,7 +40,7 @@ class BitOperands(NamedTuple):
 
 
 def forward_of_bits(operands: BitOperands, factor: Tensor | None = None, summand: Tensor | None = None) -> Tensor:
-    """Return the sums, times the scale in the input's dtype, in that dtype; pictures are channels_last.
+    """Return the sums, times the scale in the input's dtype, in that dtype; images are channels_last.
 
     ``factor`` and ``summand``, float32 of each output channel, are applied to the result without rounding in between.
     """

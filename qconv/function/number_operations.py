@@ -1,7 +1,7 @@
 """Convolutions and linear layers of numbers with a weight of signs, by table look-up.
 
 The output and the gradient of the input are sums of numbers whose signs are those of the weight
-(`qconv.kernels.look_up`). The gradient of the weight has no signs in it, and is torch's own. Pictures are
+(`qconv.kernels.look_up`). The gradient of the weight has no signs in it, and is torch's own. Images are
 channels_last, in which the look-up reads and writes them, and in which torch's gradient of the weight is not slower.
 """
 
@@ -107,5 +107,5 @@ def backward_of_numbers(
 
 
 def _picture(x: Tensor, filters: Filters) -> Tensor:
-    """View an operand of the layer of these filters as pictures, ``(N, C, H, W)``: each row of a linear one is one."""
+    """View an operand of the layer of these filters as images, ``(N, C, H, W)``: each row of a linear one is one."""
     return picture_of(x.reshape(-1, x.shape[-1]) if len(filters.shape) == 2 else x)

@@ -70,7 +70,7 @@ def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], gr
 
 
 def picture_of(x: Tensor) -> Tensor:
-    """View ``(N, C, *spatial)`` as a picture, ``(N, C, H, W)``."""
+    """View ``(N, C, *spatial)`` as an image, ``(N, C, H, W)``."""
     return x.view(*x.shape[:2], *(1, 1, *x.shape[2:])[-2:])
 
 

@@ -146,7 +146,7 @@ class BinaryConv2d(IntegerLayer):
 
     def _signed(self, input: Tensor) -> Tensor:
         """Return values with the signs to convolve."""
-        if not input.is_floating_point() and not (self.takes_bits and input.dtype == torch.int64):  # pictures
+        if not input.is_floating_point() and not (self.takes_bits and input.dtype == torch.int64):  # images
             raise _not_floating(input)
         return self.encoder(input) if self.encoder is not None else input
 
@@ -225,7 +225,7 @@ class IntegerConv2d(IntegerLayer):
     def _encoded(self, input: Tensor) -> Tensor:
         if self.encoder is None:
             return input
-        if not input.is_floating_point():  # pictures, which would be taken for codes
+        if not input.is_floating_point():  # images, which would be taken for codes
             raise _not_floating(input)
         return self.encoder(input)
 

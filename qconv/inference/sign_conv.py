@@ -72,7 +72,7 @@ class SignConv2d(nn.Module):
 
 
 class SignConv1d(SignConv2d):
-    """The same in one dimension: a convolution of pictures of one row.
+    """The same in one dimension: a convolution of images of one row.
 
     Args:
         signs: of the weight, (C_out, C / groups, k): the negative numbers are −1.
@@ -150,7 +150,7 @@ def _sign_linear(linear: nn.Linear) -> SignLinear | None:
 
 
 def _sign_conv(conv: nn.Conv1d | nn.Conv2d) -> SignConv2d | Padded | None:
-    row = (1,) * (2 - len(conv.kernel_size))  # a signal is a picture of one row
+    row = (1,) * (2 - len(conv.kernel_size))  # a signal is an image of one row
     kernel, sides = (*row, *conv.kernel_size), sides_of(conv)
     pads_zeros = conv.padding_mode == "zeros"
     padding = (*sides, *(0 for _ in (*row, *row))) if pads_zeros else (0, 0, 0, 0)

@@ -28,9 +28,9 @@ def _numbers(sizes: Sizes, instruction_set: int, dtype: torch.dtype) -> tuple[in
 def weight_pays(sizes: Sizes) -> bool:
     """Whether output and gradient of the input take less time looked up than multiplied, if there is a kernel.
 
-    As measured with AVX-512 and AVX2, for one picture and more, channels_last. A table costs as much as some look-ups:
+    As measured with AVX-512 and AVX2, for one image and more, channels_last. A table costs as much as some look-ups:
     it has to be used by enough taps and channels, and by more where the channels of a group do not fill its vectors.
-    The rows of a linear layer, each a picture of one pixel, are looked up together: 16 and more take less time from
+    The rows of a linear layer, each an image of one pixel, are looked up together: 16 and more take less time from
     512 × 512 weights on, 128 from 256 × 256 on; one row does from 2^22 weights on only, as a frozen layer asks.
     """
     groups = sizes.window.groups
@@ -43,7 +43,7 @@ def weight_pays(sizes: Sizes) -> bool:
 def input_pays(sizes: Sizes) -> bool:
     """Whether the gradient of the weight takes less time looked up than by the definition, as measured with AVX-512.
 
-    The pictures of a batch are taken five at a time.
+    The images of a batch are taken five at a time.
     """
     groups = sizes.window.groups
     fan_in, fan_out = sizes.channels[0] // groups, sizes.channels[1] // groups

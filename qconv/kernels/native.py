@@ -5,10 +5,10 @@ version of Python and torch. It shares rows out by torch's own threads, through 
 An operator in C++ over torch's stable ABI takes half the time of a call (13 µs, not 29, in issue 17), but would have
 every build fetch torch for its headers: 3 minutes and 5 GB more for `pip install`.
 
-For one picture of 16@32 on one thread with AVX-512, `binary_conv2d` takes 27 µs, of which its C function takes 12;
+For one image of 16@32 on one thread with AVX-512, `binary_conv2d` takes 27 µs, of which its C function takes 12;
 `pack_signs` 10 and 1, `where_passes` 11 and 1, `clamp_and_pack` 16 and 2, `sign_grad_input` 67 and 41. Torch's way to
 an operator in Python takes 3 to 6 µs of the rest, an output 1 to 2; what is left is spread over many lines. Of a lean
-ResNet-20's step (`bnn`), all that these calls take beside C is 8 % of 24 ms for one picture, and 2 % of 263 ms for 128:
+ResNet-20's step (`bnn`), all that these calls take beside C is 8 % of 24 ms for one image, and 2 % of 263 ms for 128:
 C++ would save less than that.
 """
 

@@ -20,7 +20,7 @@ from .window import Window
 
 _WITHOUT_VNNI = ("SSE41", "AVX", "AVX2", "AVX2_VNNI", "AVX2_VNNI_2", "AVX512_CORE")
 """The values of ONEDNN_MAX_CPU_ISA, or by its old name DNNL_MAX_CPU_ISA, that keep oneDNN from using AVX-512 VNNI."""
-_MOST = 4  # layouts of one weight: sizes of pictures used in turn
+_MOST = 4  # layouts of one weight: sizes of images used in turn
 _packed: Any = WeakTensorKeyDictionary()  # weights in oneDNN's layout, while the weight lives
 
 

@@ -63,7 +63,7 @@ def _origins(like: Tensor, geometry: Any) -> tuple[Tensor, Tensor]:
 
 
 def _taps(indices: Tensor, geometry: Any, width: int) -> Tensor:
-    """Which tap of its kernel each output comes from, uint8, from the indices in the picture."""
+    """Which tap of its kernel each output comes from, uint8, from the indices in the image."""
     (_, columns), dilation = geometry[0], geometry[3]
     places = indices.to(torch.int32)
     top, left = _origins(indices, geometry)

@@ -30,7 +30,7 @@ _PLAIN = {kind: twin for twin, kind in (*_LEAN.items(), (nn.Conv2d, LeanConv2d))
 
 
 def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
-    """Make a model with quantized layers keep less for its backward: bits where it kept floats.
+    """Make a model with quantized layers keep bits, in place of floats, for its backward pass.
 
     A layer keeps codes of its input (1, 2, 4 or 8 bits, as its levels need) and where its gradient passes.
     If its gradient needs the input itself, this is computed again as well. A batch norm after it keeps its statistics,
@@ -39,9 +39,9 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
 
     Parameters, state dict and hooks stay as they are. By default gradients of layers of signs are sums in float32 in
     another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of 8-bit codes are
-    exact, not rounded. Pictures between layers are channels_last, in which torch's own batch norms and poolings sum in
+    exact, not rounded. Images between layers are channels_last, in which torch's own batch norms and poolings sum in
     another order, too; all other numbers of the forward stay as they are. A forward that calls ``x.view`` on such
-    pictures must call ``x.reshape``, as in any model that is channels_last.
+    images must call ``x.reshape``, as in any model that is channels_last.
 
     ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
     and the batch norm after it, which reads the layer's weight: if that was freed by then, the backward raises.

@@ -45,9 +45,9 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     those with data. Without this call a layer calibrates itself with its first training batch, which all processes must
     do in the same step. If only some processes do, they are refused: at once if the others calibrate something else in
     that step; if the others calibrate nothing, after the timeout of the process group, since a process that has gone on
-    can't be told from a slow one. The timeout is 10 to 30 minutes unless ``init_process_group(timeout=)`` (`train.py`:
-    ``trainer.timeout_s``) sets less. A layer that sees only equal values, such as a blank picture, is not calibrated; a
-    warning says so, and it waits for a training batch.
+    can't be told from a slow one. The timeout is 10 to 30 minutes unless ``init_process_group(timeout=)``, or
+    ``trainer.timeout_s`` of `qconv train`, sets less. A layer that sees only equal values, such as a blank image, is
+    not calibrated; a warning says so, and it waits for a training batch.
 
     Args:
         model: run as it is; its mode, hooks and buffers are restored.

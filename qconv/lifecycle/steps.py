@@ -245,7 +245,10 @@ def innermost(optimizer: Any) -> Optimizer:
 
 
 def set_progress(model: nn.Module, progress: float) -> None:
-    """Set every schedule in the quantizers of ``model``: EDE's t and k, ReCU's tau, ReSTE's o, INQ's portions.
+    """Set every schedule in the quantizers of ``model``.
+
+    These are the derivatives of IR-Net, AdaBin, ReSTE and FDA, ReCU's tau, SiMaN's percentile, INQ's portions,
+    DeepShift-PS's random rounding, and the stages of `two_stage`, `layerwise` and `staged`.
 
     Call it at the start of each epoch with ``epoch / epochs``; the schedules' ends are the quantizers' arguments. It
     sets buffers: they are saved, resumed and broadcast.

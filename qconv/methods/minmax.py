@@ -178,7 +178,7 @@ class MinMaxInput(FromData[Extremes], _FromFirst):
     them. Calibrate again if the inputs have drifted. Before calibration the range is [−1, 1].
 
     ``dx = g · 1[low ≤ x ≤ high]`` with both ends included. ±inf takes the last level; NaN gives NaN, and 0 as gradient.
-    Data of equal values, such as a blank picture, set no range; it waits for the next. A channel of zeros takes the
+    Data of equal values, such as a blank image, set no range; it waits for the next. A channel of zeros takes the
     range of the layer.
 
     Jacob et al. (arXiv:1712.05877) use a running average instead.

@@ -39,7 +39,7 @@ class BiRealNet(nn.Module):
     """7×7 stem, maximum pooling, stages of single convolutions with shortcuts, average pooling, one linear layer.
 
     Args:
-        in_channels: channels of the picture.
+        in_channels: channels of the image.
         num_classes: outputs.
         blocks: convolutions of each of the four stages.
         activation: makes the activation after each shortcut from the number of channels, see `build_activation`; the

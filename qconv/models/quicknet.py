@@ -5,7 +5,7 @@ fixed blur with stride 2 → float 1×1 convolution → batch norm. The stem and
 convolutions pad with +1: ``convert(model, schemes.bnn(padding_value=1), skip=("stem.*", ".*pointwise", "last"))``.
 
 Larq's strided convolutions of the stem pad even sizes at the bottom and right only, as TensorFlow does; here they pad
-on all sides, so weights trained there see pictures shifted by a pixel.
+on all sides, so weights trained there see images shifted by a pixel.
 """
 
 from functools import partial
@@ -38,7 +38,7 @@ class Blur(nn.Module):
 
 
 class Transition(nn.Module):
-    """The transition to the next section: half the picture, another number of channels."""
+    """The transition to the next section: half the image, another number of channels."""
 
     def __init__(self, in_channels: int, out_channels: int, activation: Activation) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class QuickNet(nn.Module):
     """Stem, sections of residual blocks with transitions between them, average pooling, one linear layer.
 
     Args:
-        in_channels: channels of the picture.
+        in_channels: channels of the image.
         num_classes: outputs.
         widths: channels of each section; the first is a multiple of 4.
         blocks: residual blocks of each section.
@@ -112,7 +112,7 @@ class QuickNet(nn.Module):
 
 
 def make_stem(in_channels: int, width: int, activation: Activation) -> nn.Module:
-    """A strided 3×3, a strided depthwise 3×3 and a 1×1 convolution, all float: a quarter of the picture."""
+    """A strided 3×3, a strided depthwise 3×3 and a 1×1 convolution, all float: a quarter of the image."""
     narrow = width // 4
     # Keras' defaults for momentum and epsilon, which the authors keep here but nowhere else
     norm = partial(nn.BatchNorm2d, momentum=0.01, eps=1e-3)

@@ -48,7 +48,7 @@ class MobileReActNet(nn.Module):
     """3×3 stem with a stride, 13 blocks, average pooling, one linear layer.
 
     Args:
-        in_channels: channels of the picture.
+        in_channels: channels of the image.
         num_classes: outputs.
         activation: makes the activation after each shortcut from the number of channels, see `build_activation`.
 

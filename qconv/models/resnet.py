@@ -1,4 +1,4 @@
-"""Residual networks for small pictures (He et al. 2015, arXiv:1512.03385, sections 4.1 and 4.2).
+"""Residual networks for small images (He et al. 2015, arXiv:1512.03385, sections 4.1 and 4.2).
 
 `resnet20` to `resnet56` are the paper's CIFAR networks: 3 stages of 16, 32 and 64 channels. `resnet18` is the paper's
 ImageNet network with a 3×3 stem and no pooling, as used on CIFAR. With `shortcut="per_conv"` each convolution has its
@@ -102,9 +102,9 @@ class ResNet(nn.Module):
     """Stem, stages of basic blocks, average pooling, one linear layer.
 
     Args:
-        in_channels: channels of the picture.
+        in_channels: channels of the image.
         num_classes: outputs.
-        widths: channels of each stage; each stage but the first halves the picture.
+        widths: channels of each stage; each stage but the first halves the image.
         blocks: basic blocks of each stage.
         downsample: the shortcut where the shape changes: "A", "avgpool" or "B", see `make_downsample`.
         shortcut: "normal", one around each block, or "per_conv", one around each convolution.

@@ -1,4 +1,4 @@
-"""A small network for pictures of 8×8 to 32×32 pixels, designed for binary convolutions."""
+"""A small network for images of 8×8 to 32×32 pixels, designed for binary convolutions."""
 
 from torch import Tensor, nn
 

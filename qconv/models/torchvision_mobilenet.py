@@ -20,11 +20,11 @@ def torchvision_mobilenet_v2(
     depthwise or 1×1: their outputs are sums of few products, in which errors of rounding cancel less.
 
     Args:
-        in_channels: channels of the picture; if it is not 3, the stem is a new convolution with torchvision's
+        in_channels: channels of the image; if it is not 3, the stem is a new convolution with torchvision's
             initialisation.
         num_classes: outputs.
         width: the width multiplier, above 0; numbers of channels are rounded to multiples of 8.
-        small_pictures: leave out the strides of the stem and of the second group of blocks, so that pictures of 32×32
+        small_pictures: leave out the strides of the stem and of the second group of blocks, so that images of 32×32
             end as 4×4 rather than 1×1.
 
     Raises:

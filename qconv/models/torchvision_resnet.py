@@ -15,7 +15,7 @@ def torchvision_resnet(in_channels: int = 3, num_classes: int = 1000, *, depth: 
     the shortcuts: ``skip=("first", "last", ".*downsample.*")``.
 
     Args:
-        in_channels: channels of the picture; if it is not 3, the stem is a new convolution with torchvision's
+        in_channels: channels of the image; if it is not 3, the stem is a new convolution with torchvision's
             initialisation.
         num_classes: outputs.
         depth: number of layers.

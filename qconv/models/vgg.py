@@ -1,6 +1,6 @@
 """The two VGG-like networks that the low-bit literature trains on CIFAR.
 
-Both have six 3×3 convolutions of 128, 128, 256, 256, 512 and 512 channels and halve the picture after every second one.
+Both have six 3×3 convolutions of 128, 128, 256, 256, 512 and 512 channels and halve the image after every second one.
 `vgg_small` is that of LQ-Net (arXiv:1807.10029), IR-Net (arXiv:1909.10788) and the binary networks since, with one
 linear layer; pooling precedes batch norm, as in BNN (arXiv:1602.02830), because a maximum of signs is nearly always +1.
 `vgg7` is that of TWN (arXiv:1605.04711): pooling comes last, and a linear layer of 1024 precedes the last one.
@@ -38,12 +38,12 @@ class VGG(nn.Module):
     """Six convolutions and one or two linear layers.
 
     Args:
-        in_channels: channels of the picture.
+        in_channels: channels of the image.
         num_classes: outputs.
         hidden: outputs of a linear layer before the last one, followed by batch norm and activation; None for no such
             layer.
         pool_first: whether pooling precedes batch norm and activation or follows them.
-        image_size: height and width of the picture, a multiple of 8.
+        image_size: height and width of the image, a multiple of 8.
         activation: makes an activation from the number of channels, see `build_activation`.
         norm_outputs: whether a batch norm without parameters follows the last linear layer, which a binary one needs:
             its outputs are sums of many signs.

@@ -80,7 +80,7 @@ class Pictures(_Strict):
 
     Attributes:
         size: channels, height and width.
-        resize: the shorter side to which a picture is resized before it is cropped at the centre; None resizes it to
+        resize: the shorter side to which an image is resized before it is cropped at the centre; None resizes it to
             just cover the size.
         mean: the mean of each channel.
         std: the standard deviation of each channel.

@@ -112,7 +112,7 @@ def _shape_of_input(model: nn.Module, described: Header, example: Tensor | None)
         return None
     uncopied = why_not_copied(model)
     if given is not None and not uncopied and can_be_tried(model) and (why := why_refused(model, given)):
-        what = "the size of pictures" if example is None else "the shape of example without its first dimension"
+        what = "the size of images" if example is None else "the shape of example without its first dimension"
         raise ValueError(f"{what} (={given}) must be one that the model takes: {why}")
     shape = None if uncopied else find_shape(model) if given is None else given
     if shape is None:
@@ -152,7 +152,7 @@ def _warn_of_hooks(model: nn.Module) -> None:
 def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
     """Return the bytes of each module's tensors in the file of `save_packed`, by its name, and those of the header.
 
-    They do not include the descriptions of network, pictures and classes, nor the outputs of the test. For a model that
+    They do not include the descriptions of network, images and classes, nor the outputs of the test. For a model that
     can't be packed yet they are the later ones: codes are evenly spaced, with one scale if the weight has none yet.
     """
     with evaluated(model):
@@ -232,7 +232,7 @@ def _checked_extras(
     except ValidationError as error:
         raise ValueError(first_line(error)) from error
     except TypeError as error:
-        raise ValueError(f"network, pictures and classes must be plain values: {error}") from error
+        raise ValueError(f"network, images and classes must be plain values: {error}") from error
     return {name: getattr(checked, name) for name in given}
 
 

@@ -67,7 +67,7 @@ class Form(NamedTuple):
 
 
 def is_like_channels_last(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether torch takes a picture for channels_last: it asks the strides, with gaps and those of sides of 1 as well.
+    """Whether torch takes an image for channels_last: it asks the strides, with gaps and those of sides of 1 as well.
 
     Example:
         >>> is_like_channels_last((2, 8, 1, 1), (8, 1, 8, 8)), is_like_channels_last((2, 8, 1, 1), (8, 1, 1, 1))

@@ -85,7 +85,7 @@ class Values(Observer):
     def update(self, x: Tensor) -> None:
         flat = x.flatten()
         if self.seen == 0:
-            # Odd: an even number could take the same columns of all pictures.
+            # Odd: an even number could take the same columns of all images.
             self.every = -(-flat.numel() // self.most) | 1
             self.kept = flat[:: self.every].clone()
         else:

@@ -84,7 +84,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
 
     Args:
         model: any module, quantized or not, that takes one tensor.
-        input_size: the size of one sample, without the batch: (C, H, W) for pictures.
+        input_size: the size of one sample, without the batch: (C, H, W) for images.
 
     Raises:
         TypeError: `model` is not a module, or is frozen (`qconv.freeze`); `input_size` not a sequence of whole numbers.
@@ -258,7 +258,7 @@ def count_macs_of_children(module: nn.Module, args: tuple[Any, ...], kwargs: dic
     """Return the multiply-accumulates of the linear layers whose weights the module reads without calling them.
 
     `nn.MultiheadAttention` multiplies each number of queries, keys and values by E weights, and those of its output by
-    as many. Shifted windows multiply each position of the padded picture by ``qkv`` and ``proj``.
+    as many. Shifted windows multiply each position of the padded image by ``qkv`` and ``proj``.
     """
     if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
         named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs

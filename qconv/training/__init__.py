@@ -1,4 +1,4 @@
-"""Training with Lightning: the parts of `train.py`, usable without it."""
+"""Training with Lightning: the parts of `qconv train`, usable without it."""
 
 from .callbacks.checkpoints import Checkpoints as Checkpoints
 from .callbacks.diagnostics import Diagnostics as Diagnostics

@@ -39,7 +39,7 @@ def build(
 
     Args:
         cfg: config of the run.
-        checkpoint: the one that the run continues or evaluates, whose pictures decide how those of the data are seen.
+        checkpoint: the one that the run continues or evaluates, whose images decide how those of the data are seen.
 
     Raises:
         CheckpointError: as `prepare_as_trained`.
@@ -82,13 +82,13 @@ def build(
 
 
 def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str) -> Any:
-    """Return the data module, to prepare pictures as those that the network of the checkpoint was trained on."""
+    """Return the data module, to prepare images as those that the network of the checkpoint was trained on."""
     others = (each for _, each in networks_before(cfg))
     data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, others))
     prepare_as_trained(data, checkpoint, called)
     if checkpoint is not None and TRAINED_ON not in checkpoint and not is_data_of(cfg.data, checkpoint):
         rank_zero_only(show_note)(
-            "the checkpoint was written before checkpoints kept size, mean, deviation and classes of their pictures: "
+            "the checkpoint was written before checkpoints kept size, mean, deviation and classes of their images: "
             "they are those of the data that are given now"
         )
     return data
@@ -106,7 +106,7 @@ def note_splits(cfg: DictConfig, data: Any) -> None:
     for word, checkpoint in networks_before(cfg):
         if difference := split_otherwise(checkpoint, cfg.data, data):
             rank_zero_only(show_note)(
-                f"{word}: its run split the pictures of this folder otherwise ({difference}), so it may have been "
+                f"{word}: its run split the images of this folder otherwise ({difference}), so it may have been "
                 "trained on some of those that validate or are tested now"
             )
 
@@ -117,7 +117,7 @@ def is_data_of(node: DictConfig, checkpoint: Mapping[str, Any]) -> bool:
 
 
 def check_sizes(model: nn.Module, data: Any) -> None:
-    """Raise a ValueError if the network can't take the pictures of the first epochs, which may be smaller."""
+    """Raise a ValueError if the network can't take the images of the first epochs, which may be smaller."""
     progressive = getattr(data, "progressive_size", None)
     if progressive is None:
         return
@@ -127,13 +127,13 @@ def check_sizes(model: nn.Module, data: Any) -> None:
     except ValueError as error:
         cause = error if error.__cause__ is None else error.__cause__
         raise ValueError(
-            f"data.progressive_size.start (={progressive.start}): the network takes no pictures of {height}×{width} "
+            f"data.progressive_size.start (={progressive.start}): the network takes no images of {height}×{width} "
             f"pixels; one with global average pooling does, such as model=resnet20 ({cause})"
         ) from error
 
 
 def float_model(cfg: DictConfig, data: Any) -> nn.Module:
-    """Return the network for these pictures and classes, before it is quantized."""
+    """Return the network for these images and classes, before it is quantized."""
     model = made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
     return draw_weights(model, cfg.get("weight_init", "default"))
 
@@ -160,7 +160,7 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
 
 
 def build_loss(node: DictConfig, data: Any) -> Any:
-    """Return the loss; its teacher, if it has one, is a network for these pictures and classes."""
+    """Return the loss; its teacher, if it has one, is a network for these images and classes."""
     if "teacher" not in node:
         return made(node)
     teacher = made(node.teacher, in_channels=data.in_channels, num_classes=data.num_classes)

@@ -41,7 +41,7 @@ def batch_norms_kept(model: nn.Module) -> Iterator[None]:
 
 
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
-    """Recompute the running statistics of batch norm as the mean over one epoch of training pictures.
+    """Recompute the running statistics of batch norm as the mean over one epoch of training images.
 
     All else is as in the test: stochastic quantizers round, and dropout passes everything. Batch norms that only a
     training calls, as those of auxiliary classifiers, keep their statistics.

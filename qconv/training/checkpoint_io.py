@@ -54,5 +54,5 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     except DamagedFileError as error:
         raise CheckpointError(str(error)) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("state_dict"), dict):
-        raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'state_dict')")
+        raise CheckpointError(f"checkpoint {path}: not written by qconv train (it has no 'state_dict')")
     return checkpoint

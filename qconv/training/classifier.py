@@ -77,13 +77,13 @@ class WeightedMean(Metric):
 
 
 class Classifier(LightningModule):
-    """Trains `model` to classify pictures.
+    """Trains `model` to classify images.
 
     Logged once an epoch: train_loss, train_accuracy, lr (the mean over the epoch's steps), val_loss, val_accuracy; at
     the end test_loss, test_accuracy.
 
     Args:
-        model: returns `(N, num_classes)` logits for `(N, C, H, W)` pictures.
+        model: returns `(N, num_classes)` logits for `(N, C, H, W)` images.
         optimizer: builds the optimizer from the parameters, as `functools.partial(torch.optim.Adam, lr=0.01)` does; or
             a `qconv.optim.ModelOptimizer`, which gets the model and sorts its parameters into groups.
         scheduler: builds the schedule from `(optimizer, total_steps=…)`, see `qconv.training.schedules`; None keeps the
@@ -91,7 +91,7 @@ class Classifier(LightningModule):
         config: plain dictionary stored in every checkpoint; `check_config` compares it.
         loss: the loss of `(logits, labels, images)` to minimize (`qconv.training.losses`); None is cross-entropy, which
             validation and test always report.
-        channels_last: whether network and pictures have this memory format; None means True on a GPU.
+        channels_last: whether network and images have this memory format; None means True on a GPU.
         shift_decay: weight decay of DeepShift-PS in the loss, the factor of `qconv.optim.shift_penalty`.
         compile: whether to run the network through `torch.compile`.
         step_rules: what else happens to weights around each optimizer step, see `qconv.optim.StepRule`.
@@ -137,18 +137,18 @@ class Classifier(LightningModule):
         self.goes_on_from: dict[str, Any] | None = None
         # Lightning's own means would lose the first part of an interrupted epoch.
         self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
-        # They would also divide the number of pictures by that of processes, in whole numbers.
+        # They would also divide the number of images by that of processes, in whole numbers.
         self.evaluated: Any = nn.ModuleDict({name: WeightedMean() for name in EVALUATION_FIGURES})
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the pictures."""
+        """Logits of the images."""
         images = self.as_weights(images)
         if self.fixes_size:
             fix_size(images)
         return self.model(images)
 
     def as_weights(self, images: Tensor) -> Tensor:
-        """Give pictures the format and dtype of the weights; the data don't know of ``trainer.precision=64-true``."""
+        """Give images the format and dtype of the weights; the data don't know of ``trainer.precision=64-true``."""
         memory_format = torch.channels_last if self.channels_last else torch.contiguous_format
         return images.to(next(self.model.parameters()).dtype).contiguous(memory_format=memory_format)
 
@@ -258,7 +258,7 @@ class Classifier(LightningModule):
         """Make the loader continue where the epoch stopped.
 
         Raises:
-            ValueError: the run has had other training pictures.
+            ValueError: the run has had other training images.
         """
         checkpoint, self.goes_on_from = self.goes_on_from, None
         if checkpoint is not None:
@@ -274,7 +274,7 @@ class Classifier(LightningModule):
             mean.reset()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Store the config, what the pictures are, the quantizers, and the epoch's sums of each process."""
+        """Store the config, what the images are, the quantizers, and the epoch's sums of each process."""
         sums = torch.stack([mean.sums for mean in self.means.values()])
         alone = self._trainer is None or self.trainer.world_size == 1
         checkpoint["sums"] = sums.unsqueeze(0) if alone else self.all_gather(sums)

@@ -33,9 +33,9 @@ def compile_(model: nn.Module) -> None:
 
 
 def fix_size(images: Tensor) -> None:
-    """Mark pictures so that a compiled network gets code for batches of just their number.
+    """Mark images so that a compiled network gets code for batches of just their number.
 
-    The batches of an epoch have one size or two, which differ by one picture. When the second comes, Dynamo would
+    The batches of an epoch have one size or two, which differ by one image. When the second comes, Dynamo would
     compile code for any size, and use it for all batches from then on. On a CPU it is slower: in norms of few channels
     one thread alone sums over the batch. Networks with stages keep it: each change would be compiled twice.
     """

@@ -1,4 +1,4 @@
-"""The results of a run of `train.py` in its folder."""
+"""The results of a run of `qconv train` in its folder."""
 
 import os
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class FinishedRun:
     """The folder of a run: the network with the weights of its best epoch, and its data.
 
     Args:
-        folder: where `train.py` has written ``config.yaml`` and ``checkpoints/best.ckpt``.
+        folder: where `qconv train` has written ``config.yaml`` and ``checkpoints/best.ckpt``.
 
     Raises:
         DamagedFileError: the folder has no ``config.yaml``.
@@ -38,7 +38,7 @@ class FinishedRun:
 
     @cached_property
     def data(self) -> LightningDataModule:
-        """The pictures of the run, as inputs of its network.
+        """The images of the run, as inputs of its network.
 
         Raises:
             CheckpointError: their classes have other names now than in the training; the checkpoint is damaged.
@@ -84,11 +84,11 @@ class FinishedRun:
             return quantized_model(self.cfg, self.data)[0]
 
     def examples(self, count: int, split: Split) -> Tensor:
-        """Return `count` pictures of a split as network inputs; all if there are fewer."""
+        """Return `count` images of a split as network inputs; all if there are fewer."""
         return self.labelled(count, split)[0]
 
     def labelled(self, count: int, split: Split) -> tuple[Tensor, Tensor]:
-        """Return `count` pictures of a split as network inputs, and their classes; all if there are fewer.
+        """Return `count` images of a split as network inputs, and their classes; all if there are fewer.
 
         They are of all classes, of which the stored order may have one after the other; of shards, and of loaders other
         than qconv's, they are the first ones.

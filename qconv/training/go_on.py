@@ -28,8 +28,8 @@ KEY = "resume"
 LEARNING_RATE = "learning rate"
 FACTORS = ("devices", "num_nodes")
 OF_STEPS = ("accumulate_grad_batches", "limit_train_batches")
-"""What decides which pictures an optimizer step sees, beside the batch of a process and their number."""
-OTHER_STEPS = "Optimizer steps are of other pictures from here on."
+"""What decides which images an optimizer step sees, beside the batch of a process and their number."""
+OTHER_STEPS = "Optimizer steps are of other images from here on."
 OF_ROUNDING = ("accelerator", "precision", "strategy", "benchmark", "deterministic")
 OF_NO_NUMBER = ("timeout_s", "enable_progress_bar", "log_every_n_steps", "profiler", "default_root_dir")
 WHAT = {
@@ -98,7 +98,7 @@ def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]
     stored, asked = before["trainer"], now["trainer"]
     sizes = pictures_in_step(before), pictures_in_step(now)
     same_steps = sizes[0] == sizes[1] and None not in sizes and all(same(key, stored, asked) for key in OF_STEPS)
-    of_steps = "Steps are of as many pictures, batch norm sees those of one process." if same_steps else OTHER_STEPS
+    of_steps = "Steps are of as many images, batch norm sees those of one process." if same_steps else OTHER_STEPS
     epochs = stored["max_epochs"], asked["max_epochs"]
     if epochs[0] != epochs[1]:
         yield f"trainer.max_epochs: {epochs[0]} → {epochs[1]}. {_of_schedules(checkpoint['epoch'], epochs, classifier)}"
@@ -119,7 +119,7 @@ def same(key: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
 
 
 def pictures_in_step(config: Mapping[str, Any]) -> int | None:
-    """Return the number of pictures of a backward; None if the config leaves it open, as by ``devices=auto``."""
+    """Return the number of images of a backward; None if the config leaves it open, as by ``devices=auto``."""
     trainer, batch = config["trainer"], (config.get("data") or {}).get("batch_size")
     factors = [batch, *(trainer.get(key, 1) for key in FACTORS)]
     return math.prod(factors) if all(isinstance(factor, int) for factor in factors) else None
@@ -138,7 +138,7 @@ def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) ->
     if config.get("step_rules"):
         depends.append("step rules")
     if (config.get("data") or {}).get("progressive_size"):
-        depends.append("picture size")
+        depends.append("image size")
     if not depends:
         return f"No schedule depends on it: this is what {epochs[1]} epochs from the start would be."
     names = " and the ".join(depends)

@@ -42,7 +42,7 @@ def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: str) -> str:
-    """Load the network's weights from `path`, a checkpoint of `train.py` or a state dict; return what to tell of it.
+    """Load the network's weights from `path`, a checkpoint of `qconv train` or a state dict; return what to tell of it.
 
     State dicts are those that `torch.save` or safetensors wrote, of torchvision or timm for example; the prefixes and
     the dictionaries around them that training programs add are taken off. If the network's last layer has another
@@ -182,7 +182,7 @@ def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     around = content if isinstance(content, dict) else {}
     state = next((around[key] for key in AROUND if isinstance(around.get(key), dict)), content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
-        raise CheckpointError(f"weights file {path}: neither a checkpoint of train.py nor a state dict")
+        raise CheckpointError(f"weights file {path}: neither a checkpoint of qconv train nor a state dict")
     return dict(state), {} if state is content else around.get("quantizers", {})
 
 

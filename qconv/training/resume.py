@@ -45,7 +45,7 @@ CONFIG_VERSION = 1
 FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.reste", "qconv.quantizers.ReSTE")}
 ADDED = {"augment": None, "progressive_size": None, "norm_before_fc": False, "norm_outputs": False, "only": None}
 """The arguments that have been added with these values for what was done without them."""
-# Where the pictures lie, who reads them, and how many at once; a run goes on with other values.
+# Where the images lie, who reads them, and how many at once; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index", "batch_size")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
 
@@ -67,14 +67,14 @@ def check_checkpoint(path: str, checkpoint: dict[str, Any], classifier: Classifi
 def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
     """Raise unless the config of the checkpoint's run agrees with `config` in `groups`.
 
-    If `config` says to resume, the pictures may lie elsewhere: that is then the user's word.
+    If `config` says to resume, the images may lie elsewhere: that is then the user's word.
 
     Raises:
         CheckpointError: it states both configs, the words to add, and those that go on in spite of the difference.
     """
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
-        raise CheckpointError(f"checkpoint {path}: not written by train.py (it has no 'config')")
+        raise CheckpointError(f"checkpoint {path}: not written by qconv train (it has no 'config')")
     goes_on = config.get("resume") is not None
     stored = in_todays_terms(stored, config)
     differing = {

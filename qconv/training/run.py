@@ -1,4 +1,4 @@
-"""A whole run from its composed config: the function that `train.py` calls."""
+"""A whole run from its composed config: the function that `qconv train` calls."""
 
 import signal
 import threading
@@ -153,7 +153,7 @@ def check_validation(trainer: Trainer) -> None:
 
 
 def check_limits(trainer: Trainer) -> None:
-    """Raise a ValueError if no picture will be validated or tested, which would be known at the end alone."""
+    """Raise a ValueError if no image will be validated or tested, which would be known at the end alone."""
     for name in ("limit_val_batches", "limit_test_batches"):
         if getattr(trainer, name) == 0:
             raise ValueError(f"trainer.{name} (={getattr(trainer, name)}) must be above 0: there are figures of both")
@@ -193,7 +193,7 @@ def evaluate(cfg: DictConfig) -> Evaluation:
 
 
 def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
-    """Say if there are other pictures in the run's own place than it was trained on."""
+    """Say if there are other images in the run's own place than it was trained on."""
     before = count_before(checkpoint)
     if before is None:
         return
@@ -203,12 +203,12 @@ def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
         return
     if now is not None and before != now:
         show_note(
-            f"the run was trained on {before} pictures, {now} are for training now: if they are the same pictures "
+            f"the run was trained on {before} images, {now} are for training now: if they are the same images "
             "and others, some of those that validate may have been trained on"
         )
     elif are_others(checkpoint, data):
         show_note(
-            "some pictures have another name or class than when the run was trained: if they are of the same pictures, "
+            "some images have another name or class than when the run was trained: if they are of the same images, "
             "some of those that validate may have been trained on"
         )
 

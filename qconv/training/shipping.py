@@ -15,7 +15,7 @@ from .trained_on import describe_pictures
 
 
 def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: dict[str, Any]) -> None:
-    """Write `PACKED` into the run's folder, with network, pictures and classes; `about` gets its size.
+    """Write `PACKED` into the run's folder, with network, images and classes; `about` gets its size.
 
     If it can't be written, a note says why, and no file of an earlier run remains; the trained model is not lost.
     """
@@ -50,12 +50,12 @@ def _note_size(path: Path, about: dict[str, Any]) -> None:
 
 
 def description(node: DictConfig, data: Any) -> dict[str, Any]:
-    """Return the arguments of `save_packed` for a network for these pictures."""
+    """Return the arguments of `save_packed` for a network for these images."""
     return {"network": _network_call(node, data), **describe_pictures(data)}
 
 
 def _network_call(node: DictConfig, data: Any) -> dict[str, Any] | None:
-    """Return the call of the network for these pictures and classes; None if it is not from `qconv.models`."""
+    """Return the call of the network for these images and classes; None if it is not from `qconv.models`."""
     call: Any = OmegaConf.to_container(node, resolve=True)
     call = {**call, "in_channels": data.in_channels, "num_classes": data.num_classes}
     try:

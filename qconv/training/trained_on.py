@@ -1,4 +1,4 @@
-"""The pictures that a network was trained on, as its checkpoints and packed files say, for it to see others alike."""
+"""The images that a network was trained on, as its checkpoints and packed files say, for it to see others alike."""
 
 import hashlib
 import inspect
@@ -18,13 +18,13 @@ from .checkpoint_io import CheckpointError
 TRAINED_ON = "trained_on"
 """Where a checkpoint has what `trained_on` returns."""
 SPLITTING = {"test_size": 0.2, "val_size": 0.1, "split_seed": 0}
-"""The arguments that, beside ``split_by``, decide which pictures of a folder train, with their defaults."""
+"""The arguments that, beside ``split_by``, decide which images of a folder train, with their defaults."""
 _NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """The result of `names_of`, which every checkpoint asks for, and a million files take seconds."""
 
 
 def describe_pictures(data: Any) -> dict[str, Any]:
-    """Return the arguments of `qconv.save_packed` about the pictures of a data module, which has been set up.
+    """Return the arguments of `qconv.save_packed` about the images of a data module, which has been set up.
 
     ``pictures`` is None if it does not state size, mean and deviation as `qconv.data` does, ``classes`` if it does not
     name them.
@@ -64,13 +64,13 @@ def class_names(data: Any) -> list[str] | None:
 
 
 def trained_on(data: Any, loader: Any) -> dict[str, Any]:
-    """Return what a checkpoint keeps of a data module, and of its training pictures."""
+    """Return what a checkpoint keeps of a data module, and of its training images."""
     split_by = data.split_by if isinstance(data, ImageFolderDataModule) else None
     return {**describe_pictures(data), "split_by": split_by, "count": count_of(loader), "names": names_of(data)}
 
 
 def names_of(data: Any) -> str | None:
-    """Return 32 digits that change with the name or class of a picture from which training and validation are drawn.
+    """Return 32 digits that change with the name or class of an image from which training and validation are drawn.
 
     None if the data module has no folder of them, or one for validation.
     """
@@ -86,40 +86,40 @@ def names_of(data: Any) -> str | None:
 
 
 def are_others(checkpoint: Mapping[str, Any], data: Any) -> bool:
-    """Whether pictures have come, gone or changed their class since a checkpoint's run, as far as both name them."""
+    """Whether images have come, gone or changed their class since a checkpoint's run, as far as both name them."""
     before, now = _of(checkpoint).get("names"), names_of(data)
     return before is not None and now is not None and before != now
 
 
 def count_of(loader: Any) -> int | None:
-    """Return the number of pictures in an epoch of a loader; None if it has not the order of `qconv.data`."""
+    """Return the number of images in an epoch of a loader; None if it has not the order of `qconv.data`."""
     size = getattr(getattr(loader, "sampler", None), "size", None)
     return size if isinstance(size, int) else None
 
 
 def count_before(checkpoint: Mapping[str, Any]) -> int | None:
-    """Return the number of pictures in an epoch of a checkpoint's run; None if it is not known."""
+    """Return the number of images in an epoch of a checkpoint's run; None if it is not known."""
     return _of(checkpoint).get("count")
 
 
 def check_same(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> None:
-    """Raise a ValueError if a run that goes on from a checkpoint had other training pictures, as far as that is known.
+    """Raise a ValueError if a run that goes on from a checkpoint had other training images, as far as that is known.
 
     Args:
         checkpoint: the checkpoint.
         data: the data module, or None.
-        loader: of the training pictures.
+        loader: of the training images.
     """
     before, now = count_before(checkpoint), count_of(loader)
-    rule = "go on with the same pictures; init_from= starts a run with these"
+    rule = "go on with the same images; init_from= starts a run with these"
     if before is not None and now is not None and before != now:
         raise ValueError(
-            f"the run was trained on {before} pictures and there are {now} now, so it would be validated by others, "
+            f"the run was trained on {before} images and there are {now} now, so it would be validated by others, "
             f"that it may have been trained on: {rule}"
         )
     if are_others(checkpoint, data):
         raise ValueError(
-            "some of the run's pictures have another name or class now, so it would be validated by others, that it "
+            "some of the run's images have another name or class now, so it would be validated by others, that it "
             f"may have been trained on: {rule}"
         )
 
@@ -129,13 +129,13 @@ def arguments_as_trained(
 ) -> dict[str, Any]:
     """Return arguments of an `ImageFolderDataModule` that its config leaves open, as in the training of a checkpoint.
 
-    These are the size of the pictures, and which of a folder without splits are tested: in checkpoints that don't say
+    These are the size of the images, and which of a folder without splits are tested: in checkpoints that don't say
     it, their numbers decide.
 
     Args:
         node: the config of the data module.
         checkpoint: the one that a run evaluates or continues.
-        others: those of networks that it starts or learns from, whose test pictures in the same folder stay so.
+        others: those of networks that it starts or learns from, whose test images in the same folder stay so.
     """
     kind = _image_folder(node)
     more: dict[str, Any] = {}
@@ -158,14 +158,14 @@ def _split_by(checkpoint: Mapping[str, Any]) -> str:
 
 
 def split_otherwise(checkpoint: Mapping[str, Any], node: Mapping[str, Any], data: Any) -> str:
-    """Say why a checkpoint's run had other pictures of the same folder for training than a run with this data module.
+    """Say why a checkpoint's run had other images of the same folder for training than a run with this data module.
 
-    Nothing, if it had the same, or the pictures of another folder.
+    Nothing, if it had the same, or the images of another folder.
 
     Args:
         checkpoint: the checkpoint.
         node: the config of the data module.
-        data: the data module, of a folder whose pictures it splits.
+        data: the data module, of a folder whose images it splits.
     """
     if not _has_folder(checkpoint, node):
         return ""
@@ -173,7 +173,7 @@ def split_otherwise(checkpoint: Mapping[str, Any], node: Mapping[str, Any], data
     before, now = ({key: each.get(key, default) for key, default in SPLITTING.items()} for each in nodes)
     before["split_by"], now["split_by"] = _split_by(checkpoint), data.split_by
     differing = [f"data.{key}: {before[key]} → {now[key]}" for key in before if before[key] != now[key]]
-    if not differing and are_others(checkpoint, data):  # whose names are those of the pictures that are not tested
+    if not differing and are_others(checkpoint, data):  # whose names are those of the images that are not tested
         return "some have another name or class now"
     return ", ".join(differing)
 
@@ -183,7 +183,7 @@ def _data_of(checkpoint: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
-    """Whether a checkpoint's run had the pictures in the folder of the node."""
+    """Whether a checkpoint's run had the images in the folder of the node."""
     roots = _data_of(checkpoint).get("root"), node.get("root")
     return None not in roots and len({Path(str(root)).expanduser().resolve() for root in roots}) == 1
 
@@ -209,7 +209,7 @@ def _takes(kind: type, name: str) -> bool:
 
 
 def prepare_as_trained(data: Any, checkpoint: Mapping[str, Any] | None, called: str) -> None:
-    """Give a data module, before its `setup`, the mean and deviation of the pictures of a checkpoint's training.
+    """Give a data module, before its `setup`, the mean and deviation of the images of a checkpoint's training.
 
     Checkpoints of earlier versions don't have them.
 

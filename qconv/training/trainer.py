@@ -109,7 +109,7 @@ def make_trainer(
         "log_every_n_steps": 1,
         "logger": False,
         "plugins": [AtomicCheckpointIO()],
-        "use_distributed_sampler": False,  # the data modules share the pictures out themselves
+        "use_distributed_sampler": False,  # the data modules share the images out themselves
     }
     if SLURMEnvironment.detect():
         # Lightning would take the weights of an hpc_ckpt_*.ckpt in the current folder, whatever run has left it there.

@@ -14,13 +14,13 @@ class Card(BaseModel):
         model: the call that makes the float network.
         scheme: the scheme of its quantized layers.
         bits: bits of weights and inputs of the quantized layers.
-        data: the pictures, and how they were split.
+        data: the images, and how they were split.
         budget: epochs, batch and optimizer in words.
         command: the command that trained it; `data.root` is yours.
         epochs: number of epochs.
         seed: the seed.
         seconds: wall time of training and test, on a machine that did other work, too.
-        test_accuracy: share of the test pictures that are classified correctly, read once, at the end.
+        test_accuracy: share of the test images that the checkpoint with the best validation accuracy gets right.
         val_accuracy_best: validation accuracy of the checkpoint that was tested.
         val_accuracy_final: validation accuracy after the last epoch.
         float_bytes: bytes of the float network's state dict.
@@ -61,9 +61,9 @@ class Card(BaseModel):
         rows = [
             ("network", f"`{self.model}`"),
             ("scheme", f"`{self.scheme}`, bits of weights/inputs {self.bits}"),
-            ("pictures", self.data),
+            ("images", self.data),
             ("budget", self.budget),
-            ("test accuracy", f"{100 * self.test_accuracy:.2f} % (test pictures read once, at the end)"),
+            ("test accuracy", f"{100 * self.test_accuracy:.2f} % (checkpoint with the best validation accuracy)"),
             ("validation accuracy", f"{100 * self.val_accuracy_best:.2f} % best, {100 * self.val_accuracy_final:.2f} % "
              "after the last epoch"),
             ("size", f"{self.packed_bytes:,} bytes; float {self.float_bytes:,}"),

@@ -31,7 +31,7 @@ def binary_conv2d(
     bias: Tensor | None = None,
     threshold: Tensor | None = None,
 ) -> Tensor | None:
-    """`qconv.kernels.operators.binary_conv2d`; None for pictures of too many pixels.
+    """`qconv.kernels.operators.binary_conv2d`; None for images of too many pixels.
 
     Raises:
         ValueError: operands of other shapes, dtypes or devices than those of the window and the channels.

@@ -26,9 +26,9 @@ class Places(NamedTuple):
     """A tensor's pixels and strides.
 
     Attributes:
-        rows: pixels of all pictures.
-        places: pixels of a picture.
-        of_batch: the stride of a picture.
+        rows: pixels of all images.
+        places: pixels of an image.
+        of_batch: the stride of an image.
         of_channel: the stride of a channel.
         of_place: the stride of a pixel.
     """

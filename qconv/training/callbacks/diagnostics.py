@@ -121,7 +121,7 @@ class Diagnostics(Callback):
             write_csv(self.rows, self.folder / "diagnostics.csv")
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the picture."""
+        """Draw the image."""
         if self.rows and trainer.is_global_zero:
             draw_diagnostics(self.rows, self.folder / "diagnostics.png")
 

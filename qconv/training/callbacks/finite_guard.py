@@ -61,7 +61,7 @@ class FiniteGuard(Callback):
         self.scales = {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Check the pictures."""
+        """Check the images."""
         self._add("the input batch", batch[0])
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -85,7 +85,7 @@ class FiniteGuard(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Check the pictures."""
+        """Check the images."""
         self._add("the input batch", batch[0])
 
     def on_validation_batch_end(

@@ -12,9 +12,9 @@ PARTS = 32  # batches whose mistakes are kept until they are joined
 
 
 class TestPredictions(Callback):
-    """Collects what the network decides in the test, so that the report needs no second pass over the pictures.
+    """Collects what the network decides in the test, so that the report needs no second pass over the images.
 
-    Of several processes each sees a share of the pictures; at the end each has all.
+    Of several processes each sees a share of the images; at the end each has all.
     """
 
     __test__ = False  # it is no test of pytest's
@@ -24,7 +24,7 @@ class TestPredictions(Callback):
         self.problem = ""
 
     def predictions(self) -> Predictions:
-        """Return those of all pictures.
+        """Return those of all images.
 
         Raises:
             ValueError: they could not be kept.

@@ -1,1 +1,1 @@
-"""Reports: the results of a run in numbers and pictures, and its output on the screen."""
+"""Reports: the results of a run in numbers and figures, and its output on the screen."""

@@ -13,10 +13,10 @@ class ClassRow:
 
     Attributes:
         name: that of the class.
-        pictures: its number of test pictures.
+        pictures: its number of test images.
         right: how many of them get this class.
-        named: how many pictures of any class get it.
-        taken_for: the class that its other pictures get most often; empty if there are none.
+        named: how many images of any class get it.
+        taken_for: the class that its other images get most often; empty if there are none.
         taken: how many get that one.
     """
 
@@ -29,18 +29,18 @@ class ClassRow:
 
     @property
     def accuracy(self) -> float:
-        """The share of its pictures that get it; 0 if it has none."""
+        """The share of its images that get it; 0 if it has none."""
         return self.right / max(1, self.pictures)
 
     @property
     def precision(self) -> float:
-        """The share of pictures that get it and are of it; 0 if none get it."""
+        """The share of images that get it and are of it; 0 if none get it."""
         return self.right / max(1, self.named)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Pictures of one class that get another one."""
+    """Images of one class that get another one."""
 
     label: str
     predicted: str
@@ -49,12 +49,12 @@ class Pair:
 
 
 def confusion(labels: Tensor, predicted: Tensor, count: int) -> Tensor:
-    """Return how many pictures of each class (rows) get each class (columns)."""
+    """Return how many images of each class (rows) get each class (columns)."""
     return torch.bincount(labels.long() * count + predicted.long(), minlength=count**2).view(count, count)
 
 
 def class_rows(matrix: Tensor, names: list[str]) -> list[ClassRow]:
-    """Return a row for each class, the least accurate first; classes without a picture are left out."""
+    """Return a row for each class, the least accurate first; classes without an image are left out."""
     off = matrix.clone().fill_diagonal_(0)
     counts, places = off.max(1)
     columns = torch.stack([matrix.sum(1), matrix.diagonal(), matrix.sum(0), counts, places], 1)

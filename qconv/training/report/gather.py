@@ -34,7 +34,7 @@ class Network:
 
     Attributes:
         model: the quantized network.
-        input_size: (C, H, W) of a picture.
+        input_size: (C, H, W) of an image.
         classes: names of the classes.
     """
 
@@ -58,7 +58,7 @@ class Report:
         predictions: the decisions of the test; None if there was none.
         timings: by batch size and form of the network, in ms on this CPU.
         not_frozen: why there is no frozen form; else empty.
-        is_packed: whether there is a packed file that names its network and pictures.
+        is_packed: whether there is a packed file that names its network and images.
         has_checkpoint: whether there is a last checkpoint.
     """
 
@@ -128,7 +128,7 @@ def network_of(run: FinishedRun) -> Network:
 
 
 def network_for(model: nn.Module, data: Any) -> Network:
-    """Return the network for the pictures of a data module."""
+    """Return the network for the images of a data module."""
     return Network(model, (data.in_channels, *data.image_size), tuple(getattr(data, "classes", ())))
 
 
@@ -150,7 +150,7 @@ def time_forms(network: Network, seconds: float) -> tuple[dict[int, dict[str, Ti
 
 @torch.inference_mode()
 def predict(run: FinishedRun, network: Network) -> Predictions:
-    """Return what the network makes of the test pictures of a run."""
+    """Return what the network makes of the test images of a run."""
     model = ready(network.model)
     normalize = getattr(run.data, "normalize", None)
 

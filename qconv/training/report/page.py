@@ -24,7 +24,7 @@ from .screen import percent
 
 MATRIX = 25  # classes at most of a matrix that is shown whole
 ROWS = 20  # classes, or pairs of classes, that are shown at once of more
-SMALL = 64  # pixels a side of a picture whose pixels are shown as squares
+SMALL = 64  # pixels a side of an image whose pixels are shown as squares
 DIAGNOSTICS = {
     "flip_rate": ("changed", "weights that changed their level in the last epoch"),
     "weights_never_flipped": ("never changed", "weights that have never changed their level"),
@@ -217,7 +217,7 @@ def cells(matrix: Tensor) -> list[list[dict[str, Any]]]:
 
 
 def mistakes(report: Report, names: list[str]) -> list[dict[str, Any]]:
-    """Return the most confident mistakes, each with its picture as a data address."""
+    """Return the most confident mistakes, each with its image as a data address."""
     found = report.predictions
     if found is None or found.pixels.shape[1] not in (1, 3):
         return []
@@ -237,7 +237,7 @@ def mistakes(report: Report, names: list[str]) -> list[dict[str, Any]]:
 
 
 def picture_address(pixels: Tensor) -> str:
-    """Return a uint8 picture (C, H, W) as a `data:` address: exact if it is small."""
+    """Return a uint8 image (C, H, W) as a `data:` address: exact if it is small."""
     array = pixels.permute(1, 2, 0).squeeze(2).numpy()
     picture, file = Image.fromarray(array), io.BytesIO()
     kind = "PNG" if max(pixels.shape[1:]) <= SMALL else "JPEG"
@@ -300,7 +300,7 @@ def code(report: Report) -> list[tuple[str, str]]:
             f"qconv predict {folder} picture.png\nqconv verify {folder}\nqconv export {folder} --to onnx\n"
             f"qconv bench model {folder}\n"
         )
-        blocks = [("Name the classes of pictures", predictor), *blocks, ("On the command line", shell)]
+        blocks = [("Name the classes of images", predictor), *blocks, ("On the command line", shell)]
     return blocks
 
 

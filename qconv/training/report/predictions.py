@@ -1,4 +1,4 @@
-"""What a network makes of the test pictures: its decisions, and the mistakes of which it was most certain."""
+"""What a network makes of the test images: its decisions, and the mistakes of which it was most certain."""
 
 import os
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from torch import Tensor
 from ...files import DamagedFileError, atomic_file
 
 MISTAKES = 20
-SIDE = 160  # pixels of a stored picture at most
+SIDE = 160  # pixels of a stored image at most
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Predictions:
     """The decisions, and the most confident mistakes, the most confident first.
 
     Attributes:
-        labels: class of each picture (N,).
+        labels: class of each image (N,).
         predicted: class that the network gives it (N,).
         confidence: probability that it gives this class (N,).
-        pixels: uint8 pictures of the mistakes (M, C, H, W), `SIDE` pixels a side at most.
+        pixels: uint8 images of the mistakes (M, C, H, W), `SIDE` pixels a side at most.
         mistakes: label and predicted class of each of them (M, 2).
         certain: the probability of the predicted class (M,).
     """
@@ -40,7 +40,7 @@ class Predictions:
 
     @classmethod
     def of_batch(cls, logits: Tensor, images: Tensor, labels: Tensor, normalize: Any = None) -> "Predictions":
-        """Return those of one batch; `normalize` is what was done to its pictures (`qconv.images.Normalize`)."""
+        """Return those of one batch; `normalize` is what was done to its images (`qconv.images.Normalize`)."""
         confidence, predicted = logits.float().softmax(1).nan_to_num(0.0).max(1)
         wrong = (predicted != labels).nonzero().flatten()
         chosen = wrong[confidence[wrong].argsort(descending=True, stable=True)[:MISTAKES]]
@@ -51,7 +51,7 @@ class Predictions:
 
     @classmethod
     def joined(cls, parts: Iterable["Predictions"]) -> "Predictions":
-        """Return those of several parts of the pictures."""
+        """Return those of several parts of the images."""
         columns: Any = zip(*(vars(part).values() for part in parts), strict=True)
         whole = cls(*(torch.cat(column) for column in columns))
         order = whole.certain.argsort(descending=True, stable=True)[:MISTAKES]
@@ -60,7 +60,7 @@ class Predictions:
 
     @property
     def accuracy(self) -> float:
-        """The share of pictures that get their own class."""
+        """The share of images that get their own class."""
         return float((self.labels == self.predicted).float().mean())
 
     def save(self, path: Path) -> None:
@@ -82,7 +82,7 @@ class Predictions:
 
 
 def pixels_of(images: Tensor, normalize: Any) -> Tensor:
-    """Return normalized pictures as uint8; without knowing how they were normalized, stretched to the whole range."""
+    """Return normalized images as uint8; without knowing how they were normalized, stretched to the whole range."""
     images = images.float()
     if normalize is None:
         flat = images.flatten(1)

@@ -19,9 +19,9 @@ class Evaluation:
     Attributes:
         checkpoint: the file.
         epoch: the epoch after which it was written, from 0.
-        val_accuracy: share of the validation pictures classified correctly.
+        val_accuracy: share of the validation images classified correctly.
         val_loss: their cross-entropy.
-        test_accuracy: share of the test pictures classified correctly.
+        test_accuracy: share of the test images classified correctly.
         test_loss: their cross-entropy.
         quantized: whether all stages and portions had ended; otherwise the bits are not reached.
         about: description of the run: see `about_run`.
@@ -42,7 +42,7 @@ class Result:
     """The figures of a run.
 
     Attributes:
-        test_accuracy: share of the test pictures that the checkpoint `tested` classifies correctly; read once, at the
+        test_accuracy: share of the test images that the checkpoint `tested` classifies correctly; read once, at the
             end.
         test_loss: their cross-entropy.
         tested: "best", the checkpoint of the best validation accuracy; of equal ones the earliest.
