@@ -450,3 +450,37 @@ def test_an_optimizer_that_saves_nothing_of_it() -> None:
     optimizer.optim = torch.optim.SGD(model[2].parameters(), lr=0.1)
     with pytest.warns(UserWarning, match=r"ZeroRedundancyOptimizer saves nothing of what Oscillations\("):
         Oscillations(freeze=0.02).attach(model, optimizer)
+
+
+class Inner(torch.optim.Adam):
+    """Changes gradients, then steps as its parent: torch calls the hooks of both."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("with_closure", [False, True])
+def test_a_step_within_a_step_is_one(with_closure: bool) -> None:
+    states = []
+    for make in (torch.optim.Adam, Inner):
+        model = network(schemes.xnor())
+        optimizer = make(model.parameters(), lr=0.01)
+        qconv.after_every_step(optimizer, model)
+        OvSW().attach(model, optimizer)
+        if with_closure:
+            for index in range(4):
+                optimizer.zero_grad()
+
+                def closure(index: int = index, model: nn.Module = model) -> Tensor:
+                    value = loss(model, index)
+                    value.backward()
+                    return value
+
+                optimizer.step(closure)  # pyright: ignore[reportArgumentType]
+        else:
+            steps(model, optimizer, 4)
+        layer = quantized(model)[0]
+        states.append((layer.weight.detach(), optimizer.state[layer.weight]))
+    (weight, state), (inner_weight, inner_state) = states
+    assert inner_state["OvSW_steps"] == state["OvSW_steps"] == 4
+    assert torch.equal(inner_weight, weight)

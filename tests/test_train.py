@@ -679,6 +679,16 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
     [
         ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be at least 1"),
         ("+trainer.check_val_every_n_epoch=9", "check_val_every_n_epoch (=9) of max_epochs (=1)"),
+        ("trainer.max_epochs=3 +trainer.check_val_every_n_epoch=2", "trainer.check_val_every_n_epoch (=2) must divide"),
+        (
+            "+trainer.val_check_interval=0.5",
+            "trainer.val_check_interval (=0.5): validations must be at the end of epochs",
+        ),
+        (
+            "+trainer.callbacks=[]",
+            "trainer.callbacks must not be given: callbacks.NAME._target_= adds to those of the run",
+        ),
+        ("+trainer.logger=false", "trainer.logger must not be given: logger= adds to those of the run"),
         ("+trainer.max_steps=3", "max_steps (=3) must not be given: schedules of quantizers count epochs"),
         ("+trainer.max_time=00:00:01:00", "max_time must not be given: training would end before the schedules"),
         ("+trainer.limit_val_batches=0", "trainer: no epoch would be validated with limit_val_batches (=0)"),

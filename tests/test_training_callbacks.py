@@ -1,6 +1,9 @@
 """The callbacks, each in a run of a few steps."""
 
 import csv
+import math
+import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,12 +11,14 @@ from typing import Any, cast
 
 import pytest
 import torch
-from pytorch_lightning import Callback, Trainer
+from pytorch_lightning import Callback, LightningModule, Trainer
+from pytorch_lightning.callbacks import ProgressBar, StochasticWeightAveraging, TQDMProgressBar
 from torch import nn
 
 import qconv
 from qconv import schemes
 from qconv.data import DigitsDataModule
+from qconv.lifecycle.steps import is_final
 from qconv.models import SmallCNN, small_cnn
 from qconv.table import write_csv
 from qconv.training import (
@@ -22,6 +27,7 @@ from qconv.training import (
     Diagnostics,
     FiniteGuard,
     History,
+    Progress,
     RandomState,
     draw_curves,
     keep_freed_memory,
@@ -350,3 +356,100 @@ def test_an_evaluation_that_was_interrupted_leaves_nothing() -> None:
     pictures, labels = data.splits["test"]
     expected = nn.functional.cross_entropy(classifier(pictures), labels).item()
     assert again["test_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+class Own(LightningModule):
+    """A module that nobody here wrote: other names, batches that are dictionaries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = qconv.convert(small_cnn(1, 10, width=4), schemes.bnn())
+
+    def training_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(self.model(batch["x"]), batch["y"])
+        self.log("fit_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: dict[str, torch.Tensor], batch_idx: int) -> None:
+        self.log("valid_acc", (self.model(batch["x"]).argmax(1) == batch["y"]).float().mean())
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.Adam(self.parameters())
+
+
+def dictionaries() -> torch.utils.data.DataLoader[Any]:
+    generator = torch.Generator().manual_seed(0)
+    images, labels = torch.randn(16, 1, 8, 8, generator=generator), torch.arange(16) % 10
+    return torch.utils.data.DataLoader([{"x": x, "y": y} for x, y in zip(images, labels, strict=True)], batch_size=8)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_module_with_other_names_and_batches(tmp_path: Path) -> None:
+    history, checkpoints = History(tmp_path), Checkpoints(tmp_path, monitor="valid_acc")
+    run = make_trainer(
+        accelerator="cpu", max_epochs=3, check_val_every_n_epoch=2, callbacks=[history, checkpoints, FiniteGuard()]
+    )
+    run.fit(Own(), dictionaries(), dictionaries())
+    assert [("valid_acc" in row, "fit_loss" in row) for row in history.rows] == [
+        (False, True),
+        (True, True),
+        (False, True),
+    ]
+    assert checkpoints.best_epoch == 1
+    wrong = make_trainer(accelerator="cpu", max_epochs=1, callbacks=[Checkpoints(tmp_path, monitor="nonsense")])
+    with pytest.raises(
+        ValueError, match=r"monitor \(=nonsense\) must be one of the run's figures: fit_loss, valid_acc"
+    ):
+        wrong.fit(Own(), dictionaries(), dictionaries())
+    bad = dictionaries()
+    bad.dataset[3]["x"][0, 0, 0] = math.inf
+    with pytest.raises(FloatingPointError, match="inf in the input batch"):
+        make_trainer(accelerator="cpu", max_epochs=1, callbacks=[FiniteGuard()]).fit(Own(), bad, bad)
+
+
+def test_an_epoch_of_weight_averaging_is_none_of_the_schedules() -> None:
+    final = []
+
+    class Seen(Callback):
+        def on_train_epoch_start(self, trainer: Trainer, pl_module: Any) -> None:
+            final.append(is_final(pl_module))
+
+    module = classifier()
+    module.model = qconv.convert(small_cnn(1, 10, width=4), schemes.two_stage(schemes.bnn(), start=0.75))
+    averaging = StochasticWeightAveraging(swa_lrs=0.01, swa_epoch_start=2)
+    callbacks = [Progress(), averaging, Seen()]
+    trainer(*callbacks, epochs=4).fit(module, datamodule=DigitsDataModule())
+    assert final == [False, False, False, True, True]
+
+
+def test_batches_to_overfit_are_the_same_in_each_epoch() -> None:
+    labels: list[list[int]] = []
+
+    class Seen(Callback):
+        def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+            labels.append(batch[1].tolist())
+
+    run = make_trainer(accelerator="cpu", max_epochs=2, overfit_batches=2, callbacks=[Seen()])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "You requested to overfit")
+        run.fit(classifier(), datamodule=DigitsDataModule(batch_size=16))
+    assert labels[:2] == labels[2:]
+    assert labels[0] != labels[1]
+    assert len({*labels[0]}) > 4, "mixed"
+
+
+def test_progress_bars(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for options, bars in (({}, 1), ({"enable_progress_bar": False}, 0), ({"callbacks": [TQDMProgressBar()]}, 1)):
+        made = make_trainer(accelerator="cpu", max_epochs=1, **options)  # pyright: ignore[reportArgumentType]
+        assert sum(isinstance(each, ProgressBar) for each in made.callbacks) == bars  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_loader_without_a_length_is_named() -> None:
+    class Endless(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            while True:
+                yield torch.zeros(1, 8, 8), 1
+
+    loader = torch.utils.data.DataLoader(Endless(), batch_size=4)
+    with pytest.raises(ValueError, match=r"the training loader has no length, .* give trainer.limit_train_batches"):
+        trainer(epochs=1).fit(classifier(), loader, loader)

@@ -185,7 +185,7 @@ def test_foreign_and_missing_files_are_named(saved: Path, tmp_path: Path) -> Non
     with pytest.raises(CheckpointError, match="holds more than tensors and plain values"):
         load_checkpoint(saved)
     torch.save({"weights": 1}, saved)
-    with pytest.raises(CheckpointError, match=r"not written by train\.py"):
+    with pytest.raises(CheckpointError, match=r"not written by qconv train"):
         load_checkpoint(saved)
     assert issubclass(CheckpointError, ValueError)
 
@@ -331,5 +331,5 @@ def test_other_tensors_are_told() -> None:
         check_tensors("a.ckpt", checkpoint, {"a": torch.ones(2), "b": torch.ones(4)})
     with pytest.raises(CheckpointError, match=r"'b' is \(3,\) in it, absent in this run"):
         check_tensors("a.ckpt", checkpoint, {"a": torch.ones(2)})
-    with pytest.raises(CheckpointError, match=r"not written by train\.py"):
+    with pytest.raises(CheckpointError, match=r"not written by qconv train"):
         check_config("a.ckpt", checkpoint, {}, ())

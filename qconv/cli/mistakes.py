@@ -25,7 +25,8 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise a ValueError for an override that puts a word where the config has a number, a switch or a list.
 
     What a key may be is what its default is, or what the function says that ``_target_`` names. Overrides by ``+``,
-    nulls and defaults that are words or nulls are left to that function.
+    and defaults that are words or nulls, are left to that function; so are nulls and fractions of which it says
+    nothing.
 
     Args:
         cfg: the composed config.
@@ -43,8 +44,11 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
         return
     for key in dict.fromkeys(each.key_or_group for each in values):
         default, value = OmegaConf.select(defaults, key), OmegaConf.select(cfg, key)
-        rule = _rule(default, value)
-        if rule is not None and type(value) not in _types_of(cfg, key):
+        rule, types = _rule(default, value), _types_of(cfg, key)
+        is_known = bool(types) or key == "trainer.max_epochs" or "." not in key
+        if rule is None and is_known:
+            rule = _rule_if_known(default, value)
+        if rule is not None and type(value) not in types:
             raise ValueError(f"{key} (={_shown(value)}) must be {rule}, as its default {_shown(default)}")
 
 
@@ -139,11 +143,23 @@ def _rule(default: Any, value: Any) -> str | None:
     return None
 
 
+def _rule_if_known(default: Any, value: Any) -> str | None:
+    """What the value must be, if it is not, where it is known whether null and fractions are taken."""
+    if type(default) is int and isinstance(value, float):
+        return "a whole number"
+    if value is not None:
+        return None
+    rules = {bool: "true or false", int: "a number", float: "a number", ListConfig: "a list"}
+    return rules.get(type(default))
+
+
 def _shown(value: Any) -> str:
     """The value as a command line has it."""
     if isinstance(value, ListConfig):
         return f"[{', '.join(map(_shown, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return (
+        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
+    )
 
 
 def _types_of(cfg: DictConfig, key: str) -> set[type]:

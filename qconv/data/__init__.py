@@ -6,9 +6,12 @@ The contract of a data module, which is all that training asks of it:
 - if it is to be known what images and outputs mean: `normalize`, mean and deviation, from `setup` on, which keeps
   what was set before it; and `classes`, their names;
 - `train_dataloader`, `val_dataloader` and `test_dataloader` give batches `(images, labels)`: float `(N, C, H, W)` and
-  int64 `(N,)`. Validation comes from the train split, never from the test split;
+  int64 `(N,)`; those of large images are uint8, with the files that could not be read, until Lightning's hooks
+  `on_before_batch_transfer` and `on_after_batch_transfer` make them so. Validation comes from the train split, never
+  from the test split;
 - the order of the images and their augmentation are a function of (seed, epoch) alone, so a resumed run sees what an
-  uninterrupted one would have seen; under DDP the ranks share each epoch without loss or repetition.
+  uninterrupted one would have seen; under DDP the ranks share each epoch without loss or repetition. Lightning says
+  which epoch it is; your own loop has to (`loader.sampler.set_epoch`).
 
 `PicturesDataModule` gives the last two points to every data set that fits into memory.
 """

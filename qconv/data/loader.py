@@ -105,12 +105,15 @@ def epoch_order(data: InEpochs, size: int, split: str, *, shuffle: bool) -> Epoc
     """The order of the `size` samples of a split for the process of `data`.
 
     Where the trainer limits validation or test (`limit_val_batches`), their images are mixed, so that some of all
-    classes are taken; of shards, only the order of the files is.
+    classes are taken; of shards, only the order of the files is. To overfit some batches (`overfit_batches`) is to have
+    the same in each epoch.
     """
     trainer = data.trainer
     rank, world_size = (trainer.global_rank, trainer.world_size) if trainer else (0, 1)
     limit = getattr(trainer, f"limit_{split}_batches", 1.0)
     mixed = isinstance(limit, int) or limit < 1  # 1 is a batch, 1.0 is all
+    if split == "train" and getattr(trainer, "overfit_batches", 0):
+        shuffle, mixed = False, True
     return EpochOrder(
         size, data.batch_size, shuffle=shuffle, mixed=mixed, seed=data.seed, rank=rank, world_size=world_size
     )

@@ -1,5 +1,6 @@
 """Calls of a training loop beside the optimizer: after each optimizer step, and as training progresses."""
 
+import inspect
 import sys
 import warnings
 import weakref
@@ -95,6 +96,8 @@ class _AfterStep:
         self.waiting: list[Tensor] = []  # after the last step
 
     def __call__(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if is_inner_step(optimizer):
+            return
         layers = quantized_layers(self.model).values()
         _after_step(self.model, layers)
         if torch.compiler.is_compiling():
@@ -242,6 +245,23 @@ def innermost(optimizer: Any) -> Optimizer:
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer (={in_a_line(optimizer)}) must be a torch.optim.Optimizer, or wrap one")
     return optimizer
+
+
+_STEP = Optimizer.profile_hook_step(lambda _: None).__code__
+
+
+def is_inner_step(optimizer: Optimizer) -> bool:
+    """Whether this hook belongs to a step that another step of the optimizer has called, as by ``super().step()``.
+
+    torch calls the hooks of an optimizer around each of the two, if both classes have been instantiated.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    frame, steps = inspect.currentframe(), 0
+    while frame is not None and steps < 2:
+        steps += frame.f_code is _STEP and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back
+    return steps == 2
 
 
 def set_progress(model: nn.Module, progress: float) -> None:

@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by, trained_weights
 from ..layers.naming import name_of
-from ..lifecycle.steps import innermost, is_sharding
+from ..lifecycle.steps import innermost, is_inner_step, is_sharding
 from ..quantizers import Stages
 
 State = dict[str, Any]
@@ -154,6 +154,8 @@ class Attached:
         Raises:
             RuntimeError: the gradients are still multiplied by the scale of a GradScaler.
         """
+        if is_inner_step(optimizer):
+            return None
         changes = type(self.rule).before_step is not StepRule.before_step
         if changes and getattr(optimizer, "grad_scale", None) is not None:
             raise RuntimeError(
@@ -184,6 +186,8 @@ class Attached:
     def after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         """Call the rule for each weight that the step has changed."""
         del args, kwargs
+        if is_inner_step(optimizer):
+            return
         for layer, state in self.trained(optimizer):
             steps = state[self.steps] = state.get(self.steps, 0) + 1
             self.rule.after_step(layer, state, 0.0 if self.total_steps is None else steps / self.total_steps)

@@ -172,7 +172,10 @@ def build_loss(node: DictConfig, data: Any) -> Any:
 @contextmanager
 def started(cfg: DictConfig) -> Iterator[tuple[Trainer, list[Callback]]]:
     """Context manager: the trainer of a run, and its callbacks. An evaluation is not logged: it is no run."""
-    callbacks = [made(node) for node in cfg.callbacks.values()]
+    for word, instead in (("callbacks", "callbacks.NAME._target_"), ("logger", "logger")):
+        if word in cfg.trainer:
+            raise ValueError(f"trainer.{word} must not be given: {instead}= adds to those of the run")
+    callbacks = [made(node) for node in cfg.callbacks.values() if node is not None]
     with started_loggers(cfg) if cfg.evaluate is None else nullcontext([]) as loggers:
         yield made(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
 

@@ -141,12 +141,30 @@ def fit_and_test(
 
 
 def check_validation(trainer: Trainer) -> None:
-    """Raise a ValueError if no epoch will be validated: there would be no best checkpoint to test."""
+    """Raise a ValueError unless the last epoch will be validated, and each validation ends an epoch.
+
+    There would be no best checkpoint to test, or its figures would be those of other weights.
+    """
     every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
+    if trainer.val_check_interval not in (None, 1.0) or every is None:
+        word = (
+            "check_val_every_n_epoch (=None)"
+            if every is None
+            else f"val_check_interval (={trainer.val_check_interval})"
+        )
+        raise ValueError(
+            f"trainer.{word}: validations must be at the end of epochs, where checkpoints are written; "
+            "trainer.check_val_every_n_epoch=N validates after each N of them"
+        )
     if trainer.limit_val_batches == 0:
         reason = "limit_val_batches (=0)"
-    elif every is not None and epochs is not None and every > epochs > 0:
+    elif epochs is not None and every > epochs > 0:
         reason = f"check_val_every_n_epoch (={every}) of max_epochs (={epochs})"
+    elif epochs is not None and epochs > 0 and epochs % every:
+        raise ValueError(
+            f"trainer.check_val_every_n_epoch (={every}) must divide trainer.max_epochs (={epochs}): the result has "
+            "the accuracy after the last epoch"
+        )
     else:
         return
     raise ValueError(f"trainer: no epoch would be validated with {reason}, and the test is of the best one")

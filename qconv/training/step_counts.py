@@ -28,10 +28,19 @@ FOLLOW = (
 
 
 def steps_per_epoch(trainer: Trainer) -> int | None:
-    """Return the number of optimizer steps in an epoch of `trainer.fit`; None if epochs don't decide its end."""
+    """Return the number of optimizer steps in an epoch of `trainer.fit`; None if epochs don't decide its end.
+
+    Raises:
+        ValueError: that number is not known, as the loader has no length.
+    """
     epochs = trainer.max_epochs
     if trainer.max_steps != -1 or epochs is None or epochs < 1 or trainer.estimated_stepping_batches == math.inf:
         return None
+    if trainer.num_training_batches == math.inf:
+        raise ValueError(
+            "the training loader has no length, so that the steps of an epoch are not known: give "
+            "trainer.limit_train_batches"
+        )
     return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
 
 

@@ -12,7 +12,7 @@ from lightning_fabric.plugins.environments.cluster_environment import ClusterEnv
 from lightning_fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning_fabric.plugins.environments.torchelastic import TorchElasticEnvironment
 from pytorch_lightning import Callback, LightningModule, Trainer
-from pytorch_lightning.callbacks import Checkpoint, RichProgressBar
+from pytorch_lightning.callbacks import Checkpoint, ProgressBar as AnyBar, RichProgressBar
 from pytorch_lightning.callbacks.progress.rich_progress import ProcessingSpeedColumn
 from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
@@ -67,7 +67,8 @@ def make_trainer(
 ) -> Trainer:
     """A Trainer that takes the GPU in bf16 if there is one, else the CPU in fp32, and writes checkpoints atomically.
 
-    A progress bar is shown only on terminals. On the CPU, glibc is told to keep freed memory (`keep_freed_memory`).
+    A progress bar is shown only on terminals; one among ``callbacks`` takes its place, and is shown anywhere. On the
+    CPU, glibc is told to keep freed memory (`keep_freed_memory`).
     Under SLURM, Lightning neither restarts the job at SIGUSR1 nor takes up what that has left in the current folder.
 
     Args:
@@ -98,10 +99,10 @@ def make_trainer(
     check_numbers(timeout_s=timeout_s)
     if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
         raise ValueError(f"timeout_s (={timeout_s}) must be positive and at most {LONGEST_S}, a month")
-    terminal = sys.stdout.isatty()
-    bar = [ProgressBar(leave=False)] if terminal else []
+    shows = sys.stdout.isatty() and options.get("enable_progress_bar", True)
+    bar = [ProgressBar(leave=False)] if shows and not any(isinstance(each, AnyBar) for each in callbacks) else []
     defaults: dict[str, Any] = {
-        "enable_progress_bar": terminal,
+        "enable_progress_bar": any(isinstance(each, AnyBar) for each in (*callbacks, *bar)),
         # Lightning would add its own checkpoint callback, which writes below the current folder.
         "enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in callbacks),
         "enable_model_summary": False,

@@ -86,8 +86,7 @@ class Checkpoints(EpochFigures, Checkpoint):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Write the checkpoints."""
         final = is_final(pl_module)
-        figures = self.figures(trainer)
-        validated = any(name.startswith("val_") for name in figures)
+        validated, figures = self.validated, self.figures(trainer)
         # Without a validation an epoch can't be the best: the run's result has the figures of one.
         score = figures.get(self.monitor) if validated else None
         if score is None and validated:

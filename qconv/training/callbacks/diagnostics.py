@@ -65,7 +65,7 @@ class Diagnostics(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Record the layers' inputs of the first batch."""
-        if batch_idx == 0 and self.levels:
+        if batch_idx == 0 and self.levels and not trainer.sanity_checking:
             torch.compiler.set_stance("force_eager")  # hooks would make the network compile once more
             for name, layer in layers_of(pl_module):
                 self.handles.append(layer.register_forward_pre_hook(self._hook(name)))

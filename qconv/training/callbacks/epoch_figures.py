@@ -10,15 +10,25 @@ class EpochFigures(Callback):
     """
 
     validated = False
+    """Whether this epoch has been validated so far."""
+    before: frozenset[str] = frozenset()
+    of_validation: frozenset[str] = frozenset()
+    """The names of the figures that validations have logged, and how they began."""
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Note which figures there are without this validation."""
+        del pl_module
+        self.before = frozenset(trainer.callback_metrics)
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Note that this epoch has validation figures."""
+        """Note that this epoch has validation figures, and which."""
         del pl_module
+        self.of_validation |= frozenset(trainer.callback_metrics) - self.before
         self.validated = not trainer.sanity_checking
 
     def figures(self, trainer: Trainer) -> dict[str, float]:
         """Return those of this epoch, by their names in order; to be called once, at its end."""
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
-        own = {name: value for name, value in metrics.items() if self.validated or not name.startswith("val_")}
+        own = {name: value for name, value in metrics.items() if self.validated or name not in self.of_validation}
         self.validated = False
         return own

@@ -10,6 +10,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from ...layers import QuantizedLayer
 from ...layers.naming import name_of
@@ -62,7 +63,7 @@ class FiniteGuard(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Check the images."""
-        self._add("the input batch", batch[0])
+        self._add_batch(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """Check the loss."""
@@ -86,7 +87,7 @@ class FiniteGuard(Callback):
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
         """Check the images."""
-        self._add("the input batch", batch[0])
+        self._add_batch(batch)
 
     def on_validation_batch_end(
         self,
@@ -122,6 +123,11 @@ class FiniteGuard(Callback):
 
         return hook
 
+    def _add_batch(self, batch: Any) -> None:
+        for tensor in tree_leaves(batch):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                self._add("the input batch", tensor)
+
     def _add(self, place: str, tensor: Tensor) -> None:
         self.sums.append((place, tensor.detach().sum(dtype=torch.float32)))
 
@@ -143,7 +149,7 @@ class FiniteGuard(Callback):
 
     def _judge(self, trainer: Trainer, when: str, highest: Mapping[str, Tensor] | None = None) -> None:
         highest = {} if highest is None else highest
-        places, sums = zip(*self.sums, strict=True)
+        places, sums = zip(*self.sums, strict=True) if self.sums else ((), ())
         self.sums.clear()
         values = torch.stack([value.float() for value in (*sums, *highest.values())]).tolist()
         finite = [math.isfinite(value) for value in values[: len(sums)]]

@@ -15,6 +15,14 @@ class Progress(Callback):
     saved with the model, so a resumed run continues where it was.
     """
 
+    def __init__(self) -> None:
+        self.epochs: int | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Note the number of epochs: Lightning's StochasticWeightAveraging will add one in which nothing is trained."""
+        del pl_module, stage
+        self.epochs = trainer.max_epochs
+
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse what ends training before the schedules: too few epochs for stages, a number of steps, or a time."""
         if trainer.max_steps not in (-1, None) and not trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
@@ -28,7 +36,7 @@ class Progress(Callback):
                 "max_time must not be given: training would end before the schedules of its quantizers do; SIGTERM, "
                 "as by the command timeout, stops a run from which resume= goes on"
             )
-        begins, epochs = final_from(pl_module), trainer.max_epochs
+        begins, epochs = final_from(pl_module), self.epochs
         if epochs is not None and epochs > 0 and begins > 1 - 1 / epochs + 1e-9:
             needed = math.ceil(round(1 / (1 - begins), 6))
             raise ValueError(
@@ -37,6 +45,6 @@ class Progress(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the schedules of this epoch."""
-        if trainer.max_epochs is None or trainer.max_epochs < 1:
-            raise ValueError(f"max_epochs (={trainer.max_epochs}) must be given: schedules run over all epochs")
-        set_progress(pl_module, trainer.current_epoch / trainer.max_epochs)
+        if self.epochs is None or self.epochs < 1:
+            raise ValueError(f"max_epochs (={self.epochs}) must be given: schedules run over all epochs")
+        set_progress(pl_module, min(trainer.current_epoch / self.epochs, 1.0))

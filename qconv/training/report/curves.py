@@ -53,7 +53,7 @@ def draw_curves(
             mark_test(axes, value, label)
         if axes.lines:
             axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
-    panels[0].set_title("Cross-entropy", loc="left", fontsize=11)
+    panels[0].set_title("Loss", loc="left", fontsize=11)
     panels[1].set_title("Accuracy, %", loc="left", fontsize=11)
     if all(row.get("train_loss", 1) > 0 for row in rows) and all(row.get("val_loss", 1) > 0 for row in rows):
         panels[0].set_yscale("log")

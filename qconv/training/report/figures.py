@@ -38,7 +38,7 @@ def panels(rows: list[dict[str, float]], best_epoch: int | None, result: dict[st
     """Draw accuracy, loss and learning rate over the epochs, each if it was logged."""
     kinds = (
         ("accuracy", "Accuracy, %", ("train_accuracy", "val_accuracy"), "test_accuracy", 100.0),
-        ("cross-entropy", "Cross-entropy", ("train_loss", "val_loss"), "test_loss", 1.0),
+        ("loss", "Loss", ("train_loss", "val_loss"), "test_loss", 1.0),
         ("learning rate", "Learning rate", ("lr",), "", 1.0),
     )
     return [
