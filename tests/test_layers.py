@@ -167,6 +167,7 @@ def test_transposed_output_size() -> None:
     theirs, ours = pair(nn.ConvTranspose2d, dict(kernel_size=3, stride=2, padding=1), schemes.identity())
     input = torch.randn(2, 4, 5, 5)
     assert ours(input, output_size=[10, 9]).equal(theirs(input, output_size=[10, 9]))
+    assert ours(input[0], output_size=[6, 10, 9]).equal(theirs(input[0], output_size=[6, 10, 9]))
 
 
 @pytest.mark.parametrize("leading", [(), (3,), (2, 3)], ids=str)
@@ -475,6 +476,26 @@ def test_a_range_is_not_lost_with_the_parameters_of_a_call() -> None:
     ):
         functional_call(layer, {name: p.clone() for name, p in layer.named_parameters()}, (torch.randn(2, 3, 5, 5),))
     assert not layer.input_quantizer.calibrated
+
+
+@pytest.mark.parametrize("scheme", [schemes.minmax(), schemes.lsq(), schemes.ewgs(2, 2)], ids=str)
+def test_a_range_is_not_lost_with_the_buffers_of_a_call(scheme: Scheme) -> None:
+    """They are cloned so that batch norm keeps its statistics; memory of the clones may be used again."""
+    layer, x = qconv.QConv2d(3, 4, 3, scheme=scheme), torch.randn(4, 3, 8, 8)
+    other = copy.deepcopy(layer)
+    for _ in range(3):
+        output = functional_call(layer, {name: b.clone() for name, b in layer.named_buffers()}, (x,))
+        assert output.equal(copy.deepcopy(other)(x))
+    assert layer(3 * x).equal(other(3 * x))
+    assert layer.input_quantizer.calibrated
+    assert layer.state_dict().keys() == other.state_dict().keys()
+    assert all(layer.state_dict()[name].equal(value) for name, value in other.state_dict().items())
+
+
+def test_a_transform_sets_no_range() -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq())
+    with pytest.raises(RuntimeError, match=r"QConv2d.* runs inside a transform of torch.func, .*call qconv.calibrate"):
+        torch.func.grad(lambda x: layer(x).sum())(torch.randn(2, 3, 5, 5))
 
 
 def test_func_grad() -> None:

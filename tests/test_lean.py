@@ -20,6 +20,7 @@ import qconv
 from qconv import schemes
 from qconv.function import recipes
 from qconv.layers import QuantizedLayer
+from qconv.lean.activation import LeanHardtanh
 from qconv.models import resnet20
 from qconv.models.activations import Maxout, RPReLU
 from qconv.quantizers import HardClip
@@ -193,6 +194,14 @@ def test_exact_layouts(scheme: qconv.Scheme, activation: str, change: Callable[[
         model, input = model.to(memory_format=form), input.contiguous(memory_format=form)
         lean = qconv.lean(copy.deepcopy(model), exact=True)
         assert_same(gradients(model, input), gradients(lean, input))
+
+
+def test_ends_that_half_precision_rounds() -> None:
+    """torch compares with them in float32."""
+    x = torch.tensor([[-0.7, 0.7, 0.6, -0.6, 0.71, -0.71]], dtype=torch.bfloat16)
+    plain = nn.Hardtanh(-0.7, 0.7)
+    found = [gradients(each, x.clone()) for each in (plain, LeanHardtanh(-0.7, 0.7))]
+    assert_same(*found)
 
 
 def block(

@@ -157,7 +157,7 @@ class Linear:
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
         grad_input = grad_weight = grad_bias = None
-        rows = grad_output.reshape(-1, grad_output.shape[-1])
+        rows = grad_output.flatten(end_dim=-2) if grad_output.ndim > 1 else grad_output.unsqueeze(0)
         if output_mask[0]:
             grad_input = (rows @ weight).reshape(input.shape)
         if output_mask[1]:

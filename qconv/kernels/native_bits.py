@@ -164,6 +164,12 @@ def _rounded(bound: float, dtype: torch.dtype) -> float:
     return torch.tensor(bound, dtype=torch.float64, device="cpu").to(dtype).item()
 
 
+def holds(dtype: torch.dtype, *bounds: float | None) -> bool:
+    """Whether comparing with the bounds gives the same in the dtype as in float32, in which torch does it for half."""
+    is_half = dtype in (torch.float16, torch.bfloat16)
+    return not is_half or all(b is None or _rounded(b, dtype) == _rounded(b, torch.float32) for b in bounds)
+
+
 def rounded_ends(low: float | None, high: float | None, dtype: torch.dtype) -> tuple[float, float] | None:
     """The bounds as the dtype rounds them, NaN for one that is None; None if the dtype doesn't hold them."""
     found = [math.nan, math.nan]

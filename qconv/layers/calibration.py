@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
 
 from ..processes import is_distributed, is_sharded, mean_over_processes, meet, sum_over_processes
@@ -23,6 +24,12 @@ def calibrate(layer: "QuantizedLayer", input: Tensor) -> None:
         raise RuntimeError(
             f"{name_of(layer)} is a replica of DataParallel, which is thrown away after the forward: call "
             "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
+        )
+    is_transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
+    if is_transformed:
+        raise RuntimeError(
+            f"{name_of(layer)} runs inside a transform of torch.func, which can't change its state: call "
+            "qconv.calibrate(model, batches) before"
         )
     if any(type(parameter) is Tensor for parameter in layer.input_quantizer.parameters()):
         raise RuntimeError(

@@ -239,8 +239,6 @@ class _QConvTranspose(QuantizedLayer):
         self.check_input(input)
         ndim = len(self.kernel_size) + 2
         check_shape(input, ndim, self.in_channels)
-        if input.ndim == ndim - 1:
-            return self.forward(input.unsqueeze(0), output_size).squeeze(0)
         padding = cast(tuple[int, ...], self.padding)
         output_padding = cast(nn.ConvTranspose2d, self)._output_padding(  # shared by the twins
             input,
@@ -252,6 +250,8 @@ class _QConvTranspose(QuantizedLayer):
             list(self.dilation),
         )
         op = TransposedConvolution(self.stride, padding, tuple(output_padding), self.dilation, self.groups)
+        if input.ndim == ndim - 1:
+            return self.apply_op(input.unsqueeze(0), op, self.bias).squeeze(0)
         return self.apply_op(input, op, self.bias)
 
 

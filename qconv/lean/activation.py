@@ -10,6 +10,7 @@ from torch import Tensor, fx, nn
 
 from ..function.kept_input import Lean
 from ..function.recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
+from ..kernels.native_bits import holds
 from ..kernels.rprelu import has_kernel
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
@@ -34,9 +35,10 @@ class _Clamped(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):
             return as_node(self, input)
-        if not _is_traced(input) or input.ndim < 2:
+        low, high = self.ends()
+        if not _is_traced(input) or input.ndim < 2 or not holds(input.dtype, low, high):
             return super().forward(input)
-        recipe, (low, high) = recipe_of(input), self.ends()
+        recipe = recipe_of(input)
         output = _Clamp.apply(input, low, high, self.inplace)
         if recipe is not None:
             hang(output, Recipe(recipe.tensors, partial(_clamped, recipe.compute, low, high), recipe.convolutions))

@@ -211,9 +211,9 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
     In ``c = 1 / √(N · Q_p)`` N is the number of features of one sample that share the step, as in the paper; lsq-net
     and hustzxd count those of the whole batch (``grad_scale="numel"``), so that c depends on the batch size.
 
-    s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`); until then it is 1. It
-    waits through a batch of equal values, and a channel of zeros keeps its step. ``step_init`` starts from a number
-    instead, as lsq-net does with 1.0. After each optimizer step s is at least 2^-20.
+    s starts at ``2 · mean |x| / √Q_p`` of the first training batch (or of `qconv.calibrate`), with one bit at
+    ``mean |x|``; until then it is 1. It waits through a batch of equal values, and a channel of zeros keeps its step.
+    ``step_init`` starts from a number instead, as lsq-net does with 1.0. After each optimizer step s is at least 2^-20.
 
     Zeros, infinities and NaN as in `LSQ`.
 

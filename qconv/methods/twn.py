@@ -21,9 +21,9 @@ class TWN(Passing):
     and ``alpha`` the mean of |w| over ``|w| > D``; a weight at ±D gives 0, and so does ±0. ``dw = g``, with no mask, D
     and alpha constant; latent weights are not clipped.
 
-    If no weight is above the threshold, as in a filter of zeros, alpha is 0 and w_q is 0; with ``threshold >= 1`` that
-    is also the case for a constant filter or one of a single weight. A NaN or an inf makes its filter NaN (its layer,
-    with ``per_channel=False``). Half precision takes the means in float32.
+    If no weight is above the threshold, as in a filter of zeros, alpha is 0 and w_q is 0; with ``threshold > 1`` that
+    is also the case for a constant filter or one of a single weight (at 1, rounding decides). A NaN or an inf makes its
+    filter NaN (its layer, with ``per_channel=False``). Half precision takes the means in float32.
 
     The paper derives 0.7 (0.75 for Gaussian weights, rounded down). The authors' Caffe code takes D and alpha over the
     layer with 0.7 (their 92.56 % of VGG-7 on CIFAR-10), their PyTorch code over each filter with 0.75 for

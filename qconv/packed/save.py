@@ -62,7 +62,9 @@ def save_packed(
     it: `load_packed` refuses another network with the same tensors. Without that test the file can't detect another
     function in a forward, nor another argument stored by your own class; a warning says so if no usual shape suits, or
     if the model can't be copied. There is no test for a model of several inputs, in a dtype other than float32, or
-    whose outputs move by a quarter through rounding (an untrained one).
+    whose outputs move by a quarter through rounding (an untrained one). A forward that reads the weight of a layer
+    beside calling it gets the quantized weight there after loading, where it was the latent one; read
+    ``layer.quantized_weight()`` instead.
 
     Args:
         model: a converted model, trained and at its final stage.

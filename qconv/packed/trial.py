@@ -112,7 +112,8 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
     if not (moved <= trial.tolerance).any():  # both: another order of sums may turn a sign in one of them
         raise ValueError(
             "the network computes something other than the saved one: with the same modules and tensors its "
-            f"outputs are off by {moved.min():.0%} of the largest, so a function in a forward must be another one"
+            f"outputs are off by {moved.min():.0%} of the largest, so a function in a forward must be another one, or "
+            "it reads the weight of a layer that it also calls, which the file has only quantized"
         )
 
 

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .flags import flag_of, is_flag, is_readable, is_set
+from .flags import flag_of, is_flag, is_readable, is_set, mark, may_differ
 from .part import Part
 
 
@@ -14,11 +14,12 @@ class NeedsData(Part):
     """A part that may wait for data. One that does sets ``self.calibrated = False`` in its constructor.
 
     This creates a float buffer of that name: 0 while it waits, above 0 once it is set. Averages of models, broadcasts
-    and state dicts carry it like any other tensor. Read as an attribute it is a bool, and once True it is never read
-    from the device again.
+    and state dicts carry it like any other tensor. Read as an attribute it is a bool, and once True it is read from
+    the device again only if something has written to it or put another in its place, as `functional_call` does.
     """
 
     _was_calibrated: bool = True  # the last known value of the buffer
+    _flag_seen: tuple[int, int] | None = None  # the buffer's mark then
     _share_told: bool = False  # whether `share_of_data` has read the buffer since it was loaded
 
     @property
@@ -38,13 +39,21 @@ class NeedsData(Part):
             self._buffers["calibrated"] = flag_of(value)
         else:
             flag.fill_(float(value))
-        self._was_calibrated = value
+        self._know(value)
 
     def had_data(self) -> bool:
         """`calibrated`, read from the buffer unless known to be set. This breaks a graph that is being compiled."""
-        if not self._was_calibrated:
-            self._was_calibrated = is_set(cast(Tensor, self._buffers["calibrated"]))
+        flag = self._buffers.get("calibrated")
+        if flag is not None and (not self._was_calibrated or self._may_have_lost(flag)):
+            self._know(is_set(flag))
         return self._was_calibrated
+
+    def _may_have_lost(self, flag: Tensor) -> bool:
+        return not self._is_snapshot and is_readable(flag) and may_differ(flag, self._flag_seen, self.training)
+
+    def _know(self, value: bool) -> None:
+        flag = self._buffers["calibrated"]
+        self._was_calibrated, self._flag_seen = value, None if flag is None or flag.is_inference() else mark(flag)
 
     def share_of_data(self) -> float | None:
         """The flag of its data if set, below 1 in an average that began before its data. Returned once, then None."""
@@ -120,5 +129,5 @@ class NeedsData(Part):
             self._buffers["calibrated"] = flag
         else:
             own.copy_(flag)
-        self._was_calibrated = is_set(flag)
+        self._know(is_set(flag))
         self._share_told = False
