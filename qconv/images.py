@@ -163,8 +163,8 @@ def _reason(error: BaseException) -> str:
     return line or type(error).__name__
 
 
-def decode(file: str | os.PathLike[str] | bytes) -> Tensor:
-    """Decode the image as RGB, `(3, H, W)`, uint8.
+def decode(file: str | os.PathLike[str] | bytes, channels: int = 3) -> Tensor:
+    """Decode the image as RGB, `(3, H, W)`, or with one channel as gray, `(1, H, W)`, uint8.
 
     torchvision decodes JPEG in at most two thirds of PIL's time. Its PNG decoder must not be used: it crashed the
     process on most damaged files.
@@ -173,6 +173,8 @@ def decode(file: str | os.PathLike[str] | bytes) -> Tensor:
         DecodingError: the file is missing or not a complete image.
     """
     with opened(file) as picture:
+        if channels == 1:
+            return _pixels(picture, "L")
         if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
             return _decode_jpeg(file if isinstance(file, bytes) else Path(file).read_bytes())
         return _pixels(picture, "RGB")

@@ -40,7 +40,9 @@ class Predictor:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.model, header, self.pictures = load_for_pictures(path)
-        _, height, width = self.pictures.size
+        channels, height, width = self.pictures.size
+        if channels not in (1, 3):
+            raise ValueError(f"{path}: it takes images of {channels} channels; files are read as RGB (3) or gray (1)")
         if self.pictures.resize is not None and height != width:
             raise ValueError(
                 f"{path}: its images would be resized to a side of {self.pictures.resize} and cropped to "
@@ -120,7 +122,7 @@ class Predictor:
             if self.pictures.resize is None:
                 image = read_picture(path, (size[0], size[1]), channels, resize=True)
             else:
-                image = centre_crop(decode(path), size[0], self.pictures.resize)
+                image = centre_crop(decode(path, channels), size[0], self.pictures.resize)
         except DecodingError as error:
             raise DecodingError(f"image {path} cannot be read: {error}") from error
         return self.normalize(image)

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import qconv
+from qconv import schemes
 from qconv.inference.layers import Encode, IntegerConv2d
 from qconv.kernels import exact_sums, native, native_weight, onednn, operators
 from qconv.kernels.exact_sums import sums_of_products
@@ -467,6 +469,44 @@ def test_random_geometries() -> None:
         got = torch.ops.qconv.integer_conv2d(codes, weight, **window._asdict(), zero=zero)
         wanted = operators.integer_conv2d(codes, weight, window, zero=zero)
         assert torch.equal(got, wanted), (codes.shape, weight.shape, window, zero)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "kernel", "padding", "stride", "groups", "size"),
+    [
+        (24, 320, (2, 1), (0, 0), (1, 1), 8, (8, 56)),
+        (16, 640, (2, 7), (0, 1), (2, 3), 16, (8, 56)),
+        (6, 192, (2, 3), (0, 0), (1, 2), 3, (8, 32)),
+        (6, 128, (3, 3), (1, 1), (1, 1), 2, (32, 32)),
+        (16, 128, (5, 1), (1, 0), (3, 2), 2, (32, 32)),
+        (8, 40, (5, 1), (2, 0), (2, 1), 1, (8, 16)),
+        (16, 16, (3, 1), (1, 0), (1, 1), 1, (32, 32)),
+        (40, 40, (3, 3), (1, 1), (1, 1), 40, (28, 28)),  # depthwise, in which it is right
+    ],
+)
+@pytest.mark.parametrize("zero", [0, 1, 128, 255])
+def test_where_onednn_is_wrong(
+    inputs: int, outputs: int, kernel: Any, padding: Any, stride: Any, groups: int, size: Any, zero: int
+) -> None:
+    """Its zero points are wrong with groups, where they read beyond its memory, and in rows padded for columns."""
+    generator = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (2, inputs, *size), generator=generator).to(torch.uint8)
+    weight = torch.randint(-7, 8, (outputs, inputs // groups, *kernel), generator=generator).to(torch.int8)
+    window = Window.of(stride, (padding[1], padding[1], padding[0], padding[0]), (1, 1), groups)
+    got = torch.ops.qconv.integer_conv2d(codes, weight, **window._asdict(), zero=zero)
+    padded = F.pad(codes.double() - zero, (padding[1], padding[1], padding[0], padding[0]))
+    assert torch.equal(got.double(), F.conv2d(padded, weight.double(), None, stride, 0, 1, groups))
+    signed = (codes.to(torch.int16) - 128).to(torch.int8)
+    assert torch.equal(torch.ops.qconv.integer_conv2d(signed, weight, **window._asdict(), zero=zero - 128), got)
+
+
+@pytest.mark.parametrize(("inputs", "outputs", "groups"), [(96, 192, 4), (120, 240, 5), (64, 64, 1)])
+def test_signs_in_groups(inputs: int, outputs: int, groups: int) -> None:
+    torch.manual_seed(0)
+    layer = qconv.QConv2d(inputs, outputs, 5, padding=2, groups=groups, bias=False, scheme=schemes.bnn())
+    x = torch.randn(8, inputs, 32, 32)
+    sign, weight = torch.where(x < 0, -1.0, 1.0), torch.where(layer.weight < 0, -1.0, 1.0)
+    assert torch.equal(layer(x), F.conv2d(sign, weight, padding=2, groups=groups))
 
 
 def test_autocast_leaves_sums_alone(monkeypatch: pytest.MonkeyPatch) -> None:

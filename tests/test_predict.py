@@ -80,6 +80,33 @@ def test_large_pictures_are_cropped_as_in_training(tmp_path: Path) -> None:
     assert {guess.label: guess.probability for guess in found} == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("resize", [None, 10])
+def test_gray_images(resize: int | None, tmp_path: Path) -> None:
+    model = qconv.convert(small_cnn(1, 3, width=8), schemes.bnn())
+    model(torch.randn(16, 1, 8, 8))
+    network = {"_target_": "qconv.models.small_cnn", "in_channels": 1, "num_classes": 3, "width": 8}
+    pictures = {"size": [1, 8, 8], "resize": resize, "mean": MEAN[:1], "std": STD[:1]}
+    qconv.save_packed(model.eval(), tmp_path / "a", network=network, pictures=pictures)
+    for mode, kind in (("L", "png"), ("RGB", "jpg")):
+        Image.new(mode, (30, 40), 200 if mode == "L" else (200, 200, 200)).save(tmp_path / f"gray.{kind}")
+        read = Predictor(tmp_path / "a").read(tmp_path / f"gray.{kind}")
+        torch.testing.assert_close(read, torch.full((1, 8, 8), (200 - MEAN[0]) / STD[0]))
+    assert main(["predict", str(tmp_path / "a"), str(tmp_path / "gray.jpg")]) == 0
+
+
+def test_images_of_more_channels_are_named(tmp_path: Path) -> None:
+    model = qconv.convert(small_cnn(4, 3, width=8), schemes.bnn())
+    network = {"_target_": "qconv.models.small_cnn", "in_channels": 4, "num_classes": 3, "width": 8}
+    pictures = {"size": [4, 8, 8], "mean": [0.0] * 4, "std": [1.0] * 4}
+    with pytest.raises(TypeError, match=r"classes \(='abc'\) must be a list of names"):
+        qconv.save_packed(model, tmp_path / "a", network=network, pictures=pictures, classes="abc")
+    with pytest.raises(TypeError, match=r"example \(tuple\) must be a tensor"):
+        qconv.save_packed(model, tmp_path / "a", example=(torch.randn(2, 4, 8, 8), 1))  # pyright: ignore
+    qconv.save_packed(model, tmp_path / "a", network=network, pictures=pictures)
+    with pytest.raises(ValueError, match=r"takes images of 4 channels; files are read as RGB \(3\) or gray \(1\)"):
+        Predictor(tmp_path / "a")
+
+
 def test_other_pictures_than_those_of_training(tmp_path: Path) -> None:
     packed(tmp_path / "model")
     for mode, size in (("L", (5, 9)), ("P", (64, 64)), ("CMYK", (8, 8)), ("RGBA", (1, 1))):

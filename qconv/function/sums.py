@@ -134,7 +134,7 @@ def runs_in_integers(
         and (input.ndim == 4 and input.dtype in dtypes)
         and (is_plain_cpu(input) and is_plain_cpu(weight))
         and not torch.compiler.is_compiling()
-        and integers_pay(input, weight, cast(Window, op.window))
+        and integers_pay(input, weight, cast(Window, op.window), -ends_x[0])
     )
 
 

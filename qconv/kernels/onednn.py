@@ -54,21 +54,21 @@ def integer_conv2d(
     """`qconv.kernels.operators.integer_conv2d` with 32-bit sums, then float32; None if that would not be exact.
 
     It is not exact without VNNI, where sums of two products saturate; for a weight of more than 8 bits; for requested
-    sums that float32, in which the operator returns them, may not hold; and where oneDNN is wrong (`_is_column`).
+    sums that float32, in which the operator returns them, may not hold; and where oneDNN is wrong (`is_wrong`).
     """
     if not has_fast_integers() or input.dtype not in (torch.uint8, torch.int8) or 0 in (*input.shape, len(weight)):
         return None
-    kernel_size = weight.shape[2:]
-    if weight.dtype != torch.int8 or _is_column(input.shape, weight.shape, window):
+    shift_in = 128 if input.dtype == torch.int8 else 0  # the operator requires unsigned inputs
+    if weight.dtype != torch.int8 or is_wrong(input.shape, weight.shape, window, zero + shift_in):
         return None
     is_sums = scale is None or bias is None
     if is_sums and not are_floats_exact(input, weight, zero):
         return None
     if scale is None or bias is None:
         scale, bias = _ones(len(weight)), torch.zeros(len(weight), dtype=torch.float32, device="cpu")
-    input, sides = window.pad_but_zeros(input, zero, _can_pad(window, kernel_size))
-    if input.dtype == torch.int8:  # the operator requires unsigned inputs
-        zero += 128
+    input, sides = window.pad_but_zeros(input, zero, _can_pad(window, weight.shape[2:], zero + shift_in))
+    if shift_in:
+        zero += shift_in
         input = input.view(torch.uint8) ^ 128
     packed = _kept(weight, zero, window, sides, tuple(input.shape))
     shift = 128 if low is not None and low < 0 else 0  # outputs are unsigned, too
@@ -93,21 +93,21 @@ def conv2d_codes(
         codes: uint8 ``(N, C_in, H, W)``.
         zero: the code of 0.
         weight: int8 ``(C_out, C_in / groups, *kernel_size)``.
-        window: of the kernel.
+        window: of the kernel; `integers_pay` says whether oneDNN is right with it.
         scale: of each output channel, float32 ``(C_out,)``; None is 1.
         dtype: of the output, float32 (None) or bfloat16.
 
     Returns:
         ``(N, C_out, *out)``, channels_last.
     """
-    codes, sides = window.pad_but_zeros(codes, zero, _can_pad(window, weight.shape[2:]))
+    codes, sides = window.pad_but_zeros(codes, zero, _can_pad(window, weight.shape[2:], zero))
     scale = _ones(len(weight)) if scale is None else scale
     packed = _prepack(weight, zero, window, sides, codes.shape)
     return _pointwise(codes, zero, packed, window, sides, scale, None, dtype)
 
 
-def integers_pay(input: Tensor, weight: Tensor, window: Window) -> bool:
-    """Whether the integer convolution of these float operands is the faster one, and right.
+def integers_pay(input: Tensor, weight: Tensor, window: Window, zero: int) -> bool:
+    """Whether the integer convolution of these float operands is the faster one, and right; ``zero``: the code of 0.
 
     Three costs grow with other things than the multiplications: packing the weight, converting input and output, and
     calling operators. The bounds on what makes up for them were measured with AVX-512 VNNI on 2 cores: above them the
@@ -116,17 +116,23 @@ def integers_pay(input: Tensor, weight: Tensor, window: Window) -> bool:
     per_output = weight.shape[1:].numel()
     positions = input.shape[0] * input.shape[2:].numel() // torch.Size(window.stride).numel()
     pays = per_output >= 256 and positions >= 1024 and positions * weight.numel() >= 10**8 and per_output < 2**16
-    return pays and has_fast_integers() and not _is_column(input.shape, weight.shape, window)
+    return pays and has_fast_integers() and not is_wrong(input.shape, weight.shape, window, zero)
 
 
-def _is_column(input: Sequence[int], weight: Sequence[int], window: Window) -> bool:
-    """Whether oneDNN is wrong: outputs of one column with a stride along the rows, as random layers have shown."""
-    return window.stride[1] > 1 and window.output_size(input[2:], weight[2:])[1] == 1
+def is_wrong(input: Sequence[int], weight: Sequence[int], window: Window, zero: int) -> bool:
+    """Whether oneDNN is wrong, as random layers have shown (oneDNN 3.13, AVX-512 VNNI).
+
+    So it is for outputs of one column with a stride along the rows; and for a zero point other than 0 with groups of
+    several channels, of input or output, where it reads what lies beyond its memory.
+    """
+    is_column = window.stride[1] > 1 and window.output_size(input[2:], weight[2:])[1] == 1
+    is_depthwise = weight[1] == 1 and weight[0] == window.groups
+    return is_column or (zero != 0 and window.groups > 1 and not is_depthwise)
 
 
-def _can_pad(window: Window, kernel_size: Sequence[int]) -> bool:
-    """Whether oneDNN pads right: its sums are wrong in the padding where its zero point is not 0."""
-    return not window.may_lie_in_padding(kernel_size)
+def _can_pad(window: Window, kernel_size: Sequence[int], zero: int) -> bool:
+    """Whether oneDNN pads right: with a zero point other than 0 some of its sums in the padding are wrong."""
+    return not window.may_lie_in_padding(kernel_size) and (zero == 0 or kernel_size[1] > 1)
 
 
 def _kept(weight: Tensor, zero: int, window: Window, sides: tuple[int, int], shape: tuple[int, ...]) -> Tensor:

@@ -173,7 +173,7 @@ def check_quantizers(what: str, quantizers: Mapping[str, Quantizer]) -> None:
             raise ValueError(
                 f"{what}: {quantizer} waits for data: train it, or call qconv.calibrate(model, batches); if the model "
                 "does not call the layer in evaluation, as a head that is only trained, remove it or leave it float "
-                "(skip=)"
+                "(skip=), and leave it float, too, if all its inputs are equal, as behind a ReLU that gives only 0"
             )
         if not quantizer.is_final:
             raise ValueError(f"{what} is not in its last stage yet: train it to the end")

@@ -79,10 +79,14 @@ def save_packed(
     Raises:
         ValueError: a quantizer that waits for data, is not at its last stage, or is not one of qconv's; numbers that
             are not finite; a weight that a float layer shares; a `network` that differs from the model's.
-        TypeError: `model` is not a module, or is a frozen one.
+        TypeError: `model` is not a module, or is a frozen one; `example` is no tensor; `classes` is a string.
         OSError: the file can't be written.
     """
     model = inner_model(model)
+    if example is not None and not isinstance(example, Tensor):
+        raise TypeError(f"example ({type(example).__name__}) must be a tensor, a batch of inputs")
+    if isinstance(classes, str):
+        raise TypeError(f"classes (={classes!r}) must be a list of names")
     _check_not_frozen(model)
     _warn_of_hooks(model)
     described, entries = describe_model(model)
