@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from ..checks import check_numbers, check_whole
+from ..checks import check_at_least_one, check_module, check_numbers, check_whole
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
 from ..layers.copies import copied
@@ -26,7 +26,8 @@ from ..progress import shown
 from ..table import Column, lines, write_csv
 from .blocks import blocks_below, called_blocks, check_apart, check_called, layers_of, relative_error, seen_by
 from .rounding import Options, Rounding, learn_rounding
-from .sensitivity import batches_of, calibrate_what_waits, float_but
+from .samples import images_of
+from .sensitivity import calibrate_what_waits, float_but
 
 COLUMNS = (
     Column("block"),
@@ -145,9 +146,11 @@ def reconstruct(
             takes anything but one tensor by position, returns anything but one, or is called twice.
         RuntimeError: several processes, which would round differently; `torch.inference_mode`.
     """
-    for name, value in {"iterations": iterations, "batch_size": batch_size, "max_samples": max_samples}.items():
-        if check_whole(name, value) < 1:
-            raise ValueError(f"{name} (={value}) must be at least 1")
+    check_module(model)
+    if float_model is not None:
+        check_module(float_model, "float_model")
+    check_at_least_one(iterations=iterations)
+    check_whole("seed", seed)
     rates = {"learning_rate": learning_rate, "input_learning_rate": input_learning_rate}
     for name, value in {**rates, "regularization": regularization}.items():
         check_numbers(**{name: value})
@@ -155,9 +158,7 @@ def reconstruct(
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
     check_not_inference("reconstruct needs gradients")
     check_alone("reconstruct")
-    batches = list(batches_of(images, None, batch_size, max_samples))
-    if not batches:
-        raise ValueError("images must hold at least one sample")
+    pictures = images_of(images, batch_size, max_samples)
     _check_unwrapped(model)
     layers = quantized_layers(model)
     if not layers:
@@ -173,9 +174,8 @@ def reconstruct(
     mode = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        calibrate_what_waits(model, batches)
+        calibrate_what_waits(model, pictures)
         _warn_if_on_levels(layers)
-        pictures = [images for images, _ in batches]
         blocks = called_blocks(model, dict(blocks_below(model, "")), pictures[0][:1])
         check_apart(blocks)
         reference = copied(model) if float_model is None else float_model
