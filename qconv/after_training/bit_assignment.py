@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -182,9 +183,9 @@ def assign_bits(
         options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
 
     Raises:
-        ValueError: no choices, or one that changes in the course of the training; neither budget; a budget that the
-            cheapest choices exceed; a converted model; no samples, or labels that are not one for each image; an
-            unknown measure; a number below 1; traces of a model with one output, whose loss is constant.
+        ValueError: no choices, two with one name, or one that changes in the course of the training; neither budget; a
+            budget that the cheapest choices exceed; a converted model; no samples; labels that are not one for each
+            image; an unknown measure; a number below 1; traces of a model with one output, whose loss is constant.
         TypeError: a choice that is no scheme, and as for `qconv.sensitivity`.
         RuntimeError: several processes, which would come to different choices; `torch.inference_mode`.
         ImportError: scipy is not installed.
@@ -204,10 +205,8 @@ def assign_bits(
     batches = batches_of(images, labels, batch_size, max_samples)
     options = {"before_sign": "keep", "skip": skip, **options}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
-    # Layers that have one scheme whatever the choice is, such as those of `first_last`, are not chosen for.
-    by_choice = [quantized_layers(each) for each in converted]
-    count = len({*map(str, choices)})
-    names = [name for name in by_choice[0] if len({str(layers[name].scheme) for layers in by_choice}) == count]
+    # Layers that get the scheme of `first_last`, whatever the choice is, are not chosen for.
+    names = list(quantized_layers(convert(copied(model), choices[0], **{**options, "first_last": "float"})))
     if measure == "measured":
         costs, of_weights = [_measured(each, batches) for each in converted], {}
     else:
@@ -249,6 +248,12 @@ def _check(
     for choice in choices:
         if not isinstance(choice, Scheme):
             raise TypeError(f"choices: {choice!r} must be a scheme, such as qconv.schemes.lsq(4, 4)")
+    repeated = [name for name, count in Counter(choice.name for choice in choices).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"choices: {repeated[0]!r} must be the name of one scheme only, or the table can't tell them apart: "
+            "dataclasses.replace(scheme, name=...) gives another"
+        )
     if max_bytes is None and max_bops is None:
         raise ValueError("give a budget: max_bytes, max_bops, or both")
     for name, value in {"max_bytes": max_bytes, "max_bops": max_bops}.items():
