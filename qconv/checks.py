@@ -63,9 +63,9 @@ def check_flags(**values: bool) -> None:
 
 
 def check_at_least_one(**values: int) -> None:
-    """Raise a ValueError that names the first value below 1."""
+    """Raise a ValueError that names the first value that is not a whole number from 1 on."""
     for name, value in values.items():
-        if value < 1:
+        if check_whole(name, value) < 1:
             raise ValueError(f"{name} (={value}) must be at least 1")
 
 

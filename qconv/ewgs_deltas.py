@@ -90,7 +90,6 @@ def set_ewgs_deltas(
         RuntimeError: `torch.inference_mode`.
         FloatingPointError: a trace is NaN or inf, such as that of a network that has diverged.
     """
-    check_whole("probes", probes)
     check_whole("seed", seed)
     check_at_least_one(probes=probes)
     check_not_inference("set_ewgs_deltas needs gradients")

@@ -383,6 +383,88 @@ def test_the_number_of_samples_is_a_whole_one(wrong: Any) -> None:
         qconv.calibrate(nn.Sequential(layer_of(WITH_DATA[0])), [torch.rand(3, 4, 5, 5)], max_samples=wrong)
 
 
+def classifier() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.Flatten(), nn.Linear(27, 3)).eval()
+
+
+IMAGES, CLASSES = torch.rand(6, 2, 5, 5, generator=torch.Generator().manual_seed(4)), torch.arange(6) % 3
+CHOICES = [schemes.lsq(2, 4), schemes.lsq(8, 8)]
+AFTER_TRAINING: dict[str, Callable[..., Any]] = {
+    "sensitivity": partial(qconv.sensitivity, scheme=CHOICES[0]),
+    "assign_bits": partial(qconv.assign_bits, choices=CHOICES, max_bytes=10**6, skip=(), probes=1),
+    "correct_bias": lambda model, *data, **options: qconv.correct_bias(
+        qconv.convert(model, schemes.minmax(3, 8), skip=()), classifier(), *data, **options
+    ),
+    "reconstruct": lambda model, *data, **options: qconv.reconstruct(
+        qconv.convert(model, schemes.minmax(3, 8), skip=()), *data, iterations=2, **options
+    ),
+}
+
+
+@pytest.mark.parametrize("name", AFTER_TRAINING)
+@pytest.mark.parametrize(
+    ("images", "options", "error", "message"),
+    [
+        (IMAGES, {"max_samples": -1}, ValueError, r"max_samples \(=-1\) must be at least 1"),
+        (IMAGES, {"max_samples": 2.5}, ValueError, r"max_samples \(=2.5\) must be a whole number, not of type float"),
+        (IMAGES[:0], {}, ValueError, "images must hold at least one sample"),
+        ([], {}, ValueError, "images must hold at least one sample"),
+        (IMAGES[0, 0, 0, 0], {}, TypeError, r"that begins with one, not a tensor of shape \(\)"),
+        (None, {}, TypeError, r"images \(NoneType\) must be a tensor of samples, or batches one after another"),
+        ({"input": IMAGES}, {}, TypeError, r"images \(dict\) must be a tensor of samples, or batches"),
+        ([{"input": IMAGES}], {}, TypeError, "images: a batch must be a tensor of samples, .* not dict"),
+        ([()], {}, TypeError, "images: a batch must be a tensor of samples, .* not tuple"),
+        (IMAGES.numpy(), {}, TypeError, "images: a batch must be a tensor of samples, .* not ndarray"),
+    ],
+)
+def test_wrong_samples_are_refused_alike(
+    name: str, images: Any, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        AFTER_TRAINING[name](classifier(), images, **options)
+
+
+@pytest.mark.parametrize("call", [qconv.sensitivity, AFTER_TRAINING["assign_bits"], qconv.reconstruct])
+def test_what_is_no_module_and_batches_of_none_are_refused(call: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"batch_size \(=0\) must be at least 1"):
+        call(classifier(), IMAGES, batch_size=0)
+    with pytest.raises(TypeError, match=r"model \(='resnet20'\) must be a torch.nn.Module"):
+        call("resnet20", IMAGES)
+    for models in (("resnet20", classifier()), (classifier(), "resnet20")):
+        with pytest.raises(TypeError, match=r"model \(='resnet20'\) must be a torch.nn.Module"):
+            qconv.correct_bias(*models, IMAGES)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("measure", ["sensitivity", "hessian", "measured"])
+def test_labels_and_outputs_of_other_types(measure: str) -> None:
+    named = {} if measure == "sensitivity" else {"measure": measure}
+    call = partial(AFTER_TRAINING["assign_bits" if named else measure], **named)
+    model = classifier()
+    for kind in (torch.int32, torch.uint8):
+        assert call(model, IMAGES, CLASSES.to(kind)).rows == call(model, IMAGES, CLASSES).rows
+    for labels in (CLASSES.numpy(), CLASSES.tolist()):
+        with pytest.raises(TypeError, match=rf"labels \({type(labels).__name__}\) must be a tensor"):
+            call(model, IMAGES, labels)
+    with pytest.raises(TypeError, match=r"labels \(ndarray\) must be a tensor"):
+        call(model, [(IMAGES, CLASSES.numpy())])
+    for data in ((IMAGES, CLASSES[:2]), ([(IMAGES, CLASSES[:2])],), (IMAGES, CLASSES[0])):
+        with pytest.raises(ValueError, match=r"labels \(of shape \(2?,?\)\) must be one for each of the images"):
+            call(model, *data)
+    with pytest.raises(TypeError, match=r"model \(Named\) must return one tensor of outputs, not dict: wrap it"):
+        call(Named(), IMAGES)
+
+
+class Named(nn.Module):
+    """Returns its logits by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = classifier()
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"logits": self.net(x)}
+
+
 PICTURES = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(3))
 
 

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,11 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
         ({"max_bops": 10}, ValueError, r"max_bops \(=10\) must be at least"),
         ({"max_bytes": 1.5}, ValueError, r"max_bytes \(=1.5\) must be a whole number"),
         ({"choices": []}, ValueError, r"choices \(=\[\]\) must hold at least one scheme"),
+        (
+            {"choices": [replace(scheme, name="mine") for scheme in CHOICES]},
+            ValueError,
+            "choices: 'mine' must be the name of one scheme only",
+        ),
         ({"choices": ["lsq"]}, TypeError, r"choices: 'lsq' must be a scheme"),
         ({"measure": "trace"}, ValueError, r"measure \(='trace'\) must be 'hessian' or 'measured'"),
         ({"probes": 0}, ValueError, r"probes \(=0\) must be at least 1"),
@@ -289,11 +295,12 @@ def test_a_residual_network_in_batches() -> None:
     assert all(math.isfinite(row.cost) for row in runs[0].rows)
 
 
-def test_layers_with_a_scheme_of_their_own_are_not_chosen_for() -> None:
+@pytest.mark.parametrize("choices", [CHOICES, CHOICES[:1]], ids=len)
+def test_layers_with_a_scheme_of_their_own_are_not_chosen_for(choices: list[qconv.Scheme]) -> None:
     """Those of ``first_last`` keep their 8 bits, and count as what is not chosen for."""
     images, labels = pictures()
     options: Any = {"first_last": "w8a8", "skip": ("first", "last")}
-    found = assign(network(), images, labels, probes=1, **options)
+    found = assign(network(), images, labels, probes=1, choices=choices, **options)
     assert list(found.others) == ["3"]
     model: Any = qconv.convert(network(), CHOICES[0], overrides=found.overrides, before_sign="keep", **options)
     assert [model[place].weight_quantizer.bits for place in (0, 6)] == [8, 8]

@@ -481,6 +481,7 @@ def test_random_geometries() -> None:
         (16, 128, (5, 1), (1, 0), (3, 2), 2, (32, 32)),
         (8, 40, (5, 1), (2, 0), (2, 1), 1, (8, 16)),
         (16, 16, (3, 1), (1, 0), (1, 1), 1, (32, 32)),
+        (32, 4, (3, 2), (1, 0), (1, 1), 1, (5, 56)),
         (40, 40, (3, 3), (1, 1), (1, 1), 40, (28, 28)),  # depthwise, in which it is right
     ],
 )
@@ -488,7 +489,7 @@ def test_random_geometries() -> None:
 def test_where_onednn_is_wrong(
     inputs: int, outputs: int, kernel: Any, padding: Any, stride: Any, groups: int, size: Any, zero: int
 ) -> None:
-    """Its zero points are wrong with groups, where they read beyond its memory, and in rows padded for columns."""
+    """Its zero points are wrong with groups, where they read beyond its memory, and where it pads."""
     generator = torch.Generator().manual_seed(0)
     codes = torch.randint(0, 256, (2, inputs, *size), generator=generator).to(torch.uint8)
     weight = torch.randint(-7, 8, (outputs, inputs // groups, *kernel), generator=generator).to(torch.int8)

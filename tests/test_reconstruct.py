@@ -1,12 +1,14 @@
 """Learned rounding, against the formula written out, and on a network that was trained."""
 
 import copy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.nn.utils import prune
 from torchvision.models.convnext import CNBlock
 from torchvision.models.swin_transformer import SwinTransformerBlock
@@ -367,6 +369,83 @@ class Aliased(nn.Module):
 def test_what_cannot_work_is_said(make: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         reconstruct(make(), pictures(), **{"iterations": 2, **options})
+
+
+class Attention(nn.Module):
+    """The tokens of one sample look at one another."""
+
+    def __init__(self, batch_first: bool) -> None:
+        super().__init__()
+        self.qkv, self.out, self.batch_first = nn.Linear(4, 12), nn.Linear(4, 4), batch_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.batch_first else x.transpose(0, 1)
+        y = self.out(F.scaled_dot_product_attention(*self.qkv(x).chunk(3, -1)))
+        return y if self.batch_first else y.transpose(0, 1)
+
+
+class Tokens(nn.Module):
+    """A layer takes any rows; what is called between is called ``block``."""
+
+    def __init__(self, block: nn.Module, rows: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.block, self.rows = nn.Linear(4, 4), block, rows
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.block(self.rows(self.first(x.flatten(0, 1)).view(x.shape)))
+
+
+class Flat(Holds):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).flatten(0, 1)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5])
+def test_blocks_take_the_samples_first(tokens: int) -> None:
+    """Tokens that were taken for samples came from several of them."""
+    images = torch.rand(6, tokens, 4)
+
+    def learned(block: nn.Module, rows: Callable[[Tensor], Tensor] = lambda x: x) -> Reconstruction:
+        model = qconv.convert(Tokens(block, rows), schemes.minmax(3, 8), skip=())
+        return reconstruct(model, images, iterations=2)
+
+    assert [row.name for row in learned(Attention(batch_first=True)).rows] == ["first", "block"]
+    for block, rows in (
+        (Attention(batch_first=False), lambda x: x.transpose(0, 1)),
+        (Flat(nn.Linear(4, 4)), lambda x: x),
+        (Holds(nn.Linear(4, 4)), lambda x: x.flatten(0, 1)),
+    ):
+        if tokens == 1 and not isinstance(block, Attention):  # there is one row for each sample
+            continue
+        with pytest.raises(TypeError, match=r"block \(\w+\) must have the samples in dimension 0 .*\(batch first\)"):
+            learned(block, rows)
+
+
+class Part(nn.Module):
+    """Only holds layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.inner, self.unused = nn.Conv2d(2, 2, 1), Residual(2), nn.Conv2d(2, 2, 1)
+
+
+class InParts(nn.Module):
+    """Calls what its part holds, but not the part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.last = Part(), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.part.inner(self.part.conv(x)))
+
+
+def test_layers_in_a_module_that_is_not_called_are_reconstructed() -> None:
+    model = qconv.convert(InParts(), schemes.minmax(3, None), skip=())  # inputs would wait for data, too
+    with pytest.warns(UserWarning, match=r"reconstruct: layer 'part.unused' had no input, since the model did not"):
+        found = reconstruct(model, pictures(), float_model=qconv.to_float(copy.deepcopy(model)), iterations=2)
+    assert [row.name for row in found.rows] == ["part.conv", "part.inner", "last"]
+    assert [row.layers for row in found.rows] == [1, 2, 1]
 
 
 @pytest.mark.parametrize("make", [nn.SiLU, nn.LeakyReLU, nn.ReLU])

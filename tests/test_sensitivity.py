@@ -118,7 +118,7 @@ def test_wrong_arguments() -> None:
         qconv.sensitivity(model, IMAGES)
     with pytest.raises(ValueError, match="is converted already: leave scheme out"):
         qconv.sensitivity(qconv.convert(network(), schemes.bwn()), IMAGES, scheme=schemes.bwn())
-    with pytest.raises(ValueError, match=r"labels \(=3 of them\)"):
+    with pytest.raises(ValueError, match=r"labels \(of shape \(3,\)\) must be one for each"):
         qconv.sensitivity(model, IMAGES, LABELS[:3], scheme=schemes.bwn())
     with pytest.raises(ValueError, match="at least one sample"):
         qconv.sensitivity(model, IMAGES[:0], scheme=schemes.bwn())

@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..checks import check_at_least_one, check_whole
+from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.trial import check_not_inference, trial
 from ..layers.twins import float_twins, quantized_layers
 from ..processes import mean_over_processes, process_count
 from ..table import Column, lines
-from .sensitivity import batches_of, calibrate_what_waits
+from .samples import images_of
+from .sensitivity import calibrate_what_waits
 
 BIAS, NOWHERE = "its bias", "nothing"
 COLUMNS = (Column("layer"), Column("corrected"), Column("shift", is_right=True))
@@ -97,12 +98,13 @@ def correct_bias(
     Raises:
         ValueError: a model without quantized layers; a ``float_model`` with some, or without the layers and batch norms
             of ``model``, or which does not call them; no samples, or samples of several sizes or without batches.
-        TypeError: a layer or a corrected batch norm that is called twice; a bias that is shared or computed.
+        TypeError: a layer or a corrected batch norm that is called twice; a bias that is shared or computed; a batch
+            that is no tensor.
         RuntimeError: `torch.inference_mode`.
         FloatingPointError: outputs of a layer with NaN or inf. Biases and batch norms are as they were.
     """
-    check_whole("max_samples", max_samples)
-    check_at_least_one(max_samples=max_samples)
+    check_module(model)
+    check_module(float_model, "float_model")
     check_not_inference("correct_bias notes which tensors are changed")
     layers = quantized_layers(model)
     if not layers:
@@ -112,9 +114,7 @@ def correct_bias(
         )
     twins = float_twins(layers, float_model)
     _check_biases(layers)
-    pictures = [batch for batch, _ in batches_of(images, None, max_samples, max_samples)]
-    if not pictures:
-        raise ValueError("images must hold at least one sample")
+    pictures = images_of(images, max_samples, max_samples)
     if len(sizes := {tuple(batch.shape[1:]) for batch in pictures}) > 1:
         raise ValueError(f"images must have one size, for they are one batch; there are {sorted(sizes)}")
     sample = torch.cat(pictures)
@@ -125,7 +125,7 @@ def correct_bias(
 
     with trial(float_model), _called(twins, note):
         float_model(sample)
-    calibrate_what_waits(model, [(sample, None)])
+    calibrate_what_waits(model, [sample])
     found = _Found(layers, targets, _norms(float_model))
     with trial(model, warns=True), _called(layers, found.of_layer), _before(_norms(model), found.of_norm):
         model(sample)

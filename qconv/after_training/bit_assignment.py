@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_whole
+from ..checks import check_at_least_one, check_module, check_whole
 from ..convert import convert
 from ..extras import needed
 from ..layers import QuantizedLayer
@@ -25,9 +26,10 @@ from ..scheme import Scheme
 from ..summary import Summary, summarize
 from ..summary.table import row_name
 from ..table import Column, lines, write_csv
-from .hessian import Batches, expected_losses, traces
+from .hessian import expected_losses, traces
 from .layer_chart import BLUE, layer_chart
-from .sensitivity import batches_of, sensitivity
+from .samples import Batches, batches_of
+from .sensitivity import sensitivity
 
 Measure = Literal["hessian", "measured"]
 
@@ -181,10 +183,10 @@ def assign_bits(
         options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
 
     Raises:
-        ValueError: no choices, or one that changes in the course of the training; neither budget; a budget that the
-            cheapest choices exceed; a converted model; no samples; an unknown measure; traces of a model with one
-            output, whose loss is constant.
-        TypeError: a choice that is no scheme, and as for `qconv.convert`.
+        ValueError: no choices, two with one name, or one that changes in the course of the training; neither budget; a
+            budget that the cheapest choices exceed; a converted model; no samples; labels that are not one for each
+            image; an unknown measure; a number below 1; traces of a model with one output, whose loss is constant.
+        TypeError: a choice that is no scheme, and as for `qconv.sensitivity`.
         RuntimeError: several processes, which would come to different choices; `torch.inference_mode`.
         ImportError: scipy is not installed.
     """
@@ -196,20 +198,15 @@ def assign_bits(
     check_alone("assign_bits")
     if measure == "hessian":
         check_not_inference("assign_bits needs gradients")
-    for name, value in {"batch_size": batch_size, "max_samples": max_samples, "probes": probes}.items():
-        check_whole(name, value)
-        check_at_least_one(**{name: value})
+    check_at_least_one(probes=probes)
+    check_whole("seed", seed)
     if "overrides" in options:
         raise ValueError("overrides: they are what assign_bits chooses; name layers that stay float in skip")
-    batches = list(batches_of(images, labels, batch_size, max_samples))
-    if not batches:
-        raise ValueError("images must hold at least one sample")
+    batches = batches_of(images, labels, batch_size, max_samples)
     options = {"before_sign": "keep", "skip": skip, **options}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
-    # Layers that have one scheme whatever the choice is, such as those of `first_last`, are not chosen for.
-    by_choice = [quantized_layers(each) for each in converted]
-    count = len({*map(str, choices)})
-    names = [name for name in by_choice[0] if len({str(layers[name].scheme) for layers in by_choice}) == count]
+    # Layers that get the scheme of `first_last`, whatever the choice is, are not chosen for.
+    names = list(quantized_layers(convert(copied(model), choices[0], **{**options, "first_last": "float"})))
     if measure == "measured":
         costs, of_weights = [_measured(each, batches) for each in converted], {}
     else:
@@ -245,11 +242,18 @@ def assign_bits(
 def _check(
     model: nn.Module, choices: Sequence[Scheme], max_bytes: int | None, max_bops: int | None, measure: str
 ) -> None:
+    check_module(model)
     if not choices:
         raise ValueError("choices (=[]) must hold at least one scheme, such as [schemes.lsq(2, 2), schemes.lsq(4, 4)]")
     for choice in choices:
         if not isinstance(choice, Scheme):
             raise TypeError(f"choices: {choice!r} must be a scheme, such as qconv.schemes.lsq(4, 4)")
+    repeated = [name for name, count in Counter(choice.name for choice in choices).items() if count > 1]
+    if repeated:
+        raise ValueError(
+            f"choices: {repeated[0]!r} must be the name of one scheme only, or the table can't tell them apart: "
+            "dataclasses.replace(scheme, name=...) gives another"
+        )
     if max_bytes is None and max_bops is None:
         raise ValueError("give a budget: max_bytes, max_bops, or both")
     for name, value in {"max_bytes": max_bytes, "max_bops": max_bops}.items():

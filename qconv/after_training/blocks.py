@@ -1,6 +1,6 @@
 """The blocks of a model that is quantized after training: what they are, and what they get and give."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,56 +10,93 @@ from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.trial import trial
 
+PROBES = (1, 2)
+"""The numbers of samples with which calls are looked at: another dimension may be as long as one, but not as both."""
+
 
 def layers_of(module: nn.Module) -> list[QuantizedLayer]:
     """The quantized layers of a block."""
     return [each for each in module.modules() if isinstance(each, QuantizedLayer)]
 
 
-def blocks_below(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks of a model by their names: see `reconstruct`."""
-    if isinstance(module, QuantizedLayer):  # the model itself
-        yield prefix, module
+def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:
+    """Return the blocks that a model calls, in the order of their calls: see `reconstruct`.
+
+    Raises:
+        TypeError: one can't be a block; it is named, with the rule.
+    """
+    holders = [module for module in model.modules() if layers_of(module)]
+    blocks: dict[str, nn.Module] = {}
+    for count in PROBES:
+        calls = _calls(model, holders, images, count)
+        names: dict[nn.Module, str] = {}
+        for name, module in _blocks_below(model, "", calls):
+            names.setdefault(module, name)  # one block may have two names
+        blocks = {names[module]: module for module in calls if module in names}
+        _check_calls(blocks, calls)
+    return blocks
+
+
+def check_called(float_model: nn.Module, blocks: Iterable[str], images: Tensor) -> None:
+    """Raise unless the float model calls all blocks, so that each has outputs to be kept."""
+    twins = {name: float_model.get_submodule(name) for name in blocks}
+    for count in PROBES:
+        calls = _calls(float_model, twins.values(), images, count)
+        if left_out := [name for name, twin in twins.items() if twin not in calls]:
+            raise ValueError(f"float_model ({type(float_model).__name__}) must call {left_out[0]}, as model does")
+        _check_calls(twins, calls)
+
+
+def _blocks_below(module: nn.Module, prefix: str, called: Container[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the blocks by their names; a module that is not called itself is none, but what it holds may be."""
+    if isinstance(module, QuantizedLayer):
+        if module in called:
+            yield prefix, module
         return
     for name, child in module.named_children():
         whole = f"{prefix}.{name}" if prefix else name
-        if isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            yield from blocks_below(child, whole)
-        elif layers_of(child):
+        if child in called and not isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
             yield whole, child
+        else:
+            yield from _blocks_below(child, whole, called)
 
 
-def called_blocks(model: nn.Module, blocks: Mapping[str, nn.Module], sample: Tensor) -> dict[str, nn.Module]:
-    """Return those of the blocks that ``model`` calls, in the order of their calls."""
-    called: list[str] = []
+def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor, count: int) -> dict[nn.Module, list[str]]:
+    """Return those of the modules that are called, in the order of their calls, with what `_why_none` says of each."""
+    calls: dict[nn.Module, list[str]] = {}
 
-    def note(name: str):
-        def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
-                kind = type(module).__name__
-                raise TypeError(f"{name} ({kind}) must take one tensor, by position, and return one, to be a block")
-            if name in called:
-                raise TypeError(f"{name} ({type(module).__name__}) is called twice: its calls have inputs of their own")
-            called.append(name)
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        calls.setdefault(module, []).append(_why_none(module, args, kwargs, output, count))
 
-        return hook
-
-    handles = [block.register_forward_hook(note(name), with_kwargs=True) for name, block in blocks.items()]
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in dict.fromkeys(modules)]
     try:
         with trial(model):
-            model(sample)
+            model(torch.cat([images[:1]] * count))
     finally:
         for handle in handles:
             handle.remove()
-    first: dict[nn.Module, str] = {}  # one block may have two names
-    return {first.setdefault(blocks[name], name): blocks[name] for name in called}
+    return calls
 
 
-def check_called(float_model: nn.Module, blocks: Iterable[str], sample: Tensor) -> None:
-    """Raise unless the float model calls all blocks, so that each has outputs to be kept."""
-    called = called_blocks(float_model, {name: float_model.get_submodule(name) for name in blocks}, sample)
-    if left_out := [name for name in blocks if name not in called]:
-        raise ValueError(f"float_model ({type(float_model).__name__}) must call {left_out[0]}, as model does")
+def _why_none(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, count: int) -> str:
+    """Return why this call, with so many samples, is not that of a block; empty if it is."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Tensor) or not isinstance(output, Tensor):
+        return "must take one tensor, by position, and return one, to be a block"
+    sizes = tuple(args[0].shape), tuple(output.shape)
+    if not isinstance(module, QuantizedLayer) and any(size[:1] != (count,) for size in sizes):  # a layer takes any rows
+        return (
+            f"must have the samples in dimension 0 of its input and output (batch first), to be a block; for {count} "
+            f"{'sample' if count == 1 else 'samples'} they are of shape {sizes[0]} and {sizes[1]}"
+        )
+    return ""
+
+
+def _check_calls(blocks: Mapping[str, nn.Module], calls: Mapping[nn.Module, Sequence[str]]) -> None:
+    for name, module in blocks.items():
+        why, *more = calls[module]
+        if why or more:
+            why = why or "is called twice: its calls have inputs of their own"
+            raise TypeError(f"{name} ({type(module).__name__}) {why}")
 
 
 def check_apart(blocks: Mapping[str, nn.Module]) -> None:

@@ -1,7 +1,7 @@
 """What rounding costs to second order: traces of the loss's Hessian, and the increase of the loss that they predict."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -15,10 +15,8 @@ from ..layers import QuantizedLayer
 from ..layers.trial import trial
 from ..layers.twins import quantized_layers
 from ..progress import shown
+from .samples import Batches, output_of
 from .sensitivity import float_but
-
-Batches = Sequence[tuple[Tensor, Tensor | None]]
-"""Images, and their classes if they are known."""
 
 
 class _WithSecondDerivatives(TorchFunctionMode):
@@ -77,7 +75,7 @@ def _traces(
             layer.weight.requires_grad_()
         for images, labels in batches:
             with float_but(layers.values()), _inputs(layers, grad=True) as inputs, torch.enable_grad():
-                loss = _loss(model(images), labels)
+                loss = _loss(output_of(model, images), labels)
             tensors = [(name, -1, layer.weight) for name, layer in layers.items()]
             for name, each in inputs.items():
                 tensors += [(name, call, input) for call, input in enumerate(each) if of_inputs]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from ..checks import check_numbers, check_whole
+from ..checks import check_at_least_one, check_module, check_numbers, check_whole
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
 from ..layers.copies import copied
@@ -24,9 +24,10 @@ from ..layers.twins import float_twins, quantized_layers
 from ..processes import check_alone
 from ..progress import shown
 from ..table import Column, lines, write_csv
-from .blocks import blocks_below, called_blocks, check_apart, check_called, layers_of, relative_error, seen_by
+from .blocks import called_blocks, check_apart, check_called, layers_of, relative_error, seen_by
 from .rounding import Options, Rounding, learn_rounding
-from .sensitivity import batches_of, calibrate_what_waits, float_but
+from .samples import images_of
+from .sensitivity import calibrate_what_waits, float_but
 
 COLUMNS = (
     Column("block"),
@@ -117,8 +118,9 @@ def reconstruct(
     Weights that lie on a level stay there: a second call learns no rounding, and warns; the ranges of inputs go on.
 
     A block is a module that is neither a quantized layer nor ``nn.Sequential``, ``nn.ModuleList`` or
-    ``nn.ModuleDict``, and holds quantized layers, below the model itself, such as a residual block; a quantized layer
-    outside such modules is one of its own.
+    ``nn.ModuleDict``, is called, and holds quantized layers, below the model itself, such as a residual block; a
+    quantized layer outside such modules is one of its own. The input and output of a block have the samples in
+    dimension 0 (batch first).
 
     Args:
         model: converted by a scheme of evenly spaced levels for the weights, such as `schemes.lsq` and
@@ -135,19 +137,22 @@ def reconstruct(
         seed: of the order of the samples.
 
     Returns:
-        The error of each block before and after.
+        The error of each block before and after. A UserWarning names layers that are not called, and stay.
 
     Raises:
         ValueError: a ``model`` that is float; a ``float_model`` that is not, or lacks layers of ``model`` or does not
             call its blocks; no samples, or an option out of its range.
         TypeError: a weight whose levels are not evenly spaced, or that is normalized before it is quantized; a weight
-            that is shared, computed (pruned, parametrized) or of 16 bits; a wrapper such as DataParallel; a block that
-            takes anything but one tensor by position, returns anything but one, or is called twice.
+            that is shared, computed (pruned, parametrized) or of 16 bits; a wrapper such as DataParallel; a batch that
+            is no tensor; a block that takes anything but one tensor by position, returns anything but one, has other
+            dimensions before that of the samples, or is called twice.
         RuntimeError: several processes, which would round differently; `torch.inference_mode`.
     """
-    for name, value in {"iterations": iterations, "batch_size": batch_size, "max_samples": max_samples}.items():
-        if check_whole(name, value) < 1:
-            raise ValueError(f"{name} (={value}) must be at least 1")
+    check_module(model)
+    if float_model is not None:
+        check_module(float_model, "float_model")
+    check_at_least_one(iterations=iterations)
+    check_whole("seed", seed)
     rates = {"learning_rate": learning_rate, "input_learning_rate": input_learning_rate}
     for name, value in {**rates, "regularization": regularization}.items():
         check_numbers(**{name: value})
@@ -155,9 +160,7 @@ def reconstruct(
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
     check_not_inference("reconstruct needs gradients")
     check_alone("reconstruct")
-    batches = list(batches_of(images, None, batch_size, max_samples))
-    if not batches:
-        raise ValueError("images must hold at least one sample")
+    pictures = images_of(images, batch_size, max_samples)
     _check_unwrapped(model)
     layers = quantized_layers(model)
     if not layers:
@@ -173,14 +176,14 @@ def reconstruct(
     mode = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        calibrate_what_waits(model, batches)
+        calibrate_what_waits(model, pictures)
         _warn_if_on_levels(layers)
-        pictures = [images for images, _ in batches]
-        blocks = called_blocks(model, dict(blocks_below(model, "")), pictures[0][:1])
+        blocks = called_blocks(model, pictures[0])
         check_apart(blocks)
+        _warn_if_left_out(layers, blocks.values())
         reference = copied(model) if float_model is None else float_model
         if float_model is not None:
-            check_called(float_model, blocks, pictures[0][:1])
+            check_called(float_model, blocks, pictures[0])
         generator = torch.Generator().manual_seed(seed)
         options = Options(iterations, batch_size, learning_rate, input_learning_rate, regularization)
         rows = []
@@ -216,6 +219,17 @@ def _check_levels(name: str, layer: QuantizedLayer) -> None:
     if why:
         remedy = way_out(layer, name, "take schemes.lsq with at least 2 bits, or schemes.minmax with symmetric weights")
         raise TypeError(f"the rounding of {name}.weight with {layer.scheme} can't be learned: {why}; {remedy}")
+
+
+def _warn_if_left_out(layers: Mapping[str, QuantizedLayer], blocks: Iterable[nn.Module]) -> None:
+    """Warn of layers that are in no block, since the model does not call them."""
+    called = {layer for block in blocks for layer in layers_of(block)}
+    if left := [f"'{name}'" for name, layer in layers.items() if layer not in called]:
+        warnings.warn(
+            f"reconstruct: {'layer' if len(left) == 1 else 'layers'} {', '.join(left)} had no input, since the model "
+            "did not call them, and keep their weights",
+            stacklevel=3,
+        )
 
 
 def _warn_if_on_levels(layers: Mapping[str, QuantizedLayer]) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..checks import check_whole
+from ..checks import check_module
 from ..convert import convert
 from ..layers import QuantizedLayer
 from ..layers.bypassed import forget
@@ -26,6 +26,7 @@ from ..progress import shown
 from ..scheme import Scheme
 from ..table import Column, lines, write_csv
 from .layer_chart import BLUE, layer_chart
+from .samples import Batches, batches_of, output_of
 
 COLUMNS = (
     Column("layer"),
@@ -164,14 +165,12 @@ def sensitivity(
 
     Raises:
         ValueError: a float model without ``scheme``, or a converted one with it; a scheme that changes in the course of
-            the training; no samples; labels that are not one for each image.
-        TypeError: labels beside batches; and as for `qconv.convert` and `qconv.calibrate`.
+            the training; no samples; labels that are not one for each image; ``batch_size`` or ``max_samples`` below 1.
+        TypeError: a batch, labels or an output that are no tensor; labels beside batches; and as for `qconv.convert`
+            and `qconv.calibrate`.
     """
-    check_whole("batch_size", batch_size)
-    check_whole("max_samples", max_samples)
-    batches = list(batches_of(images, labels, batch_size, max_samples))
-    if not batches:
-        raise ValueError("images must hold at least one sample")
+    check_module(model)
+    batches = batches_of(images, labels, batch_size, max_samples)
     is_converted = any(isinstance(module, QuantizedLayer) for module in model.modules())
     if is_converted == (scheme is not None):
         here = "converted already: leave scheme out" if is_converted else "float: give scheme=qconv.schemes.lsq(4, 4)"
@@ -182,7 +181,7 @@ def sensitivity(
         check_final(model, "scheme")
     lean(model, False)
     model.eval()
-    calibrate_what_waits(model, batches)
+    calibrate_what_waits(model, [images for images, _ in batches])
     forget(model)
     layers = quantized_layers(model)
     for layer in layers.values():
@@ -191,48 +190,23 @@ def sensitivity(
                 layer.weight.copy_(layer.float_weight())
     with trial(model):
         with float_but(layers.values()):
-            reference = [model(images) for images, _ in batches]
+            reference = [output_of(model, images) for images, _ in batches]
         rows = []
         for name, layer in shown(list(layers.items()), "sensitivity", len(layers)):
             with float_but([other for other in layers.values() if other is not layer]):
                 rows.append(_cost(name, layer.scheme.name, model, batches, reference))
         together = _cost(ALL, "", model, batches, reference)
     loss = _mean_loss(reference, batches)
-    return Sensitivity(tuple(sorted(rows, key=lambda row: -row.cost)), together, sum(map(len, reference)), loss)
+    return Sensitivity(
+        tuple(sorted(rows, key=lambda row: -row.cost)), together, sum(len(images) for images, _ in batches), loss
+    )
 
 
-def calibrate_what_waits(model: nn.Module, batches: Sequence[tuple[Tensor, Tensor | None]]) -> None:
+def calibrate_what_waits(model: nn.Module, batches: Sequence[Tensor]) -> None:
     """Calibrate the layers whose quantizers have had no data; the others stay as they are."""
     waiting = [name for name, layer in quantized_layers(model).items() if not layer.input_quantizer.had_data()]
     if waiting:
-        count = sum(len(images) for images, _ in batches)
-        calibrate_layers(model, [images for images, _ in batches], count, waiting)
-
-
-def batches_of(
-    images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, most: int
-) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield images and labels, if there are any, up to ``most`` samples."""
-    if isinstance(images, Tensor):
-        if labels is not None and len(labels) != len(images):
-            raise ValueError(f"labels (={len(labels)} of them) must be one for each image (={len(images)})")
-        images, labels = images[:most], None if labels is None else labels[:most]
-        parts = None if labels is None else labels.split(batch_size)
-        for number, part in enumerate(images.split(batch_size)):
-            if len(part):
-                yield part, None if parts is None else parts[number]
-        return
-    if labels is not None:
-        raise TypeError("labels go with a tensor of images: give batches of (images, labels) instead")
-    left = most
-    for batch in images:
-        if left <= 0:
-            return
-        first, *others = batch if isinstance(batch, tuple | list) else (batch,)
-        label = others[0] if others and isinstance(others[0], Tensor) else None
-        if len(first):
-            yield first[:left], None if label is None else label[:left]
-        left -= len(first)
+        calibrate_layers(model, batches, sum(map(len, batches)), waiting)
 
 
 @contextmanager
@@ -255,10 +229,10 @@ def _cost(
     name: str,
     scheme: str,
     model: nn.Module,
-    batches: Sequence[tuple[Tensor, Tensor | None]],
+    batches: Batches,
     reference: Sequence[Tensor],
 ) -> Cost:
-    outputs = [model(images) for images, _ in batches]
+    outputs = [output_of(model, images) for images, _ in batches]
     noise = sum(_energy(y_q - y) for y_q, y in zip(outputs, reference, strict=True))
     error = noise / max(sum(map(_energy, reference)), 1e-300)
     kl = None
@@ -281,7 +255,7 @@ def _divergence(y: Tensor, y_q: Tensor) -> float:
     return F.kl_div(logs_q, logs, reduction="sum", log_target=True).item()
 
 
-def _mean_loss(outputs: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor | None]]) -> float | None:
+def _mean_loss(outputs: Sequence[Tensor], batches: Batches) -> float | None:
     """The mean cross-entropy; None unless all labels are classes, of which the model tells at least two apart."""
     pairs = [(y, labels) for y, (_, labels) in zip(outputs, batches, strict=True) if labels is not None]
     if len(pairs) < len(outputs) or any(
@@ -292,7 +266,7 @@ def _mean_loss(outputs: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor
     return total / max(sum(map(_labelled, (labels for _, labels in pairs))), 1)
 
 
-def _accuracy(outputs: Sequence[Tensor], batches: Sequence[tuple[Tensor, Tensor | None]]) -> float:
+def _accuracy(outputs: Sequence[Tensor], batches: Batches) -> float:
     right = sum((y.argmax(1) == labels).sum().item() for y, (_, labels) in zip(outputs, batches, strict=True))
     return right / max(sum(_labelled(labels) for _, labels in batches if labels is not None), 1)
 

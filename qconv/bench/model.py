@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_at_least_one, check_module
 from ..environment import commit, machine, versions
 from ..extras import missing
 from ..files import atomic_file
@@ -193,17 +194,22 @@ def _check(
     float_model: nn.Module, quantized: nn.Module, images: Tensor, labels: Tensor | None, batch_sizes: Sequence[int]
 ) -> None:
     for name, model in (("float_model", float_model), ("quantized", quantized)):
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"{name} (={model!r}) must be a torch.nn.Module")
+        check_module(model, name)
     if not isinstance(images, Tensor) or not images.is_floating_point():
         kind = images.dtype if isinstance(images, Tensor) else type(images).__name__
         raise TypeError(f"images ({kind}) must be a float tensor (N, C, H, W): normalized images")
     if not len(images):
         raise ValueError("images must hold at least one image")
+    if labels is not None and not isinstance(labels, Tensor):
+        raise TypeError(f"labels ({type(labels).__name__}) must be a tensor")
     if labels is not None and labels.shape != images.shape[:1]:
         raise ValueError(f"labels (of shape {tuple(labels.shape)}) must be one for each of the {len(images)} images")
-    if not batch_sizes or min(batch_sizes) < 1:
-        raise ValueError(f"batch_sizes (={tuple(batch_sizes)}) must be whole numbers from 1 on")
+    if not isinstance(batch_sizes, Sequence):
+        raise TypeError(f"batch_sizes (={batch_sizes!r}) must be a sequence of whole numbers, such as (1, 64)")
+    if not batch_sizes:
+        raise ValueError("batch_sizes (=()) must hold at least one number")
+    for number, size in enumerate(batch_sizes):
+        check_at_least_one(**{f"batch_sizes[{number}]": size})
 
 
 def _forms(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ..checks import check_module, check_whole, in_a_line
+from ..checks import check_at_least_one, check_module, in_a_line
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.negative import judged, mark_told, tell
@@ -75,8 +75,7 @@ def calibrate_layers(
     if isinstance(batches, Tensor | Mapping) or not isinstance(batches, Iterable):
         kind = type(batches).__name__
         raise TypeError(f"batches ({kind}) must be batches one after another, such as [images] or a DataLoader")
-    if check_whole("max_samples", max_samples) < 1:
-        raise ValueError(f"max_samples (={max_samples}) must be at least 1")
+    check_at_least_one(max_samples=max_samples)
     quantized = quantized_layers(model)
     layers = {
         name: layer

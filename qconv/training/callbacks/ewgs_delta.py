@@ -7,7 +7,7 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ...checks import check_at_least_one, check_whole
+from ...checks import check_at_least_one
 from ...ewgs_deltas import deltas_of, obstacle, waits_for_data, write_deltas
 
 
@@ -32,10 +32,7 @@ class EWGSDelta(Callback):
     """
 
     def __init__(self, every_epochs: int = 10, batches: int = 3, probes: int = 50) -> None:
-        numbers = {"every_epochs": every_epochs, "batches": batches, "probes": probes}
-        for name, number in numbers.items():
-            check_whole(name, number)
-        check_at_least_one(**numbers)
+        check_at_least_one(every_epochs=every_epochs, batches=batches, probes=probes)
         self.every_epochs, self.batches, self.probes = every_epochs, batches, probes
         self.found: list[dict[str, float]] = []
         self.last_update = 0

@@ -149,7 +149,7 @@ class FiniteGuard(Callback):
 
     def _judge(self, trainer: Trainer, when: str, highest: Mapping[str, Tensor] | None = None) -> None:
         highest = {} if highest is None else highest
-        places, sums = zip(*self.sums, strict=True) if self.sums else ((), ())
+        places, sums = [place for place, _ in self.sums], [value for _, value in self.sums]
         self.sums.clear()
         values = torch.stack([value.float() for value in (*sums, *highest.values())]).tolist()
         finite = [math.isfinite(value) for value in values[: len(sums)]]

@@ -1,0 +1,99 @@
+"""The samples on which a trained model is looked at: batches of images, with labels perhaps."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..checks import check_at_least_one
+
+Batches = Sequence[tuple[Tensor, Tensor | None]]
+"""Images, and their labels if they are known."""
+
+
+def images_of(images: Tensor | Iterable[Any], batch_size: int, max_samples: int) -> list[Tensor]:
+    """Return the images in batches, ``max_samples`` of them at most; ``batch_size`` is that of a tensor.
+
+    Raises:
+        ValueError: no samples, or a number below 1.
+        TypeError: neither a tensor of samples, nor batches that are such tensors or begin with one.
+    """
+    return [batch[:count] for batch, _, count in _read(images, None, batch_size, max_samples)]
+
+
+def batches_of(
+    images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
+) -> list[tuple[Tensor, Tensor | None]]:
+    """Return images as `images_of` does, with their labels if there are any: integers of any type as int64.
+
+    Raises:
+        ValueError: as `images_of`; labels that are not one for each image.
+        TypeError: as `images_of`; labels beside batches, or that are no tensor.
+    """
+    if labels is not None:
+        if not isinstance(images, Tensor):
+            raise TypeError("labels go with a tensor of images: give batches of (images, labels) instead")
+        _check_labels(labels, images)
+    found: list[tuple[Tensor, Tensor | None]] = []
+    for batch, other, count in _read(images, labels, batch_size, max_samples):
+        if not isinstance(other, Tensor) and not hasattr(other, "__array__"):  # nothing, or names of files
+            found.append((batch[:count], None))
+            continue
+        _check_labels(other, batch)
+        found.append((batch[:count], other[:count] if other.is_floating_point() else other[:count].long()))
+    return found
+
+
+def output_of(model: nn.Module, images: Tensor) -> Tensor:
+    """Return the output of a model.
+
+    Raises:
+        TypeError: it is not one tensor of outputs for each sample.
+    """
+    output = model(images)
+    if not isinstance(output, Tensor) or not output.ndim:
+        kind = "a tensor of shape ()" if isinstance(output, Tensor) else type(output).__name__
+        raise TypeError(
+            f"model ({type(model).__name__}) must return one tensor of outputs, not {kind}: wrap it in a module that "
+            "returns its logits"
+        )
+    return output
+
+
+def _read(
+    images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
+) -> Iterator[tuple[Tensor, Any, int]]:
+    """Yield the images of each batch, what follows them in it, and how many of them count."""
+    check_at_least_one(max_samples=max_samples, batch_size=batch_size)
+    if isinstance(images, Tensor):
+        starts = range(0, len(images), batch_size) if images.ndim else ()
+        parts = (slice(start, start + batch_size) for start in starts)
+        images = [(images[part], None if labels is None else labels[part]) for part in parts] or [images]
+    elif isinstance(images, Mapping) or not isinstance(images, Iterable):
+        raise TypeError(
+            f"images ({type(images).__name__}) must be a tensor of samples, or batches one after another, such as "
+            "[images] or a DataLoader"
+        )
+    left = max_samples
+    for batch in images:
+        first, *others = batch if isinstance(batch, tuple | list) and batch else (batch,)
+        if not isinstance(first, Tensor) or not first.ndim:
+            kind = "a tensor of shape ()" if isinstance(first, Tensor) else type(first).__name__
+            raise TypeError(f"images: a batch must be a tensor of samples, or a tuple that begins with one, not {kind}")
+        if len(first):
+            yield first, others[0] if others else None, min(len(first), left)
+        left -= len(first)
+        if left <= 0:
+            return
+    if left == max_samples:
+        raise ValueError("images must hold at least one sample")
+
+
+def _check_labels(labels: Any, images: Tensor) -> None:
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"labels ({type(labels).__name__}) must be a tensor")
+    if labels.shape[:1] != images.shape[:1]:
+        raise ValueError(
+            f"labels (of shape {tuple(labels.shape)}) must be one for each of the images (of shape "
+            f"{tuple(images.shape)})"
+        )
