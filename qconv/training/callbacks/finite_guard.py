@@ -151,7 +151,8 @@ class FiniteGuard(Callback):
         highest = {} if highest is None else highest
         places, sums = [place for place, _ in self.sums], [value for _, value in self.sums]
         self.sums.clear()
-        values = torch.stack([value.float() for value in (*sums, *highest.values())]).tolist()
+        watched = [value.float() for value in (*sums, *highest.values())]
+        values = torch.stack(watched).tolist() if watched else []
         finite = [math.isfinite(value) for value in values[: len(sums)]]
         now = [name for name, value in zip(highest, values[len(sums) :], strict=True) if value <= SMALLEST]
         self.fallen += now
