@@ -21,7 +21,7 @@ def train(dampening: float = 0.0, freeze: tuple[float, float] | None = None) -> 
     layer.weight_quantizer.requires_grad_(False)
     optimizer = torch.optim.SGD([layer.weight], lr=0.1)
     qconv.after_every_step(optimizer, layer)
-    Oscillations(freeze=freeze, momentum=0.02).attach(layer, optimizer, total_steps=STEPS)
+    Oscillations(freeze=freeze, momentum=0.02, start=0.0).attach(layer, optimizer, total_steps=STEPS)
     weights, levels = [], []
     for index in range(STEPS):
         optimizer.zero_grad()

@@ -18,6 +18,7 @@ BFLOAT16 = "trainer.precision=bf16-mixed"
 """Convolutions read and write bfloat16, weights stay float32: steps are faster, and no formula changes."""
 BFLOAT16_IF_NATIVE = "trainer.precision=bf16-if-native"
 """bfloat16 where the processor multiplies it by instructions, float32 elsewhere."""
+EWGS_RULES = "optimizer.rules={quantizers:{lr_scale:0.01,weight_decay:0}}"  # as the recipe has it
 APOT_RULES = (
     "optimizer.rules={input_quantizers:{lr:0.1,weight_decay:1e-4},weight_quantizers:{lr:0.02,weight_decay:1e-4}}"
 )

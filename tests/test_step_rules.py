@@ -20,7 +20,7 @@ import qconv
 from qconv import schemes
 from qconv.cli import train as program
 from qconv.optim import Oscillations, OvSW, StepRule, dampening_penalty
-from qconv.optim.step_rules import at
+from qconv.optim.step_rules import at, since
 from qconv.table import read_csv
 from qconv.training import Classifier
 
@@ -99,7 +99,7 @@ def test_frequencies_follow_their_formula(scheme: qconv.Scheme) -> None:
 def test_frozen_weights_keep_their_code(optimizer: str) -> None:
     model = network(schemes.lsq(3, 4))
     made = optimizer_of(model, optimizer)
-    Oscillations(freeze=0.015).attach(model, made)
+    Oscillations(freeze=0.015, momentum=0.01).attach(model, made)
     steps(model, made, 60)
     layer = quantized(model)[1]
     frozen = made.state[layer.weight]["oscillation_frozen"].bool()
@@ -239,6 +239,16 @@ def test_gradients_of_a_closure_are_changed_too(rule: StepRule, as_keyword: bool
         assert torch.equal(ours, theirs)
 
 
+def test_a_pair_of_thresholds_begins_later() -> None:
+    model = network(schemes.lsq(3, 4))
+    made = optimizer_of(model, "adam")
+    Oscillations(freeze=(0.02, 0.01), momentum=0.01, start=0.5).attach(model, made, total_steps=80)
+    steps(model, made, 39)
+    assert "oscillation_frozen" not in made.state[quantized(model)[1].weight]
+    steps(model, made, 41, 39)
+    assert made.state[quantized(model)[1].weight]["oscillation_frozen"].sum() > 0
+
+
 def test_a_removed_rule_does_nothing() -> None:
     models = [network(schemes.bnn()) for _ in range(2)]
     optimizers = [optimizer_of(model, "momentum") for model in models]
@@ -284,8 +294,9 @@ def test_dampening_is_the_distance_to_the_levels() -> None:
         weight = layer.weight.detach().double().numpy()
         inside = (weight >= -2 * scale) & (weight <= scale)
         distance = (weight - scale * np.clip(np.round(weight / scale), -2, 1)) * inside
-        expected += (distance**2).sum()
-        gradients.append(2 * distance)
+        n = layer.filters()[0].numel()
+        expected += (distance**2).sum() / n
+        gradients.append(2 * distance / n)
         assert not inside.all()
     model.zero_grad()
     penalty = dampening_penalty(model)
@@ -299,6 +310,7 @@ def test_dampening_is_the_distance_to_the_levels() -> None:
 def test_a_schedule_is_half_a_cosine() -> None:
     assert [at((0.04, 0.01), p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([0.04, 0.025, 0.01, 0.01])
     assert at(0.3, 0.7) == 0.3
+    assert [since(0.25, p) for p in (0.0, 0.25, 0.625, 1.0)] == pytest.approx([0.0, 0.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -312,6 +324,7 @@ def test_a_schedule_is_half_a_cosine() -> None:
         ),
         (lambda: Oscillations(freeze="0.1"), TypeError, r"freeze \(='0.1'\) must be a number"),  # pyright: ignore
         (lambda: Oscillations(momentum=0.0), ValueError, r"momentum \(=0.0\)"),
+        (lambda: Oscillations(start=1.0), ValueError, r"start \(=1.0\) must be at least 0 and below 1"),
         (lambda: Oscillations(max_bits=0), ValueError, r"max_bits \(=0\) must be"),
         (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
         (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
@@ -392,7 +405,8 @@ def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
     words = [
         "scheme=lsq", "scheme.weight_bits=3", "trainer=cpu", "report=false", "data.batch_size=200",
         "optimizer.rules={quantizers:{lr:1e-4}}",
-        "trainer.max_epochs=3", "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01]}]",
+        "trainer.max_epochs=3",
+        "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01], momentum: 0.01}]",
     ]  # fmt: skip
 
     def run(name: str, *more: str) -> dict[str, Tensor]:

@@ -453,3 +453,16 @@ def test_a_loader_without_a_length_is_named() -> None:
     loader = torch.utils.data.DataLoader(Endless(), batch_size=4)
     with pytest.raises(ValueError, match=r"the training loader has no length, .* give trainer.limit_train_batches"):
         trainer(epochs=1).fit(classifier(), loader, loader)
+
+
+def test_layers_that_no_longer_learn_are_named(tmp_path: Path) -> None:
+    module = Classifier(qconv.convert(small_cnn(1, 10, width=4), schemes.ewgs(2, 2)), partial(torch.optim.SGD, lr=0.05))
+    quantizer: Any = network(module).blocks[1].conv.weight_quantizer
+
+    def leave(module: Classifier) -> None:
+        with torch.no_grad():
+            for tensor in (quantizer.lower, quantizer.upper):
+                tensor.add_(100.0)
+
+    with pytest.warns(UserWarning, match=r"epoch 0: no gradient passes the weights of 'blocks.1.conv': all lie beyond"):
+        trainer(Diagnostics(tmp_path), Break(18, leave), epochs=1).fit(module, datamodule=DigitsDataModule())

@@ -20,7 +20,16 @@ from qconv.run_files import RESULT
 from qconv.table import Column, lines, read_csv, write_csv
 
 sys.path.append(str(Path(__file__).parent.parent))
-from trainings import APOT_RULES, BFLOAT16, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments
+from trainings import (
+    APOT_RULES,
+    BFLOAT16,
+    BINARY,
+    EWGS_RULES,
+    ROOT,
+    bits,
+    figures,
+    train,
+)  # beside the folders of the experiments
 
 HERE = Path(__file__).parent
 RUNS = ROOT / "outputs/cifar10_methods"
@@ -53,7 +62,7 @@ METHODS: dict[str, tuple[str, list[str]]] = {
     "LSQ 2/2": ("2/2", bits("lsq", 2)),
     "LSQ, dampened 2/2": ("2/2", [*bits("lsq", 2), "dampening=0.1"]),
     "LSQ, frozen 2/2": ("2/2", [*bits("lsq", 2), "step_rules=[{_target_:qconv.optim.Oscillations,freeze:[0.1,0.01]}]"]),
-    "EWGS 2/2": ("2/2", bits("ewgs", 2)),
+    "EWGS 2/2": ("2/2", [*bits("ewgs", 2), EWGS_RULES]),
     "SAWB+ 2/2": ("2/2", [*bits("sawb", 2), "scheme.alpha=8", "scheme.plus=true"]),
     "DoReFa 2/2": ("2/2", bits("dorefa", 2)),
     "LSQ 4/4": ("4/4", bits("lsq", 4)),

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..checks import check_bits, check_numbers
 from ..layers import QuantizedLayer
 from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
-from .step_rules import Schedule, State, StepRule, at
+from .step_rules import Schedule, State, StepRule, at, since
 
 FREQUENCY, FROZEN = "oscillation_frequency", "oscillation_frozen"
 """Names in the optimizer's state of a weight."""
@@ -35,10 +35,11 @@ class Oscillations(StepRule):
     (Qualcomm-AI-research/oscillations-qat) that gradient has the code as a factor.
 
     Args:
-        freeze: the threshold, from 0 to 1; a pair ``(start, end)`` goes from one to the other as half a cosine. The
-            authors' script takes (0.1, 0.01) for 4 bits and (0.1, 0.011) for 3. None measures alone.
-        momentum: m, above 0 and at most 1.
+        freeze: the threshold, from 0 to 1; a pair goes from the first to the second as half a cosine. The authors'
+            script takes (0.1, 0.01) for 4 bits and (0.1, 0.011) for 3. None measures alone.
+        momentum: m, above 0 and at most 1; it should be at most half of the threshold. The authors' program has 0.001.
         max_bits: weights of more bits are left alone.
+        start: the progress from 0 to 1 at which a pair begins; nothing is frozen before.
 
     Raises:
         ValueError: an option out of its range.
@@ -49,7 +50,9 @@ class Oscillations(StepRule):
 
     schedules = ("freeze",)
 
-    def __init__(self, freeze: Schedule | None = None, momentum: float = 0.01, max_bits: int = 4) -> None:
+    def __init__(
+        self, freeze: Schedule | None = None, momentum: float = 0.001, max_bits: int = 4, start: float = 0.25
+    ) -> None:
         is_pair = isinstance(freeze, Sequence) and not isinstance(freeze, str)
         threshold: Any = tuple(cast(Any, freeze)) if is_pair else freeze
         if is_pair and len(threshold) != 2:
@@ -62,8 +65,11 @@ class Oscillations(StepRule):
         if not 0 < momentum <= 1:
             raise ValueError(f"momentum (={momentum}) must be above 0 and at most 1")
         check_bits("max_bits", max_bits)
+        check_numbers(start=start)
+        if not 0 <= start < 1:
+            raise ValueError(f"start (={start}) must be at least 0 and below 1")
         self.freeze: Schedule | None = threshold
-        self.momentum, self.max_bits = momentum, max_bits
+        self.momentum, self.max_bits, self.start = momentum, max_bits, start
 
     def wants(self, layer: QuantizedLayer) -> bool:
         """Layers of quantized weights of few bits."""
@@ -93,17 +99,18 @@ class Oscillations(StepRule):
             state["oscillation_codes"] = now.clone()
             state["oscillation_direction"] = torch.zeros_like(now)
             state[FREQUENCY] = torch.zeros_like(now)
-        if self.freeze is not None and FROZEN not in state:
+        freezes = self.freeze is not None and (not isinstance(self.freeze, tuple) or progress >= self.start)
+        if freezes and FROZEN not in state:
             state["oscillation_average"] = now.clone()
             state[FROZEN] = torch.zeros_like(now)
-        if self.freeze is not None:
+        if freezes:
             now = torch.where(state[FROZEN] > 0, state["oscillation_average"], now)
         change = (now - state["oscillation_codes"]).sign()
         oscillates = (change * state["oscillation_direction"] < 0).to(now.dtype)
         state[FREQUENCY].lerp_(oscillates, self.momentum)
         state["oscillation_direction"] = torch.where(change == 0, state["oscillation_direction"], change)
-        if self.freeze is not None:
-            now = self._hold(layer, codes, now, state, at(self.freeze, progress))
+        if freezes:
+            now = self._hold(layer, codes, now, state, at(cast(Schedule, self.freeze), since(self.start, progress)))
         state["oscillation_codes"] = now
 
     def _hold(self, layer: QuantizedLayer, codes: Any, now: Tensor, state: State, threshold: float) -> Tensor:

@@ -10,6 +10,8 @@ from ..layers.own_levels import way_out, why_off_levels
 from ..quantizers import BiPerWeight, Quantizer, ShiftPS, SineWeight, Stages
 
 WAVES = SineWeight, BiPerWeight
+DAMPENING_START = 0.25
+"""The share of the training before which the authors' program does not dampen."""
 
 
 def shift_penalty(model: nn.Module) -> Tensor:
@@ -70,11 +72,15 @@ def _frequency(quantizer: Quantizer) -> float:
 
 
 def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:
-    r"""Oscillation dampening, :math:`\sum (w - w_q)^2` over latent weights within their range (arXiv:2203.11086).
+    r"""Oscillation dampening, the distance of latent weights to their levels (arXiv:2203.11086).
 
-    Add ``factor * dampening_penalty(model)`` to the loss: it pulls weights to their levels, away from the thresholds
-    between two of them. The authors let the factor rise from 0 to 0.1, as half a cosine. Levels and scales get no
-    gradient, and neither do weights that their quantizer clips, unless the gradient of its scale reaches them (XNOR).
+    .. math:: \sum_{layers} \frac{1}{n} \sum (w - w_q)^2
+
+    over the weights within their range, with n the number of weights of a filter. Add ``factor *
+    dampening_penalty(model)`` to the loss: it pulls weights to their levels, away from the thresholds between two of
+    them. The authors' program (Qualcomm-AI-research/oscillations-qat) lets the factor rise from 0 to 0.1, as half a
+    cosine from a quarter of the training on; the paper's formula has no n. Levels and scales get no gradient, and
+    neither do weights that their quantizer clips, unless the gradient of its scale reaches them (XNOR).
 
     Args:
         model: any module.
@@ -102,7 +108,7 @@ _checked: WeakSet[Quantizer] = WeakSet()
 
 
 def _distance(name: str, layer: QuantizedLayer) -> Tensor:
-    """``Σ (w − w_q)²`` over the weights of a layer that its quantizer does not clip."""
+    """``Σ (w − w_q)² / n`` over the weights of a layer that its quantizer does not clip."""
     if layer.weight_quantizer not in _checked and (why := why_off_levels(layer)):
         remedy = way_out(layer, name, "with a scheme such as qconv.schemes.lsq it can")
         raise TypeError(f"{name}.weight with {layer.scheme} can't be drawn to its levels: {why}; {remedy}")
@@ -112,4 +118,5 @@ def _distance(name: str, layer: QuantizedLayer) -> Tensor:
         grad = quantizer.backward(torch.ones_like(filters), filters, *quantizer.tensors())[0]
         inside = True if grad is None else layer.from_filters(grad) != 0
     distance = (layer.weight - level) * inside
-    return distance.to(torch.promote_types(distance.dtype, torch.float32)).square().sum()
+    distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
+    return distance.square().sum() / filters[0].numel()

@@ -130,6 +130,11 @@ def at(value: Schedule, progress: float) -> float:
     return end + (start - end) * (1 + math.cos(math.pi * min(progress, 1.0))) / 2
 
 
+def since(start: float, progress: float) -> float:
+    """Return how far what begins at ``start`` of the training is, from 0 to 1."""
+    return max(0.0, progress - start) / (1 - start)
+
+
 class Attached:
     """A rule at work on the layers of a model, by hooks of one optimizer."""
 

@@ -18,7 +18,8 @@ from ..checks import check_flags, check_numbers
 from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
 from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty, sine_penalty
-from ..optim.step_rules import at
+from ..optim.penalty import DAMPENING_START
+from ..optim.step_rules import at, since
 from .compilation import compile_, fix_size, starts
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
@@ -96,7 +97,7 @@ class Classifier(LightningModule):
         compile: whether to run the network through `torch.compile`.
         step_rules: what else happens to weights around each optimizer step, see `qconv.optim.StepRule`.
         dampening: the factor of `qconv.optim.dampening_penalty` in the loss at the end of training, to which it rises
-            from 0 as half a cosine.
+            from 0 as half a cosine, from a quarter of the training on.
         sine_penalty: the factor of `qconv.optim.sine_penalty` in the loss, BiPer's.
     """
 
@@ -182,7 +183,8 @@ class Classifier(LightningModule):
         if self.sine_penalty != 0:
             loss = loss + self.sine_penalty * sine_penalty(self.model)
         if self.dampening != 0:
-            loss = loss + at((0.0, self.dampening), self._progress(batch_idx)) * dampening_penalty(self.model)
+            factor = at((0.0, self.dampening), since(DAMPENING_START, self._progress(batch_idx)))
+            loss = loss + factor * dampening_penalty(self.model)
         return loss
 
     def _progress(self, batch_idx: int) -> float:

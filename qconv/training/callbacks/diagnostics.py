@@ -1,6 +1,7 @@
 """The callback that examines the quantized layers once per epoch: `diagnostics.csv` and `diagnostics.png`."""
 
 import contextlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ class Diagnostics(Callback):
 
     A row has epoch, layer, the `FIGURES`, and `step`, the mean scale of the weight's codes if there are codes. An
     element has no gradient if its quantizer's pseudo-gradient of a gradient of ones is 0. With a logger, the figures
-    also go there as `<figure>/<layer>`. It runs only in the first process.
+    also go there as `<figure>/<layer>`. A warning names layers that no longer learn: none of their weights, or of the
+    inputs seen, has a gradient. It runs only in the first process.
 
     Args:
         folder: folder of the two files.
@@ -50,6 +52,7 @@ class Diagnostics(Callback):
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
         self.within_epoch = False
         self.resumed: dict[str, Tensor] = {}
+        self.told: set[tuple[str, str]] = set()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Remember the levels at the start."""
@@ -118,10 +121,27 @@ class Diagnostics(Callback):
             for logger in trainer.loggers:
                 logger.log_metrics({f"{key}/{name}": value for key, value in row.items()}, trainer.global_step)
         if self.rows and trainer.is_global_zero:
+            self._tell_of_stopped(trainer.current_epoch, dict(layers_of(pl_module)))
             write_csv(self.rows, self.folder / "diagnostics.csv")
 
+    def _tell_of_stopped(self, epoch: int, layers: dict[str, QuantizedLayer]) -> None:
+        rows = [row for row in self.rows if row["epoch"] == epoch and layers[row["layer"]].is_trained]
+        for figure, part in (("weights_saturated", "weights"), ("inputs_saturated", "inputs")):
+            names = [row["layer"] for row in rows if row.get(figure) == 1 and (figure, row["layer"]) not in self.told]
+            self.told |= {(figure, name) for name in names}
+            if names:
+                shown = ", ".join(f"'{name}'" for name in names[:3]) + (
+                    f" and {len(names) - 3} more" if names[3:] else ""
+                )
+                warnings.warn(
+                    f"epoch {epoch}: no gradient passes the {part} of {shown}: all lie beyond the quantizer's range. "
+                    "If a learned range has left them, give quantizers a hundredth of the learning rate, such as "
+                    "++optimizer.rules.quantizers.lr_scale=0.01",
+                    stacklevel=2,
+                )
+
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Draw the image."""
+        """Draw the figure."""
         if self.rows and trainer.is_global_zero:
             draw_diagnostics(self.rows, self.folder / "diagnostics.png")
 
