@@ -637,6 +637,125 @@ def test_an_activation_in_a_block_that_cannot_be_traced() -> None:
     assert model[:2](x).max() > 10 * -model[:2](x).min()
 
 
+class Checked(nn.Module):
+    """A residual block that `torch.fx` can't trace, as its forward checks its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = conv(), nn.BatchNorm2d(8), conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return F.relu(x + self.second(F.relu(self.norm(self.first(x)))))
+
+
+class CheckedMethod(Checked):
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return (x + self.second(self.norm(self.first(x)).relu())).relu()
+
+
+class CheckedHelper(Checked):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return helped(x + self.second(helped(self.norm(self.first(x)))))
+
+
+class CheckedAttribute(Checked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = F.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return self.act(x + self.second(self.act(self.norm(self.first(x)))))
+
+
+class Act(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class CheckedAct(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return F.relu(x)
+
+
+class ConvAct(nn.Module):
+    """What ends with a function that only the next part reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = conv(), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+def lowest_inputs(model: nn.Module, *inputs: Tensor) -> dict[str, float]:
+    """The smallest input of each layer that takes signs."""
+    seen: dict[str, float] = {}
+    for name, layer in model.named_modules():
+        if isinstance(layer, qconv.QuantizedLayer):
+            layer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].min().item()}))
+    model(*inputs)
+    return seen
+
+
+@pytest.mark.parametrize("choice", ["identity", "prelu"])
+@pytest.mark.parametrize(
+    "parts",
+    [(Checked, Checked), (Act, conv, Checked), (CheckedAct, conv, Checked), (ConvAct, ConvAct, Checked)],
+    ids=lambda parts: "-".join(part.__name__ for part in parts),
+)
+def test_a_function_in_a_forward_that_cannot_be_traced(parts: tuple[Any, ...], choice: BeforeSign) -> None:
+    """It keeps the sign, and for other readers nearly its values."""
+    model = chain(*(part() for part in parts)).eval()
+    expected, input = copy.deepcopy(model), torch.randn(4, 3, 9, 9)
+    steps = qconv.plan(model, schemes.bnn(), before_sign=choice).activations
+    assert {(step.becomes, step.reason.startswith("torch.fx can't trace")) for step in steps} == {
+        ("leaky", part in (Checked, CheckedAct)) if part is not Act else ("leaky", False)
+        for part in parts
+        if part is not conv
+    }
+    lowest = lowest_inputs(qconv.convert(model, schemes.bnn(), before_sign=choice), input)
+    assert all(low < 0 for low in lowest.values())
+    assert "perhaps before the sign of" in str(steps[-1])
+    assert qconv.to_float(model)(input).equal(expected(input))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(CheckedMethod, r"\.relu\(\)"), (CheckedHelper, "relu"), (CheckedAttribute, "relu")]
+)
+def test_a_function_out_of_reach_in_such_a_forward_is_told(kind: type[Checked], name: str) -> None:
+    with pytest.warns(
+        UserWarning, match=rf"1 activation lets .* may stand .*\n1  {name} in {kind.__name__} stays: conv"
+    ):
+        model = qconv.convert(chain(kind()), schemes.bnn())
+    assert type(model[1]) is kind
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoders", "decoder"])
+def test_activations_inside_a_layer_of_torch(kind: str) -> None:
+    """torch's own attention and its fast paths are no obstacle; a function in its attribute is out of reach."""
+    single = nn.TransformerDecoderLayer if kind == "decoder" else nn.TransformerEncoderLayer
+    inputs = (torch.randn(2, 5, 8),) * (2 if kind == "decoder" else 1)
+
+    def made(activation: Any) -> nn.Module:
+        layer = single(8, 2, 16, batch_first=True, activation=activation)
+        return nn.TransformerEncoder(cast(nn.TransformerEncoderLayer, layer), 2) if kind == "encoders" else layer
+
+    for scheme, choice in ((schemes.bnn(), "identity"), (schemes.xnor(), "hardtanh")):
+        model = qconv.convert(made(nn.ReLU()), scheme, skip=(), before_sign=cast(BeforeSign, choice))
+        assert all(low < -0.1 for low in lowest_inputs(model, *inputs).values())
+    with pytest.warns(
+        UserWarning, match=rf"relu in {single.__name__} stays: .*; the input of .*linear2.* is one-signed"
+    ):
+        qconv.convert(made(F.relu), schemes.bnn(), skip=())
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 class Held(nn.Module):
     """A module of which `calls_of` counts the calls."""
 

@@ -34,6 +34,7 @@ class ActivationStep:
         like: one of these layers.
         becomes: its replacement, in the terms of ``before_sign``; None if it stays.
         reason: why it stays, or is replaced otherwise than chosen.
+        is_traced: whether a graph shows that it precedes these layers; if not, it may.
     """
 
     names: tuple[str, ...]
@@ -44,14 +45,18 @@ class ActivationStep:
     like: nn.Module
     becomes: str | None
     reason: str = ""
+    is_traced: bool = True
 
     def __str__(self) -> str:
         what = f"{self.function} in {self.kind.__name__}" if self.function else self.kind.__name__
         shown = ", ".join(self.layers[:SHOWN]) + (", …" if len(self.layers) > SHOWN else "")
         if self.becomes is None:
-            return f"{what} stays: {self.reason}; the input of {shown} is one-signed"
+            return (
+                f"{what} stays: {self.reason}; the input of {shown} {'is' if self.is_traced else 'may be'} one-signed"
+            )
         because = f", because {self.reason}" if self.reason else ""
-        return f"{what} → {NAMES[self.becomes]}{because} (before the sign of {shown})"
+        before = "before" if self.is_traced else "perhaps before"
+        return f"{what} → {NAMES[self.becomes]}{because} ({before} the sign of {shown})"
 
 
 def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: BeforeSign) -> tuple[ActivationStep, ...]:
@@ -70,6 +75,7 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
     order = {module: number for number, module in enumerate(names)}
     steps = []
     for site in sorted(layers_at, key=lambda site: (order[site.module], site.function)):
+        is_traced = site not in looked.untraced
         leaky = (site.module, _way(site)) in elsewhere and choice not in ("keep", "leaky")
         becomes: BeforeSign = "leaky" if leaky else choice
         stays = _why_not(site, becomes)
@@ -83,7 +89,8 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
                 layers=readers,
                 like=layers_at[site][0],
                 becomes=None if stays else becomes,
-                reason=stays or ("it is also called where no sign follows" if leaky else ""),
+                reason=stays or (_why_leaky(is_traced) if leaky else ""),
+                is_traced=is_traced,
             )
         )
     return tuple(steps)
@@ -92,6 +99,11 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
 def _way(site: Site) -> str:
     """How it is replaced: all functions that a module calls change together; methods of tensors can't change."""
     return site.function if site.function.startswith(".") else "functions" if site.function else ""
+
+
+def _why_leaky(is_traced: bool) -> str:
+    """Return why a choice that changes its values is not made."""
+    return "it is also called where no sign follows" if is_traced else "torch.fx can't trace where it is called"
 
 
 def _why_not(site: Site, choice: BeforeSign) -> str:
@@ -125,6 +137,8 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
         where = "\n".join(f"{step.names[0] or '(the model itself)'}  {step}" for step in left)
         let = "activation lets" if len(left) == 1 else "activations let"
         stand = "stands" if len(left) == 1 else "stand"
+        if not all(step.is_traced for step in left):
+            stand = "may stand"
         warnings.warn(
             f"{len(left)} {let} one sign through and {stand} before signs, which are then constant:\n{where}",
             stacklevel=3,

@@ -59,9 +59,10 @@ def plan(
             sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope (modules
             only); ``"leaky"``, a slope of 2^-10: the sign is that of the ReLU's input, and all other readers get the
             ReLU's values; ``"keep"`` leaves it. All calls of a shared module, or of functions by a module's methods,
-            change together: if no such sign follows one of them, they become ``"leaky"`` in place of the first three,
-            and the plan says so. `to_float` undoes it. The layers record what precedes their signs, so a state dict of
-            a model with another choice is refused; one without a record, from an earlier version, is loaded.
+            change together: if no such sign follows one of them, or `torch.fx` can't trace where one is, they become
+            ``"leaky"`` in place of the first three, and the plan says so. `to_float` undoes it. The layers record what
+            precedes their signs, so a state dict of a model with another choice is refused; one without a record, from
+            an earlier version, is loaded.
         signed_inputs: True puts the levels of ``scheme``'s inputs on both sides of 0, False starts them at 0, where the
             method has both (`schemes.lsq`); ``overrides`` and ``first_last`` keep their own. None leaves the choice to
             the scheme: LSQ decides by the inputs that each layer sees in `calibrate` or in the first training batch,
