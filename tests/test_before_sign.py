@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -367,6 +368,63 @@ def test_a_function_that_changes_its_input(choice: BeforeSign) -> None:
     block.second.register_forward_pre_hook(lambda _, args: seen.append(args[0].min().item()))
     model(5 * torch.randn(2, 3, 9, 9))
     assert {"identity": seen[0] < -1, "hardtanh": seen[0] == -1, "leaky": -1 < seen[0] < 0}[choice]
+
+
+REGISTRY: dict[str, type[nn.Module]] = {}
+
+
+class Registered(nn.Module):
+    """Keeps account of its subclasses, which have an argument."""
+
+    def __init_subclass__(cls, *, key: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        REGISTRY[key] = cls
+
+
+class RegisteredBlock(Registered, key="block"):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.relu(x))
+
+
+class RegisteredConv(nn.Conv2d, Registered, key="conv"):
+    pass
+
+
+def test_registries_of_classes_stay_as_they_are() -> None:
+    model = chain(RegisteredBlock(), RegisteredConv(8, 8, 3))
+    kinds: Any = {RegisteredConv: qconv.QConv2d}
+    qconv.convert(model, schemes.bnn(), subclasses=kinds)
+    assert type(model[1]) is not RegisteredBlock
+    assert type(model[1]).__bases__ == (RegisteredBlock,)
+    nn.utils.parametrize.register_parametrization(model[2], "bias", nn.Identity())
+    model = qconv.to_float(pickle.loads(pickle.dumps(copy.deepcopy(model[:2]))).append(model[2]))
+    assert type(model[1]) is RegisteredBlock
+    assert isinstance(model[2], RegisteredConv)
+    assert {"block": RegisteredBlock, "conv": RegisteredConv} == REGISTRY
+
+
+def test_what_fails_after_the_layers_changes_nothing() -> None:
+    """Such as a warning that is an error."""
+    model = chain(nn.TransformerEncoderLayer(8, 2, 16), nn.ReLU(), WithF(F.relu), Helped()).eval()
+    model[5].requires_grad_(False)
+    said, state = repr(model), model.state_dict()
+    notes = [dict(vars(module)) for module in model.modules()]
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for choice in ("identity", "hardtanh"):
+            with pytest.raises(UserWarning, match="let one sign through"):
+                qconv.convert(model, schemes.reactnet(), before_sign=choice)
+    assert repr(model) == said
+    assert all(value.equal(state[key]) for key, value in model.state_dict().items())
+    assert len(model.state_dict()) == len(state)
+    assert trained == [parameter.requires_grad for parameter in model.parameters()]
+    assert type(model[3]) is WithF
+    assert [vars(module).keys() for module in model.modules()] == [before.keys() for before in notes]
 
 
 def test_choices_that_cannot_be_made() -> None:

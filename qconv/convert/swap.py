@@ -2,7 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -130,7 +131,7 @@ def convert(
     parameters, frozen if the layer's weight is (``requires_grad=False``). Linear and (transposed, deformable)
     convolution layers are converted. Their subclasses stay as they are, except those in ``subclasses`` (with a warning
     if they are most of the layers). So do layers that are quantized already, and those with a computed weight, such as
-    parametrized and pruned ones. If a layer fails, the model is left unchanged. A plain convolution that makes the
+    parametrized and pruned ones. If anything fails, the model is left unchanged. A plain convolution that makes the
     offsets of a deformable one is treated like any other: name it in ``skip``. Activations before signs change with the
     layers, see ``before_sign``; a warning names the layers whose signs stay constant because an activation can't be
     replaced.
@@ -174,14 +175,15 @@ def convert(
             ),
         )
         _warn_of_layers_left(made.steps)
-        _adopt(made.steps)
-        for step in made.steps:
-            if step.scheme is not None:
-                step.layer.__dict__["name_in_model"] = step.names[0]
-        replace_all(made.activations)
-        note_(model, made.activations, before_sign)
-        call_children_(model)
-        watch_first_forwards(model)
+        with _all_or_nothing(model, made) as done:
+            _adopt(made.steps, done)
+            for step in made.steps:
+                if step.scheme is not None:
+                    step.layer.__dict__["name_in_model"] = step.names[0]
+            replace_all(made.activations)
+            note_(model, made.activations, before_sign)
+            call_children_(model)
+            watch_first_forwards(model)
     return make_lean(model) if lean else model
 
 
@@ -201,9 +203,34 @@ def _warn_of_layers_left(steps: Sequence[Step]) -> None:
         )
 
 
-def _adopt(steps: Sequence[Step]) -> None:
-    """Change all layers of the plan, or none: if one fails, the error names it and those before it change back."""
-    done: list[tuple[QuantizedLayer, type[nn.Module], list[bool]]] = []
+Done = list[tuple[QuantizedLayer, type[nn.Module], list[bool]]]
+"""The layers that were changed, with their former classes, and which of their parameters were trained."""
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module, made: Plan) -> Iterator[Done]:
+    """Context manager: after an error, also a warning that is one, the model is what it was before.
+
+    Those who change layers append them to what it gives.
+    """
+    done: Done = []
+    activations = [step.module for step in made.activations if replaced(step.module) is None]
+    try:
+        yield done
+    except BaseException:
+        for module in activations:
+            restore_(module)
+        for layer, kind, required in reversed(done):
+            layer.without_quantizers_(kind)
+            for parameter, is_trained in zip(layer.parameters(), required, strict=True):
+                parameter.requires_grad_(is_trained)
+        undo_(model)
+        call_children_(model)  # of layers that were quantized before
+        raise
+
+
+def _adopt(steps: Sequence[Step], done: Done) -> None:
+    """Change the layers of the plan and append them to ``done``; an error names the layer that fails."""
     for step in steps:
         if step.scheme is None or step.becomes is None:
             continue
@@ -213,11 +240,7 @@ def _adopt(steps: Sequence[Step]) -> None:
         )
         try:
             step.becomes.adopt(step.layer, step.scheme)
-        except BaseException as error:
-            for layer, kind, required in reversed(done):
-                layer.without_quantizers_(kind)
-                for parameter, is_trained in zip(layer.parameters(), required, strict=True):
-                    parameter.requires_grad_(is_trained)
+        except (ValueError, TypeError, RuntimeError) as error:
             if type(error) in (ValueError, TypeError, RuntimeError):
                 raise type(error)(f"{name}: {error}") from error
             raise
