@@ -1,12 +1,12 @@
 """Swapping the layers of a model, and back."""
 
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
@@ -335,6 +335,31 @@ def test_computed_weights_are_left_alone(capsys: pytest.CaptureFixture[str]) -> 
         .out.splitlines()[0]
         .startswith("0  Conv2d stays: its weight is computed (WeightNorm): call torch.nn")
     )
+
+
+def fix_kernel(layer: nn.Conv2d) -> Tensor:
+    """Make the weight a buffer, with values beyond those of a sign's weight."""
+    kernel = 3 * layer.weight.detach().sign()
+    del layer.weight
+    layer.register_buffer("weight", kernel)
+    return kernel.clone()
+
+
+def test_a_fixed_kernel_stays() -> None:
+    """It is no parameter, so it is neither quantized nor clamped, and nobody need name it in ``skip``."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    kernel = fix_kernel(cast(nn.Conv2d, model[0]))
+    with pytest.warns(UserWarning, match="layer '0' stays float: its weight is no parameter"):
+        qconv.convert(model, schemes.bnn(), skip=())
+    assert type(model[0]) is nn.Conv2d
+    later = fix_kernel(cast(nn.Conv2d, model[1]))
+    for layer in (model[1], model[2]):
+        with torch.no_grad():
+            layer.weight.mul_(100)
+        cast(qconv.QConv2d, layer).after_step_()
+    assert model[0].weight.equal(kernel)
+    assert model[1].weight.equal(100 * later)
+    assert model[2].weight.abs().max() == 1
 
 
 def test_padding_that_was_changed_after_construction() -> None:

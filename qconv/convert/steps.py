@@ -200,9 +200,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             if pattern is not None and overrides[pattern] is not None:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
-        maker = computed_by(layer)
-        if maker or has_own_forward(layer):  # which would be called in place of the quantized layer's
-            reason = str(maker) if maker else "its forward is replaced on the layer itself"
+        if reason := _why_changed(layer, kind in quantized):
             if (pattern := first_match(override_patterns, at)) is not None:
                 asked_for = overrides[pattern] is not None
             elif layer in excepted:
@@ -249,6 +247,17 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         step.layer: step.names[0] for step in steps if step.scheme is not None and step.scheme.input().splits_at_zero
     }
     return Plan(steps, find_steps(model, takes_sign, asked.before_sign))
+
+
+def _why_changed(layer: nn.Module, is_known: bool) -> str:
+    """Return what was done to a layer, perhaps of a known class, because of which it stays; empty if nothing was."""
+    if maker := computed_by(layer):
+        return str(maker)
+    if is_known and layer._parameters.get("weight") is None:
+        return "its weight is no parameter"
+    if has_own_forward(layer):  # which would be called in place of the quantized layer's
+        return "its forward is replaced on the layer itself"
+    return ""
 
 
 def _by_depth(steps: Iterable[Step]) -> tuple[Step, ...]:

@@ -84,8 +84,8 @@ def plan(
         ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, an unknown word as
             ``first_last``, or one other than "float" if ``skip`` names neither, a scheme in ``overrides`` for a layer
             that the model never calls, or for layers all of which stay as they are (of an unknown subclass, with a
-            computed weight, or quantized already), a ``before_sign`` that is none of the five, or ``signed_inputs`` for
-            a scheme without that choice.
+            weight that is no parameter, or quantized already), a ``before_sign`` that is none of the five, or
+            ``signed_inputs`` for a scheme without that choice.
         TypeError: ``model`` is not a module, ``scheme`` not a scheme, a pattern not text, or ``grad_quantizer`` makes
             no quantizer.
     """
@@ -130,11 +130,11 @@ def convert(
     layers stay shared, and hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new
     parameters, frozen if the layer's weight is (``requires_grad=False``). Linear and (transposed, deformable)
     convolution layers are converted. Their subclasses stay as they are, except those in ``subclasses`` (with a warning
-    if they are most of the layers). So do layers that are quantized already, and those with a computed weight, such as
-    parametrized and pruned ones. If anything fails, the model is left unchanged. A plain convolution that makes the
-    offsets of a deformable one is treated like any other: name it in ``skip``. Activations before signs change with the
-    layers, see ``before_sign``; a warning names the layers whose signs stay constant because an activation can't be
-    replaced.
+    if they are most of the layers). So do layers that are quantized already, and those whose weight is no parameter,
+    such as parametrized and pruned ones, or a fixed kernel in a buffer. If anything fails, the model is left unchanged.
+    A plain convolution that makes the offsets of a deformable one is treated like any other: name it in ``skip``.
+    Activations before signs change with the layers, see ``before_sign``; a warning names the layers whose signs stay
+    constant because an activation can't be replaced.
 
     The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
     model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
