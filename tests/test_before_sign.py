@@ -278,6 +278,21 @@ def test_to_float_puts_back_what_was_there(choice: BeforeSign) -> None:
         assert repr(each) == said
 
 
+@pytest.mark.parametrize("part", ["1", "2.0", "0"])
+def test_a_part_that_goes_back_is_told(part: str) -> None:
+    """The activations at its ends are those of other layers, or have others before them."""
+    model = nn.Sequential(*(nn.Sequential(conv(), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(4)))
+    qconv.convert(model, schemes.bnn(), skip=())
+    whole = copy.deepcopy(model)
+    with pytest.warns(
+        UserWarning, match=rf"is a part, '{part}', of one that was .* overrides={{r'{part}\(\\\.\.\*\)\?': None}}"
+    ):
+        qconv.to_float(model.get_submodule(part))
+    qconv.to_float(nn.Sequential(whole, nn.ReLU()))
+    unsigned = qconv.convert(model, schemes.lsq(4, 4), skip=())
+    qconv.to_float(unsigned.get_submodule(part))
+
+
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "vgg_small", "vgg7", "quicknet", "birealnet18", "reactnet18"])
 def test_our_networks_follow_the_scheme(name: str) -> None:
     with torch.device("meta"):

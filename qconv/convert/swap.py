@@ -254,6 +254,10 @@ def to_float(model: Model) -> Model:
     were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back. The
     model is no longer lean.
 
+    Give the whole model that was converted. In a part of it, activations are put back that may precede signs outside,
+    and those outside that precede its layers stay replaced; a warning says so. To leave a part float, convert the float
+    model with ``overrides``.
+
     Raises:
         ValueError: the model has no quantized layer.
         TypeError: ``model`` is not a module.
@@ -262,6 +266,7 @@ def to_float(model: Model) -> Model:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) has no quantized layer")
+    _warn_of_part(model, layers)
     make_lean(model, False)
     for layer in layers:
         layer.release()
@@ -270,6 +275,22 @@ def to_float(model: Model) -> Model:
     undo_(model)
     forget(model)
     return model
+
+
+def _warn_of_part(model: nn.Module, layers: Sequence[QuantizedLayer]) -> None:
+    """Warn if the model is a part of one that was converted, and activations there were replaced."""
+    names = {module: f".{name}".rstrip(".") for name, module in model.named_modules()}
+    formerly = {layer: layer.__dict__.get("name_in_model", "") for layer in layers}
+    parts = (name.removesuffix(names[layer]) for layer, name in formerly.items() if name.endswith(names[layer]))
+    part = next(filter(None, parts), "")
+    are_behind = any(layer.input_quantizer.before_sign is not None for layer in layers)
+    if part and (are_behind or any(replaced(module) for module in model.modules())):
+        warnings.warn(
+            f"model ({type(model).__name__}) is a part, '{part}', of one that was converted: activations put back in "
+            "it may precede signs outside, which are then constant, and those replaced outside stay so. Give the whole "
+            f"model, or convert the float one with overrides={{r'{part}(\\..*)?': None}}",
+            stacklevel=3,
+        )
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:
