@@ -385,6 +385,34 @@ def test_a_function_that_changes_its_input(choice: BeforeSign) -> None:
     assert {"identity": seen[0] < -1, "hardtanh": seen[0] == -1, "leaky": -1 < seen[0] < 0}[choice]
 
 
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.head = nn.ReLU(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.act(x).flatten(2).mean(2))
+
+
+@pytest.mark.parametrize("choice", ["leaky", "identity"])
+@pytest.mark.parametrize(
+    ("tail", "head"),
+    [((nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8)), "5"), ((Pooled(),), "2.head")],
+    ids=["module", "method"],
+)
+def test_an_average_after_a_slope_is_told(tail: tuple[nn.Module, ...], head: str, choice: BeforeSign) -> None:
+    """Its few values below 0 don't change the sign of what lies above."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), conv(), *copy.deepcopy(tail), nn.Linear(8, 2))
+    said = rf"1 activation lets one sign (?s:.*)LeakyReLU.*; after an average the input of {head} is one-signed"
+    if choice == "leaky":
+        with pytest.warns(UserWarning, match=said):
+            qconv.convert(model, schemes.bnn(), before_sign=choice)
+    else:
+        qconv.convert(model, schemes.bnn(), before_sign=choice)
+    lowest = lowest_inputs(model, torch.randn(4, 3, 9, 9))
+    assert (lowest[head] < 0) == (choice == "identity")
+
+
 REGISTRY: dict[str, type[nn.Module]] = {}
 
 

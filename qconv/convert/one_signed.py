@@ -44,12 +44,14 @@ class Found:
     Attributes:
         inputs: for each layer whose input is never negative, the activations that make it so.
         elsewhere: activations with a call that none of these layers reads: its values count, not its signs.
+        averaged: those of the layers that read such values after an average over many.
         untraced: activations whose calls no graph shows: they may precede the layers.
         outputs: for each part that was examined by itself, the activations that make its output one-signed.
     """
 
     inputs: dict[nn.Module, Sites] = field(default_factory=dict)
     elsewhere: set[Site] = field(default_factory=set)
+    averaged: set[nn.Module] = field(default_factory=set)
     untraced: set[Site] = field(default_factory=set)
     outputs: dict[nn.Module, Sites] = field(default_factory=dict)
 
@@ -78,6 +80,8 @@ _PASSING = {
     *("getitem", "chunk", "split", "unbind", "narrow", "select", "expand", "repeat", "repeat_interleave"),
     *("contiguous", "clone", "float", "half", "to", "roll", "flip"),
 }
+_AVERAGING_MODULES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_AVERAGING = {"mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 _ALL = {"add", "add_", "iadd", "mul", "mul_", "imul", "truediv", "div"}
 _ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # some of the channels would be one-signed
 
@@ -130,9 +134,11 @@ class _Look:
         for node in graph.nodes:
             walk.visit(node)
             if node.op == "call_module" and (layer := module.get_submodule(str(node.target))) in self.layers:
-                calls = walk.calls_of(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
-                if calls:
+                input = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+                if calls := walk.calls_of(input):
                     seen |= calls
+                    if input in walk.averaged:
+                        self.found.averaged.add(layer)
                     self.found.add(layer, frozenset(site for site, _ in calls))
             elif node.op == "output":
                 self.found.outputs[module] = frozenset(site for site, _ in walk.calls_of(node.args[0]) or ())
@@ -225,6 +231,7 @@ class _Walk:
         self.root, self.names = root, names
         self.known: dict[fx.Node, Calls | None] = {}
         self.every: set[tuple[Site, fx.Node]] = set()
+        self.averaged: set[Any] = set()
 
     def calls_of(self, value: Any) -> Calls | None:
         if isinstance(value, fx.Node):
@@ -237,6 +244,8 @@ class _Walk:
         self.known[node] = found = self._calls(node)
         if found is not None and node.args and isinstance(node.args[0], fx.Node) and self._is_in_place(node):
             self.known[node.args[0]] = found  # which may be read after a call whose result is not
+        if found is not None and (self._averages(node) or not self.averaged.isdisjoint(node.all_input_nodes)):
+            self.averaged.add(node)
 
     def _calls(self, node: fx.Node) -> Calls | None:
         first = node.args[0] if node.args else node.kwargs.get("input")
@@ -247,7 +256,7 @@ class _Walk:
             return self.calls_of(first) if passes(module) else None
         if node.op not in ("call_function", "call_method"):
             return None
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        name = _name(node)
         if name in RELU_FUNCTIONS:
             owner = self._owner(node)
             function = f".{name}()" if node.op == "call_method" else name
@@ -261,11 +270,17 @@ class _Walk:
             return None
         return self.calls_of(first) if name in _PASSING else None
 
+    def _averages(self, node: fx.Node) -> bool:
+        """Whether the call adds so many values that few below 0 don't count."""
+        if node.op == "call_module":
+            return type(self.root.get_submodule(str(node.target))) in _AVERAGING_MODULES
+        return _name(node) in _AVERAGING
+
     def _is_in_place(self, node: fx.Node) -> bool:
         """Whether the call changes its first argument."""
         if node.op == "call_module":
             return bool(getattr(self.root.get_submodule(str(node.target)), "inplace", False))
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        name = _name(node)
         return name in RELU_FUNCTIONS and (name.endswith("_") or bool(node.kwargs.get("inplace")))
 
     def _call(self, site: Site, node: fx.Node) -> Calls:
@@ -277,6 +292,11 @@ class _Walk:
         stack = node.meta.get("nn_module_stack") or {}
         path = next(reversed(stack.values()))[0] if stack else ""
         return self.root.get_submodule(path)
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def passes(module: nn.Module) -> bool:
