@@ -6,6 +6,7 @@ import pickle
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -797,9 +798,13 @@ class ConvAct(nn.Module):
 def lowest_inputs(model: nn.Module, *inputs: Tensor) -> dict[str, float]:
     """The smallest input of each layer that takes signs."""
     seen: dict[str, float] = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[name] = args[0].min().item()
+
     for name, layer in model.named_modules():
         if isinstance(layer, qconv.QuantizedLayer):
-            layer.register_forward_pre_hook(lambda _, args, name=name: seen.update({name: args[0].min().item()}))
+            layer.register_forward_pre_hook(partial(note, name))
     model(*inputs)
     return seen
 

@@ -141,6 +141,11 @@ def _quantized(subclasses: Kinds | None) -> Kinds:
         quantized |= {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
     if "timm.layers.std_conv" in sys.modules:
         quantized |= {layer.float_type: layer for layer in (getattr(layers, name) for name in layers.OF_TIMM)}
+    if subclasses is not None and not isinstance(subclasses, Mapping):
+        raise TypeError(
+            f"subclasses (={subclasses!r}) must be a dictionary of classes and their quantized layers, such as "
+            "{MyConv2d: qconv.QConv2d}"
+        )
     for kind, layer in (subclasses or {}).items():
         if not (isinstance(layer, type) and issubclass(layer, QuantizedLayer)):
             raise TypeError(
@@ -158,8 +163,11 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
     """Return the plan; the errors are those of `qconv.plan`."""
     scheme, skip, overrides = asked.scheme, asked.skip, asked.overrides or {}
     check_choice(asked.before_sign)
-    if isinstance(skip, str):
-        raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, such as ({skip!r},)")
+    if isinstance(skip, str) or not isinstance(skip, Iterable):
+        such_as = f"such as ({skip!r},)" if isinstance(skip, str) else "() for none"
+        raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, {such_as}")
+    if asked.overrides is not None and not isinstance(asked.overrides, Mapping):
+        raise TypeError(f"overrides (={asked.overrides!r}) must be a dictionary of patterns and schemes")
     for argument, value in (("scheme", scheme), *((f"overrides[{key!r}]", value) for key, value in overrides.items())):
         if not isinstance(value, Scheme) and (argument == "scheme" or value is not None):
             raise TypeError(f"{argument} (={value!r}) must be a qconv.Scheme, such as qconv.schemes.bwn()")

@@ -57,14 +57,14 @@ def plan(
             except for ``overrides`` with their own: `qconv.quantizers.Int8Stochastic`, ``partial(FP8, "e5m2")``.
         before_sign: the replacement of a ReLU or ReLU6, module or function, before a layer that takes the sign of its
             input (`Quantizer.splits_at_zero`), which would be +1 everywhere. ``"identity"`` means none, so that the
-            sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope (modules
-            only); ``"leaky"``, a slope of 2^-10: the sign is that of the ReLU's input, and all other readers get the
-            ReLU's values (where the sign is that of an average over many, it stays +1, and a warning says so);
-            ``"keep"`` leaves it. All calls of a shared module, or of functions by a module's methods,
-            change together: if no such sign follows one of them, or `torch.fx` can't trace where one is, they become
-            ``"leaky"`` in place of the first three, and the plan says so. `to_float` undoes it. The layers record what
-            precedes their signs, so a state dict of a model with another choice is refused; one without a record, from
-            an earlier version, is loaded.
+            sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope, which
+            is trained before frozen layers, too (modules only); ``"leaky"``, a slope of 2^-10: the sign is that of the
+            ReLU's input, and all other readers get the ReLU's values (where the sign is that of an average over many,
+            it stays +1, and a warning says so); ``"keep"`` leaves it. All calls of a shared module, or of functions by
+            a module's methods, change together: if no such sign follows one of them, or `torch.fx` can't trace where
+            one is, they become ``"leaky"`` in place of the first three, and the plan says so. `to_float` undoes it. The
+            layers record what precedes their signs, so a state dict of a model with another choice is refused; one
+            without a record, from an earlier version, is loaded.
         signed_inputs: True puts the levels of ``scheme``'s inputs on both sides of 0, False starts them at 0, where the
             method has both (`schemes.lsq`); ``overrides`` and ``first_last`` keep their own. None leaves the choice to
             the scheme: LSQ decides by the inputs that each layer sees in `calibrate` or in the first training batch,
@@ -87,8 +87,9 @@ def plan(
             that the model never calls, or for layers all of which stay as they are (of an unknown subclass, with a
             weight that is no parameter, or quantized already), a ``before_sign`` that is none of the five, or
             ``signed_inputs`` for a scheme without that choice.
-        TypeError: ``model`` is not a module, ``scheme`` not a scheme, a pattern not text, or ``grad_quantizer`` makes
-            no quantizer.
+        TypeError: ``model`` is not a module, ``scheme`` not a scheme, a pattern not text, ``skip`` no sequence,
+            ``overrides`` or ``subclasses`` no dictionary, or ``grad_quantizer`` makes no quantizer; an ``example`` of
+            another kind than those above that the model can't take.
     """
     check_module(model)
     with while_not_lean(model):
@@ -129,13 +130,13 @@ def convert(
 
     Arguments, of which there are no ``costs``, and errors are those of `plan`. Layer objects stay the same, so shared
     layers stay shared, and hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new
-    parameters, frozen if the layer's weight is (``requires_grad=False``). Linear and (transposed, deformable)
-    convolution layers are converted. Their subclasses stay as they are, except those in ``subclasses`` (with a warning
-    if they are most of the layers). So do layers that are quantized already, and those whose weight is no parameter,
-    such as parametrized and pruned ones, or a fixed kernel in a buffer. If anything fails, the model is left unchanged.
-    A plain convolution that makes the offsets of a deformable one is treated like any other: name it in ``skip``.
-    Activations before signs change with the layers, see ``before_sign``; a warning names the layers whose signs stay
-    constant because an activation can't be replaced.
+    parameters, frozen if the layer's weight is (``requires_grad=False``), except the slopes of ``"prelu"``. Linear and
+    (transposed, deformable) convolution layers are converted. Their subclasses stay as they are, except those in
+    ``subclasses`` (with a warning if they are most of the layers). So do layers that are quantized already, and those
+    whose weight is no parameter, such as parametrized and pruned ones, or a fixed kernel in a buffer. If anything
+    fails, the model is left unchanged. A plain convolution that makes the offsets of a deformable one is treated like
+    any other: name it in ``skip``. Activations before signs change with the layers, see ``before_sign``; a warning
+    names the layers whose signs stay constant because an activation can't be replaced.
 
     The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
     model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
