@@ -3,8 +3,10 @@
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast, get_args
@@ -277,6 +279,21 @@ def test_to_float_puts_back_what_was_there(choice: BeforeSign) -> None:
         assert repr(each) == said
 
 
+@pytest.mark.parametrize("part", ["1", "2.0", "0"])
+def test_a_part_that_goes_back_is_told(part: str) -> None:
+    """The activations at its ends are those of other layers, or have others before them."""
+    model = nn.Sequential(*(nn.Sequential(conv(), nn.BatchNorm2d(8), nn.ReLU()) for _ in range(4)))
+    qconv.convert(model, schemes.bnn(), skip=())
+    whole = copy.deepcopy(model)
+    with pytest.warns(
+        UserWarning, match=rf"is a part, '{part}', of one that was .* overrides={{r'{part}\(\\\.\.\*\)\?': None}}"
+    ):
+        qconv.to_float(model.get_submodule(part))
+    qconv.to_float(nn.Sequential(whole, nn.ReLU()))
+    unsigned = qconv.convert(model, schemes.lsq(4, 4), skip=())
+    qconv.to_float(unsigned.get_submodule(part))
+
+
 @pytest.mark.parametrize("name", ["resnet20", "resnet18", "vgg_small", "vgg7", "quicknet", "birealnet18", "reactnet18"])
 def test_our_networks_follow_the_scheme(name: str) -> None:
     with torch.device("meta"):
@@ -367,6 +384,91 @@ def test_a_function_that_changes_its_input(choice: BeforeSign) -> None:
     block.second.register_forward_pre_hook(lambda _, args: seen.append(args[0].min().item()))
     model(5 * torch.randn(2, 3, 9, 9))
     assert {"identity": seen[0] < -1, "hardtanh": seen[0] == -1, "leaky": -1 < seen[0] < 0}[choice]
+
+
+class Pooled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act, self.head = nn.ReLU(), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.act(x).flatten(2).mean(2))
+
+
+@pytest.mark.parametrize("choice", ["leaky", "identity"])
+@pytest.mark.parametrize(
+    ("tail", "head"),
+    [((nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 8)), "5"), ((Pooled(),), "2.head")],
+    ids=["module", "method"],
+)
+def test_an_average_after_a_slope_is_told(tail: tuple[nn.Module, ...], head: str, choice: BeforeSign) -> None:
+    """Its few values below 0 don't change the sign of what lies above."""
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), conv(), *copy.deepcopy(tail), nn.Linear(8, 2))
+    said = rf"1 activation lets one sign (?s:.*)LeakyReLU.*; after an average the input of {head} is one-signed"
+    if choice == "leaky":
+        with pytest.warns(UserWarning, match=said):
+            qconv.convert(model, schemes.bnn(), before_sign=choice)
+    else:
+        qconv.convert(model, schemes.bnn(), before_sign=choice)
+    lowest = lowest_inputs(model, torch.randn(4, 3, 9, 9))
+    assert (lowest[head] < 0) == (choice == "identity")
+
+
+REGISTRY: dict[str, type[nn.Module]] = {}
+
+
+class Registered(nn.Module):
+    """Keeps account of its subclasses, which have an argument."""
+
+    def __init_subclass__(cls, *, key: str, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        REGISTRY[key] = cls
+
+
+class RegisteredBlock(Registered, key="block"):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.relu(x))
+
+
+class RegisteredConv(nn.Conv2d, Registered, key="conv"):
+    pass
+
+
+def test_registries_of_classes_stay_as_they_are() -> None:
+    model = chain(RegisteredBlock(), RegisteredConv(8, 8, 3))
+    kinds: Any = {RegisteredConv: qconv.QConv2d}
+    qconv.convert(model, schemes.bnn(), subclasses=kinds)
+    assert type(model[1]) is not RegisteredBlock
+    assert type(model[1]).__bases__ == (RegisteredBlock,)
+    nn.utils.parametrize.register_parametrization(model[2], "bias", nn.Identity())
+    model = qconv.to_float(pickle.loads(pickle.dumps(copy.deepcopy(model[:2]))).append(model[2]))
+    assert type(model[1]) is RegisteredBlock
+    assert isinstance(model[2], RegisteredConv)
+    assert {"block": RegisteredBlock, "conv": RegisteredConv} == REGISTRY
+
+
+def test_what_fails_after_the_layers_changes_nothing() -> None:
+    """Such as a warning that is an error."""
+    model = chain(nn.TransformerEncoderLayer(8, 2, 16), nn.ReLU(), WithF(F.relu), Helped()).eval()
+    model[5].requires_grad_(False)
+    said, state = repr(model), model.state_dict()
+    notes = [dict(vars(module)) for module in model.modules()]
+    trained = [parameter.requires_grad for parameter in model.parameters()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for choice in ("identity", "hardtanh"):
+            with pytest.raises(UserWarning, match="let one sign through"):
+                qconv.convert(model, schemes.reactnet(), before_sign=choice)
+    assert repr(model) == said
+    assert all(value.equal(state[key]) for key, value in model.state_dict().items())
+    assert len(model.state_dict()) == len(state)
+    assert trained == [parameter.requires_grad for parameter in model.parameters()]
+    assert type(model[3]) is WithF
+    assert [vars(module).keys() for module in model.modules()] == [before.keys() for before in notes]
 
 
 def test_choices_that_cannot_be_made() -> None:
@@ -635,6 +737,129 @@ def test_an_activation_in_a_block_that_cannot_be_traced() -> None:
     assert isinstance(inside.relu, nn.LeakyReLU)
     x = torch.randn(2, 3, 9, 9)
     assert model[:2](x).max() > 10 * -model[:2](x).min()
+
+
+class Checked(nn.Module):
+    """A residual block that `torch.fx` can't trace, as its forward checks its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = conv(), nn.BatchNorm2d(8), conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return F.relu(x + self.second(F.relu(self.norm(self.first(x)))))
+
+
+class CheckedMethod(Checked):
+    def forward(self, x: Tensor) -> Tensor:
+        assert isinstance(x, Tensor)
+        return (x + self.second(self.norm(self.first(x)).relu())).relu()
+
+
+class CheckedHelper(Checked):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return helped(x + self.second(helped(self.norm(self.first(x)))))
+
+
+class CheckedAttribute(Checked):
+    def __init__(self) -> None:
+        super().__init__()
+        self.act = F.relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return self.act(x + self.second(self.act(self.norm(self.first(x)))))
+
+
+class Act(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x)
+
+
+class CheckedAct(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        assert x.shape[1] == 8
+        return F.relu(x)
+
+
+class ConvAct(nn.Module):
+    """What ends with a function that only the next part reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = conv(), nn.BatchNorm2d(8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(x)))
+
+
+def lowest_inputs(model: nn.Module, *inputs: Tensor) -> dict[str, float]:
+    """The smallest input of each layer that takes signs."""
+    seen: dict[str, float] = {}
+
+    def note(name: str, layer: nn.Module, args: tuple[Tensor, ...]) -> None:
+        seen[name] = args[0].min().item()
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, qconv.QuantizedLayer):
+            layer.register_forward_pre_hook(partial(note, name))
+    model(*inputs)
+    return seen
+
+
+@pytest.mark.parametrize("choice", ["identity", "prelu"])
+@pytest.mark.parametrize(
+    "parts",
+    [(Checked, Checked), (Act, conv, Checked), (CheckedAct, conv, Checked), (ConvAct, ConvAct, Checked)],
+    ids=lambda parts: "-".join(part.__name__ for part in parts),
+)
+def test_a_function_in_a_forward_that_cannot_be_traced(parts: tuple[Any, ...], choice: BeforeSign) -> None:
+    """It keeps the sign, and for other readers nearly its values."""
+    model = chain(*(part() for part in parts)).eval()
+    expected, input = copy.deepcopy(model), torch.randn(4, 3, 9, 9)
+    steps = qconv.plan(model, schemes.bnn(), before_sign=choice).activations
+    assert {(step.becomes, step.reason.startswith("torch.fx can't trace")) for step in steps} == {
+        ("leaky", part in (Checked, CheckedAct)) if part is not Act else ("leaky", False)
+        for part in parts
+        if part is not conv
+    }
+    lowest = lowest_inputs(qconv.convert(model, schemes.bnn(), before_sign=choice), input)
+    assert all(low < 0 for low in lowest.values())
+    assert "perhaps before the sign of" in str(steps[-1])
+    assert qconv.to_float(model)(input).equal(expected(input))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"), [(CheckedMethod, r"\.relu\(\)"), (CheckedHelper, "relu"), (CheckedAttribute, "relu")]
+)
+def test_a_function_out_of_reach_in_such_a_forward_is_told(kind: type[Checked], name: str) -> None:
+    with pytest.warns(
+        UserWarning, match=rf"1 activation lets .* may stand .*\n1  {name} in {kind.__name__} stays: conv"
+    ):
+        model = qconv.convert(chain(kind()), schemes.bnn())
+    assert type(model[1]) is kind
+
+
+@pytest.mark.parametrize("kind", ["encoder", "encoders", "decoder"])
+def test_activations_inside_a_layer_of_torch(kind: str) -> None:
+    """torch's own attention and its fast paths are no obstacle; a function in its attribute is out of reach."""
+    single = nn.TransformerDecoderLayer if kind == "decoder" else nn.TransformerEncoderLayer
+    inputs = (torch.randn(2, 5, 8),) * (2 if kind == "decoder" else 1)
+
+    def made(activation: Any) -> nn.Module:
+        layer = single(8, 2, 16, batch_first=True, activation=activation)
+        return nn.TransformerEncoder(cast(nn.TransformerEncoderLayer, layer), 2) if kind == "encoders" else layer
+
+    for scheme, choice in ((schemes.bnn(), "identity"), (schemes.xnor(), "hardtanh")):
+        model = qconv.convert(made(nn.ReLU()), scheme, skip=(), before_sign=cast(BeforeSign, choice))
+        assert all(low < -0.1 for low in lowest_inputs(model, *inputs).values())
+    with pytest.warns(
+        UserWarning, match=rf"relu in {single.__name__} stays: .*; the input of .*linear2.* is one-signed"
+    ):
+        qconv.convert(made(F.relu), schemes.bnn(), skip=())
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 class Held(nn.Module):

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 import torchvision
-from torch import nn
+from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
@@ -236,6 +236,13 @@ def test_an_override_that_would_have_no_effect() -> None:
         (dict(overrides={"(": schemes.bwn()}), ValueError, r"overrides pattern '\(' is not a regular expression"),
         (dict(overrides={"2": "bwn"}), TypeError, r"overrides\['2'\] \(='bwn'\) must be a qconv.Scheme"),
         (dict(skip="first"), TypeError, r"skip \(='first'\) must be a sequence of patterns, such as \('first',\)"),
+        (dict(skip=None), TypeError, r"skip \(=None\) must be a sequence of patterns, \(\) for none"),
+        (dict(overrides=["2"]), TypeError, r"overrides \(=\['2'\]\) must be a dictionary of patterns and schemes"),
+        (dict(subclasses=[nn.Conv2d]), TypeError, r"subclasses \(=\[.*\) must be a dictionary of classes and their q"),
+        *(
+            (dict(example=example), TypeError, rf"(?s)example \(={said}.*\) must be an input .* a tuple of its inputs")
+            for example, said in (([torch.ones(1, 3, 9, 9)], r"\[tensor"), (torch.ones(1, 3, 9, 9).numpy(), "array"))
+        ),
         (dict(scheme="bnn"), TypeError, r"scheme \(='bnn'\) must be a qconv.Scheme"),
         (dict(skip=(".*",)), ValueError, "has nothing left to convert:\n0  Conv2d stays: skip"),
         ({"first_last": "w9"}, ValueError, r"first_last \(='w9'\) must be one of 'float', 'w8', 'w8a8', or a"),
@@ -335,6 +342,31 @@ def test_computed_weights_are_left_alone(capsys: pytest.CaptureFixture[str]) -> 
         .out.splitlines()[0]
         .startswith("0  Conv2d stays: its weight is computed (WeightNorm): call torch.nn")
     )
+
+
+def fix_kernel(layer: nn.Conv2d) -> Tensor:
+    """Make the weight a buffer, with values beyond those of a sign's weight."""
+    kernel = 3 * layer.weight.detach().sign()
+    del layer.weight
+    layer.register_buffer("weight", kernel)
+    return kernel.clone()
+
+
+def test_a_fixed_kernel_stays() -> None:
+    """It is no parameter, so it is neither quantized nor clamped, and nobody need name it in ``skip``."""
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
+    kernel = fix_kernel(model[0])
+    with pytest.warns(UserWarning, match="layer '0' stays float: its weight is no parameter"):
+        qconv.convert(model, schemes.bnn(), skip=())
+    assert type(model[0]) is nn.Conv2d
+    later = fix_kernel(model[1])
+    for layer in (model[1], model[2]):
+        with torch.no_grad():
+            layer.weight.mul_(100)
+        layer.after_step_()
+    assert model[0].weight.equal(kernel)
+    assert model[1].weight.equal(100 * later)
+    assert model[2].weight.abs().max() == 1
 
 
 def test_padding_that_was_changed_after_construction() -> None:

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ..layers.subclass import subclass_of
+
 BeforeSign = Literal["identity", "hardtanh", "prelu", "leaky", "keep"]
 CHOICES: tuple[str, ...] = get_args(BeforeSign)
 SLOPE = 2.0**-10
@@ -140,10 +142,10 @@ def calls_relu(kind: type[nn.Module]) -> bool:
 
     Not that of a `torch.fx.GraphModule`, which is made anew from its graph whenever the module is copied.
     """
-    return not issubclass(kind, fx.GraphModule) and any(_called(method) for method in _methods(kind).values())
+    return not issubclass(kind, fx.GraphModule) and any(_called(method) for method in methods_of(kind).values())
 
 
-def _methods(kind: type[nn.Module]) -> dict[str, FunctionType]:
+def methods_of(kind: type[nn.Module]) -> dict[str, FunctionType]:
     """The plain methods of the class that may be part of its forward, without those of `torch.nn`."""
     own = [base for base in kind.__mro__ if not base.__module__.startswith("torch.nn.") and base is not object]
     every = {name: value for base in reversed(own) for name, value in vars(base).items()}
@@ -153,7 +155,7 @@ def _methods(kind: type[nn.Module]) -> dict[str, FunctionType]:
 
 def _called(method: FunctionType) -> dict[str, Any]:
     """The global names by which the method may reach a ReLU, and their values; none if it can't be changed."""
-    every, scope = list(_codes(method.__code__)), method.__globals__
+    every, scope = list(codes_of(method.__code__)), method.__globals__
     uses = {(instruction.argval, instruction.opname) for code in every for instruction in dis.get_instructions(code)}
     names = {name for name, way in uses if way == "LOAD_GLOBAL"}
     functions = {name: scope[name] for name in names if any(scope.get(name) is relu for relu in RELUS)}
@@ -163,12 +165,12 @@ def _called(method: FunctionType) -> dict[str, Any]:
     return {} if any(name in functions and way != "LOAD_GLOBAL" for name, way in uses) else functions
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_of(code: CodeType) -> Iterator[CodeType]:
     """Yield the code and that of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes(constant)
+            yield from codes_of(constant)
 
 
 def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
@@ -188,11 +190,12 @@ def _with_calls(kind: type[nn.Module], choice: str) -> type[nn.Module]:
 
         changed: dict[str, Any] = {
             name: _with_others(method, called, choice)
-            for name, method in _methods(kind).items()
+            for name, method in methods_of(kind).items()
             if (called := _called(method))
         }
         described = {"__module__": kind.__module__, "__qualname__": kind.__qualname__, "__doc__": kind.__doc__}
-        _CLASSES[kind, choice] = type(kind.__name__, (kind,), changed | described | {"__reduce_ex__": reduce})
+        attributes = changed | described | {"__reduce_ex__": reduce}
+        _CLASSES[kind, choice] = subclass_of(kind, kind.__name__, attributes)
     return _CLASSES[kind, choice]
 
 

@@ -34,6 +34,8 @@ class ActivationStep:
         like: one of these layers.
         becomes: its replacement, in the terms of ``before_sign``; None if it stays.
         reason: why it stays, or is replaced otherwise than chosen.
+        averaged: those of the layers whose input stays one-signed with a slope below 0, because of an average.
+        is_traced: whether a graph shows that it precedes these layers; if not, it may.
     """
 
     names: tuple[str, ...]
@@ -44,14 +46,24 @@ class ActivationStep:
     like: nn.Module
     becomes: str | None
     reason: str = ""
+    averaged: tuple[str, ...] = ()
+    is_traced: bool = True
 
     def __str__(self) -> str:
         what = f"{self.function} in {self.kind.__name__}" if self.function else self.kind.__name__
-        shown = ", ".join(self.layers[:SHOWN]) + (", …" if len(self.layers) > SHOWN else "")
+        shown = _listed(self.layers)
         if self.becomes is None:
-            return f"{what} stays: {self.reason}; the input of {shown} is one-signed"
+            return (
+                f"{what} stays: {self.reason}; the input of {shown} {'is' if self.is_traced else 'may be'} one-signed"
+            )
         because = f", because {self.reason}" if self.reason else ""
-        return f"{what} → {NAMES[self.becomes]}{because} (before the sign of {shown})"
+        before = "before" if self.is_traced else "perhaps before"
+        but = f"; after an average the input of {_listed(self.averaged)} is one-signed" if self.averaged else ""
+        return f"{what} → {NAMES[self.becomes]}{because} ({before} the sign of {shown}){but}"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:SHOWN]) + (", …" if len(names) > SHOWN else "")
 
 
 def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: BeforeSign) -> tuple[ActivationStep, ...]:
@@ -70,20 +82,24 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
     order = {module: number for number, module in enumerate(names)}
     steps = []
     for site in sorted(layers_at, key=lambda site: (order[site.module], site.function)):
+        is_traced = site not in looked.untraced
         leaky = (site.module, _way(site)) in elsewhere and choice not in ("keep", "leaky")
         becomes: BeforeSign = "leaky" if leaky else choice
         stays = _why_not(site, becomes)
-        readers = tuple(name for layer, name in layers.items() if layer in layers_at[site])
+        readers = {layer: name for layer, name in layers.items() if layer in layers_at[site]}
+        averaged = tuple(name for layer, name in readers.items() if layer in looked.averaged)
         steps.append(
             ActivationStep(
                 names=tuple(names[site.module]),
                 module=site.module,
                 kind=type(site.module),
                 function=site.function,
-                layers=readers,
+                layers=tuple(readers.values()),
                 like=layers_at[site][0],
                 becomes=None if stays else becomes,
-                reason=stays or ("it is also called where no sign follows" if leaky else ""),
+                reason=stays or (_why_leaky(is_traced) if leaky else ""),
+                averaged=averaged if becomes == "leaky" and not stays else (),
+                is_traced=is_traced,
             )
         )
     return tuple(steps)
@@ -92,6 +108,11 @@ def find_steps(model: nn.Module, layers: Mapping[nn.Module, str], choice: Before
 def _way(site: Site) -> str:
     """How it is replaced: all functions that a module calls change together; methods of tensors can't change."""
     return site.function if site.function.startswith(".") else "functions" if site.function else ""
+
+
+def _why_leaky(is_traced: bool) -> str:
+    """Return why a choice that changes its values is not made."""
+    return "it is also called where no sign follows" if is_traced else "torch.fx can't trace where it is called"
 
 
 def _why_not(site: Site, choice: BeforeSign) -> str:
@@ -110,7 +131,7 @@ def _why_not(site: Site, choice: BeforeSign) -> str:
 
 
 def replace_all(steps: Sequence[ActivationStep]) -> None:
-    """Replace the activations; warn about those that should be replaced but can't be."""
+    """Replace the activations; warn about those that can't be, or not so that signs differ."""
     done = set()
     for step in steps:
         if step.becomes is None or step.module in done:
@@ -120,11 +141,13 @@ def replace_all(steps: Sequence[ActivationStep]) -> None:
             replace_calls_(step.module, step.becomes)
         else:
             replace_(step.module, step.becomes, step.like)
-    left = [step for step in steps if step.becomes is None and step.reason != "before_sign='keep'"]
+    left = [step for step in steps if step.averaged or (step.becomes is None and step.reason != "before_sign='keep'")]
     if left:
         where = "\n".join(f"{step.names[0] or '(the model itself)'}  {step}" for step in left)
         let = "activation lets" if len(left) == 1 else "activations let"
         stand = "stands" if len(left) == 1 else "stand"
+        if not all(step.is_traced for step in left):
+            stand = "may stand"
         warnings.warn(
             f"{len(left)} {let} one sign through and {stand} before signs, which are then constant:\n{where}",
             stacklevel=3,

@@ -4,15 +4,18 @@ A value in the graph either may be negative, or can't be because of certain acti
 such values and concatenation carry these activations on to the layers that read the result.
 """
 
-from collections.abc import Collection, Iterable
+import inspect
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
 from .activations import RELUS, is_one_signed
-from .source import calls_of
+from .source import calls_of, relus_in
 
 
 class Site(NamedTuple):
@@ -41,14 +44,21 @@ class Found:
     Attributes:
         inputs: for each layer whose input is never negative, the activations that make it so.
         elsewhere: activations with a call that none of these layers reads: its values count, not its signs.
+        averaged: those of the layers that read such values after an average over many.
+        untraced: activations whose calls no graph shows: they may precede the layers.
+        outputs: for each part that was examined by itself, the activations that make its output one-signed.
     """
 
     inputs: dict[nn.Module, Sites] = field(default_factory=dict)
     elsewhere: set[Site] = field(default_factory=set)
+    averaged: set[nn.Module] = field(default_factory=set)
+    untraced: set[Site] = field(default_factory=set)
+    outputs: dict[nn.Module, Sites] = field(default_factory=dict)
 
     def add(self, layer: nn.Module, sites: Sites) -> None:
         """Add activations before a layer."""
-        self.inputs[layer] = self.inputs.get(layer, frozenset()) | sites
+        if sites:
+            self.inputs[layer] = self.inputs.get(layer, frozenset()) | sites
 
 
 RELU_FUNCTIONS = frozenset(function.__name__ for function in RELUS)
@@ -70,6 +80,8 @@ _PASSING = {
     *("getitem", "chunk", "split", "unbind", "narrow", "select", "expand", "repeat", "repeat_interleave"),
     *("contiguous", "clone", "float", "half", "to", "roll", "flip"),
 }
+_AVERAGING_MODULES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
+_AVERAGING = {"mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
 _ALL = {"add", "add_", "iadd", "mul", "mul_", "imul", "truediv", "div"}
 _ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # some of the channels would be one-signed
 
@@ -78,8 +90,9 @@ def one_signed_inputs(model: nn.Module, layers: Collection[nn.Module]) -> dict[n
     """Return, for each of ``layers`` whose input is never negative, the activations that make it so.
 
     A model that `torch.fx` can't trace is examined in parts, and by the order of its modules: an activation counts as
-    preceding the next registered layer if there is nothing but pooling or the like between them. It counts as called
-    elsewhere, too, unless a part's graph shows that it is not.
+    preceding the next registered layer if there is nothing but pooling or the like between them. A function that a
+    forward without a graph calls counts as preceding every layer in its module, too. Both count as called elsewhere
+    unless a part's graph shows that they are not.
     """
     return find(model, layers).inputs
 
@@ -89,47 +102,126 @@ def find(model: nn.Module, layers: Collection[nn.Module]) -> Found:
 
     The output of a part that is examined by itself counts as elsewhere.
     """
-    found = Found()
-    names = {module: name for name, module in reversed(list(model.named_modules()))}
-    _look(model, set(layers), names, found)
-    return found
+    look = _Look(model, set(layers))
+    with _without_fast_paths():
+        look.at(model)
+    return look.found
 
 
-def _look(module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str], found: Found) -> set[Site]:
-    """Add what is found in a module; return the activations of which a graph tells where they are called."""
-    if module in layers or not any(inner in layers for inner in module.modules()):
-        return set()
-    try:
-        graph = _Tracer(layers).trace(module)
-    except (TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, KeyError, IndexError):
-        known = set[Site]().union(*(_look(child, layers, names, found) for child in module.children()))
-        for layer, sites in _by_order(module, layers, names):
-            found.add(layer, sites)
-            # The order of registration need not be that of the calls.
-            found.elsewhere.update(site for site in sites if site not in known or _is_used_again(site, names))
+class _Look:
+    """Examines a model and, where `torch.fx` can't trace it, its parts."""
+
+    def __init__(self, model: nn.Module, layers: set[nn.Module]) -> None:
+        self.layers, self.found = layers, Found()
+        self.names = {module: name for name, module in reversed(list(model.named_modules()))}
+
+    def at(self, module: nn.Module) -> set[Site]:
+        """Add what is found in a module; return the activations of which a graph tells where they are called."""
+        if _Tracer(self.layers).is_leaf_module(module, ""):
+            return set()
+        if (graph := _graph_of(module, self.layers)) is not None:
+            return self._at_graph(module, graph)
+        known = set[Site]().union(*(self.at(child) for child in module.children()))
+        if own := self._functions_of(module):
+            for layer in self.layers.intersection(module.modules()):
+                self._add_untraced(layer, own)
+        self._in_order(module, frozenset(), known)
         return known
-    walk = _Walk(module, names)
-    seen: set[tuple[Site, fx.Node]] = set()
-    for node in graph.nodes:
-        walk.visit(node)
-        if node.op == "call_module" and (layer := module.get_submodule(str(node.target))) in layers:
-            calls = walk.calls_of(node.args[0] if node.args else next(iter(node.kwargs.values()), None))
-            if calls:
-                seen |= calls
-                found.add(layer, frozenset(site for site, _ in calls))
-    found.elsewhere.update(site for site, _ in walk.every - seen)
-    return {site for site, _ in walk.every}
+
+    def _at_graph(self, module: nn.Module, graph: fx.Graph) -> set[Site]:
+        walk = _Walk(module, self.names)
+        seen: set[tuple[Site, fx.Node]] = set()
+        for node in graph.nodes:
+            walk.visit(node)
+            if node.op == "call_module" and (layer := module.get_submodule(str(node.target))) in self.layers:
+                input = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
+                if calls := walk.calls_of(input):
+                    seen |= calls
+                    if input in walk.averaged:
+                        self.found.averaged.add(layer)
+                    self.found.add(layer, frozenset(site for site, _ in calls))
+            elif node.op == "output":
+                self.found.outputs[module] = frozenset(site for site, _ in walk.calls_of(node.args[0]) or ())
+                self.found.elsewhere |= self.found.outputs[module]
+        self.found.elsewhere.update(site for site, _ in walk.every - seen)
+        return {site for site, _ in walk.every}
+
+    def _in_order(self, part: nn.Module, before: Sites, known: set[Site]) -> Sites:
+        """Go through a part in the order of registration, which need not be that of the calls.
+
+        Add the activations before a layer with only modules that preserve signs between them.
+
+        Args:
+            part: the part.
+            before: the activations before it.
+            known: those of which a graph tells where they are called.
+
+        Returns:
+            The activations after it.
+        """
+        if part in self.layers:
+            self.found.add(part, before & known)
+            self.found.elsewhere.update(site for site in before & known if _is_used_again(site, self.names))
+            self._add_untraced(part, before - known)
+            return frozenset()
+        inner = list(part.children())
+        for child in inner:
+            before = self._in_order(child, before, known)
+        if part in self.found.outputs:
+            return self.found.outputs[part]
+        if is_one_signed(part):
+            return frozenset((Site(self.names[part], part),))
+        own = self._functions_of(part)
+        return own | before if inner else own or (before if passes(part) else frozenset())
+
+    def _functions_of(self, module: nn.Module) -> Sites:
+        return frozenset(Site(self.names[module], module, function) for function in relus_in(module))
+
+    def _add_untraced(self, layer: nn.Module, sites: Sites) -> None:
+        self.found.add(layer, sites)
+        self.found.elsewhere |= sites
+        self.found.untraced |= sites
+
+
+def _graph_of(module: nn.Module, layers: set[nn.Module]) -> fx.Graph | None:
+    """Return the graph of a module, or that of its call without optional arguments; None if it has neither."""
+    parameters = inspect.signature(type(module).forward).parameters.values()
+    defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
+    for given in (None, defaults) if defaults else (None,):
+        try:
+            return _Tracer(layers).trace(module, given)
+        except (
+            *(TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError),
+            *(KeyError, IndexError, AssertionError),
+        ):
+            continue
+    return None
+
+
+@contextmanager
+def _without_fast_paths() -> Iterator[None]:
+    """Context manager: torch's attention chooses no fast path, for which it would ask a trace for numbers."""
+    enabled = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(enabled)
 
 
 class _Tracer(fx.Tracer):
-    """Treats modules of `torch.nn` and the layers in question as single calls; traces into all others."""
+    """Treats modules of `torch.nn` and the layers in question as single calls; traces into all others.
+
+    Modules of `torch.nn` with such layers inside are traced, too.
+    """
 
     def __init__(self, layers: set[nn.Module]) -> None:
         super().__init__()
         self._layers = layers
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return m in self._layers or super().is_leaf_module(m, module_qualified_name)
+        is_leaf = super().is_leaf_module(m, module_qualified_name)
+        return m in self._layers or (is_leaf and self._layers.isdisjoint(m.modules()))
 
 
 class _Walk:
@@ -139,6 +231,7 @@ class _Walk:
         self.root, self.names = root, names
         self.known: dict[fx.Node, Calls | None] = {}
         self.every: set[tuple[Site, fx.Node]] = set()
+        self.averaged: set[Any] = set()
 
     def calls_of(self, value: Any) -> Calls | None:
         if isinstance(value, fx.Node):
@@ -151,6 +244,8 @@ class _Walk:
         self.known[node] = found = self._calls(node)
         if found is not None and node.args and isinstance(node.args[0], fx.Node) and self._is_in_place(node):
             self.known[node.args[0]] = found  # which may be read after a call whose result is not
+        if found is not None and (self._averages(node) or not self.averaged.isdisjoint(node.all_input_nodes)):
+            self.averaged.add(node)
 
     def _calls(self, node: fx.Node) -> Calls | None:
         first = node.args[0] if node.args else node.kwargs.get("input")
@@ -161,7 +256,7 @@ class _Walk:
             return self.calls_of(first) if passes(module) else None
         if node.op not in ("call_function", "call_method"):
             return None
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        name = _name(node)
         if name in RELU_FUNCTIONS:
             owner = self._owner(node)
             function = f".{name}()" if node.op == "call_method" else name
@@ -175,11 +270,17 @@ class _Walk:
             return None
         return self.calls_of(first) if name in _PASSING else None
 
+    def _averages(self, node: fx.Node) -> bool:
+        """Whether the call adds so many values that few below 0 don't count."""
+        if node.op == "call_module":
+            return type(self.root.get_submodule(str(node.target))) in _AVERAGING_MODULES
+        return _name(node) in _AVERAGING
+
     def _is_in_place(self, node: fx.Node) -> bool:
         """Whether the call changes its first argument."""
         if node.op == "call_module":
             return bool(getattr(self.root.get_submodule(str(node.target)), "inplace", False))
-        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        name = _name(node)
         return name in RELU_FUNCTIONS and (name.endswith("_") or bool(node.kwargs.get("inplace")))
 
     def _call(self, site: Site, node: fx.Node) -> Calls:
@@ -191,6 +292,11 @@ class _Walk:
         stack = node.meta.get("nn_module_stack") or {}
         path = next(reversed(stack.values()))[0] if stack else ""
         return self.root.get_submodule(path)
+
+
+def _name(node: fx.Node) -> str:
+    """Return the name of the function or method that a node calls."""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
 def passes(module: nn.Module) -> bool:
@@ -212,19 +318,3 @@ def _is_used_again(site: Site, names: dict[nn.Module, str]) -> bool:
     place, _, name = site.name.rpartition(".")
     holder = next((type(module) for module, known in names.items() if known == place), nn.Module)
     return calls_of(holder, name) > 1
-
-
-def _by_order(
-    module: nn.Module, layers: set[nn.Module], names: dict[nn.Module, str]
-) -> Iterable[tuple[nn.Module, Sites]]:
-    """Yield layers that are registered after an activation, with only modules that preserve signs between them."""
-    last: nn.Module | None = None
-    for part in module.modules():
-        if next(part.children(), None) is not None and part not in layers:
-            continue
-        if part in layers and last is not None:
-            yield part, frozenset((Site(names[last], last),))
-        if is_one_signed(part):
-            last = part
-        elif not passes(part):
-            last = None

@@ -1,11 +1,16 @@
-"""How often a class calls one of its modules, read from its source where `torch.fx` can't trace it."""
+"""What a module's class calls, read from its source or its code where `torch.fx` can't trace it."""
 
 import ast
+import dis
 import inspect
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from types import FunctionType, ModuleType
 
 from torch import nn
+
+from .activations import RELUS, codes_of, methods_of
 
 _LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 
@@ -72,3 +77,48 @@ def _is_own(node: ast.expr, name: str) -> bool:
         and isinstance(node.value, ast.Name)
         and node.value.id == "self"
     )
+
+
+def relus_in(module: nn.Module) -> set[str]:
+    """Return the ReLU functions that the module's own code may call, by names; ``.relu()`` is a tensor's method.
+
+    Functions in attributes of the module count, and so do those that helper functions of its methods call.
+    """
+    functions, known = list(methods_of(type(module)).values()), set[FunctionType]()
+    used = {name for method in functions for code in codes_of(method.__code__) for name in code.co_names}
+    kept = (getattr(value, "func", value) for name, value in vars(module).items() if name in used)  # perhaps a partial
+    names = {relu.__name__ for value in kept for relu in RELUS if value is relu}
+    while functions:
+        function = functions.pop()
+        if function in known:
+            continue
+        known.add(function)
+        for called in _reached(function):
+            if isinstance(called, str):
+                names.add(called)
+            elif not str(called.__module__).startswith("torch."):
+                functions.append(called)
+    return names
+
+
+def _reached(function: FunctionType) -> Iterator[str | FunctionType]:
+    """Yield the names of the ReLUs that a function reaches by global names or calls as methods, and other functions."""
+    methods = {relu.__name__ for relu in RELUS}
+    for code in codes_of(function.__code__):
+        steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PRECALL", "PUSH_NULL")]
+        value: object = None
+        for step, following in pairwise(steps):
+            is_attribute = step.opname in ("LOAD_ATTR", "LOAD_METHOD")
+            if step.opname == "LOAD_GLOBAL":
+                value = function.__globals__.get(step.argval)
+            elif is_attribute and isinstance(value, ModuleType):
+                value = getattr(value, step.argval, None)
+            else:
+                value = None
+            is_called_alone = following.opname == "CALL" and following.arg == 0  # with an argument it is no tensor's
+            if any(value is relu for relu in RELUS):
+                yield next(relu.__name__ for relu in RELUS if value is relu)
+            elif isinstance(value, FunctionType):
+                yield value
+            elif is_attribute and is_called_alone and step.argval in methods:
+                yield f".{step.argval}()"

@@ -141,6 +141,11 @@ def _quantized(subclasses: Kinds | None) -> Kinds:
         quantized |= {layer.float_type: layer for layer in (QDeformConv2d, QDeformConv2dPack)}
     if "timm.layers.std_conv" in sys.modules:
         quantized |= {layer.float_type: layer for layer in (getattr(layers, name) for name in layers.OF_TIMM)}
+    if subclasses is not None and not isinstance(subclasses, Mapping):
+        raise TypeError(
+            f"subclasses (={subclasses!r}) must be a dictionary of classes and their quantized layers, such as "
+            "{MyConv2d: qconv.QConv2d}"
+        )
     for kind, layer in (subclasses or {}).items():
         if not (isinstance(layer, type) and issubclass(layer, QuantizedLayer)):
             raise TypeError(
@@ -158,8 +163,11 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
     """Return the plan; the errors are those of `qconv.plan`."""
     scheme, skip, overrides = asked.scheme, asked.skip, asked.overrides or {}
     check_choice(asked.before_sign)
-    if isinstance(skip, str):
-        raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, such as ({skip!r},)")
+    if isinstance(skip, str) or not isinstance(skip, Iterable):
+        such_as = f"such as ({skip!r},)" if isinstance(skip, str) else "() for none"
+        raise TypeError(f"skip (={skip!r}) must be a sequence of patterns, {such_as}")
+    if asked.overrides is not None and not isinstance(asked.overrides, Mapping):
+        raise TypeError(f"overrides (={asked.overrides!r}) must be a dictionary of patterns and schemes")
     for argument, value in (("scheme", scheme), *((f"overrides[{key!r}]", value) for key, value in overrides.items())):
         if not isinstance(value, Scheme) and (argument == "scheme" or value is not None):
             raise TypeError(f"{argument} (={value!r}) must be a qconv.Scheme, such as qconv.schemes.bwn()")
@@ -200,9 +208,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             if pattern is not None and overrides[pattern] is not None:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
-        maker = computed_by(layer)
-        if maker or has_own_forward(layer):  # which would be called in place of the quantized layer's
-            reason = str(maker) if maker else "its forward is replaced on the layer itself"
+        if reason := _why_changed(layer, kind in quantized):
             if (pattern := first_match(override_patterns, at)) is not None:
                 asked_for = overrides[pattern] is not None
             elif layer in excepted:
@@ -249,6 +255,17 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         step.layer: step.names[0] for step in steps if step.scheme is not None and step.scheme.input().splits_at_zero
     }
     return Plan(steps, find_steps(model, takes_sign, asked.before_sign))
+
+
+def _why_changed(layer: nn.Module, is_known: bool) -> str:
+    """Return what was done to a layer, perhaps of a known class, because of which it stays; empty if nothing was."""
+    if maker := computed_by(layer):
+        return str(maker)
+    if is_known and layer._parameters.get("weight") is None:
+        return "its weight is no parameter"
+    if has_own_forward(layer):  # which would be called in place of the quantized layer's
+        return "its forward is replaced on the layer itself"
+    return ""
 
 
 def _by_depth(steps: Iterable[Step]) -> tuple[Step, ...]:

@@ -2,7 +2,8 @@
 
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -56,12 +57,14 @@ def plan(
             except for ``overrides`` with their own: `qconv.quantizers.Int8Stochastic`, ``partial(FP8, "e5m2")``.
         before_sign: the replacement of a ReLU or ReLU6, module or function, before a layer that takes the sign of its
             input (`Quantizer.splits_at_zero`), which would be +1 everywhere. ``"identity"`` means none, so that the
-            sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope (modules
-            only); ``"leaky"``, a slope of 2^-10: the sign is that of the ReLU's input, and all other readers get the
-            ReLU's values; ``"keep"`` leaves it. All calls of a shared module, or of functions by a module's methods,
-            change together: if no such sign follows one of them, they become ``"leaky"`` in place of the first three,
-            and the plan says so. `to_float` undoes it. The layers record what precedes their signs, so a state dict of
-            a model with another choice is refused; one without a record, from an earlier version, is loaded.
+            sign is the activation, as in Bi-Real Net; ``"hardtanh"``; ``"prelu"``, with one learned slope, which
+            is trained before frozen layers, too (modules only); ``"leaky"``, a slope of 2^-10: the sign is that of the
+            ReLU's input, and all other readers get the ReLU's values (where the sign is that of an average over many,
+            it stays +1, and a warning says so); ``"keep"`` leaves it. All calls of a shared module, or of functions by
+            a module's methods, change together: if no such sign follows one of them, or `torch.fx` can't trace where
+            one is, they become ``"leaky"`` in place of the first three, and the plan says so. `to_float` undoes it. The
+            layers record what precedes their signs, so a state dict of a model with another choice is refused; one
+            without a record, from an earlier version, is loaded.
         signed_inputs: True puts the levels of ``scheme``'s inputs on both sides of 0, False starts them at 0, where the
             method has both (`schemes.lsq`); ``overrides`` and ``first_last`` keep their own. None leaves the choice to
             the scheme: LSQ decides by the inputs that each layer sees in `calibrate` or in the first training batch,
@@ -82,10 +85,11 @@ def plan(
         ValueError: a pattern that matches no layer, an invalid pattern, nothing left to convert, an unknown word as
             ``first_last``, or one other than "float" if ``skip`` names neither, a scheme in ``overrides`` for a layer
             that the model never calls, or for layers all of which stay as they are (of an unknown subclass, with a
-            computed weight, or quantized already), a ``before_sign`` that is none of the five, or ``signed_inputs`` for
-            a scheme without that choice.
-        TypeError: ``model`` is not a module, ``scheme`` not a scheme, a pattern not text, or ``grad_quantizer`` makes
-            no quantizer.
+            weight that is no parameter, or quantized already), a ``before_sign`` that is none of the five, or
+            ``signed_inputs`` for a scheme without that choice.
+        TypeError: ``model`` is not a module, ``scheme`` not a scheme, a pattern not text, ``skip`` no sequence,
+            ``overrides`` or ``subclasses`` no dictionary, or ``grad_quantizer`` makes no quantizer; an ``example`` of
+            another kind than those above that the model can't take.
     """
     check_module(model)
     with while_not_lean(model):
@@ -126,13 +130,13 @@ def convert(
 
     Arguments, of which there are no ``costs``, and errors are those of `plan`. Layer objects stay the same, so shared
     layers stay shared, and hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new
-    parameters, frozen if the layer's weight is (``requires_grad=False``). Linear and (transposed, deformable)
-    convolution layers are converted. Their subclasses stay as they are, except those in ``subclasses`` (with a warning
-    if they are most of the layers). So do layers that are quantized already, and those with a computed weight, such as
-    parametrized and pruned ones. If a layer fails, the model is left unchanged. A plain convolution that makes the
-    offsets of a deformable one is treated like any other: name it in ``skip``. Activations before signs change with the
-    layers, see ``before_sign``; a warning names the layers whose signs stay constant because an activation can't be
-    replaced.
+    parameters, frozen if the layer's weight is (``requires_grad=False``), except the slopes of ``"prelu"``. Linear and
+    (transposed, deformable) convolution layers are converted. Their subclasses stay as they are, except those in
+    ``subclasses`` (with a warning if they are most of the layers). So do layers that are quantized already, and those
+    whose weight is no parameter, such as parametrized and pruned ones, or a fixed kernel in a buffer. If anything
+    fails, the model is left unchanged. A plain convolution that makes the offsets of a deformable one is treated like
+    any other: name it in ``skip``. Activations before signs change with the layers, see ``before_sign``; a warning
+    names the layers whose signs stay constant because an activation can't be replaced.
 
     The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
     model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
@@ -173,14 +177,15 @@ def convert(
             ),
         )
         _warn_of_layers_left(made.steps)
-        _adopt(made.steps)
-        for step in made.steps:
-            if step.scheme is not None:
-                step.layer.__dict__["name_in_model"] = step.names[0]
-        replace_all(made.activations)
-        note_(model, made.activations, before_sign)
-        call_children_(model)
-        watch_first_forwards(model)
+        with _all_or_nothing(model, made) as done:
+            _adopt(made.steps, done)
+            for step in made.steps:
+                if step.scheme is not None:
+                    step.layer.__dict__["name_in_model"] = step.names[0]
+            replace_all(made.activations)
+            note_(model, made.activations, before_sign)
+            call_children_(model)
+            watch_first_forwards(model)
     return make_lean(model) if lean else model
 
 
@@ -200,9 +205,34 @@ def _warn_of_layers_left(steps: Sequence[Step]) -> None:
         )
 
 
-def _adopt(steps: Sequence[Step]) -> None:
-    """Change all layers of the plan, or none: if one fails, the error names it and those before it change back."""
-    done: list[tuple[QuantizedLayer, type[nn.Module], list[bool]]] = []
+Done = list[tuple[QuantizedLayer, type[nn.Module], list[bool]]]
+"""The layers that were changed, with their former classes, and which of their parameters were trained."""
+
+
+@contextmanager
+def _all_or_nothing(model: nn.Module, made: Plan) -> Iterator[Done]:
+    """Context manager: after an error, also a warning that is one, the model is what it was before.
+
+    Those who change layers append them to what it gives.
+    """
+    done: Done = []
+    activations = [step.module for step in made.activations if replaced(step.module) is None]
+    try:
+        yield done
+    except BaseException:
+        for module in activations:
+            restore_(module)
+        for layer, kind, required in reversed(done):
+            layer.without_quantizers_(kind)
+            for parameter, is_trained in zip(layer.parameters(), required, strict=True):
+                parameter.requires_grad_(is_trained)
+        undo_(model)
+        call_children_(model)  # of layers that were quantized before
+        raise
+
+
+def _adopt(steps: Sequence[Step], done: Done) -> None:
+    """Change the layers of the plan and append them to ``done``; an error names the layer that fails."""
     for step in steps:
         if step.scheme is None or step.becomes is None:
             continue
@@ -212,11 +242,7 @@ def _adopt(steps: Sequence[Step]) -> None:
         )
         try:
             step.becomes.adopt(step.layer, step.scheme)
-        except BaseException as error:
-            for layer, kind, required in reversed(done):
-                layer.without_quantizers_(kind)
-                for parameter, is_trained in zip(layer.parameters(), required, strict=True):
-                    parameter.requires_grad_(is_trained)
+        except (ValueError, TypeError, RuntimeError) as error:
             if type(error) in (ValueError, TypeError, RuntimeError):
                 raise type(error)(f"{name}: {error}") from error
             raise
@@ -230,6 +256,10 @@ def to_float(model: Model) -> Model:
     were parametrized or pruned after `convert` stay so. Activations that were replaced before signs are put back. The
     model is no longer lean.
 
+    Give the whole model that was converted. In a part of it, activations are put back that may precede signs outside,
+    and those outside that precede its layers stay replaced; a warning says so. To leave a part float, convert the float
+    model with ``overrides``.
+
     Raises:
         ValueError: the model has no quantized layer.
         TypeError: ``model`` is not a module.
@@ -238,6 +268,7 @@ def to_float(model: Model) -> Model:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) has no quantized layer")
+    _warn_of_part(model, layers)
     make_lean(model, False)
     for layer in layers:
         layer.release()
@@ -246,6 +277,22 @@ def to_float(model: Model) -> Model:
     undo_(model)
     forget(model)
     return model
+
+
+def _warn_of_part(model: nn.Module, layers: Sequence[QuantizedLayer]) -> None:
+    """Warn if the model is a part of one that was converted, and activations there were replaced."""
+    names = {module: f".{name}".rstrip(".") for name, module in model.named_modules()}
+    formerly = {layer: layer.__dict__.get("name_in_model", "") for layer in layers}
+    parts = (name.removesuffix(names[layer]) for layer, name in formerly.items() if name.endswith(names[layer]))
+    part = next(filter(None, parts), "")
+    are_behind = any(layer.input_quantizer.before_sign is not None for layer in layers)
+    if part and (are_behind or any(replaced(module) for module in model.modules())):
+        warnings.warn(
+            f"model ({type(model).__name__}) is a part, '{part}', of one that was converted: activations put back in "
+            "it may precede signs outside, which are then constant, and those replaced outside stay so. Give the whole "
+            f"model, or convert the float one with overrides={{r'{part}(\\..*)?': None}}",
+            stacklevel=3,
+        )
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:

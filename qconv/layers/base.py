@@ -176,8 +176,8 @@ class QuantizedLayer(nn.Module):
     def after_step_(self) -> None:
         """Update after an optimizer step: clamp the latent weight to the range of its quantizer.
 
-        Frozen tensors (``requires_grad=False``), the weight or learned ones, stay as they are. So does what a weight is
-        computed from.
+        Frozen tensors (buffers, or ``requires_grad=False``), the weight or learned ones, stay as they are. So does what
+        a weight is computed from.
         """
         leave(self)
         self.is_stepped, self.lacks_step = True, False
@@ -210,9 +210,9 @@ class QuantizedLayer(nn.Module):
 
     @property
     def _is_frozen(self) -> bool:
-        """Whether the latent weight is a parameter that is not trained."""
+        """Whether the latent weight is a buffer, or a parameter that is not trained."""
         weight = self._parameters.get("weight")
-        return weight is not None and not weight.requires_grad
+        return "weight" in self._buffers if weight is None else not weight.requires_grad
 
     def _put_back(self, filters: Tensor) -> None:
         is_copy = filters.data_ptr() != self.weight.data_ptr()  # in another layout

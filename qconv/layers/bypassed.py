@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
+from ..checks import in_a_line
 from . import QuantizedLayer
 from .negative import tell_of
 from .trial import trial
@@ -82,12 +83,25 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
         model: any module.
         layers: layers of the model.
         example: its input, a tuple of inputs, or a mapping by name.
+
+    Raises:
+        TypeError: the model can't take ``example``, which is neither a tensor, nor a tuple, nor a dictionary.
     """
     with trial(model, warns=True), Watch(model, layers) as watch:
         if isinstance(example, dict):
             model(**example)
+        elif isinstance(example, tuple):
+            model(*example)
         else:
-            model(*(example if isinstance(example, tuple) else (example,)))
+            try:
+                model(example)
+            except (TypeError, AttributeError) as error:  # a list of tensors may be one input
+                if isinstance(example, Tensor):
+                    raise
+                raise TypeError(
+                    f"example (={in_a_line(example)}) must be an input that the model takes, such as a tensor, a tuple "
+                    f"of its inputs, or a dictionary of them: {error}"
+                ) from error
     return watch
 
 

@@ -13,6 +13,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from ..quantizers import Quantizer
 from .naming import name_of
+from .subclass import subclass_of
 
 PRUNING = "pruning"
 
@@ -165,4 +166,4 @@ def with_base(layer: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
     if not parametrize.is_parametrized(layer):
         return base
     attributes = {name: value for name, value in vars(own).items() if name not in ("__dict__", "__weakref__")}
-    return type(f"Parametrized{base.__name__}", (base,), attributes)
+    return subclass_of(base, f"Parametrized{base.__name__}", attributes)
