@@ -457,7 +457,7 @@ def test_a_loader_without_a_length_is_named() -> None:
 
 def test_layers_that_no_longer_learn_are_named(tmp_path: Path) -> None:
     module = Classifier(qconv.convert(small_cnn(1, 10, width=4), schemes.ewgs(2, 2)), partial(torch.optim.SGD, lr=0.05))
-    quantizer: Any = network(module).blocks[1].conv.weight_quantizer
+    quantizer = cast(Any, network(module).blocks[1]).conv.weight_quantizer
 
     def leave(module: Classifier) -> None:
         with torch.no_grad():
