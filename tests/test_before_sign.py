@@ -1,5 +1,6 @@
 """What stands before a sign: found, replaced, put back, and told where it can't be."""
 
+import abc
 import copy
 import io
 import pickle
@@ -290,6 +291,8 @@ def test_a_part_that_goes_back_is_told(part: str) -> None:
     ):
         qconv.to_float(model.get_submodule(part))
     qconv.to_float(nn.Sequential(whole, nn.ReLU()))
+    wrapped = nn.Sequential(copy.deepcopy(nn.Sequential(conv(), nn.ReLU(), conv())))
+    qconv.to_float(qconv.convert(wrapped, schemes.bnn(), skip=())[0])  # with nothing outside
     unsigned = qconv.convert(model, schemes.lsq(4, 4), skip=())
     qconv.to_float(unsigned.get_submodule(part))
 
@@ -449,6 +452,46 @@ def test_registries_of_classes_stay_as_they_are() -> None:
     assert type(model[1]) is RegisteredBlock
     assert isinstance(model[2], RegisteredConv)
     assert {"block": RegisteredBlock, "conv": RegisteredConv} == REGISTRY
+
+
+class AbstractBlock(abc.ABC, nn.Module):
+    """A class whose first base lays out its instances without a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = conv()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(F.relu(x))
+
+
+def test_blocks_that_begin_with_an_abstract_class() -> None:
+    model = chain(AbstractBlock())
+    kind = type(model[1])
+    assert lowest_inputs(qconv.convert(model, schemes.bnn(), skip=()), torch.randn(2, 3, 9, 9))["1.inner"] < -0.1
+    assert type(qconv.to_float(model)[1]) is kind
+
+
+class BeforeEncoder(nn.Module):
+    """A network whose encoder can't be traced, and a part that is a script."""
+
+    def __init__(self, scripted: bool) -> None:
+        super().__init__()
+        self.a, self.b = conv(), conv()
+        self.first = torch.jit.script(nn.Identity()) if scripted else nn.Identity()
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.encoder(self.b(F.relu(self.a(self.first(x)))).flatten(2).mT)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")
+@pytest.mark.parametrize("scripted", [False, True])
+def test_a_graph_ends_at_an_encoder_alone(scripted: bool) -> None:
+    model = BeforeEncoder(scripted)
+    plan = qconv.plan(model, schemes.bnn(), skip=())
+    assert any("Identity" in str(line) and "before the sign of b" in str(line) for line in plan.activations)
+    assert any("TransformerEncoderLayer" in str(line) and "stays" in str(line) for line in plan.activations)
 
 
 def test_what_fails_after_the_layers_changes_nothing() -> None:

@@ -689,6 +689,7 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
             "trainer.callbacks must not be given: callbacks.NAME._target_= adds to those of the run",
         ),
         ("+trainer.logger=false", "trainer.logger must not be given: logger= adds to those of the run"),
+        ("+trainer.val_check_interval=1", "trainer.val_check_interval (=1): validations must be at the end of epochs"),
         ("+trainer.max_steps=3", "max_steps (=3) must not be given: schedules of quantizers count epochs"),
         ("+trainer.max_time=00:00:01:00", "max_time must not be given: training would end before the schedules"),
         ("+trainer.limit_val_batches=0", "trainer: no epoch would be validated with limit_val_batches (=0)"),

@@ -466,3 +466,10 @@ def test_layers_that_no_longer_learn_are_named(tmp_path: Path) -> None:
 
     with pytest.warns(UserWarning, match=r"epoch 0: no gradient passes the weights of 'blocks.1.conv': all lie beyond"):
         trainer(Diagnostics(tmp_path), Break(18, leave), epochs=1).fit(module, datamodule=DigitsDataModule())
+
+
+def test_weights_that_a_method_freezes_are_no_fault(tmp_path: Path) -> None:
+    module = Classifier(qconv.convert(small_cnn(1, 10, width=4), schemes.inq()), partial(torch.optim.SGD, lr=0.05))
+    diagnostics = Diagnostics(tmp_path)
+    trainer(Progress(), diagnostics, epochs=4).fit(module, datamodule=DigitsDataModule(batch_size=400))
+    assert max(row["weights_saturated"] for row in diagnostics.rows) == 1

@@ -95,5 +95,5 @@ def _check_labels(labels: Any, images: Tensor) -> None:
     if labels.shape[:1] != images.shape[:1]:
         raise ValueError(
             f"labels (of shape {tuple(labels.shape)}) must be one for each of the images (of shape "
-            f"{tuple(images.shape)})"
+            f"{tuple(images.shape)}); to measure without labels, give batches of images alone"
         )

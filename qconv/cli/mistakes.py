@@ -26,7 +26,7 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
 
     What a key may be is what its default is, or what the function says that ``_target_`` names. Overrides by ``+``,
     and defaults that are words or nulls, are left to that function; so are nulls and fractions of which it says
-    nothing.
+    nothing, except for ``trainer.max_epochs`` and the keys outside of all groups.
 
     Args:
         cfg: the composed config.
@@ -45,7 +45,7 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for key in dict.fromkeys(each.key_or_group for each in values):
         default, value = OmegaConf.select(defaults, key), OmegaConf.select(cfg, key)
         rule, types = _rule(default, value), _types_of(cfg, key)
-        is_known = bool(types) or key == "trainer.max_epochs" or "." not in key
+        is_known = bool(types & _KNOWN) or key == "trainer.max_epochs" or "." not in key
         if rule is None and is_known:
             rule = _rule_if_known(default, value)
         if rule is not None and type(value) not in types:
@@ -174,6 +174,9 @@ def _types_of(cfg: DictConfig, key: str) -> set[type]:
     except (HydraException, ValueError, TypeError, NameError, ImportError):
         return set()
     return _members(hints[name]) if name in hints else set()
+
+
+_KNOWN = {bool, int, float, str, type(None), list, tuple, dict}
 
 
 def _members(hint: Any) -> set[type]:

@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any, NamedTuple
 
 import torch
@@ -117,7 +118,7 @@ class _Look:
 
     def at(self, module: nn.Module) -> set[Site]:
         """Add what is found in a module; return the activations of which a graph tells where they are called."""
-        if _Tracer(self.layers).is_leaf_module(module, ""):
+        if isinstance(module, torch.jit.ScriptModule) or _Tracer(self.layers).is_leaf_module(module, ""):
             return set()
         if (graph := _graph_of(module, self.layers)) is not None:
             return self._at_graph(module, graph)
@@ -131,9 +132,14 @@ class _Look:
     def _at_graph(self, module: nn.Module, graph: fx.Graph) -> set[Site]:
         walk = _Walk(module, self.names)
         seen: set[tuple[Site, fx.Node]] = set()
+        inner = set[Site]()
         for node in graph.nodes:
             walk.visit(node)
-            if node.op == "call_module" and (layer := module.get_submodule(str(node.target))) in self.layers:
+            if node.op != "call_module":
+                called = None
+            elif (called := module.get_submodule(str(node.target))) not in self.layers:
+                inner |= self.at(called)  # of torch.nn, with layers inside, and without a graph
+            if called is not None and (layer := called) in self.layers:
                 input = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
                 if calls := walk.calls_of(input):
                     seen |= calls
@@ -144,7 +150,7 @@ class _Look:
                 self.found.outputs[module] = frozenset(site for site, _ in walk.calls_of(node.args[0]) or ())
                 self.found.elsewhere |= self.found.outputs[module]
         self.found.elsewhere.update(site for site, _ in walk.every - seen)
-        return {site for site, _ in walk.every}
+        return inner | {site for site, _ in walk.every}
 
     def _in_order(self, part: nn.Module, before: Sites, known: set[Site]) -> Sites:
         """Go through a part in the order of registration, which need not be that of the calls.
@@ -184,12 +190,15 @@ class _Look:
 
 
 def _graph_of(module: nn.Module, layers: set[nn.Module]) -> fx.Graph | None:
-    """Return the graph of a module, or that of its call without optional arguments; None if it has neither."""
+    """Return the graph of a module, or that of its call without optional arguments; None if it has neither.
+
+    If a module of `torch.nn` with layers inside can't be traced, as its encoders can't, it is a single call there.
+    """
     parameters = inspect.signature(type(module).forward).parameters.values()
     defaults = {each.name: each.default for each in parameters if each.default is not each.empty}
-    for given in (None, defaults) if defaults else (None,):
+    for given, enters in product((None, defaults) if defaults else (None,), (True, False)):
         try:
-            return _Tracer(layers).trace(module, given)
+            return _Tracer(layers, enters).trace(module, given)
         except (
             *(TraceError, TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError),
             *(KeyError, IndexError, AssertionError),
@@ -212,16 +221,16 @@ def _without_fast_paths() -> Iterator[None]:
 class _Tracer(fx.Tracer):
     """Treats modules of `torch.nn` and the layers in question as single calls; traces into all others.
 
-    Modules of `torch.nn` with such layers inside are traced, too.
+    With ``enters``, modules of `torch.nn` with such layers inside are traced, too.
     """
 
-    def __init__(self, layers: set[nn.Module]) -> None:
+    def __init__(self, layers: set[nn.Module], enters: bool = True) -> None:
         super().__init__()
-        self._layers = layers
+        self._layers, self._enters = layers, enters
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         is_leaf = super().is_leaf_module(m, module_qualified_name)
-        return m in self._layers or (is_leaf and self._layers.isdisjoint(m.modules()))
+        return m in self._layers or (is_leaf and not (self._enters and self._layers.intersection(m.modules())))
 
 
 class _Walk:

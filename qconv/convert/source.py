@@ -112,7 +112,7 @@ def _reached(function: FunctionType) -> Iterator[str | FunctionType]:
             if step.opname == "LOAD_GLOBAL":
                 value = function.__globals__.get(step.argval)
             elif is_attribute and isinstance(value, ModuleType):
-                value = getattr(value, step.argval, None)
+                value = vars(value).get(step.argval)  # getattr might import something
             else:
                 value = None
             is_called_alone = following.opname == "CALL" and following.arg == 0  # with an argument it is no tensor's

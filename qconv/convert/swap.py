@@ -179,9 +179,11 @@ def convert(
         _warn_of_layers_left(made.steps)
         with _all_or_nothing(model, made) as done:
             _adopt(made.steps, done)
+            count = sum(step.scheme is not None for step in made.steps)
             for step in made.steps:
                 if step.scheme is not None:
                     step.layer.__dict__["name_in_model"] = step.names[0]
+                    step.layer.__dict__["layers_in_model"] = count
             replace_all(made.activations)
             note_(model, made.activations, before_sign)
             call_children_(model)
@@ -285,8 +287,9 @@ def _warn_of_part(model: nn.Module, layers: Sequence[QuantizedLayer]) -> None:
     formerly = {layer: layer.__dict__.get("name_in_model", "") for layer in layers}
     parts = (name.removesuffix(names[layer]) for layer, name in formerly.items() if name.endswith(names[layer]))
     part = next(filter(None, parts), "")
+    is_part = any(layer.__dict__.get("layers_in_model", 0) > len(layers) for layer in layers)
     are_behind = any(layer.input_quantizer.before_sign is not None for layer in layers)
-    if part and (are_behind or any(replaced(module) for module in model.modules())):
+    if part and is_part and (are_behind or any(replaced(module) for module in model.modules())):
         warnings.warn(
             f"model ({type(model).__name__}) is a part, '{part}', of one that was converted: activations put back in "
             "it may precede signs outside, which are then constant, and those replaced outside stay so. Give the whole "

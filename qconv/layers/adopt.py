@@ -13,7 +13,16 @@ if TYPE_CHECKING:
 
 OWN = ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value")
 NOTES = (
-    *("_checked_maker", "batches_watched", "was_evaluated", "name_in_model", "bypassed_in", "float_type", "lean"),
+    *(
+        "_checked_maker",
+        "batches_watched",
+        "was_evaluated",
+        "name_in_model",
+        "layers_in_model",
+        "bypassed_in",
+        "float_type",
+        "lean",
+    ),
     *("negative_inputs", *LIFE),
 )
 

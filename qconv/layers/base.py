@@ -45,6 +45,7 @@ class QuantizedLayer(nn.Module):
         grad_quantizer: quantizer of the output's gradient, or None.
         batches_watched: number of first training batches that `watch` has examined.
         name_in_model: the name under which `qconv.convert` found it; in ``__dict__`` only then.
+        layers_in_model: how many layers it converted with this one; in ``__dict__`` only then.
         bypassed_in: the modes (``training``) of forwards seen to compute with ``weight`` without calling the layer,
             until one calls it.
         is_stepped: whether optimizer steps end with `after_step_` of this layer.
@@ -67,6 +68,7 @@ class QuantizedLayer(nn.Module):
     grad_quantizer: Quantizer | None
     batches_watched: int = 0
     name_in_model: str
+    layers_in_model: int
     bypassed_in: frozenset[bool] = frozenset()
     is_stepped: bool = False
     lacks_step: bool = False

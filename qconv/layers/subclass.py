@@ -14,10 +14,13 @@ class _Quiet(nn.Module):
 
 
 def subclass_of(kind: type[nn.Module], name: str, attributes: Mapping[str, Any]) -> type[nn.Module]:
-    """Return a subclass of ``kind`` of which its ``__init_subclass__`` hears nothing.
+    """Return a subclass of ``kind`` of which its ``__init_subclass__`` hears nothing, where Python can exchange bases.
 
     It might put the subclass in a registry in place of ``kind``, or want arguments that only its author knows.
     """
     made = type(name, (_Quiet, kind), dict(attributes))
-    made.__bases__ = (kind,)
+    try:
+        made.__bases__ = (kind,)
+    except TypeError:  # instances of a class that begins with abc.ABC or Generic are laid out otherwise
+        return type(name, (kind,), dict(attributes))
     return made

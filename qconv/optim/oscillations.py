@@ -37,9 +37,10 @@ class Oscillations(StepRule):
     Args:
         freeze: the threshold, from 0 to 1; a pair goes from the first to the second as half a cosine. The authors'
             script takes (0.1, 0.01) for 4 bits and (0.1, 0.011) for 3. None measures alone.
-        momentum: m, above 0 and at most 1; it should be at most half of the threshold. The authors' program has 0.001.
+        momentum: m, above 0 and at most 1; it should be at most half the threshold. The authors' program has 0.001.
         max_bits: weights of more bits are left alone.
-        start: the progress from 0 to 1 at which a pair begins; nothing is frozen before.
+        start: the progress from 0 to 1 at which a pair begins; nothing is frozen before. A single threshold holds from
+            the first step.
 
     Raises:
         ValueError: an option out of its range.

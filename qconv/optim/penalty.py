@@ -119,4 +119,4 @@ def _distance(name: str, layer: QuantizedLayer) -> Tensor:
         inside = True if grad is None else layer.from_filters(grad) != 0
     distance = (layer.weight - level) * inside
     distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
-    return distance.square().sum() / filters[0].numel()
+    return distance.square().sum() / max(filters.shape[1:].numel(), 1)

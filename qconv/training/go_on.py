@@ -78,7 +78,7 @@ def finished(cfg: DictConfig) -> str | None:
 
 def _ended_early(cfg: DictConfig, done: int, path: Path) -> str | None:
     """Return what to say of a run that an EarlyStopping, which it still has, has ended; None of others."""
-    kinds = {key: class_of(node) for key, node in cfg.callbacks.items()}
+    kinds = {key: class_of(node) for key, node in cfg.callbacks.items() if node is not None}
     keys = [key for key, kind in kinds.items() if kind is not None and issubclass(kind, EarlyStopping)]
     if not keys:
         return None

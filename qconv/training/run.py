@@ -146,7 +146,8 @@ def check_validation(trainer: Trainer) -> None:
     There would be no best checkpoint to test, or its figures would be those of other weights.
     """
     every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
-    if trainer.val_check_interval not in (None, 1.0) or every is None:
+    interval: Any = trainer.val_check_interval  # 1 is a batch, 1.0 is all
+    if every is None or not (interval is None or (isinstance(interval, float) and interval == 1)):
         word = (
             "check_val_every_n_epoch (=None)"
             if every is None
@@ -162,8 +163,8 @@ def check_validation(trainer: Trainer) -> None:
         reason = f"check_val_every_n_epoch (={every}) of max_epochs (={epochs})"
     elif epochs is not None and epochs > 0 and epochs % every:
         raise ValueError(
-            f"trainer.check_val_every_n_epoch (={every}) must divide trainer.max_epochs (={epochs}): the result has "
-            "the accuracy after the last epoch"
+            f"trainer.check_val_every_n_epoch (={every}) must divide trainer.max_epochs (={epochs}): the result "
+            "states the accuracy after the last epoch"
         )
     else:
         return

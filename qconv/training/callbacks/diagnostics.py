@@ -15,6 +15,7 @@ from ...layers import QuantizedLayer
 from ...layers.twins import quantized_layers
 from ...lifecycle.steps import innermost
 from ...optim.oscillations import FREQUENCY, FROZEN, OFTEN
+from ...quantizers import INQ, Quantizer, Stages
 from ...table import write_csv
 
 FIGURES = {
@@ -128,6 +129,8 @@ class Diagnostics(Callback):
         rows = [row for row in self.rows if row["epoch"] == epoch and layers[row["layer"]].is_trained]
         for figure, part in (("weights_saturated", "weights"), ("inputs_saturated", "inputs")):
             names = [row["layer"] for row in rows if row.get(figure) == 1 and (figure, row["layer"]) not in self.told]
+            if figure == "weights_saturated":  # INQ freezes them
+                names = [name for name in names if not isinstance(_current(layers[name].weight_quantizer), INQ)]
             self.told |= {(figure, name) for name in names}
             if names:
                 shown = ", ".join(f"'{name}'" for name in names[:3]) + (
@@ -161,6 +164,10 @@ class Diagnostics(Callback):
             self.inputs[name] = args[0].detach()
 
         return hook
+
+
+def _current(quantizer: Quantizer) -> Quantizer:
+    return quantizer.current if isinstance(quantizer, Stages) else quantizer
 
 
 def layers_of(module: nn.Module) -> list[tuple[str, QuantizedLayer]]:

@@ -62,7 +62,7 @@ class FiniteGuard(Callback):
         self.scales = {}
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        """Check the images."""
+        """Check the images, or all tensors of a batch of another form."""
         self._add_batch(batch)
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
@@ -86,7 +86,7 @@ class FiniteGuard(Callback):
     def on_validation_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
-        """Check the images."""
+        """Check the images, or all tensors of a batch of another form."""
         self._add_batch(batch)
 
     def on_validation_batch_end(
@@ -124,6 +124,7 @@ class FiniteGuard(Callback):
         return hook
 
     def _add_batch(self, batch: Any) -> None:
+        batch = batch[0] if isinstance(batch, tuple | list) and batch else batch  # labels may be NaN
         for tensor in tree_leaves(batch):
             if isinstance(tensor, Tensor) and tensor.is_floating_point():
                 self._add("the input batch", tensor)
