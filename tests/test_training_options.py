@@ -245,7 +245,7 @@ def test_weights_that_do_not_fit(tmp_path: Path) -> None:
     renamed = {name.replace("0.weight", "00.weight"): value for name, value in state.items()}
     assert "it has '00.weight', which this network has not; nearest: '0.weight' and " in fails(renamed)
     assert "'0.bias' is missing" in fails({name: value for name, value in state.items() if name != "0.bias"})
-    assert "neither a checkpoint of train.py nor a state dict" in fails([1, 2])
+    assert "neither a checkpoint of qconv train nor a state dict" in fails([1, 2])
     with pytest.raises(CheckpointError, match="there is no such file"):
         load_weights(model, str(tmp_path / "none.pt"))
     path.write_bytes(b"nonsense")

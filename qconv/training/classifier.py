@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import nullcontext
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pytorch_lightning import LightningModule
@@ -189,7 +189,8 @@ class Classifier(LightningModule):
 
     def _progress(self, batch_idx: int) -> float:
         """Which part of the training is done; an epoch may have other steps than those before it had."""
-        total = cast(int, self.total_steps)  # the trainer's may have an epoch more, in which nothing is trained
+        # The trainer's number may have grown by an epoch in which nothing is trained.
+        total = self.total_steps or self.trainer.estimated_stepping_batches
         if self.steps_per_epoch is None:
             return self.trainer.global_step / total
         within = batch_idx // self.trainer.accumulate_grad_batches
