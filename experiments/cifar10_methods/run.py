@@ -162,7 +162,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     places[-1].set_xlabel(
-        "test accuracy, %: mean over the seeds, ± standard deviation where there are several\n"
+        "test accuracy, %: mean over the seeds ± standard deviation\n"
         "orange: 1/1; bars: 95 % intervals of the mean, of 3 seeds or more"
     )
     figure.savefig(HERE / "accuracy.png", dpi=120)
