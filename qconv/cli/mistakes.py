@@ -160,9 +160,9 @@ def _shown(value: Any) -> str:
     """The value as a command line has it."""
     if isinstance(value, ListConfig):
         return f"[{', '.join(map(_shown, value))}]"
-    return (
-        {None: "null", True: "true", False: "false"}[value] if value is None or isinstance(value, bool) else str(value)
-    )
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _types_of(cfg: DictConfig, key: str) -> set[type]:

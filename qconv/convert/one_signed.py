@@ -135,17 +135,16 @@ class _Look:
         inner = set[Site]()
         for node in graph.nodes:
             walk.visit(node)
-            if node.op != "call_module":
-                called = None
-            elif (called := module.get_submodule(str(node.target))) not in self.layers:
-                inner |= self.at(called)  # of torch.nn, with layers inside, and without a graph
-            if called is not None and (layer := called) in self.layers:
+            called = module.get_submodule(str(node.target)) if node.op == "call_module" else None
+            if called in self.layers:
                 input = node.args[0] if node.args else next(iter(node.kwargs.values()), None)
                 if calls := walk.calls_of(input):
                     seen |= calls
                     if input in walk.averaged:
-                        self.found.averaged.add(layer)
-                    self.found.add(layer, frozenset(site for site, _ in calls))
+                        self.found.averaged.add(called)
+                    self.found.add(called, frozenset(site for site, _ in calls))
+            elif called is not None:
+                inner |= self.at(called)  # of torch.nn; one with layers inside could not be traced
             elif node.op == "output":
                 self.found.outputs[module] = frozenset(site for site, _ in walk.calls_of(node.args[0]) or ())
                 self.found.elsewhere |= self.found.outputs[module]
