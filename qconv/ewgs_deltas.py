@@ -19,6 +19,7 @@ from .layers import QuantizedLayer
 from .layers.computed import computed_by
 from .layers.naming import name_of
 from .layers.origin import follow
+from .layers.placement import on_device_of
 from .layers.trial import check_not_inference, trial
 from .lean import while_not_lean
 from .lifecycle.norms import batch_statistics
@@ -75,7 +76,7 @@ def set_ewgs_deltas(
 
     Args:
         model: a converted network that takes one tensor; its other layers may have float inputs.
-        batches: pairs of inputs and labels.
+        batches: pairs of inputs and labels; those on the CPU are moved to the model's device.
         probes: at most this many vectors v for each tensor and batch.
         seed: of the vectors.
         loss: of outputs and labels.
@@ -94,7 +95,7 @@ def set_ewgs_deltas(
     check_at_least_one(probes=probes)
     check_not_inference("set_ewgs_deltas needs gradients")
     generator = torch.Generator().manual_seed(seed)
-    found = [deltas_of(model, _pair(batch), probes, generator, loss) for batch in batches]
+    found = [deltas_of(model, on_device_of(model, _pair(batch)), probes, generator, loss) for batch in batches]
     if not found:
         raise ValueError("batches must hold at least one batch")
     return write_deltas(model, found)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from qconv.data import Cutout, Normalize, RandomCrop, RandomFlip
-from qconv.data.augment import mean_and_std
+from qconv.data import Cutout, Normalize, PerImage, RandomCrop, RandomFlip
+from qconv.data.augment import augmented, check_augment, mean_and_std
 
 
 def outputs(images: Tensor) -> set[bytes]:
@@ -126,3 +126,54 @@ def test_cutout_with_a_value_for_each_channel() -> None:
         assert set(covered[:, channel].unique().tolist()) == {0, value}
     same = Cutout(4, fill=7)(images, torch.Generator().manual_seed(0))
     assert (same[:, 0] == 7).equal(covered[:, 0] == 125)
+
+
+def test_transforms_of_torchvision_draw_for_each_image() -> None:
+    images = torch.randint(0, 256, (64, 3, 8, 8), dtype=torch.uint8)
+    flip = PerImage(v2.RandomHorizontalFlip())
+    found = flip(images, torch.Generator().manual_seed(0))
+    mirrored = torch.tensor([one.equal(other.flip(2)) for one, other in zip(found, images, strict=True)])
+    kept = torch.tensor([one.equal(other) for one, other in zip(found, images, strict=True)])
+    assert (mirrored | kept).all()
+    assert 15 < mirrored.sum() < 49  # the flip of a batch mirrors all or none
+
+
+def test_transforms_of_torchvision_follow_the_generator_alone() -> None:
+    images = torch.randint(0, 256, (4, 3, 8, 8), dtype=torch.uint8)
+    change = PerImage(v2.Compose([v2.RandAugment(), v2.RandomErasing(0.5), v2.ColorJitter(0.3)]))
+    torch.manual_seed(1)
+    first = change(images, torch.Generator().manual_seed(0))
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert change(images, torch.Generator().manual_seed(0)).equal(first)
+    assert torch.get_rng_state().equal(before)
+    assert not change(images, torch.Generator().manual_seed(3)).equal(first)
+    assert change(images[:0], torch.Generator()).shape == (0, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("augment", "message"),
+    [
+        (RandomFlip(), r"augment \(=RandomFlip\(p=0.5\)\) must be a list"),
+        ("flip", r"augment \(='flip'\) must be a list"),
+        ([RandomFlip(), v2.RandAugment()], r"RandAugment would draw once for a whole batch: give qconv.data.PerImage"),
+        ([v2.Compose([v2.RandomHorizontalFlip()])], r"Compose would draw once"),
+        ([RandomFlip(), 3], r"augment: 3 must be a function of images"),
+    ],
+    ids=["one", "word", "torchvision", "composed", "number"],
+)
+def test_refused_augmentations(augment: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        check_augment(augment)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [lambda images, _: (images, 1), lambda images, _: images / 255, lambda images, _: images[1:]],
+    ids=["tuple", "floats", "fewer"],
+)
+def test_what_an_augmentation_returns(change: Any) -> None:
+    images = torch.zeros(4, 3, 8, 8, dtype=torch.uint8)
+    with pytest.raises(TypeError, match=r"must return 4 images of torch.uint8 and 3 channels, as it gets them, not"):
+        augmented(images, [RandomFlip(), change], torch.Generator())
+    assert augmented(images, [], torch.Generator()) is images

@@ -32,6 +32,7 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
             "scheme (qconv.schemes.lsq) has no weight_bit: did you mean scheme.weight_b",
         ),
         (["loss.qqq=3"], "loss has no qqq: there are "),
+        (["loss=distillation", "loss.teacher.width=3"], "loss.teacher must be given: loss.teacher='{_target_: qconv."),
         (["optimzer.lr=0.1"], "the config has no optimzer: did you mean optimizer.lr?"),
         (["scheme.weight_bits=4"], "scheme (qconv.schemes.bnn) has no weight_bits: these schemes have one: apot, "),
         (["experiment=irnet_resnet20"], "there is no experiment=irnet_resnet20: did you mean experiment=cifar10/irnet"),

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
+from ..layers.placement import on_device_of
 from ..layers.trial import check_not_inference, trial
 from ..layers.twins import float_twins, quantized_layers
 from ..processes import mean_over_processes, process_count
@@ -89,7 +90,8 @@ def correct_bias(
         model: a converted model, which is changed in place. What is not calibrated yet is calibrated on ``images``.
         float_model: the trained model from which it was converted: a copy, as `qconv.convert` changes its model; or
             `qconv.to_float` of a copy that was made before anything was corrected or reconstructed.
-        images: a tensor of samples, or batches, from a DataLoader, for example; labels are not used.
+        images: a tensor of samples, or batches, from a DataLoader, for example, which are moved from the CPU to the
+            model's device; labels are not used.
         max_samples: the number of samples that are used, in a single forward: their activations are in memory at once.
 
     Returns:
@@ -114,7 +116,7 @@ def correct_bias(
         )
     twins = float_twins(layers, float_model)
     _check_biases(layers)
-    pictures = images_of(images, max_samples, max_samples)
+    pictures = images_of(model, images, max_samples, max_samples)
     if len(sizes := {tuple(batch.shape[1:]) for batch in pictures}) > 1:
         raise ValueError(f"images must have one size, for they are one batch; there are {sorted(sizes)}")
     sample = torch.cat(pictures)
@@ -124,7 +126,7 @@ def correct_bias(
         targets[name] = _moments(twins[name], name, output)
 
     with trial(float_model), _called(twins, note):
-        float_model(sample)
+        float_model(on_device_of(float_model, sample))
     calibrate_what_waits(model, [sample])
     found = _Found(layers, targets, _norms(float_model))
     with trial(model, warns=True), _called(layers, found.of_layer), _before(_norms(model), found.of_norm):
@@ -214,7 +216,8 @@ class _Found:
         layer = self.layers[name]
         if name not in self.targets:
             raise ValueError(f"float_model does not call {name_of(layer, name)}, which model calls")
-        shift = self.shifts[name] = _moments(layer, name, output).mean - self.targets[name].mean
+        mean = _moments(layer, name, output).mean
+        shift = self.shifts[name] = mean - self.targets[name].mean.to(mean)
         if layer.bias is not None:
             return output - _in_place_of(shift, layer, output)
         if output.ndim == 2 or not isinstance(layer, nn.Linear):  # its channels are those of a batch norm

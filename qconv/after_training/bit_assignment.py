@@ -167,7 +167,8 @@ def assign_bits(
 
     Args:
         model: a float model that takes one tensor and returns logits. It is not changed.
-        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader.
+        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader; those on the CPU are moved
+            to the model's device.
         labels: the samples' classes, beside a tensor of images. Without labels the loss is the cross-entropy to the
             model's own probabilities.
         choices: the schemes from which each layer gets one.
@@ -202,7 +203,7 @@ def assign_bits(
     check_whole("seed", seed)
     if "overrides" in options:
         raise ValueError("overrides: they are what assign_bits chooses; name layers that stay float in skip")
-    batches = batches_of(images, labels, batch_size, max_samples)
+    batches = batches_of(model, images, labels, batch_size, max_samples)
     options = {"before_sign": "keep", "skip": skip, **options}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
     # Layers that get the scheme of `first_last`, whatever the choice is, are not chosen for.

@@ -125,7 +125,8 @@ def reconstruct(
     Args:
         model: converted by a scheme of evenly spaced levels for the weights, such as `schemes.lsq` and
             `schemes.minmax`; it is changed in place. What is not calibrated yet is calibrated on ``images``.
-        images: a tensor of samples, or batches, from a DataLoader, for example; labels are not used.
+        images: a tensor of samples, or batches, from a DataLoader, for example, which are moved from the CPU to the
+            model's device; labels are not used.
         float_model: the trained model from which ``model`` was converted, whose outputs are to be kept: a copy, as
             `qconv.convert` changes its model. Weights are rounded from where they are in ``model``.
         iterations: steps of Adam for each block; the papers take 10,000 and 20,000.
@@ -160,7 +161,7 @@ def reconstruct(
             raise ValueError(f"{name} (={value}) must be at least 0 and finite")
     check_not_inference("reconstruct needs gradients")
     check_alone("reconstruct")
-    pictures = images_of(images, batch_size, max_samples)
+    pictures = images_of(model, images, batch_size, max_samples)
     _check_unwrapped(model)
     layers = quantized_layers(model)
     if not layers:

@@ -6,23 +6,26 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..checks import check_at_least_one
+from ..layers.placement import on_device_of
 
 Batches = Sequence[tuple[Tensor, Tensor | None]]
 """Images, and their labels if they are known."""
 
 
-def images_of(images: Tensor | Iterable[Any], batch_size: int, max_samples: int) -> list[Tensor]:
-    """Return the images in batches, ``max_samples`` of them at most; ``batch_size`` is that of a tensor.
+def images_of(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int, max_samples: int) -> list[Tensor]:
+    """Return the images in batches on the device of the model, ``max_samples`` of them at most.
+
+    ``batch_size`` is that of a tensor.
 
     Raises:
         ValueError: no samples, or a number below 1.
         TypeError: neither a tensor of samples, nor batches that are such tensors or begin with one.
     """
-    return [batch[:count] for batch, _, count in _read(images, None, batch_size, max_samples)]
+    return [batch[:count] for batch, _, count in _read(model, images, None, batch_size, max_samples)]
 
 
 def batches_of(
-    images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
+    model: nn.Module, images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
 ) -> list[tuple[Tensor, Tensor | None]]:
     """Return images as `images_of` does, with their labels if there are any: integers of any type as int64.
 
@@ -35,7 +38,7 @@ def batches_of(
             raise TypeError("labels go with a tensor of images: give batches of (images, labels) instead")
         _check_labels(labels, images)
     found: list[tuple[Tensor, Tensor | None]] = []
-    for batch, other, count in _read(images, labels, batch_size, max_samples):
+    for batch, other, count in _read(model, images, labels, batch_size, max_samples):
         if not isinstance(other, Tensor) and not hasattr(other, "__array__"):  # nothing, or names of files
             found.append((batch[:count], None))
             continue
@@ -61,7 +64,7 @@ def output_of(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def _read(
-    images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
+    model: nn.Module, images: Tensor | Iterable[Any], labels: Tensor | None, batch_size: int, max_samples: int
 ) -> Iterator[tuple[Tensor, Any, int]]:
     """Yield the images of each batch, what follows them in it, and how many of them count."""
     check_at_least_one(max_samples=max_samples, batch_size=batch_size)
@@ -81,7 +84,7 @@ def _read(
             kind = "a tensor of shape ()" if isinstance(first, Tensor) else type(first).__name__
             raise TypeError(f"images: a batch must be a tensor of samples, or a tuple that begins with one, not {kind}")
         if len(first):
-            yield first, others[0] if others else None, min(len(first), left)
+            yield *on_device_of(model, (first, others[0] if others else None)), min(len(first), left)
         left -= len(first)
         if left <= 0:
             return

@@ -153,7 +153,8 @@ def sensitivity(
 
     Args:
         model: takes one tensor and returns one.
-        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader.
+        images: a tensor of samples, or batches, alone or with labels, as from a DataLoader; those on the CPU are moved
+            to the model's device.
         labels: the samples' (or pixels') classes, beside a tensor of images; with them the loss (cross-entropy) is the
             measure. Floats, as of a regression, and labels of a model with one output are no classes, and left out.
         scheme: for a float model; None for a converted one.
@@ -170,7 +171,7 @@ def sensitivity(
             and `qconv.calibrate`.
     """
     check_module(model)
-    batches = batches_of(images, labels, batch_size, max_samples)
+    batches = batches_of(model, images, labels, batch_size, max_samples)
     is_converted = any(isinstance(module, QuantizedLayer) for module in model.modules())
     if is_converted == (scheme is not None):
         here = "converted already: leave scheme out" if is_converted else "float: give scheme=qconv.schemes.lsq(4, 4)"

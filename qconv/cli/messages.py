@@ -19,6 +19,7 @@ MUST_BE_GIVEN = {
     "ImageNetDataModule.root": "FOLDER, which has train/<class>/* and val/<class>/*",
     "PreparedDataModule.root": "FOLDER, which qconv data prepare has written",
     "WebDatasetDataModule.train": "TAR_FILES, such as '\"/data/train-{0000..0146}.tar\"'",
+    "Distillation.teacher": "'{_target_: qconv.models.resnet20}', or another network",
     "Distillation.weights": "FILE, the teacher's checkpoint or state dict",
     "init_from": "FILE, a checkpoint of the network that this recipe starts from, or null for random weights",
 }
@@ -106,6 +107,8 @@ def _unknown_key(error: BaseException) -> str | None:
     key = str(cause.full_key)
     *parents, name = key.split(".")
     place, node = ".".join(parents), cause.parent_node
+    if parents and not len(node):
+        return must_be_given(place, node._get_parent())
     whole = re.search(r"Could not override '([^']+)'", str(error))
     below = whole[1].removeprefix(key) if whole is not None and whole[1].startswith(f"{key}.") else ""
     known = [str(each) for each in node if each != "hydra" and not str(each).startswith("_")]

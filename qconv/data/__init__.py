@@ -17,7 +17,13 @@ The contract of a data module, which is all that training asks of it:
 """
 
 from ..images import Normalize as Normalize
-from .augment import Augment as Augment, Cutout as Cutout, RandomCrop as RandomCrop, RandomFlip as RandomFlip
+from .augment import (
+    Augment as Augment,
+    Cutout as Cutout,
+    PerImage as PerImage,
+    RandomCrop as RandomCrop,
+    RandomFlip as RandomFlip,
+)
 from .cifar import CIFARDataModule as CIFARDataModule
 from .digits import DigitsDataModule as DigitsDataModule
 from .image_folder import BrokenPictureError as BrokenPictureError, ImageFolderDataModule as ImageFolderDataModule

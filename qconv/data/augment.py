@@ -6,6 +6,7 @@ images of the same dtype. Random numbers are drawn on the CPU, so a GPU sees the
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,6 +100,74 @@ class Cutout:
         rows, columns = covered(height), covered(width)
         fill = torch.as_tensor(self.fill, dtype=images.dtype, device=images.device).reshape(-1, 1, 1)
         return torch.where(rows[:, None, :, None] & columns[:, None, None, :], fill, images)
+
+
+@dataclass(frozen=True)
+class PerImage:
+    """Calls a transform of torchvision, such as ``torchvision.transforms.v2.RandAugment()``, for image after image.
+
+    Those transforms draw once for a whole batch: ``RandomHorizontalFlip`` would mirror all of its images or none. Here
+    each image gets random numbers of its own. They follow from the generator, as long as the transform draws from
+    torch's default generator of the CPU, as those of torchvision do but for noise on a GPU. This takes time: the
+    augmentations of `qconv.data` change whole batches at once.
+
+    Args:
+        transform: takes an image ``(C, H, W)``, here of uint8, and returns one of the same dtype; all get one size.
+
+    Raises:
+        TypeError: ``transform`` can't be called.
+    """
+
+    transform: Callable[[Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        if not callable(self.transform):
+            raise TypeError(f"transform (={self.transform!r}) must be a function of an image")
+
+    def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
+        """Return the transformed images."""
+        seed = int(torch.randint(2**62, (), generator=generator))
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too, which are not forked
+            return torch.stack([self.transform(image) for image in images]) if len(images) else images
+
+
+def check_augment(augment: Any) -> tuple[Augment, ...]:
+    """Return the augmentations as a tuple.
+
+    Raises:
+        TypeError: not a sequence of functions, or one of them a transform of torchvision, which takes no generator.
+    """
+    if not isinstance(augment, Sequence) or isinstance(augment, str):
+        raise TypeError(f"augment (={augment!r}) must be a list of augmentations, such as [qconv.data.RandomFlip()]")
+    for each in augment:
+        name = type(each).__name__
+        if type(each).__module__.startswith("torchvision.transforms"):
+            raise TypeError(
+                f"augment: {name} would draw once for a whole batch: give qconv.data.PerImage({name}(…)), in a config "
+                "{_target_: qconv.data.PerImage, transform: {_target_: …}}"
+            )
+        if not callable(each):
+            raise TypeError(f"augment: {each!r} must be a function of images (N, C, H, W) and a generator")
+    return tuple(augment)
+
+
+def augmented(images: Tensor, augment: Sequence[Augment], generator: torch.Generator) -> Tensor:
+    """Return the images after all augmentations.
+
+    Raises:
+        TypeError: one of them returns anything but as many images of the same dtype.
+    """
+    for each in augment:
+        changed: Any = each(images, generator)
+        if not isinstance(changed, Tensor) or changed.dtype != images.dtype or changed.shape[:2] != images.shape[:2]:
+            kind = f"{changed.dtype} of shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed)
+            raise TypeError(
+                f"augment: {each!r} must return {len(images)} images of {images.dtype} and {images.shape[1]} channels, "
+                f"as it gets them, not {kind}"
+            )
+        images = changed
+    return images
 
 
 def mean_and_std(images: Tensor) -> tuple[list[float], list[float]]:

@@ -10,7 +10,7 @@ import torch
 from pytorch_lightning import Trainer
 from torch import Tensor
 
-from .augment import Augment
+from .augment import Augment, augmented
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -204,8 +204,7 @@ class TensorLoader(EpochLoader):
             generator = self.sampler.generator(1 + number * self.sampler.world_size + self.sampler.rank)
             indices = indices.to(self.images.device)
             images = self.images[indices]
-            for augment in self.augment:
-                images = augment(images, generator)
+            images = augmented(images, self.augment, generator)
             if self.normalize is not None:
                 images = self.normalize(images)
             if self.resize is not None:

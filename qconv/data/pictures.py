@@ -9,7 +9,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 
 from ..images import Normalize
-from .augment import Augment, RandomCrop, RandomFlip, mean_and_std
+from .augment import Augment, RandomCrop, RandomFlip, check_augment, mean_and_std
 from .loader import TensorLoader, epoch_order
 from .progressive import ProgressiveSize
 
@@ -39,6 +39,7 @@ class PicturesDataModule(LightningDataModule):
 
     Raises:
         ValueError: `batch_size` is less than 1, or `val_size` is negative, 0 or not below the number of images.
+        TypeError: `augment` is no list of functions, or has a transform of torchvision outside `PerImage`.
     """
 
     num_classes: int
@@ -62,7 +63,7 @@ class PicturesDataModule(LightningDataModule):
             raise ValueError(f"batch_size (={batch_size}) must be at least 1")
         check_val_size(val_size)
         self.seed, self.batch_size = seed, batch_size
-        self.augment = (RandomCrop(4), RandomFlip()) if augment is None else tuple(augment)
+        self.augment = (RandomCrop(4), RandomFlip()) if augment is None else check_augment(augment)
         self.val_size, self.split_seed, self.progressive_size = val_size, split_seed, progressive_size
         self.splits: dict[str, Pictures] = {}
 

@@ -146,6 +146,8 @@ def verify(
     model = lean(copied(inner_model(model)).eval().cpu(), False)
     if not isinstance(frozen, FrozenModel):
         frozen = freeze(load_packed(frozen, to_float(copy.deepcopy(model))))
+    elif any(tensor.device.type != "cpu" for tensor in (*frozen.parameters(), *frozen.buffers())):
+        frozen = copy.deepcopy(frozen).cpu()
     pairs = _pairs(model, frozen)
     with ExitStack() as stack:
         for device in ("cpu", "cuda"):

@@ -14,6 +14,7 @@ from ..checks import check_at_least_one, check_module, in_a_line
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.negative import judged, mark_told, tell
+from ..layers.placement import on_device_of
 from ..layers.trial import trial
 from ..layers.twins import quantized_layers
 from ..processes import meet, sum_over_processes
@@ -52,7 +53,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
     Args:
         model: run as it is; its mode, hooks and buffers are restored.
         batches: inputs, or tuples and lists that begin with the input, as from a DataLoader; a mapping holds the
-            model's keyword arguments. They are read until ``max_samples`` are reached.
+            model's keyword arguments. They are read until ``max_samples`` are reached; tensors on the CPU are moved to
+            the model's device.
         max_samples: number of samples to use.
 
     Returns:
@@ -177,7 +179,7 @@ def _watch(
         for batch in batches:
             size = max(_size(batch), 1)
             share = min(left, size), size
-            _run(forward, batch)
+            _run(forward, on_device_of(forward, batch))
             count += 1
             left -= _size(batch)
             if left <= 0:
