@@ -12,7 +12,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
@@ -180,6 +181,43 @@ def decode(file: str | os.PathLike[str] | bytes, channels: int = 3) -> Tensor:
         return _pixels(picture, "RGB")
 
 
+def _is_plain_jpeg(data: bytes) -> bool:
+    """Whether it is an upright JPEG file in RGB or gray, as the decoder of a GPU reads them."""
+    with suppress(DecodingError), opened(data) as picture:  # `decode` says what is wrong
+        return picture.format == "JPEG" and picture.mode in ("RGB", "L") and orientation(picture) == 1
+    return False
+
+
+def decode_on(device: torch.device, files: Sequence[bytes]) -> list[Tensor | DecodingError]:
+    """Decode images, each `(3, H, W)` uint8, on the device, or say what is wrong with one.
+
+    NVIDIA's GPUs decode plain JPEG files themselves. Whatever they don't read, and all files of a batch in which one is
+    damaged, is decoded by the CPU, and moved.
+    """
+    found: dict[int, Tensor | DecodingError] = {}
+    if device.type == "cuda":
+        plain = [number for number, data in enumerate(files) if _is_plain_jpeg(data)]
+        with suppress(RuntimeError):  # nvjpeg decodes all of them or none, and does not say which is damaged
+            found.update(zip(plain, _decode_jpegs([files[number] for number in plain], device), strict=True))
+    for number, data in enumerate(files):
+        if number in found:
+            continue
+        try:
+            found[number] = decode(data).to(device)
+        except DecodingError as error:
+            found[number] = error
+    return [found[number] for number in range(len(files))]
+
+
+def _decode_jpegs(files: Sequence[bytes], device: torch.device) -> list[Tensor]:
+    from torchvision.io import ImageReadMode, decode_jpeg
+
+    _ignore_deprecation()
+    contents = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
+    images: Any = decode_jpeg(contents, ImageReadMode.RGB, device) if contents else []
+    return images
+
+
 def _decode_jpeg(data: bytes) -> Tensor:
     from torchvision.io import ImageReadMode, decode_jpeg
 
@@ -199,6 +237,17 @@ def _ignore_deprecation() -> None:
     patterns = [getattr(message, "pattern", None) for action, message, *_ in warnings.filters if action == "ignore"]
     if start not in patterns:
         warnings.filterwarnings("ignore", start, DeprecationWarning)
+
+
+def resize_bytes(images: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize uint8 images `(N, C, H, W)`, filtered so that nothing aliases.
+
+    Only the CPU resizes bytes; elsewhere they are floats meanwhile, which changes the rounding of some pixels by 1.
+    """
+    if images.device.type == "cpu":
+        return F.interpolate(images, size, mode="bilinear", antialias=True)
+    resized = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
+    return resized.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:

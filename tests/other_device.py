@@ -1,6 +1,7 @@
 """Trainings and what comes after them on a device that is not the CPU: that of the library whose path is given."""
 
 import copy
+import io
 import sys
 import tempfile
 import types
@@ -12,10 +13,14 @@ from typing import Any
 
 import torch
 from methods import METHODS
+from PIL import Image
 from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
+from qconv.data.large import Crop
+from qconv.data.prepared import Encoded
+from qconv.images import DecodingError
 
 OTHER = "other"
 READS = {"siman()": 3}
@@ -139,6 +144,26 @@ def check_after_training() -> None:
     assert qconv.set_ewgs_deltas(model, BATCHES[:1], probes=1)
 
 
+def check_decoding() -> None:
+    """The device crops what was decoded: as the CPU does, but for pixels that are rounded the other way."""
+    files: list[bytes | DecodingError] = []
+    for height, width in (40, 52), (33, 30), (64, 48):
+        smooth = nn.functional.interpolate(
+            255 * torch.rand(1, 3, 5, 5, generator=DRAW), (height, width), mode="bicubic"
+        )
+        written = io.BytesIO()
+        pixels = smooth[0].clamp(0, 255).byte().permute(1, 2, 0).contiguous().numpy()
+        Image.fromarray(pixels).save(written, "JPEG", quality=95)
+        files.append(written.getvalue())
+    for seed in 0, None:
+        batch = Encoded(files, ["", "", ""], torch.arange(3), [0, 1, 2], 0, Crop(24, 28, seed))
+        here, _, _ = batch.decoded(torch.device("cpu"))
+        there, labels, problems = batch.decoded(torch.device(OTHER))
+        assert (there.device.type, labels.tolist(), problems) == (OTHER, [0, 1, 2], [])
+        assert here.float().std() > 20
+        assert (there.cpu().int() - here.int()).abs().max() <= 1
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for name in METHODS:
         for lean, dtype in (False, torch.float64), (True, torch.float64), (True, torch.float32):
@@ -146,6 +171,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for scheme in schemes.bnn(), schemes.lsq(4, 4), schemes.shift_q():
         yield f"files of {scheme}", partial(check_files, scheme)
     yield "after training", check_after_training
+    yield "decoding", check_decoding
 
 
 def main() -> None:

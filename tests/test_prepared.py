@@ -13,6 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from PIL import Image
 from torch import Tensor
+from torchvision import io
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import resize
 
@@ -27,10 +28,10 @@ from qconv.data import (
     prepare_pictures,
 )
 from qconv.data.large import random_box
-from qconv.data.prepared import PreparedPictures, ThreadedLoader
+from qconv.data.prepared import PreparedPictures
 from qconv.data.prepared_files import INDEX, Form, Stored, read_index
 from qconv.files import DamagedFileError
-from qconv.images import ReadingError, decode
+from qconv.images import DecodingError, ReadingError, decode, decode_on
 from qconv.training.run import train
 
 SIZE = 20
@@ -70,7 +71,7 @@ def made(folder: Path, **options: Any) -> PreparedDataModule:
 
 
 def pictures_of(data: PreparedDataModule) -> PreparedPictures:
-    return cast(ThreadedLoader, data.train_dataloader()).pictures
+    return cast(Any, data.train_dataloader()).make.__self__
 
 
 def stored_picture(folder: Path, stored: Stored, index: int) -> Tensor:
@@ -448,3 +449,87 @@ def test_the_program_prepares_and_a_run_trains(tree: Path, tmp_path: Path, capsy
         words = ["data=prepared", f"data.root={folder}", *small, "model=resnet20", "trainer=cpu"]
         run = compose("config", [*words, "trainer.max_epochs=1", f"run_dir={tmp_path / 'run'}"])
     assert train(run).epochs == 1
+
+
+def test_the_device_decodes_what_the_cpu_does(tree: Path, tmp_path: Path) -> None:
+    """The files of the tree are larger than `SIZE` or not, so some are copied as they are: gray, turned, no JPEG."""
+    with Image.open(tree / "train/n01/4.JPEG") as picture:
+        turned = picture.convert("L")
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    turned.save(tree / "train/n01/4.JPEG", exif=exif)
+    prepare_pictures(tree, tmp_path / "jpeg", size=SIZE, form="jpeg")
+    cpu, device = (made(tmp_path / "jpeg", decode=name) for name in ("cpu", "device"))
+    for split in "train", "val", "test":
+        loaders = [getattr(data, f"{split}_dataloader")() for data in (cpu, device)]
+        for one, other in zip(*loaders, strict=True):
+            images, labels = cpu.on_before_batch_transfer(one, 0)
+            decoded, same = device.on_before_batch_transfer(other, 0)
+            assert decoded.equal(images)
+            assert same.equal(labels)
+            assert decoded.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_device_names_damaged_files_or_leaves_them_out(
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "jpeg"
+    stored = prepare_pictures(tree, folder, size=SIZE, form="jpeg").splits["train"]
+    path, offset = folder / stored.files[0], int(stored.offset[3])
+    content = bytearray(path.read_bytes())
+    content[offset : offset + 20] = bytes(20)
+    path.write_bytes(content)
+    data = made(folder, decode="device", broken="skip")
+    found = [data.on_before_batch_transfer(batch, 0) for batch in data.train_dataloader()]
+    assert sum(len(images) for images, _ in found) == sum(len(labels) for _, labels in found) == 15
+    assert f"{path}: the image at byte {offset} is damaged (it is no" in capsys.readouterr().err.replace("\n", "")
+    fatal = made(folder, decode="device")
+    with pytest.raises(BrokenPictureError, match=rf"{path}: the image at byte {offset} is damaged"):
+        [fatal.on_before_batch_transfer(batch, 0) for batch in fatal.train_dataloader()]
+
+
+def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvjpeg is stood in for by a decoder that is told apart by its pixels, and refuses damaged files."""
+    given: list[int] = []
+
+    def decoder(contents: Any, mode: Any, device: Any = "cpu", **options: Any) -> Any:
+        assert mode == io.ImageReadMode.RGB
+        if device == "cpu":
+            return by_cpu(contents, mode, **options)
+        assert device == gpu
+        given.append(len(contents))
+        return [torch.full_like(by_cpu(each, mode), 7) for each in contents]
+
+    by_cpu: Any = io.decode_jpeg
+    gpu = torch.device("cuda", 0)
+    plain = (tree / "train/n01/0.JPEG").read_bytes()
+    cmyk, png = tmp_path / "cmyk.jpg", tmp_path / "a.png"
+    with Image.open(tree / "train/n01/0.JPEG") as picture:
+        picture.convert("CMYK").save(cmyk)
+        picture.save(png)
+    files = [plain, cmyk.read_bytes(), plain, png.read_bytes(), b"no image"]
+    monkeypatch.setattr(io, "decode_jpeg", decoder)
+    monkeypatch.setattr(Tensor, "to", lambda tensor, *_, **__: tensor)  # there is no GPU
+    found = decode_on(gpu, files)
+    assert given == [2]
+    assert [isinstance(each, Tensor) and bool((each == 7).all()) for each in found] == [True, False, True, False, False]
+    assert isinstance(found[4], DecodingError)
+    whole, damaged = decode_on(gpu, [plain, plain[:-200]])
+    assert given == [2, 2]
+    assert isinstance(whole, Tensor)
+    assert whole.equal(decode(plain))
+    assert isinstance(damaged, DecodingError)
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        ("gpu", r"decode \(='gpu'\) must be 'cpu' or 'device'"),
+        ("device", r"decode \(='device'\) is for JPEG files .*: the pixels in .* need no decoding"),
+    ],
+)
+def test_what_may_decode(decode: Any, message: str, folder: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        made(folder, decode=decode)

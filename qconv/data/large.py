@@ -6,10 +6,9 @@ from typing import Any, NamedTuple
 import torch
 from pytorch_lightning import LightningDataModule
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
-from ..images import Normalize, Passing, centre_crop
+from ..images import Normalize, Passing, centre_crop, resize_bytes
 from ..progress import terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader, EpochOrder
@@ -164,7 +163,7 @@ class Crop:
         part = rows[None, :, :, box.left : box.left + box.width]
         # In this memory format bytes are resized in two thirds of the time, the copy included.
         part = part.contiguous(memory_format=torch.channels_last)
-        crop = F.interpolate(part, (self.size, self.size), mode="bilinear", antialias=True)[0]
+        crop = resize_bytes(part, (self.size, self.size))[0]
         return crop.flip(2) if box.is_mirrored else crop
 
 

@@ -1,15 +1,15 @@
 """Large images that `qconv data prepare` has made ready: read from their places in large files, and cropped."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..images import DecodingError, decode, problem
+from ..images import DecodingError, decode, decode_on, problem
 from .large import Batch, Crop, LargePicturesDataModule
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order
 from .pictures import share_out
@@ -23,22 +23,37 @@ class PreparedDataModule(LargePicturesDataModule):
     the stored images, which are smaller than the originals; where a crop covers little of an image, it shows less
     detail than one of `ImageNetDataModule`.
 
+    With ``decode="device"`` the device that trains decodes and crops JPEG files, and the threads only read them: a GPU
+    of NVIDIA by its own decoder, whose pixels differ a little from the CPU's. No GPU has run this yet.
+
     If there is no `val`, a fixed part of the training images is used for validation.
 
     Args:
         root: the folder.
         val_size: number or share of the training images used for validation.
         split_seed: chooses these images.
+        decode: ``"cpu"``, or ``"device"`` for images that were prepared as JPEG files.
         options: those of `LargePicturesDataModule`; `workers` counts threads.
 
     Raises:
         FileNotFoundError: `root` was not prepared, or not to its end.
         ShardError: one of its files is missing or was changed.
-        ValueError: `resize` is larger than the stored images, or an argument out of range.
+        ValueError: `resize` is larger than the stored images, `decode` is "device" for pixels, which need no decoding,
+            or an argument is out of range.
     """
 
-    def __init__(self, root: str, *, val_size: float = 0.01, split_seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        root: str,
+        *,
+        val_size: float = 0.01,
+        split_seed: int = 0,
+        decode: Literal["cpu", "device"] = "cpu",
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        if decode not in ("cpu", "device"):
+            raise ValueError(f"decode (={decode!r}) must be 'cpu' or 'device'")
         self.root = Path(root).expanduser()
         self.prepared: Prepared = read_index(self.root)
         size = self.prepared.settings["size"]
@@ -46,6 +61,12 @@ class PreparedDataModule(LargePicturesDataModule):
             raise ValueError(
                 f"resize (={self.resize}) must be at most {size}, the shorter side of the images in {self.root}"
             )
+        if decode == "device" and self.prepared.settings["form"] == "raw":
+            raise ValueError(
+                "decode (='device') is for JPEG files (qconv data prepare --form jpeg): "
+                f"the pixels in {self.root} need no decoding"
+            )
+        self.decode: Literal["cpu", "device"] = decode
         self.classes, self.num_classes = self.prepared.classes, len(self.prepared.classes)
         self.val_size, self.split_seed = val_size, split_seed
         self.splits: dict[str, tuple[Stored, Tensor]] = {}
@@ -64,22 +85,69 @@ class PreparedDataModule(LargePicturesDataModule):
         """The images of the split."""
         stored, chosen = self.splits[name]
         pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
-        return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), pictures, self.workers)
+        make = pictures.encoded if self.decode == "device" else pictures.batch
+        return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), make, self.workers)
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
+        """Decode the images on the device if they are not yet; report those that are left out, or end the run."""
+        if isinstance(batch, Encoded):
+            batch = batch.decoded(self.trainer.strategy.root_device if self.trainer else torch.device("cpu"))
+        return super().on_before_batch_transfer(batch, dataloader_idx)
+
+
+class Encoded(NamedTuple):
+    """A batch of images that are not decoded yet.
+
+    Attributes:
+        files: what was read of each image, or what is wrong with it.
+        places: where it was read.
+        labels: their classes.
+        numbers: their numbers in the split.
+        epoch: the epoch.
+        crop: crops them.
+    """
+
+    files: list[bytes | DecodingError]
+    places: list[str]
+    labels: Tensor
+    numbers: list[int]
+    epoch: int
+    crop: Crop
+
+    def decoded(self, device: torch.device) -> Batch:
+        """Return the images on the device, as `PreparedPictures.batch` does."""
+        decoded = iter(decode_on(device, [file for file in self.files if isinstance(file, bytes)]))
+        images: list[Tensor] = []
+        whole: list[int] = []
+        problems: list[str] = []
+        for position, (file, place, number) in enumerate(zip(self.files, self.places, self.numbers, strict=True)):
+            image = next(decoded) if isinstance(file, bytes) else file
+            try:
+                if isinstance(image, DecodingError):
+                    raise image
+                images.append(self.crop(image, self.epoch, number))
+            except DecodingError as error:
+                problems.append(_damaged(place, error))
+            else:
+                whole.append(position)
+        size = self.crop.size
+        batch = torch.stack(images) if images else torch.empty(0, 3, size, size, dtype=torch.uint8, device=device)
+        return batch.contiguous(memory_format=torch.channels_last), self.labels[whole], problems
 
 
 class ThreadedLoader(EpochLoader):
-    """Batches of `PreparedPictures`, cropped by `workers` threads (0: by this one).
+    """Batches that a method of `PreparedPictures` makes, in `workers` threads (0: in this one).
 
     Not by processes: there is hardly any Python to run for an image, and to hand over a batch would take half as long
     as to make it.
     """
 
-    def __init__(self, sampler: EpochOrder, pictures: "PreparedPictures", workers: int) -> None:
+    def __init__(self, sampler: EpochOrder, make: Callable[[int, Tensor], Batch | Encoded], workers: int) -> None:
         super().__init__(sampler)
-        self.pictures, self.workers = pictures, workers
+        self.make, self.workers = make, workers
 
-    def batches(self, start: int) -> Iterator[Batch]:
-        make = partial(self.pictures.batch, self.sampler.epoch)
+    def batches(self, start: int) -> Iterator[Batch | Encoded]:
+        make = partial(self.make, self.sampler.epoch)
         if not self.workers:
             yield from map(make, self.sampler.parts(start))
             return
@@ -120,12 +188,30 @@ class PreparedPictures:
             try:
                 images[len(whole)] = self._crop(self.paths[file], offset, buffer[:length], shape, epoch, number)
             except DecodingError as error:
-                text = f"{self.paths[file]}: the image at byte {offset} is damaged ({error})"
-                problems.append(problem(text, error))
+                problems.append(_damaged(self._place(file, offset), error))
             else:
                 whole.append(position)
         images, labels = images[: len(whole)], stored.labels[indices[whole]]
         return images.pin_memory() if torch.cuda.is_available() else images, labels, problems
+
+    def encoded(self, epoch: int, numbers: Tensor) -> Encoded:
+        """The files of the images with these numbers in an epoch."""
+        indices, stored = self.chosen[numbers], self.stored
+        files: list[bytes | DecodingError] = []
+        places: list[str] = []
+        rows = zip(*(field[indices].tolist() for field in (stored.file, stored.offset, stored.length)), strict=True)
+        for file, offset, length in rows:
+            places.append(self._place(file, offset))
+            try:
+                content = _read(self.paths[file], offset, torch.empty(length, dtype=torch.uint8))
+            except DecodingError as error:
+                files.append(error)
+            else:
+                files.append(content.numpy().tobytes())
+        return Encoded(files, places, stored.labels[indices], numbers.tolist(), epoch, self.crop)
+
+    def _place(self, file: int, offset: int) -> str:
+        return f"{self.paths[file]}: the image at byte {offset}"
 
     def _crop(self, path: Path, offset: int, buffer: Tensor, shape: tuple[int, int], epoch: int, number: int) -> Tensor:
         """Read an image into the buffer, of pixels only the rows of the crop, and crop it."""
@@ -137,6 +223,10 @@ class PreparedPictures:
         line = 3 * width
         pixels = _read(path, offset + top * line, buffer[: rows * line]).view(rows, width, 3).permute(2, 0, 1)
         return self.crop(pixels, epoch, number) if box is None else self.crop.cut(pixels, box)
+
+
+def _damaged(place: str, error: DecodingError) -> str:
+    return problem(f"{place} is damaged ({error})", error)
 
 
 def _read(path: Path, offset: int, content: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.res
 ADDED = {"augment": None, "progressive_size": None, "norm_before_fc": False, "norm_outputs": False, "only": None}
 """The arguments that have been added with these values for what was done without them."""
 # Where the images lie, who reads them, and how many at once; a run goes on with other values.
-PLACES = ("root", "cache", "workers", "download", "train", "val", "test", "index", "batch_size")
+PLACES = ("root", "cache", "workers", "decode", "download", "train", "val", "test", "index", "batch_size")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
 
 
