@@ -3,6 +3,7 @@
 import os
 import pickle
 import re
+import secrets
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -72,7 +73,8 @@ class atomic_file:  # noqa: N801  # used like `open`
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        # Processes of two machines or containers may have one number.
+        self.temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
 
     def __enter__(self):
         self.file = self.temporary.open("wb")
@@ -84,7 +86,7 @@ class atomic_file:  # noqa: N801  # used like `open`
 
         Whether their processes run would not tell: they may be those of another machine.
         """
-        pattern = re.compile(rf"\.{re.escape(self.path.name)}\.\d+\.tmp")
+        pattern = re.compile(rf"\.{re.escape(self.path.name)}\.\d+(-[0-9a-f]+)?\.tmp")
         with suppress(OSError):  # another process may remove them, too
             now = os.fstat(self.file.fileno()).st_mtime  # by the clock of the file system
             for other in self.path.parent.iterdir():

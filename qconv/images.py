@@ -177,7 +177,8 @@ def decode(file: str | os.PathLike[str] | bytes, channels: int = 3) -> Tensor:
         if channels == 1:
             return _pixels(picture, "L")
         if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
-            return _decode_jpeg(file if isinstance(file, bytes) else Path(file).read_bytes())
+            data = file if isinstance(file, bytes) else Path(file).read_bytes()
+            return _turned(_decode_jpeg(data), orientation(picture))  # PIL's, which reads XMP, too
         return _pixels(picture, "RGB")
 
 
@@ -188,17 +189,25 @@ def _is_plain_jpeg(data: bytes) -> bool:
     return False
 
 
+def decodes(device: torch.device) -> bool:
+    """Whether the device decodes JPEG files itself, as GPUs of NVIDIA do."""
+    return device.type == "cuda" and torch.version.hip is None
+
+
 def decode_on(device: torch.device, files: Sequence[bytes]) -> list[Tensor | DecodingError]:
     """Decode images, each `(3, H, W)` uint8, on the device, or say what is wrong with one.
 
-    NVIDIA's GPUs decode plain JPEG files themselves. Whatever they don't read, and all files of a batch in which one is
-    damaged, is decoded by the CPU, and moved.
+    A device that `decodes` gets the plain JPEG files. Whatever it does not read, and all files of a batch in which one
+    is damaged, is decoded by the CPU, and moved. A warning says that the device has failed if the files are whole.
     """
     found: dict[int, Tensor | DecodingError] = {}
-    if device.type == "cuda":
+    failure = None
+    if decodes(device):
         plain = [number for number, data in enumerate(files) if _is_plain_jpeg(data)]
-        with suppress(RuntimeError):  # nvjpeg decodes all of them or none, and does not say which is damaged
+        try:  # nvjpeg decodes all of them or none, and does not say which is damaged
             found.update(zip(plain, _decode_jpegs([files[number] for number in plain], device), strict=True))
+        except RuntimeError as error:
+            failure = error
     for number, data in enumerate(files):
         if number in found:
             continue
@@ -206,6 +215,12 @@ def decode_on(device: torch.device, files: Sequence[bytes]) -> list[Tensor | Dec
             found[number] = decode(data).to(device)
         except DecodingError as error:
             found[number] = error
+    if failure is not None and not any(isinstance(each, DecodingError) for each in found.values()):
+        warnings.warn(
+            f"{device} could not decode JPEG files, and the CPU did, one after another: {_reason(failure)}; "
+            "data.decode=cpu decodes in threads",
+            stacklevel=2,
+        )
     return [found[number] for number in range(len(files))]
 
 
@@ -222,10 +237,16 @@ def _decode_jpeg(data: bytes) -> Tensor:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     _ignore_deprecation()
-    image: Any = decode_jpeg(
-        torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB, apply_exif_orientation=True
-    )
+    image: Any = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
     return image
+
+
+def _turned(image: Tensor, orientation: int) -> Tensor:
+    """The image `(C, H, W)` upright, as `TURNS` turns those of PIL."""
+    if orientation in (5, 6, 7, 8):
+        image = image.transpose(1, 2)
+    mirrored = {2: (2,), 3: (1, 2), 4: (1,), 6: (2,), 7: (1, 2), 8: (1,)}.get(orientation)
+    return image if mirrored is None else image.flip(mirrored)
 
 
 def _ignore_deprecation() -> None:
@@ -286,6 +307,8 @@ def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None
     picture.load()
     turn = None if picture.format == "TIFF" else TURNS.get(orientation(picture))  # PIL has turned a TIFF
     picture.info.pop("transparency", None)  # ignored; PIL would warn about palettes
+    if picture.mode == "I" and picture.format == "TIFF":  # a 16-bit one has the mode I;16
+        raise DecodingError("its pixels are integers of 32 bits")
     if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would clip at 255
         picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
     elif picture.mode == "F":

@@ -197,6 +197,10 @@ def _append(row: Mapping[str, Any], path: Path) -> None:
             write_csv(rows, path.resolve())
             return
         text = csv_text([{column: row[column] for column in columns}], with_head=False)
+        with path.open("rb") as file:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":  # an editor has left it out
+                text = f"\n{text}"
     with path.open("a", newline="", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
 

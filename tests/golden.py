@@ -348,7 +348,7 @@ def sawb(v: Array, g: Array, bits: int = 4, zero: bool = False, per_channel: boo
     v_q, dv = np.zeros_like(v), np.zeros_like(v)
     for part in range(len(v)) if per_channel else [slice(None)]:
         end = c0 * math.sqrt(float(np.mean(v[part] ** 2))) + c1 * mean_magnitude(v[part])
-        if end <= 0:
+        if end <= mean_magnitude(v[part]) / 10:
             end = float(np.abs(v[part]).max())
         levels = np.linspace(-end, end, 2**bits - zero)
         position = (

@@ -1,10 +1,12 @@
 """Batched augmentation against torchvision's, image by image."""
 
+import random
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torchvision import transforms
 from torchvision.transforms import v2
 
 from qconv.data import Cutout, Normalize, PerImage, RandomCrop, RandomFlip
@@ -136,6 +138,15 @@ def test_transforms_of_torchvision_draw_for_each_image() -> None:
     kept = torch.tensor([one.equal(other) for one, other in zip(found, images, strict=True)])
     assert (mirrored | kept).all()
     assert 15 < mirrored.sum() < 49  # the flip of a batch mirrors all or none
+
+
+def test_transforms_that_draw_from_python_follow_the_generator() -> None:
+    images = torch.randint(0, 256, (32, 3, 8, 8), dtype=torch.uint8)
+    change = PerImage(transforms.RandomChoice([transforms.RandomVerticalFlip(1), transforms.RandomHorizontalFlip(1)]))
+    state = random.getstate()
+    first, again = (change(images, torch.Generator().manual_seed(0)) for _ in range(2))
+    assert first.equal(again)
+    assert random.getstate() == state
 
 
 def test_transforms_of_torchvision_follow_the_generator_alone() -> None:

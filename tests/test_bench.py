@@ -15,6 +15,7 @@ from torch import nn
 import qconv
 from qconv import schemes
 from qconv.bench import binary_conv, data, model, peak, train_step
+from qconv.bench.rows import quartiles
 from qconv.cli import main
 from qconv.data import prepare_pictures
 from qconv.kernels import operators
@@ -269,3 +270,9 @@ def test_tied_weights_are_stored_once() -> None:
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
     assert model.stored_bytes(tied) == 4 * (16 + 4 + 4)
+
+
+def test_quartiles_lie_within_what_was_measured() -> None:
+    assert quartiles([3.0]) == (3, 3, 3)
+    assert quartiles([1.0, 2.0]) == (1.25, 1.5, 1.75)
+    assert quartiles([1.0, 2.0, 3.0, 4.0, 5.0]) == (2, 3, 4)

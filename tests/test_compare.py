@@ -161,3 +161,12 @@ def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_durations() -> None:
     assert [duration(value) for value in (7.25, 59.99, 75, 3700)] == ["7.2 s", "60.0 s", "1:15 min", "1:01 h"]
+
+
+def test_keys_that_earlier_versions_lacked_or_that_only_say_who_reads_are_one_group(tmp_path: Path) -> None:
+    data = {"_target_": "qconv.data.PreparedDataModule", "batch_size": 64}
+    write(tmp_path / "0", 0.90, data={**data, "seed": 1})
+    write(tmp_path / "1", 0.92, seed=2, data={**data, "seed": 2, "decode": "cpu", "augment": None})
+    write(tmp_path / "2", 0.94, seed=3, data={**data, "seed": 3, "decode": "device", "augment": None})
+    groups, _, _ = compare(find_runs([tmp_path])[0])
+    assert [len(group.runs) for group in groups] == [3]

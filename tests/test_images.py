@@ -79,6 +79,9 @@ def written(path: Path, mode: str, **options: Any) -> Path:
     return path
 
 
+XMP = b'<x:xmpmeta><rdf:Description tiff:Orientation="6"/></x:xmpmeta>'
+
+
 def turned() -> Image.Exif:
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -101,6 +104,7 @@ def turned() -> Image.Exif:
         ("grey.jpg", "L", {}),
         ("ink.jpg", "CMYK", {}),
         ("turned.jpg", "RGB", {"exif": turned()}),
+        ("turned_by_xmp.jpg", "RGB", {"xmp": XMP}),
         ("really_jpeg.png", "RGB", {"format": "JPEG"}),
         ("really_png.jpg", "RGB", {"format": "PNG"}),
         ("colours.bmp", "RGB", {}),
@@ -112,13 +116,19 @@ def turned() -> Image.Exif:
 def test_large_and_small_pictures_are_decoded_alike(name: str, mode: str, options: Any, tmp_path: Path) -> None:
     path = written(tmp_path / name, mode, **options)
     large = decode(path)
-    size = (14, 9) if "exif" in options else (9, 14)
+    size = (14, 9) if {"exif", "xmp"} & options.keys() else (9, 14)
     assert (large.dtype, large.shape) == (torch.uint8, (3, *size))
     assert torch.equal(large, decode(path.read_bytes()))
     assert torch.equal(large, read_picture(path, size, 3, resize=False))
     if path.suffix == ".png" and mode in ("RGB", "RGBA", "I") and not {"format", "exif"} & options.keys():
         expected = NOISE if mode != "I" else NOISE[..., :1].repeat(3, 2)
         assert torch.equal(large, torch.from_numpy(expected).permute(2, 0, 1))
+
+
+def test_integers_of_32_bits_are_refused(tmp_path: Path) -> None:
+    Image.fromarray(NOISE[..., 0].astype(np.int32)).save(tmp_path / "a.tif")  # 0 to 255, which 16 bits would make black
+    with pytest.raises(DecodingError, match="its pixels are integers of 32 bits"):
+        decode(tmp_path / "a.tif")
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])

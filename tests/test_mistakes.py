@@ -33,6 +33,12 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         ),
         (["loss.qqq=3"], "loss has no qqq: there are "),
         (["loss=distillation", "loss.teacher.width=3"], "loss.teacher must be given: loss.teacher='{_target_: qconv."),
+        (
+            ["grad_quantizer.bits=4"],
+            "grad_quantizer is empty: choose one of grad_quantizer=dorefa, grad_quantizer=fp8, ",
+        ),
+        (["logger.wandb.project=a"], "logger is empty: choose one of logger=csv, "),
+        (["overrides.foo=1"], "overrides is empty: give it as a whole, overrides='{…}'"),
         (["optimzer.lr=0.1"], "the config has no optimzer: did you mean optimizer.lr?"),
         (["scheme.weight_bits=4"], "scheme (qconv.schemes.bnn) has no weight_bits: these schemes have one: apot, "),
         (["experiment=irnet_resnet20"], "there is no experiment=irnet_resnet20: did you mean experiment=cifar10/irnet"),

@@ -3,6 +3,7 @@
 import copy
 import io
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -624,11 +625,20 @@ def test_mistyped_options_of_rules_are_refused() -> None:
     assert made.param_groups[1]["use_fallback"]
 
 
-@pytest.mark.parametrize("scheme", [schemes.siman(), schemes.bnn(), schemes.xnor(), schemes.recu(), schemes.biper()])
+@pytest.mark.parametrize(
+    "scheme",
+    [
+        *(schemes.siman(), schemes.bnn(), schemes.xnor(), schemes.recu(), schemes.biper(), schemes.bwn()),
+        schemes.bwn(center=True),
+    ],
+    ids=str,
+)
 def test_binary_groups_take_what_follows_the_sign(scheme: Scheme) -> None:
     model = qconv.QConv2d(3, 4, 3, scheme=scheme)
-    if scheme.name == "siman()":
-        with pytest.raises(ValueError, match=r"weight with siman\(\) can't be in a binary group: its value does not"):
+    wrong = {"siman()": "its value does not follow", "bwn(center=True)": "its quantizer changes the weights after each"}
+    if scheme.name in wrong:
+        message = rf"weight with {re.escape(scheme.name)} can't be in a binary group: {wrong[scheme.name]}"
+        with pytest.raises(ValueError, match=message):
             parameter_groups(model, BINARY)
     else:
         assert parameter_groups(model, BINARY)[-1]["binary"]

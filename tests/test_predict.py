@@ -14,6 +14,7 @@ from PIL import Image
 import qconv
 from qconv import schemes
 from qconv.cli import main
+from qconv.cli.pictures import picture_files
 from qconv.cli.source import Source
 from qconv.images import DecodingError, centre_crop
 from qconv.inference import FrozenModel, freeze
@@ -342,6 +343,9 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     for name in ("notes.txt", "scan.pdf", "film.mpg", "weights.h5", "plot.eps"):
         (inner / name).write_text("no image")
     (inner / "broken.jpg").write_text("no image either")
+    (inner / "._a.jpg").write_text("what a Mac leaves")
+    (inner / ".checkpoints").mkdir()
+    (inner / ".checkpoints/a.png").write_bytes(picture.read_bytes())
     folder, pattern, table = str(tmp_path / "pictures"), str(tmp_path / "*.png"), tmp_path / "table.csv"
     assert main(["predict", str(tmp_path), folder, pattern, str(inner / "b.png"), "--csv", str(table)]) == 1
     told = capsys.readouterr()
@@ -355,6 +359,11 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
         *(expected[0], expected[1]),
         *(str(inner / "broken.jpg"), expected[2]),
     ]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links/one").symlink_to(inner)
+    (tmp_path / "links/round").symlink_to(tmp_path / "links")
+    files = picture_files([str(tmp_path / "links")])
+    assert files == [str(tmp_path / "links/one" / name) for name in ("a.PNG", "b.png", "broken.jpg")]
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(tmp_path), str(tmp_path / "empty")]) == 1
     assert "holds no images" in capsys.readouterr().err

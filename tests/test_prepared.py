@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -28,7 +29,7 @@ from qconv.data import (
     prepare_pictures,
 )
 from qconv.data.large import random_box
-from qconv.data.prepared import PreparedPictures
+from qconv.data.prepared import Encoded, PreparedPictures
 from qconv.data.prepared_files import INDEX, Form, Stored, read_index
 from qconv.files import DamagedFileError
 from qconv.images import DecodingError, ReadingError, decode, decode_on
@@ -451,7 +452,16 @@ def test_the_program_prepares_and_a_run_trains(tree: Path, tmp_path: Path, capsy
     assert train(run).epochs == 1
 
 
-def test_the_device_decodes_what_the_cpu_does(tree: Path, tmp_path: Path) -> None:
+def decoding_later(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """A data module whose trainer has a device that decodes: the CPU, for want of a GPU."""
+    monkeypatch.setattr("qconv.data.prepared.decodes", lambda device: True)
+    data: Any = made(folder, decode="device", **options)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"))
+    data.trainer = SimpleNamespace(strategy=strategy, global_rank=0, world_size=1)
+    return data
+
+
+def test_the_device_decodes_what_the_cpu_does(tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The files of the tree are larger than `SIZE` or not, so some are copied as they are: gray, turned, no JPEG."""
     with Image.open(tree / "train/n01/4.JPEG") as picture:
         turned = picture.convert("L")
@@ -459,11 +469,14 @@ def test_the_device_decodes_what_the_cpu_does(tree: Path, tmp_path: Path) -> Non
     exif[0x0112] = 6
     turned.save(tree / "train/n01/4.JPEG", exif=exif)
     prepare_pictures(tree, tmp_path / "jpeg", size=SIZE, form="jpeg")
-    cpu, device = (made(tmp_path / "jpeg", decode=name) for name in ("cpu", "device"))
+    folder = tmp_path / "jpeg"
+    cpu, without, device = made(folder), made(folder, decode="device"), decoding_later(folder, monkeypatch)
     for split in "train", "val", "test":
-        loaders = [getattr(data, f"{split}_dataloader")() for data in (cpu, device)]
-        for one, other in zip(*loaders, strict=True):
+        loaders = [getattr(data, f"{split}_dataloader")() for data in (cpu, without, device)]
+        for one, same_one, other in zip(*loaders, strict=True):
             images, labels = cpu.on_before_batch_transfer(one, 0)
+            assert same_one[0].equal(images)  # without a trainer the threads decode
+            assert isinstance(other, Encoded)
             decoded, same = device.on_before_batch_transfer(other, 0)
             assert decoded.equal(images)
             assert same.equal(labels)
@@ -471,7 +484,7 @@ def test_the_device_decodes_what_the_cpu_does(tree: Path, tmp_path: Path) -> Non
 
 
 def test_the_device_names_damaged_files_or_leaves_them_out(
-    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tree: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "jpeg"
     stored = prepare_pictures(tree, folder, size=SIZE, form="jpeg").splits["train"]
@@ -479,11 +492,11 @@ def test_the_device_names_damaged_files_or_leaves_them_out(
     content = bytearray(path.read_bytes())
     content[offset : offset + 20] = bytes(20)
     path.write_bytes(content)
-    data = made(folder, decode="device", broken="skip")
+    data = decoding_later(folder, monkeypatch, broken="skip")
     found = [data.on_before_batch_transfer(batch, 0) for batch in data.train_dataloader()]
     assert sum(len(images) for images, _ in found) == sum(len(labels) for _, labels in found) == 15
     assert f"{path}: the image at byte {offset} is damaged (it is no" in capsys.readouterr().err.replace("\n", "")
-    fatal = made(folder, decode="device")
+    fatal = decoding_later(folder, monkeypatch)
     with pytest.raises(BrokenPictureError, match=rf"{path}: the image at byte {offset} is damaged"):
         [fatal.on_before_batch_transfer(batch, 0) for batch in fatal.train_dataloader()]
 
@@ -501,6 +514,11 @@ def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
         assert device == gpu
         given.append(len(contents))
         return [torch.full_like(by_cpu(each, mode), 7) for each in contents]
+
+    def without_nvjpeg(contents: Any, mode: Any, device: Any = "cpu") -> Any:
+        if device != "cpu":
+            raise RuntimeError("not compiled with nvJPEG support")
+        return by_cpu(contents, mode)
 
     by_cpu: Any = io.decode_jpeg
     gpu = torch.device("cuda", 0)
@@ -521,6 +539,10 @@ def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
     assert isinstance(whole, Tensor)
     assert whole.equal(decode(plain))
     assert isinstance(damaged, DecodingError)
+    monkeypatch.setattr(io, "decode_jpeg", without_nvjpeg)
+    with pytest.warns(UserWarning, match=r"cuda:0 could not decode JPEG files, and the CPU did, .*: not compiled with"):
+        (whole,) = decode_on(gpu, [plain])
+    assert isinstance(whole, Tensor)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import qconv
 from qconv import schemes
 from qconv.lifecycle.steps import final_from, is_final
 from qconv.quantizers import Mixed, Sign
+from qconv.quantizers.part import has_begun
 
 
 def trained_at(model: nn.Module, progress: float) -> nn.Module:
@@ -240,6 +241,33 @@ def test_layer_after_layer() -> None:
     assert is_final(model)
 
 
+@pytest.mark.parametrize(
+    ("scheme", "epochs"),
+    [
+        (schemes.layerwise(schemes.bnn(), inputs=(0, 0.3), weights=(0.3, 0.9)), 10),  # 0.3 + 0.6 is above 0.9
+        (schemes.layerwise(schemes.bnn(), weights=(0.4, 0.9), ramp=0.05), 20),
+        (schemes.two_stage(schemes.inq(), 0.8), 20),
+        (schemes.two_stage(schemes.inq(portions=(0.2, 0.4, 0.6, 0.8, 1)), 0.75), 20),
+    ],
+    ids=str,
+)
+def test_sums_of_progress_that_are_not_quite_theirs(scheme: qconv.Scheme, epochs: int) -> None:
+    model = qconv.convert(nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(3))), scheme, skip=())
+    assert has_begun(final_from(model), (epochs - 1) / epochs)  # so `Progress` takes this number of epochs
+    for epoch in range(epochs):
+        qconv.set_progress(model, epoch / epochs)
+    assert is_final(model)
+
+
+def test_a_layer_begins_in_the_epoch_of_its_progress() -> None:
+    layers = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(3)))
+    model: Any = qconv.convert(layers, schemes.layerwise(schemes.bnn()), skip=())
+    qconv.set_progress(model, 11 / 20)
+    assert model[1].weight_quantizer.stage == 0
+    qconv.set_progress(model, 12 / 20)  # its start is 0.4 + 0.2, a little above
+    assert model[1].weight_quantizer.stage == 1
+
+
 def test_names_of_layerwise_schemes() -> None:
     grad = qconv.quantizers.DoReFaGradient
     scheme = schemes.layerwise(schemes.bnn().with_grad(grad))
@@ -275,7 +303,13 @@ def test_one_layer_has_no_depth() -> None:
         (lambda: schemes.layerwise(schemes.bnn(), weights=(0.4, 1)), ValueError, "at least 0 and below 1"),
         (lambda: schemes.layerwise(schemes.bnn(), weights=0.5), TypeError, "must be a pair"),  # pyright: ignore
         (lambda: schemes.layerwise(schemes.shift_ps()), ValueError, "learned tensors replace the weight"),
-        (lambda: schemes.layerwise(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise itself"),
+        (lambda: schemes.two_stage(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise: its layers"),
+        (
+            lambda: schemes.staged([(0, schemes.bnn()), (0.5, schemes.layerwise(schemes.bnn()))]),
+            ValueError,
+            "must not be layerwise: its layers",
+        ),
+        (lambda: schemes.layerwise(schemes.layerwise(schemes.bnn())), ValueError, "must not be layerwise: its layers"),
         (
             lambda: schemes.layerwise(schemes.bnn(), ramp=0.2),
             ValueError,

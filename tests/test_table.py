@@ -51,6 +51,13 @@ def test_rows_are_appended_below_one_head(tmp_path: Path) -> None:
     assert path.read_text() == "a,b,c\n1,x,\n2,x,\n,y,3\n5,z,4\n"
 
 
+def test_a_last_line_without_its_end(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("a,b\n1,x")  # as some editors leave it
+    append_csv({"a": 2, "b": "y"}, path)
+    assert path.read_text() == "a,b\n1,x\n2,y\n"
+
+
 def test_names_of_files_that_are_no_utf8(tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
     write_csv([{"picture": os.fsdecode(b"caf\xe9.png")}], path)

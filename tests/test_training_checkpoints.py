@@ -46,15 +46,27 @@ def test_a_failing_save_leaves_the_old_file_and_nothing_else(saved: Path) -> Non
 
 
 def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
-    old, stays = ".last.ckpt.7.tmp", [".best.ckpt.7.tmp", ".last.ckpt.8.tmp", ".last.ckpt.a.7.tmp"]
+    left, old, stays = (
+        ".last.ckpt.7.tmp",
+        ".last.ckpt.7-0a1b2c3d.tmp",
+        [".best.ckpt.7.tmp", ".last.ckpt.8.tmp", ".last.ckpt.a.7.tmp"],
+    )
     hours_ago = time.time() - 7200
-    for name in (old, *stays):
+    for name in (left, old, *stays):
         (tmp_path / name).write_bytes(b"half")
         if name != ".last.ckpt.8.tmp":
             os.utime(tmp_path / name, (hours_ago, hours_ago))
     with atomic_file(tmp_path / "last.ckpt") as file:
         file.write(b"whole")
     assert sorted(path.name for path in tmp_path.iterdir()) == [*stays, "last.ckpt"]
+
+
+def test_processes_of_two_machines_with_one_number(tmp_path: Path) -> None:
+    with atomic_file(tmp_path / "last.ckpt") as one, atomic_file(tmp_path / "last.ckpt") as other:
+        one.write(b"one")
+        other.write(b"another")
+    assert (tmp_path / "last.ckpt").read_bytes() == b"one"  # which ended last
+    assert [path.name for path in tmp_path.iterdir()] == ["last.ckpt"]
 
 
 def test_the_new_name_is_taken_only_when_the_file_is_complete(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:

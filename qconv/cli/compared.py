@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 LATENT = "the network on its latent weights; it was trained to run with its quantizers, not so"
 OF_FILE = "the network on the quantized weights, which are all that the file has"
-NO_PICTURES = "timed on random numbers: name PICTURE files to count agreement"
+NO_PICTURES = "timed on random numbers: name IMAGE files to count agreement"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """``qconv data``: images made ready for training."""
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ def _add_prepare(kinds: Any) -> None:
 def _prepare(options: argparse.Namespace) -> int:
     """Prepare the images, and say what there is and how to train with it."""
     from ..data.prepare import prepare_pictures
+    from ..training.resume import override
 
     folder = Path(options.folder).expanduser()
     prepared = prepare_pictures(
@@ -62,5 +64,5 @@ def _prepare(options: argparse.Namespace) -> int:
     files = sum(len(stored.files) for stored in splits.values())
     size = sum(sum(stored.sizes) for stored in splits.values())
     print(f"{folder}: {counts} images of {len(prepared.classes)} classes in {files} files, {size / 1e6:,.1f} MB")
-    print(f"train with them: qconv train data=prepared data.root={folder}")
+    print(f"train with them: {shlex.join(['qconv', 'train', 'data=prepared', f'data.root={override(str(folder))}'])}")
     return 0

@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
     compared = None
     if options.to == "packed":
         if options.pictures or options.round_outputs:
-            raise ValueError("PICTURE and --round-outputs are for --to onnx")
+            raise ValueError("IMAGE and --round-outputs are for --to onnx")
         if not source.is_run:
             raise ValueError(f"{source.path} must be the folder of a run: this is a packed model already")
         out = options.out or folder / PACKED

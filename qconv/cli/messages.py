@@ -107,8 +107,8 @@ def _unknown_key(error: BaseException) -> str | None:
     key = str(cause.full_key)
     *parents, name = key.split(".")
     place, node = ".".join(parents), cause.parent_node
-    if parents and not len(node):
-        return must_be_given(place, node._get_parent())
+    if parents and not len(node):  # it was empty, null or ???
+        return _is_empty(place, node._get_parent())
     whole = re.search(r"Could not override '([^']+)'", str(error))
     below = whole[1].removeprefix(key) if whole is not None and whole[1].startswith(f"{key}.") else ""
     known = [str(each) for each in node if each != "hydra" and not str(each).startswith("_")]
@@ -122,6 +122,17 @@ def _unknown_key(error: BaseException) -> str | None:
     rest = f"; +{key}=… adds a key" if parents and "these schemes" not in hint else ""
     target = f" ({node['_target_']})" if place == "scheme" and "_target_" in node else ""
     return f"{place or 'the config'}{target} has no {name}: {hint}{rest}"
+
+
+def _is_empty(place: str, parent: object) -> str:
+    """What to say of an override below a node that has nothing, by its whole key and the node that has it."""
+    given = must_be_given(place, parent)
+    if not given.endswith("…"):
+        return given
+    options = sorted(path.stem for path in (folder() / place).glob("*.yaml") if path.stem != "none")
+    if options:
+        return f"{place} is empty: choose one of {', '.join(f'{place}={option}' for option in options)}"
+    return f"{place} is empty: give it as a whole, {place}='{{…}}'"
 
 
 def _below(node: DictConfig, name: str) -> list[str]:

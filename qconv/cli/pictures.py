@@ -1,6 +1,7 @@
 """The image files that a command line names: files, folders, and patterns that no shell has expanded."""
 
 import glob
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -29,7 +30,17 @@ def _of_folder(folder: Path) -> list[str]:
     from ..images import readable_suffixes
 
     suffixes = readable_suffixes()
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in suffixes and path.is_file())
+    files = sorted(path for path in _seen(folder) if path.suffix.lower() in suffixes and path.is_file())
     if not files:
         raise ValueError(f"{folder} holds no images: no file ends in .jpg, .png or another ending of an image")
     return [str(path) for path in files]
+
+
+def _seen(folder: Path) -> Iterator[Path]:
+    """The files in a folder and in those below it, as training sees them: none that is hidden, and through links."""
+    visited: set[str] = set()
+    for place, folders, names in os.walk(folder, followlinks=True):
+        visited.add(os.path.realpath(place))
+        seen = [name for name in folders if name[0] != "."]
+        folders[:] = [name for name in seen if os.path.realpath(Path(place, name)) not in visited]
+        yield from (Path(place, name) for name in names if name[0] != ".")

@@ -12,7 +12,7 @@ from .runs import Run
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
 APART = (
     *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "logger", "report", "config_version"),
-    *("data.root", "data.cache", "data.workers", "trainer.timeout_s", "trainer.enable_progress_bar"),
+    *("data.root", "data.cache", "data.workers", "data.decode", "trainer.timeout_s", "trainer.enable_progress_bar"),
     *(f"callbacks.{name}" for name in ("progress", "finite_guard", "random_state", "history", "diagnostics")),
     *(f"callbacks.checkpoints.{name}" for name in ("_target_", "folder", "every_steps")),
 )
@@ -96,11 +96,14 @@ def _own_seeds(described: Iterable[tuple[dict[str, str], Run]]) -> set[str]:
 def _description(run: Run) -> dict[str, str]:
     """Return what a run trains, by dotted keys; the scheme and the model also as wholes."""
     values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
-    values["data"] = short_call({**run.config["data"], "cache": None, "workers": None})  # a root may tell what they are
+    values["data"] = short_call(
+        {**run.config["data"], "cache": None, "workers": None, "decode": None}
+    )  # a root may tell what they are
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue
-        if not any(key == name or key.startswith(f"{name}.") for name in APART):
+        is_apart = any(key == name or key.startswith(f"{name}.") for name in APART)
+        if value is not None and not is_apart:  # earlier versions may not have named what is null
             values[key] = str(value)
     return values
 

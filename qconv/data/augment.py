@@ -4,6 +4,7 @@ Each augmentation is called with the images, `(N, C, H, W)` of any dtype, and a 
 images of the same dtype. Random numbers are drawn on the CPU, so a GPU sees the same images.
 """
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -108,8 +109,8 @@ class PerImage:
 
     Those transforms draw once for a whole batch: ``RandomHorizontalFlip`` would mirror all of its images or none. Here
     each image gets random numbers of its own. They follow from the generator, as long as the transform draws from
-    torch's default generator of the CPU, as those of torchvision do but for noise on a GPU. This takes time: the
-    augmentations of `qconv.data` change whole batches at once.
+    torch's default generator of the CPU or from Python's, as those of torchvision do but for noise on a GPU. This takes
+    time: the augmentations of `qconv.data` change whole batches at once.
 
     Args:
         transform: takes an image ``(C, H, W)``, here of uint8, and returns one of the same dtype; all get one size.
@@ -127,9 +128,14 @@ class PerImage:
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return the transformed images."""
         seed = int(torch.randint(2**62, (), generator=generator))
-        with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, too, which are not forked
-            return torch.stack([self.transform(image) for image in images]) if len(images) else images
+        state = random.getstate()
+        try:
+            random.seed(seed)
+            with torch.random.fork_rng(devices=()):
+                torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs, which are not forked
+                return torch.stack([self.transform(image) for image in images]) if len(images) else images
+        finally:
+            random.setstate(state)
 
 
 def check_augment(augment: Any) -> tuple[Augment, ...]:

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..images import DecodingError, decode, decode_on, problem
+from ..images import DecodingError, decode, decode_on, decodes, problem
 from .large import Batch, Crop, LargePicturesDataModule
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order
 from .pictures import share_out
@@ -23,8 +23,8 @@ class PreparedDataModule(LargePicturesDataModule):
     the stored images, which are smaller than the originals; where a crop covers little of an image, it shows less
     detail than one of `ImageNetDataModule`.
 
-    With ``decode="device"`` the device that trains decodes and crops JPEG files, and the threads only read them: a GPU
-    of NVIDIA by its own decoder, whose pixels differ a little from the CPU's. No GPU has run this yet.
+    With ``decode="device"`` a GPU of NVIDIA decodes and crops JPEG files, and the threads only read them. Its decoder's
+    pixels differ a little from the CPU's. No GPU has run this yet. On other devices the threads decode as ever.
 
     If there is no `val`, a fixed part of the training images is used for validation.
 
@@ -85,13 +85,17 @@ class PreparedDataModule(LargePicturesDataModule):
         """The images of the split."""
         stored, chosen = self.splits[name]
         pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
-        make = pictures.encoded if self.decode == "device" else pictures.batch
+        make = pictures.encoded if self._is_decoded_later() else pictures.batch
         return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), make, self.workers)
+
+    def _is_decoded_later(self) -> bool:
+        """Whether there is a device that decodes: elsewhere, as when a run is evaluated on a CPU, the threads do."""
+        return self.decode == "device" and self.trainer is not None and decodes(self.trainer.strategy.root_device)
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> tuple[Tensor, Tensor]:
         """Decode the images on the device if they are not yet; report those that are left out, or end the run."""
-        if isinstance(batch, Encoded):
-            batch = batch.decoded(self.trainer.strategy.root_device if self.trainer else torch.device("cpu"))
+        if isinstance(batch, Encoded) and self.trainer is not None:
+            batch = batch.decoded(self.trainer.strategy.root_device)
         return super().on_before_batch_transfer(batch, dataloader_idx)
 
 

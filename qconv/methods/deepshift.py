@@ -13,7 +13,7 @@ from ..quantizers.flags import SHARE, flag_of
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import clamp_trained_, set_parameter, wide
-from ..quantizers.part import Rule
+from ..quantizers.part import Rule, has_begun
 from ..quantizers.stochastic import Stream, uniform
 from ..scheme import Factory, Scheme, named
 
@@ -222,7 +222,7 @@ class ShiftPS(Quantizer):
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         if self.is_random is not None:
-            self.is_random.fill_(float(progress < self.random_until or self.random_until == 1))
+            self.is_random.fill_(float(self.random_until == 1 or not has_begun(self.random_until, progress)))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if self.is_random is not None and any(key.startswith(prefix) for key in state_dict):

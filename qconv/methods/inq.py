@@ -12,7 +12,7 @@ from ..processes import whole, write_whole_
 from ..quantizers.base import Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE
 from ..quantizers.numbers import wide
-from ..quantizers.part import FINITE, Rule
+from ..quantizers.part import FINITE, Rule, has_begun
 from ..scheme import Scheme, named
 
 
@@ -155,7 +155,7 @@ class INQ(Quantizer):
             return
         shard, x = x, whole(x)
         count = len(self.portions)
-        portion = self.portions[sum(progress >= index / count for index in range(1, count))]
+        portion = self.portions[sum(has_begun(index / count, progress) for index in range(1, count))]
         more = round(portion * x.numel()) - int((self.frozen > 0).sum())
         if more <= 0:
             return

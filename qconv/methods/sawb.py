@@ -35,9 +35,9 @@ class SAWB(Passing):
     clip/n · round(n · w' / clip)``: one level less, and 0 is a level. ``dw = g · 1[|w| ≤ clip]``, where ties at ±clip
     pass; with ``plus``, SAWB+ of the authors' later code, ``dw = g`` everywhere. Latent weights are not clipped.
 
-    If clip is not positive, as with 4 bits and weights of one magnitude, the largest magnitude replaces it; the
-    authors' code keeps it, and changes signs. A layer of zeros gives zeros. A NaN or an inf makes the whole layer
-    NaN (``per_channel``: its filter).
+    If clip is at most a tenth of the mean magnitude, as with 4 bits and weights of one magnitude, the largest magnitude
+    replaces it; the authors' code keeps it, which changes signs or leaves weights no gradient. A layer of zeros gives
+    zeros. A NaN or an inf makes the whole layer NaN (``per_channel``: its filter).
     The paper quantizes inputs by `PACT` and has 2 bits for both; its coefficients for 3 and 4 bits and those with
     ``zero`` are from the authors' later code.
 
@@ -73,8 +73,9 @@ class SAWB(Passing):
             return x.new_zeros([1] * x.ndim)
         largest = rows.abs().amax(1, keepdim=True)
         shares = rows.abs() / divisor(largest)  # squares of the weights could overflow or underflow
-        share = c0 * shares.square().mean(1).sqrt() + c1 * shares.mean(1)
-        clip = largest.squeeze(1) * torch.where(share <= 0, 1.0, share)
+        mean = shares.mean(1)
+        share = c0 * shares.square().mean(1).sqrt() + c1 * mean
+        clip = largest.squeeze(1) * torch.where(share <= mean / 10, 1.0, share)
         return clip.view(-1, *[1] * (x.ndim - 1))
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:

@@ -17,7 +17,8 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
 
     Raises:
         ValueError: no stages, a first stage that does not begin at 0, starts that do not increase or lie beyond 1;
-            schemes that differ in ``padding_value``, ``scale_map`` or ``backward_weight``, or that replace the weight.
+            schemes that differ in ``padding_value``, ``scale_map`` or ``backward_weight``, that replace the weight, or
+            that are layerwise.
         TypeError: something other than a sequence of pairs of a number and a scheme.
     """
     if isinstance(stages, str) or not isinstance(stages, Sequence):
@@ -29,6 +30,8 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
     if not stages:
         raise ValueError("stages (=[]) must hold at least one pair (progress, qconv.Scheme)")
     stages = [(float(start), scheme) for start, scheme in stages]
+    for _, scheme in stages:
+        _check_not_layerwise(scheme)
     last = stages[-1][1]
     for _, scheme in stages:
         for name in ("padding_value", "scale_map", "backward_weight"):
@@ -50,11 +53,12 @@ def two_stage(scheme: Scheme, start: float = 0.5) -> Scheme:
     such a first run: its weights stay float to the end.
 
     Raises:
-        ValueError: ``start`` is not above 0 and at most 1, or the scheme replaces the weight.
+        ValueError: ``start`` is not above 0 and at most 1, or the scheme replaces the weight or is layerwise.
         TypeError: ``scheme`` is not a scheme.
     """
     if not isinstance(scheme, Scheme):
         raise TypeError(f"scheme (={scheme!r}) must be a qconv.Scheme, such as qconv.schemes.reactnet()")
+    _check_not_layerwise(scheme)
     check_numbers(start=start)
     if not 0 < start <= 1:
         raise ValueError(f"start (={start}) must be above 0 and at most 1")
@@ -110,11 +114,15 @@ def layerwise(
         raise ValueError(
             f"ramp (={ramp}) must be 0, or at least 1e-6 and end before 1 in the last layer, which begins at {latest}"
         )
-    if scheme.starts is not None:
-        raise ValueError(f"scheme (={scheme}) must not be layerwise itself")
+    _check_not_layerwise(scheme)
     made = replace(scheme, name=f"{starts}{grad}", starts=starts)
     made.at_depth(1)  # raise here, not when the first layer is built
     return made
+
+
+def _check_not_layerwise(scheme: Scheme) -> None:
+    if scheme.starts is not None:
+        raise ValueError(f"scheme (={scheme}) must not be layerwise: its layers already begin at times of their own")
 
 
 def _range(name: str, value: Sequence[float]) -> tuple[float, float]:

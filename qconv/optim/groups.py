@@ -1,5 +1,6 @@
 """Parameter groups by the kind of parameter: learned steps, binary weights, normalizations."""
 
+import copy
 import math
 import re
 from collections import defaultdict
@@ -130,10 +131,19 @@ def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
             third = (torch.arange(filters.numel(), device=filters.device) % 3 == 0).view_as(filters)
             both = [torch.where(ones, 1.0, -1.0).to(filters) for ones in (third, ~third)]
             same = torch.cat([(quantizer.quantize(x, *quantizer.tensors()).sign() * x).flatten(1) for x in both], 1)
+            after = [x.clone() for x in both]
+            for x in after:
+                copy.deepcopy(quantizer).after_step_(x)
         if not torch.equal(same.amin(1), same.amax(1)):
             raise ValueError(
                 f"{name}.weight with {layer.scheme} can't be in a binary group: its value does not follow the sign of "
                 "the weight, which Bop flips; take a scheme such as qconv.schemes.bnn"
+            )
+        if not all(map(torch.equal, after, both)):
+            raise ValueError(
+                f"{name}.weight with {layer.scheme} can't be in a binary group: its quantizer changes the weights "
+                "after each step, as center=True does, and Bop keeps them at ±1; take a scheme such as "
+                "qconv.schemes.bnn"
             )
 
 

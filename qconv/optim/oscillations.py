@@ -9,6 +9,7 @@ from torch import Tensor
 from ..checks import check_bits, check_numbers
 from ..layers import QuantizedLayer
 from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
+from ..quantizers.part import has_begun
 from .step_rules import Schedule, State, StepRule, at, since
 
 FREQUENCY, FROZEN = "oscillation_frequency", "oscillation_frozen"
@@ -100,7 +101,7 @@ class Oscillations(StepRule):
             state["oscillation_codes"] = now.clone()
             state["oscillation_direction"] = torch.zeros_like(now)
             state[FREQUENCY] = torch.zeros_like(now)
-        freezes = self.freeze is not None and (not isinstance(self.freeze, tuple) or progress >= self.start)
+        freezes = self.freeze is not None and (not isinstance(self.freeze, tuple) or has_begun(self.start, progress))
         if freezes and FROZEN not in state:
             state["oscillation_average"] = now.clone()
             state[FROZEN] = torch.zeros_like(now)

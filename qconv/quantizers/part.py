@@ -16,6 +16,15 @@ FINITE: Rule = (torch.isfinite, "in the checkpoint must be finite")
 POSITIVE: Rule = (lambda value: (value > 0) & value.isfinite(), "in the checkpoint must be positive and finite")
 
 
+NEAR = 1e-9
+"""Two values of progress that lie as near to each other are the same: sums such as 0.4 + 0.5 are not quite 0.9."""
+
+
+def has_begun(start: float, progress: float) -> bool:
+    """Whether what begins at ``start`` of the training has begun at ``progress``, see `NEAR`."""
+    return progress >= start - NEAR
+
+
 def with_dimension(value: Tensor, own: Tensor) -> Tensor:
     """A stored number without a dimension, as saved by earlier versions, in the shape of today's ``own``."""
     return value.reshape(1) if value.ndim == 0 and own.shape == (1,) else value

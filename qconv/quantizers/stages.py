@@ -14,7 +14,7 @@ from .form import Form
 from .levels import Levels
 from .mixed import Mixed
 from .observers import Observer, Several
-from .part import Rule, with_dimension
+from .part import Rule, has_begun, with_dimension
 from .rounding import Rounding
 
 _FORMER = "_extra_state"
@@ -266,13 +266,13 @@ class Stages(Quantizer):
         self.current.after_step_(x)
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
-        stage = sum(start <= progress for start in self.starts) - 1
+        stage = sum(has_begun(start, progress) for start in self.starts) - 1
         if stage != self.stage:
             before, self.stage = self.current, stage
             self._begin(before, x)
         start = self.starts[stage]
         length = self._end(stage) - start
-        self.current.set_progress_(min((progress - start) / length, 1.0) if length else 1.0, x)
+        self.current.set_progress_(min(max(progress - start, 0.0) / length, 1.0) if length else 1.0, x)
 
     def _begin(self, before: Quantizer, x: Tensor | None) -> None:
         """Give the stage's quantizer its initial learned tensors."""

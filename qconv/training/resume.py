@@ -43,7 +43,7 @@ FORMER: dict[str, Any] = {
 # these arguments, with the values that they had before version 1.
 CONFIG_VERSION = 1
 FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.reste", "qconv.quantizers.ReSTE")}
-ADDED = {"augment": None, "progressive_size": None, "norm_before_fc": False, "norm_outputs": False, "only": None}
+ADDED = dict(augment=None, progressive_size=None, decode="cpu", norm_before_fc=False, norm_outputs=False, only=None)
 """The arguments that have been added with these values for what was done without them."""
 # Where the images lie, who reads them, and how many at once; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "decode", "download", "train", "val", "test", "index", "batch_size")
@@ -134,7 +134,7 @@ def with_former_defaults(stored: Any, asked: Any) -> Any:
     filled = {key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()}
     if "before_sign" not in stored and "before_sign" in asked:
         filled["before_sign"] = asked["before_sign"]
-    filled |= {key: value for key, value in ADDED.items() if key not in stored and asked.get(key, ...) is value}
+    filled |= {key: value for key, value in ADDED.items() if key not in stored and asked.get(key, ...) == value}
     target = str(stored.get("_target_")).rpartition(".")[2]
     if target == "shift_ps" and "random_until" in asked and "random_until" not in stored:
         is_random = stored.get("rounding", "deterministic") != "deterministic"

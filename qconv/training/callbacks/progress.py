@@ -6,6 +6,7 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Timer
 
 from ...lifecycle.steps import final_from, set_progress
+from ...quantizers.part import has_begun
 
 
 class Progress(Callback):
@@ -37,7 +38,7 @@ class Progress(Callback):
                 "as by the command timeout, stops a run from which resume= goes on"
             )
         begins, epochs = final_from(pl_module), self.epochs
-        if epochs is not None and epochs > 0 and begins > 1 - 1 / epochs + 1e-9:
+        if epochs is not None and epochs > 0 and not has_begun(begins, 1 - 1 / epochs):
             needed = math.ceil(round(1 / (1 - begins), 6))
             raise ValueError(
                 f"max_epochs (={epochs}) must be at least {needed}: the last stage begins at {begins:g} of them"

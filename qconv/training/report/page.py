@@ -16,7 +16,7 @@ from ...files import atomic_file
 from ...run_files import PACKED
 from ...summary.screen import short
 from ...summary.table import Summary, format_bits, format_int
-from ..resume import call
+from ..resume import call, override
 from .classes import class_rows, confusion, interval, worst_pairs
 from .figures import panels, trend
 from .gather import FLOAT, Report
@@ -67,6 +67,7 @@ def content(report: Report) -> dict[str, Any]:
     """Return what the template shows."""
     return {
         "report": report,
+        "resume": shlex.join(["qconv", "train", f"resume={override(report.folder)}"]),
         "result": report.result,
         "title": title(report.config),
         "facts": facts(report),
