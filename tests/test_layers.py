@@ -498,6 +498,49 @@ def test_a_transform_sets_no_range() -> None:
         torch.func.grad(lambda x: layer(x).sum())(torch.randn(2, 3, 5, 5))
 
 
+@pytest.mark.parametrize("scheme", [schemes.lsq(), schemes.lsq_plus(), schemes.dsq(2, 2), schemes.ewgs(2, 2)], ids=str)
+@pytest.mark.parametrize("lean", [False, True])
+def test_a_layer_that_is_called_again_after_a_blank_input(scheme: qconv.Scheme, lean: bool) -> None:
+    """As a recurrent network does at its first step: the second call sets the range that the first one waited for."""
+    layer: Any = qconv.QLinear(8, 8, scheme=scheme)
+    if lean:
+        layer = qconv.lean(layer)
+    output = layer(torch.zeros(4, 8))
+    output = layer(torch.tanh(output + torch.randn(4, 8)))
+    assert layer.input_quantizer.calibrated
+    output.square().mean().backward()
+    assert layer.weight.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("scheme", [schemes.reactnet(), schemes.lsq(per_channel=True), schemes.minmax()], ids=str)
+def test_one_sample_without_a_batch(scheme: qconv.Scheme) -> None:
+    layer = qconv.QLinear(64, 8, scheme=scheme)
+    layer(torch.randn(4, 64))
+    x = torch.randn(64)
+    torch.testing.assert_close(layer(x), layer(x[None])[0])
+
+
+def test_inputs_with_the_negative_bit() -> None:
+    x = torch.randn(2, 3, 5, 5, dtype=torch.complex64).conj().imag
+    assert x.is_neg()
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.bnn())
+    assert layer(x).equal(layer(x.resolve_neg()))
+
+
+@pytest.mark.parametrize(
+    "scheme", [schemes.bnn(), schemes.xnor(), schemes.bireal(), schemes.reactnet(), schemes.dorefa(2, 2)], ids=str
+)
+def test_jacobians_by_vmap(scheme: qconv.Scheme) -> None:
+    layer, x = qconv.QConv2d(3, 4, 3, scheme=scheme).eval(), torch.randn(1, 3, 5, 5)
+
+    def function(x: Tensor) -> Tensor:
+        return layer(x).flatten()[:6]
+
+    expected = torch.autograd.functional.jacobian(function, x)
+    torch.testing.assert_close(torch.autograd.functional.jacobian(function, x, vectorize=True), expected)
+    torch.testing.assert_close(torch.func.jacrev(function)(x), expected)
+
+
 def test_func_grad() -> None:
     model, input = network(schemes.bnn()).eval(), torch.randn(4, 3, 6, 6)
     parameters = dict(model.named_parameters())

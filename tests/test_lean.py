@@ -301,6 +301,49 @@ def test_another_default_dtype(dtype: torch.dtype) -> None:
     assert all(map(torch.equal, found, expected))
 
 
+def test_many_channels_with_a_short_default_dtype() -> None:
+    """Sizes that bfloat16 rounds up, by which the places of samples would lie outside."""
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        model = qconv.lean(nn.Sequential(qconv.QConv2d(8, 300, 1, scheme=schemes.bnn()), nn.BatchNorm2d(300)))
+        model(torch.randn(2, 8, 3, 3)).square().sum().backward()
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("kind", [qconv.QLinear, partial(qconv.QConv1d, kernel_size=1)], ids=["linear", "conv"])
+def test_a_backward_under_autocast_of_a_forward_without(kind: Any) -> None:
+    torch.manual_seed(0)
+    layer = kind(8, 16, scheme=schemes.lsq(signed_input=True))
+    model = nn.Sequential(layer, nn.BatchNorm1d(16), nn.Hardtanh())
+    input = torch.randn(4, 8) if isinstance(layer, nn.Linear) else torch.randn(4, 8, 5)
+    model(input)
+    lean, grads = qconv.lean(copy.deepcopy(model), exact=True), []
+    for network in (model, lean):
+        with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast("cpu", enabled=False):
+                output = network(input)
+            grads.append(torch.autograd.grad(output.pow(3).mean(), list(network.parameters())))
+    assert all(map(torch.equal, *grads))
+
+
+@pytest.mark.parametrize("scheme", [schemes.dorefa(2, 2), schemes.pact(4, 4)], ids=str)
+def test_gradients_at_zero_if_denormals_are_flushed(scheme: qconv.Scheme) -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=scheme)
+    input = torch.randn(2, 4, 6, 6).relu().requires_grad_()
+    if not torch.set_flush_denormal(True):
+        pytest.skip("the processor does not flush denormal numbers")
+    try:
+        found = [
+            torch.autograd.grad(network(input * 1).square().sum(), input)[0]
+            for network in (layer, qconv.lean(copy.deepcopy(layer), exact=True))
+        ]
+    finally:
+        torch.set_flush_denormal(False)
+    assert torch.equal(*found)
+    assert found[0][input == 0].any()
+
+
 def test_gradients_of_two_batches_add_up() -> None:
     model, lean, input = block()
     for network in (model, lean):

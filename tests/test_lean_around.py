@@ -425,3 +425,16 @@ def test_each_lean_module_is_traced() -> None:
     model = qconv.lean(torchvision.models.resnet18(num_classes=10))
     x = torch.randn(2, 3, 64, 64)
     torch.testing.assert_close(fx.symbolic_trace(model).eval()(x), model.eval()(x))
+
+
+def test_a_parametrized_weight_is_computed_once() -> None:
+    """`spectral_norm` takes a step of power iteration each time it is asked for."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), qconv.QConv2d(8, 8, 3, scheme=schemes.bnn()))
+    lean = qconv.lean(copy.deepcopy(model), exact=True)
+    for network in (model, lean):
+        torch.manual_seed(1)
+        parametrizations.spectral_norm(network[0])
+    for _ in range(4):
+        input = torch.randn(2, 3, 8, 8)
+        assert model(input).equal(lean(input))

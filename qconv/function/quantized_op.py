@@ -32,7 +32,7 @@ from .output import (
     output_of_bits,
     runs_on_bits,
 )
-from .recipes import Recipe, forget, hang, is_recorded
+from .recipes import Recipe, forget, hang, is_recorded, with_autocast_of_now
 from .sign_weight import Filters, filters_of
 from .sums import quantized_weight, runs_in_integers
 
@@ -95,8 +95,10 @@ def quantized_op(
     output = _QuantizedOp.apply(*arguments)
     if keeping is not None and again:
         given = op, called, keeping, sizes, (len(biases), keeping.bits, len(looked_up), len(of_input))
-        on_bits, compute = runs_on_bits(op, called, keeping), partial(output_again, *given, None)
-        affine = partial(output_again, *given) if keeping.lean == "fast" and on_bits else None
+        on_bits = runs_on_bits(op, called, keeping)
+        compute_with = with_autocast_of_now(partial(output_again, *given), input.device)
+        compute = partial(compute_with, None)
+        affine = compute_with if keeping.lean == "fast" and on_bits else None
         hang(output, Recipe(again, compute if on_bits else Held(compute), 1, affine=affine))
     return output
 

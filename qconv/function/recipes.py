@@ -225,9 +225,11 @@ def shared(x: Tensor, bits: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return found
 
 
-def as_called(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
+def with_autocast_of_now(function: Callable[..., Tensor], device: torch.device) -> Callable[..., Tensor]:
     """Return ``function`` under the autocast of now, whatever that is when it is called."""
     kind = device.type
+    if kind == "meta":  # which has none
+        return function
     return partial(_under, function, kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
 
 
@@ -312,8 +314,8 @@ def _samples(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def _places(shape: torch.Size, device: torch.device) -> tuple[Tensor, ...]:
-    places = [torch.linspace(0, size - 1, _SAMPLES).long() for size in shape]
     order = torch.arange(_SAMPLES)
+    places = [order * (size - 1) // (_SAMPLES - 1) for size in shape]
     return tuple(place[order * (2 * dim + 1) % _SAMPLES].to(device) for dim, place in enumerate(places))
 
 

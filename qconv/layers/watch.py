@@ -37,7 +37,7 @@ def watch(layer: Any, input: Tensor) -> None:
     if quantizer.bits >= 32 or "_former_parameters" in layer.__dict__:  # a replica of DataParallel is temporary
         layer.batches_watched = BATCHES
         return
-    crowded = crowded_level(quantizer, input[:SAMPLES])
+    crowded = crowded_level(quantizer, input[:SAMPLES] if input.ndim > 1 else input)
     if crowded is None:
         return
     share, level = crowded

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..function.kept_input import Lean
-from ..function.recipes import Recipe, as_called, forget, hang, recipe_of, runs_as_written, saved
+from ..function.recipes import Recipe, forget, hang, recipe_of, runs_as_written, saved, with_autocast_of_now
 from ..kernels.native_bits import holds
 from ..kernels.rprelu import has_kernel
 from ..layers.naming import name_of
@@ -140,7 +140,7 @@ class Rebuilt(nn.Module):
         if recipe is None:
             return super().forward(input)
         function, learned = self.pure()
-        function = as_called(function, input.device)
+        function = with_autocast_of_now(function, input.device)
         restored = saved(input, partial(name_of, self))
         output = _Again.apply(input, function, restored.restore, len(learned), *learned, *restored.tensors)
         compute = partial(_again, function, recipe.compute, len(learned))

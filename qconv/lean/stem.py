@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ..function.kept_input import Lean
-from ..function.recipes import Recipe, as_called, hang, runs_as_written
+from ..function.recipes import Recipe, hang, runs_as_written, with_autocast_of_now
 from ..kernels.onednn import overruns
 from .node import as_node
 
@@ -31,12 +31,13 @@ class LeanConv2d(nn.Conv2d):
             input = input.contiguous()
         elif self.lean == "fast" and input.ndim == 4:
             input = input.contiguous(memory_format=torch.channels_last)  # as the layers of bits after it
-        output = super().forward(input)
+        weight, bias = self.weight, self.bias  # each once: they may be computed, as by a parametrization
+        output = self._conv_forward(input, weight, bias)
         if self.padding_mode != "zeros" or not input.is_floating_point():
             return output
         geometry = self.stride, self.padding, self.dilation, self.groups
-        tensors = input, self.weight, *([] if self.bias is None else [self.bias])
-        return hang(output, Recipe(tensors, as_called(partial(_again, geometry), input.device), 1))
+        tensors = input, weight, *([] if bias is None else [bias])
+        return hang(output, Recipe(tensors, with_autocast_of_now(partial(_again, geometry), input.device), 1))
 
 
 def _again(geometry: Any, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

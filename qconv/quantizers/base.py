@@ -169,8 +169,11 @@ class Quantizer(InBits, NeedsData):
         """Return ``tensors`` as a backward may read them after `set_progress_` or `after_step_` wrote to buffers.
 
         Buffers of one element are copied. Learned tensors are returned as they are: if one changed in between, autograd
-        raises, as it does for any weight.
+        raises, as it does for any weight. While they wait for data all are copied: after a batch of equal values the
+        next call of the layer, in the same graph perhaps, sets them.
         """
+        if not self.calibrated:
+            return tuple(t.clone() for t in tensors)
         return tuple(t if t.requires_grad or t.numel() != 1 else t.clone() for t in tensors)
 
     def codes(self, x: Tensor, *tensors: Tensor) -> Codes:
@@ -327,6 +330,12 @@ def is_plain_cpu(x: Tensor) -> bool:
     `torch.jit.trace` would freeze the decisions that depend on these values, and go wrong on others.
     """
     return x.device.type == "cpu" and is_plain(x)
+
+
+def is_wrapped(x: Tensor) -> bool:
+    """Whether `torch.func`, or a batch of gradients, wraps it, for which operators in place have no rule."""
+    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
+    return functorch.is_functorch_wrapped_tensor(x) or functorch.is_legacy_batchedtensor(x)
 
 
 def is_plain(x: Tensor) -> bool:

@@ -9,7 +9,7 @@ from torch import Tensor
 from .base import Quantizer, Whole, is_plain, is_plain_cpu, place
 from .codes import in_bytes
 from .form import Form, with_fresh_strides
-from .numbers import count_below, wide
+from .numbers import count_below, flushes_denormals, wide
 
 _ops = torch.ops.qconv
 
@@ -106,9 +106,13 @@ class Coded(Quantizer):
             codes, is_nan = rounding.codes(x, -int(self.coding.low))
             if is_plain_cpu(x) and is_nan.item():  # from a GPU it is not read: that would wait
                 return None
-            return _ops.pack_codes(codes, bits), rounding.scale.detach()
+            return _ops.pack_codes(codes, bits), self._as_now(rounding.scale)
         values, *others = self.parts(x, *tensors)
-        return self.coding.pack(values, bits), *(other.detach() for other in others)
+        return self.coding.pack(values, bits), *map(self._as_now, others)
+
+    def _as_now(self, tensor: Tensor) -> Tensor:
+        """What is kept of a learned tensor: itself, or a copy while it waits for data (`hold`)."""
+        return tensor.detach() if self.calibrated else tensor.detach().clone()
 
     def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
         packed, *others = kept
@@ -166,7 +170,7 @@ class Passing(Coded):
         is_known = is_plain_cpu(x) and not torch.compiler.is_compiling()
         nowhere = torch.empty(0, dtype=torch.long, device=x.device)
         is_plain = is_known and x.dtype == torch.float32 and self.has_rounding and self.has_ends
-        if is_plain and (ends := self.stops_at(*tensors)) is not None:
+        if is_plain and not flushes_denormals() and (ends := self.stops_at(*tensors)) is not None:
             packed, stops = _ops.pack_passes(x, *ends, form.groups)
             return *kept, packed if stops.item() else nowhere
         passes = self.passes(x, *tensors)

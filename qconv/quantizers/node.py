@@ -68,6 +68,8 @@ class _UnpackedOnce:
 class _Refuse(torch.autograd.Function):
     """Passes the first ``count`` tensors through and ties them to all others; its own backward raises."""
 
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         return tuple(tensor.view_as(tensor) for tensor in tensors[:count])

@@ -10,6 +10,11 @@ BELOW_ZERO, ABOVE_ONE = -(2.0**-149), 1 + 2.0**-23
 """The neighbours of 0 and 1 in float32."""
 
 
+def flushes_denormals() -> bool:
+    """Whether this thread takes the smallest numbers for 0 (`torch.set_flush_denormal`), such as `BELOW_ZERO`."""
+    return not torch.tensor(BELOW_ZERO)
+
+
 def within(x: Tensor, low: float, high: float) -> Tensor:
     """The factor that lets a gradient pass where ``low <= x <= high``: True or 1 there, else False or 0.
 

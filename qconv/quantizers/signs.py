@@ -25,7 +25,7 @@ def sign(x: Tensor) -> Tensor:
         return torch.where(x < 0, -1.0, 1.0).to(x.dtype)  # Inductor fuses this, and would simplify `x + 0.0` to `x`
     # On the CPU copysign and addition take as long as a copy; comparisons and `where` are not vectorized and take ten
     # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one is cheaper than adding.
-    x = x.detach()
+    x = x.detach().resolve_neg()
     one = torch.ones((), dtype=x.dtype, device=x.device)
     if is_plain_cpu(x) and not _has_negative_zero(x):
         return torch.copysign(one, x)

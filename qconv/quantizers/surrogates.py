@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..checks import check_flags, check_numbers
 from ..kernels import slopes as _registered  # noqa: F401
-from .base import is_plain_cpu, place
+from .base import is_plain_cpu, is_wrapped, place
 from .numbers import wide, within
 from .part import POSITIVE, Part, Rule
 
@@ -92,7 +92,7 @@ class HardClip(Surrogate):
         self.clip = _positive("clip", clip)
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or is_wrapped(grad):
             return grad * within(x, -self.clip, self.clip)
         low, high = self.ends(x.dtype)
         return torch.ops.aten.hardtanh_backward.grad_input(grad, x, low, high, grad_input=grad)
@@ -113,7 +113,7 @@ class ApproxSign(Surrogate):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> Tensor:
         alike = grad.shape == x.shape and grad.dtype == x.dtype
         is_known = is_plain_cpu(x) or (x.is_cuda and type(x) is Tensor)
-        if alike and is_known and not torch.compiler.is_compiling():
+        if alike and is_known and not torch.compiler.is_compiling() and not is_wrapped(grad):
             torch.ops.qconv.approx_sign_backward_(grad, x)
             return grad
         return grad * (2 - 2 * x.abs()).clamp_(min=0)
