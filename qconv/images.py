@@ -58,7 +58,7 @@ OF_THE_FILE = frozenset(
 )
 """What an `OSError` says of a file or of its content; others, such as too many open files, may pass."""
 ORIENTATION = 0x0112  # the tag of EXIF
-WIDTH, LENGTH = 0x0100, 0x0101  # the tags of a TIFF's size, as it is stored
+WIDTH, LENGTH, BITS = 0x0100, 0x0101, 0x0102  # the tags of a TIFF's size, as it is stored, and of its numbers' bits
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -178,7 +178,7 @@ def decode(file: str | os.PathLike[str] | bytes, channels: int = 3) -> Tensor:
             return _pixels(picture, "L")
         if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
             data = file if isinstance(file, bytes) else Path(file).read_bytes()
-            return _turned(_decode_jpeg(data), orientation(picture))  # PIL's, which reads XMP, too
+            return _turned(_decode_jpegs([data])[0], orientation(picture))  # PIL's, which reads XMP, too
         return _pixels(picture, "RGB")
 
 
@@ -224,21 +224,13 @@ def decode_on(device: torch.device, files: Sequence[bytes]) -> list[Tensor | Dec
     return [found[number] for number in range(len(files))]
 
 
-def _decode_jpegs(files: Sequence[bytes], device: torch.device) -> list[Tensor]:
+def _decode_jpegs(files: Sequence[bytes], device: torch.device | str = "cpu") -> list[Tensor]:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     _ignore_deprecation()
     contents = [torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in files]
     images: Any = decode_jpeg(contents, ImageReadMode.RGB, device) if contents else []
     return images
-
-
-def _decode_jpeg(data: bytes) -> Tensor:
-    from torchvision.io import ImageReadMode, decode_jpeg
-
-    _ignore_deprecation()
-    image: Any = decode_jpeg(torch.frombuffer(bytearray(data), dtype=torch.uint8), ImageReadMode.RGB)
-    return image
 
 
 def _turned(image: Tensor, orientation: int) -> Tensor:
@@ -307,7 +299,7 @@ def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None
     picture.load()
     turn = None if picture.format == "TIFF" else TURNS.get(orientation(picture))  # PIL has turned a TIFF
     picture.info.pop("transparency", None)  # ignored; PIL would warn about palettes
-    if picture.mode == "I" and picture.format == "TIFF":  # a 16-bit one has the mode I;16
+    if picture.mode == "I" and _bits(picture) == 32:
         raise DecodingError("its pixels are integers of 32 bits")
     if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would clip at 255
         picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
@@ -320,6 +312,12 @@ def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None
         picture = cover(picture, size)
     pixels = torch.from_numpy(np.array(picture))
     return pixels.view(picture.height, picture.width, -1).permute(2, 0, 1)
+
+
+def _bits(picture: Image.Image) -> int:
+    """The bits of a number of a TIFF file; 16 of others, which store no more."""
+    tags: Any = picture
+    return tags.tag_v2.get(BITS, (16,))[0] if picture.format == "TIFF" else 16
 
 
 def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:

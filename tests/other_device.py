@@ -102,9 +102,11 @@ def check_training(name: str, lean: bool, dtype: torch.dtype) -> None:
     found, reads, model = trained(METHODS[name], OTHER, lean, dtype)
     assert not elsewhere(model), f"{elsewhere(model)[0]} is not on the device"
     assert reads == READS.get(name, 0), f"{reads} reads in a step"
-    if dtype == torch.float32:  # there rounding can put a number on the other side of an edge
-        return
     expected, _, _ = trained(METHODS[name], "cpu", lean, dtype)
+    if dtype == torch.float32:  # there rounding can put a number on the other side of an edge
+        difference = (found[0].cpu() - expected[0]).abs().mean()
+        assert difference < 0.05 * expected[0].abs().mean(), f"the first outputs differ by {difference}"
+        return
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
 

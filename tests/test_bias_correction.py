@@ -333,3 +333,13 @@ def test_deviations_of_0() -> None:
     found = qconv.correct_bias(quantized(network), network, pictures()[:1])
     assert [row.size for row in found.rows] == [float("inf")]
     assert "inf%" in str(found)
+
+
+@pytest.mark.parametrize("function", [qconv.correct_bias, lambda m, f, x: qconv.reconstruct(m, x, float_model=f)])
+def test_a_float_model_on_another_device(function: Any) -> None:
+    network = trained()
+    model = quantized(network)
+    with pytest.raises(
+        ValueError, match=r"float_model \(on meta\) must be on the device of model \(cpu\): see 'stem.0'"
+    ):
+        function(model, network.to("meta"), pictures())

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections import UserDict
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import qconv
 from qconv import Scheme
+from qconv.layers.placement import on_device_of
 from qconv.quantizers import Identity, Quantizer, Sign, Stages
 
 
@@ -321,3 +323,13 @@ def test_layers_without_an_input_are_named() -> None:
     model = qconv.convert(WithHead(*(nn.Conv2d(3, 3, 1) for _ in range(3))), qconv.schemes.lsq(), skip=())
     with pytest.warns(UserWarning, match=r"calibrate: layers '1', '2' had no input, since the model did not call them"):
         assert qconv.calibrate(model, [torch.randn(2, 3, 4, 4)]) == ["0"]
+
+
+def test_batches_are_moved_to_the_device_of_the_model() -> None:
+    model, x = nn.Linear(2, 2, device="meta"), torch.zeros(2)
+    batch = on_device_of(model, (x, [x], {"a": x, "b": 3}, "name"))
+    assert [each.device.type for each in (batch[0], batch[1][0], batch[2]["a"])] == ["meta"] * 3
+    assert (batch[2]["b"], batch[3]) == (3, "name")
+    assert on_device_of(model, UserDict(images=x))["images"].is_meta
+    both = nn.Sequential(model, nn.Linear(2, 2))  # which of them takes the input is not known
+    assert all(on_device_of(other, x) is x for other in (both, nn.Linear(2, 2), nn.ReLU()))

@@ -1,6 +1,7 @@
 """Images from files: every format and mode on both paths, and damaged ones that end nothing."""
 
 import io
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -129,6 +130,17 @@ def test_integers_of_32_bits_are_refused(tmp_path: Path) -> None:
     Image.fromarray(NOISE[..., 0].astype(np.int32)).save(tmp_path / "a.tif")  # 0 to 255, which 16 bits would make black
     with pytest.raises(DecodingError, match="its pixels are integers of 32 bits"):
         decode(tmp_path / "a.tif")
+
+
+def test_signed_integers_of_16_bits(tmp_path: Path) -> None:
+    pixels = NOISE[..., 0].astype(np.int16) << 7
+    data = pixels.astype("<i2").tobytes()
+    height, width = pixels.shape
+    tags = {256: width, 257: height, 258: 16, 259: 1, 262: 1, 273: 8 + 2 + 12 * 9 + 4, 277: 1, 279: len(data), 339: 2}
+    head = struct.pack("<2sHIH", b"II", 42, 8, len(tags))
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
+    (tmp_path / "a.tif").write_bytes(head + entries + bytes(4) + data)
+    assert decode(tmp_path / "a.tif").equal(torch.from_numpy(NOISE[..., 0] >> 1).expand(3, -1, -1))
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])

@@ -327,18 +327,21 @@ def test_a_backward_under_autocast_of_a_forward_without(kind: Any) -> None:
     assert all(map(torch.equal, *grads))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("scheme", [schemes.dorefa(2, 2), schemes.pact(4, 4)], ids=str)
-def test_gradients_at_zero_if_denormals_are_flushed(scheme: qconv.Scheme) -> None:
+def test_gradients_at_zero_if_denormals_are_flushed(scheme: qconv.Scheme, dtype: torch.dtype) -> None:
     layer = qconv.QConv2d(4, 4, 3, scheme=scheme)
     input = torch.randn(2, 4, 6, 6).relu().requires_grad_()
     if not torch.set_flush_denormal(True):
         pytest.skip("the processor does not flush denormal numbers")
+    torch.set_default_dtype(dtype)
     try:
         found = [
             torch.autograd.grad(network(input * 1).square().sum(), input)[0]
             for network in (layer, qconv.lean(copy.deepcopy(layer), exact=True))
         ]
     finally:
+        torch.set_default_dtype(torch.float32)
         torch.set_flush_denormal(False)
     assert torch.equal(*found)
     assert found[0][input == 0].any()

@@ -629,13 +629,14 @@ def test_mistyped_options_of_rules_are_refused() -> None:
     "scheme",
     [
         *(schemes.siman(), schemes.bnn(), schemes.xnor(), schemes.recu(), schemes.biper(), schemes.bwn()),
-        schemes.bwn(center=True),
+        *(schemes.bwn(center=True), schemes.two_stage(schemes.bwn(center=True)), schemes.two_stage(schemes.bnn())),
     ],
     ids=str,
 )
 def test_binary_groups_take_what_follows_the_sign(scheme: Scheme) -> None:
     model = qconv.QConv2d(3, 4, 3, scheme=scheme)
     wrong = {"siman()": "its value does not follow", "bwn(center=True)": "its quantizer changes the weights after each"}
+    wrong["two_stage(bwn(center=True), start=0.5)"] = wrong["bwn(center=True)"]
     if scheme.name in wrong:
         message = rf"weight with {re.escape(scheme.name)} can't be in a binary group: {wrong[scheme.name]}"
         with pytest.raises(ValueError, match=message):

@@ -361,6 +361,7 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     ]
     (tmp_path / "links").mkdir()
     (tmp_path / "links/one").symlink_to(inner)
+    (tmp_path / "links/other").symlink_to(inner)
     (tmp_path / "links/round").symlink_to(tmp_path / "links")
     files = picture_files([str(tmp_path / "links")])
     assert files == [str(tmp_path / "links/one" / name) for name in ("a.PNG", "b.png", "broken.jpg")]

@@ -16,7 +16,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
-from ..layers.placement import on_device_of
 from ..layers.trial import check_not_inference, trial
 from ..layers.twins import float_twins, quantized_layers
 from ..processes import mean_over_processes, process_count
@@ -126,7 +125,7 @@ def correct_bias(
         targets[name] = _moments(twins[name], name, output)
 
     with trial(float_model), _called(twins, note):
-        float_model(on_device_of(float_model, sample))
+        float_model(sample)
     calibrate_what_waits(model, [sample])
     found = _Found(layers, targets, _norms(float_model))
     with trial(model, warns=True), _called(layers, found.of_layer), _before(_norms(model), found.of_norm):
@@ -216,8 +215,7 @@ class _Found:
         layer = self.layers[name]
         if name not in self.targets:
             raise ValueError(f"float_model does not call {name_of(layer, name)}, which model calls")
-        mean = _moments(layer, name, output).mean
-        shift = self.shifts[name] = mean - self.targets[name].mean.to(mean)
+        shift = self.shifts[name] = _moments(layer, name, output).mean - self.targets[name].mean
         if layer.bias is not None:
             return output - _in_place_of(shift, layer, output)
         if output.ndim == 2 or not isinstance(layer, nn.Linear):  # its channels are those of a batch norm

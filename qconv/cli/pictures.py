@@ -40,7 +40,9 @@ def _seen(folder: Path) -> Iterator[Path]:
     """The files in a folder and in those below it, as training sees them: none that is hidden, and through links."""
     visited: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
-        visited.add(os.path.realpath(place))
-        seen = [name for name in folders if name[0] != "."]
-        folders[:] = [name for name in seen if os.path.realpath(Path(place, name)) not in visited]
+        if (real := os.path.realpath(place)) in visited:
+            folders.clear()
+            continue
+        visited.add(real)
+        folders[:] = sorted(name for name in folders if name[0] != ".")
         yield from (Path(place, name) for name in names if name[0] != ".")

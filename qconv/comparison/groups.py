@@ -96,9 +96,8 @@ def _own_seeds(described: Iterable[tuple[dict[str, str], Run]]) -> set[str]:
 def _description(run: Run) -> dict[str, str]:
     """Return what a run trains, by dotted keys; the scheme and the model also as wholes."""
     values = {"scheme": short_scheme(run.result["scheme"]), "model": short_call(run.config["model"])}
-    values["data"] = short_call(
-        {**run.config["data"], "cache": None, "workers": None, "decode": None}
-    )  # a root may tell what they are
+    # A root may tell what the images are; who reads them does not.
+    values["data"] = short_call({**run.config["data"], "cache": None, "workers": None, "decode": None})
     for key, value in _leaves(run.config, ""):
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue

@@ -148,7 +148,7 @@ def check_augment(augment: Any) -> tuple[Augment, ...]:
         raise TypeError(f"augment (={augment!r}) must be a list of augmentations, such as [qconv.data.RandomFlip()]")
     for each in augment:
         name = type(each).__name__
-        if type(each).__module__.startswith("torchvision.transforms"):
+        if any(kind.__module__.startswith("torchvision.transforms") for kind in type(each).__mro__):
             raise TypeError(
                 f"augment: {name} would draw once for a whole batch: give qconv.data.PerImage({name}(…)), in a config "
                 "{_target_: qconv.data.PerImage, transform: {_target_: …}}"
@@ -167,10 +167,11 @@ def augmented(images: Tensor, augment: Sequence[Augment], generator: torch.Gener
     for each in augment:
         changed: Any = each(images, generator)
         if not isinstance(changed, Tensor) or changed.dtype != images.dtype or changed.shape[:2] != images.shape[:2]:
-            kind = f"{changed.dtype} of shape {tuple(changed.shape)}" if isinstance(changed, Tensor) else type(changed)
+            is_tensor = isinstance(changed, Tensor)
+            kind = f"{changed.dtype} of shape {tuple(changed.shape)}" if is_tensor else type(changed).__name__
             raise TypeError(
                 f"augment: {each!r} must return {len(images)} images of {images.dtype} and {images.shape[1]} channels, "
-                f"as it gets them, not {kind}"
+                f"as it gets them, not {kind}; a transform of a single image goes into qconv.data.PerImage"
             )
         images = changed
     return images

@@ -1,5 +1,6 @@
 """Batches on the device of a model."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ def on_device_of(model: nn.Module, batch: Any) -> Any:
     if len(devices) != 1 or devices == {torch.device("cpu")}:
         return batch
     device = devices.pop()
+    if isinstance(batch, Mapping):  # of kinds that are no dict, such as those of tokenizers
+        batch = dict(batch)
 
     def moved(tensor: Tensor) -> Tensor:
         return tensor.to(device, non_blocking=tensor.is_pinned()) if tensor.device.type == "cpu" else tensor

@@ -17,7 +17,7 @@ def float_twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) ->
     """Return the float layers by the names of the quantized ones.
 
     Raises:
-        ValueError: ``float_model`` has quantized layers, or lacks one of these layers.
+        ValueError: ``float_model`` has quantized layers, lacks one of these layers, or has it on another device.
     """
     for name, layer in quantized_layers(float_model).items():
         raise ValueError(
@@ -34,5 +34,9 @@ def float_twins(layers: Mapping[str, QuantizedLayer], float_model: nn.Module) ->
                 f"float_model ({type(float_model).__name__}) must have the layers of model: {place!r} is {size} in it, "
                 f"{tuple(layer.weight.shape)} in model; give both without wrappers such as DistributedDataParallel, "
                 "AveragedModel (.module) or what torch.compile returns (._orig_mod)"
+            )
+        if isinstance(weight, Tensor) and weight.device != layer.weight.device:
+            raise ValueError(
+                f"float_model (on {weight.device}) must be on the device of model ({layer.weight.device}): see {name!r}"
             )
     return {name: modules[name] for name in layers}

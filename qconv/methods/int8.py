@@ -17,9 +17,9 @@ class Int8Stochastic(Quantizer):
     ``g_q = s · floor(g / s + u)`` with ``s = max |g| / n``, ``n = 2^(b−1) − 1``, over each sample (dimension 0; a
     tensor of one dimension is one sample) or over the tensor, and u uniform in [0, 1). The mean of ``g_q`` is g, to
     within ``2^-24 · s``; zeros are always exact, and a sample of zeros stays zero. ``±max |g|`` are n steps, to within
-    the rounding of s; where the division by s rounds below n, n − 1 steps with a probability of about 2^-17. A NaN or
-    inf leaves no finite number in its sample, so that a gradient scaler sees it. ``dg = g``: in a layer only `quantize`
-    is used.
+    the rounding of s; where the division by s rounds below n, n − 1 steps with a probability of about 2^(b−25). A NaN
+    or inf leaves no finite number in its sample, so that a gradient scaler sees it. ``dg = g``: in a layer only
+    `quantize` is used.
 
     u comes from a `Stream`: each process has its own numbers, one per element, each optimizer step has new ones, and a
     recomputed call has the same ones. So micro-batches whose gradients are accumulated for one optimizer step share

@@ -30,10 +30,9 @@ def staged(stages: Sequence[tuple[float, Scheme]]) -> Scheme:
     if not stages:
         raise ValueError("stages (=[]) must hold at least one pair (progress, qconv.Scheme)")
     stages = [(float(start), scheme) for start, scheme in stages]
-    for _, scheme in stages:
-        _check_not_layerwise(scheme)
     last = stages[-1][1]
     for _, scheme in stages:
+        _check_not_layerwise(scheme)
         for name in ("padding_value", "scale_map", "backward_weight"):
             value, asked = getattr(scheme, name), getattr(last, name)
             if value != asked:

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from ..layers import QuantizedLayer
 from ..layers.computed import trained_weights
 from ..lifecycle.steps import innermost
-from ..quantizers import Quantizer
+from ..quantizers import Quantizer, Stages
 
 Predicate = Callable[[str, nn.Parameter], bool]
 Options = Mapping[str, Any]
@@ -68,7 +68,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
         ValueError: no trainable parameter, an invalid expression, an option ``params``, or a rule that matches nothing,
             or only parameters that earlier rules take; an ``lr_scale`` that is not positive, beside an ``lr`` of the
             same rule, in a binary group of `Bop`, or without the optimizer's ``lr``; a binary group with a weight whose
-            value does not follow its sign (SiMaN).
+            value does not follow its sign (SiMaN), or that its quantizer changes after each step (``center=True``).
         TypeError: a rule that is neither text nor function, or options that are not a mapping.
 
     Example:
@@ -123,7 +123,10 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
 
 
 def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
-    """Raise a ValueError unless each value has the sign of its weight, or in a whole filter the opposite one."""
+    """Raise a ValueError unless each value has the sign of its weight, or in a whole filter the opposite one.
+
+    So it does for a quantizer that changes weights of ±1 after a step, in any stage.
+    """
     for name, layer in model.named_modules():
         if not isinstance(layer, QuantizedLayer) or layer._parameters.get("weight") not in weights:
             continue
@@ -132,8 +135,11 @@ def _check_flips(model: nn.Module, weights: Collection[nn.Parameter]) -> None:
             both = [torch.where(ones, 1.0, -1.0).to(filters) for ones in (third, ~third)]
             same = torch.cat([(quantizer.quantize(x, *quantizer.tensors()).sign() * x).flatten(1) for x in both], 1)
             after = [x.clone() for x in both]
-            for x in after:
-                copy.deepcopy(quantizer).after_step_(x)
+            own: Any = copy.deepcopy(quantizer)
+            stages: list[Quantizer] = list(own.quantizers) if isinstance(quantizer, Stages) else [own]
+            for stage in stages:
+                for x in after:
+                    stage.after_step_(x)
         if not torch.equal(same.amin(1), same.amax(1)):
             raise ValueError(
                 f"{name}.weight with {layer.scheme} can't be in a binary group: its value does not follow the sign of "

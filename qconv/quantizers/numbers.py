@@ -12,7 +12,7 @@ BELOW_ZERO, ABOVE_ONE = -(2.0**-149), 1 + 2.0**-23
 
 def flushes_denormals() -> bool:
     """Whether this thread takes the smallest numbers for 0 (`torch.set_flush_denormal`), such as `BELOW_ZERO`."""
-    return not torch.tensor(BELOW_ZERO)
+    return not torch.tensor(BELOW_ZERO, dtype=torch.float32, device="cpu")
 
 
 def within(x: Tensor, low: float, high: float) -> Tensor:

@@ -29,7 +29,8 @@ class Stages(Quantizer):
     2))])``. A stage begins with a new quantizer, whatever weight decay did to its learned tensors while they waited: a
     weight quantizer is initialized from the latent weight at that moment, an input quantizer that needs data from the
     next training batch. If the previous stage was of the same class, learned ranges (`Quantizer.kept`) carry over. A
-    schedule inside a stage runs from the start of the stage to its end.
+    schedule inside a stage runs from the start of the stage to its end. A start is reached at progress that lies within
+    1e-9 of it, as sums of floats do.
 
     The learned tensors of all stages exist from the start, so that the optimizer holds them. The gradient of waiting
     ones is zero, not None, since DistributedDataParallel waits for every gradient; `qconv.after_every_step` sets
