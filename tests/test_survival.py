@@ -100,7 +100,7 @@ class Strike(Callback):
 @pytest.mark.parametrize(
     ("number", "reasons"),
     [
-        (signal.SIGKILL, ("reset by peer", "closed by peer")),
+        (signal.SIGKILL, ("reset by peer", "closed by peer", "it ended with code -9")),
         (signal.SIGSTOP, ("Timed out waiting 5000ms", "timeout caused pair closure")),
     ],
     ids=["lost", "hung"],
@@ -109,7 +109,7 @@ def test_a_process_that_does_not_answer(number: signal.Signals, reasons: tuple[s
     strike = f"+callbacks.strike={{_target_:test_survival.Strike,number:{number.value}}}"
     arguments = command(*TWO, *ON_CPU, f"run_dir={tmp_path / 'run'}", strike)
     run = subprocess.run(arguments, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True)
-    assert run.returncode == 1
+    assert run.returncode in (1, -signal.SIGKILL)  # the second if Lightning has noticed first
     message = run.stderr.partition("error: ")[2].splitlines()[0]
     last = tmp_path / "run/checkpoints/last.ckpt"
     assert message.startswith("process 0 of 2: another one was lost, or did not answer within trainer.timeout_s (")

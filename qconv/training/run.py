@@ -1,6 +1,9 @@
 """A whole run from its composed config: the function that `qconv train` calls."""
 
+import logging
+import re
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -232,6 +235,10 @@ def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
         )
 
 
+WATCHER = logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script")
+"""The logger of what looks after the processes that Lightning has started."""
+
+
 class LostProcessError(OSError):
     """One of several processes ended, or hung for longer than the timeout of the others."""
 
@@ -241,7 +248,8 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
     """Report that the run was stopped or another process was lost, and how to continue."""
     handler = signal.getsignal(signal.SIGINT)
     try:
-        yield
+        with _last_words(trainer):
+            yield
     except SIGTERMException as error:
         raise SIGTERMException(f"stopped by SIGTERM; {where_to_go_on(trainer)}") from error
     except SystemExit as error:
@@ -258,11 +266,40 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
         launcher = trainer.strategy.launcher
         if launcher is not None:  # otherwise the processes started here would keep running
             launcher.kill(signal.SIGKILL)
+            # Lightning looks after them, and would kill this process, too, before its message is shown.
+            getattr(launcher, "procs", []).clear()
         reason = words.splitlines()[0].rpartition("] ")[2].partition(". ")[0]  # without the place in gloo's source
-        raise LostProcessError(
-            f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
-            f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
-        ) from error
+        raise LostProcessError(_lost(trainer, reason)) from error
+
+
+def _lost(trainer: Trainer, reason: str) -> str:
+    return (
+        f"process {trainer.global_rank} of {trainer.world_size}: another one was lost, or did not answer within "
+        f"trainer.timeout_s ({reason}); {where_to_go_on(trainer)}"
+    )
+
+
+@contextmanager
+def _last_words(trainer: Trainer) -> Iterator[None]:
+    """Say why Lightning kills this process: every 5 seconds it looks whether one that it started has ended.
+
+    That may be before this process has noticed by itself, and what Lightning says of it is not shown.
+    """
+
+    def say(record: logging.LogRecord) -> bool:
+        if (code := re.search(r"terminated with code (-?\d+)", record.getMessage())) is not None:
+            sys.stderr.write(f"error: {_lost(trainer, f'it ended with code {code[1]}')}\n")
+            sys.stderr.flush()
+        return False
+
+    level = WATCHER.level
+    WATCHER.setLevel(logging.INFO)
+    WATCHER.addFilter(say)
+    try:
+        yield
+    finally:
+        WATCHER.removeFilter(say)
+        WATCHER.setLevel(level)
 
 
 def end_run(cfg: DictConfig, trainer: Trainer, outcome: Result | Evaluation, name: str) -> None:
