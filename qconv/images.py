@@ -12,7 +12,7 @@ import struct
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -100,8 +100,8 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
         raise DecodingError("it is no image of a known format") from error
     except UNREADABLE as error:
         if _may_pass(error):
-            raise ReadingError(f"{_reason(error)}; the file may be whole: try again") from error
-        raise DecodingError(_reason(error)) from error
+            raise ReadingError(f"{reason(error)}; the file may be whole: try again") from error
+        raise DecodingError(reason(error)) from error
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -155,7 +155,8 @@ def size_of(picture: Image.Image) -> tuple[int, int]:
     return (width, height) if orientation(picture) in (5, 6, 7, 8) else (height, width)
 
 
-def _reason(error: BaseException) -> str:
+def reason(error: BaseException) -> str:
+    """The first line of what an error says, without the place in torch's source."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     line = next(iter(str(error).splitlines()), "")
@@ -178,53 +179,16 @@ def decode(file: str | os.PathLike[str] | bytes, channels: int = 3) -> Tensor:
             return _pixels(picture, "L")
         if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
             data = file if isinstance(file, bytes) else Path(file).read_bytes()
-            return _turned(_decode_jpegs([data])[0], orientation(picture))  # PIL's, which reads XMP, too
+            return _turned(decode_jpegs([data])[0], orientation(picture))  # PIL's, which reads XMP, too
         return _pixels(picture, "RGB")
 
 
-def _is_plain_jpeg(data: bytes) -> bool:
-    """Whether it is an upright JPEG file in RGB or gray, as the decoder of a GPU reads them."""
-    with suppress(DecodingError), opened(data) as picture:  # `decode` says what is wrong
-        return picture.format == "JPEG" and picture.mode in ("RGB", "L") and orientation(picture) == 1
-    return False
+def decode_jpegs(files: Sequence[bytes], device: torch.device | str = "cpu") -> list[Tensor]:
+    """Decode JPEG files as RGB by torchvision, on the CPU or a GPU of NVIDIA; they are not turned.
 
-
-def decodes(device: torch.device) -> bool:
-    """Whether the device decodes JPEG files itself, as GPUs of NVIDIA do."""
-    return device.type == "cuda" and torch.version.hip is None
-
-
-def decode_on(device: torch.device, files: Sequence[bytes]) -> list[Tensor | DecodingError]:
-    """Decode images, each `(3, H, W)` uint8, on the device, or say what is wrong with one.
-
-    A device that `decodes` gets the plain JPEG files. Whatever it does not read, and all files of a batch in which one
-    is damaged, is decoded by the CPU, and moved. A warning says that the device has failed if the files are whole.
+    Raises:
+        RuntimeError: one is damaged, or of a kind that the decoder does not read.
     """
-    found: dict[int, Tensor | DecodingError] = {}
-    failure = None
-    if decodes(device):
-        plain = [number for number, data in enumerate(files) if _is_plain_jpeg(data)]
-        try:  # nvjpeg decodes all of them or none, and does not say which is damaged
-            found.update(zip(plain, _decode_jpegs([files[number] for number in plain], device), strict=True))
-        except RuntimeError as error:
-            failure = error
-    for number, data in enumerate(files):
-        if number in found:
-            continue
-        try:
-            found[number] = decode(data).to(device)
-        except DecodingError as error:
-            found[number] = error
-    if failure is not None and not any(isinstance(each, DecodingError) for each in found.values()):
-        warnings.warn(
-            f"{device} could not decode JPEG files, and the CPU did, one after another: {_reason(failure)}; "
-            "data.decode=cpu decodes in threads",
-            stacklevel=2,
-        )
-    return [found[number] for number in range(len(files))]
-
-
-def _decode_jpegs(files: Sequence[bytes], device: torch.device | str = "cpu") -> list[Tensor]:
     from torchvision.io import ImageReadMode, decode_jpeg
 
     _ignore_deprecation()

@@ -29,10 +29,11 @@ from qconv.data import (
     prepare_pictures,
 )
 from qconv.data.large import random_box
+from qconv.data.on_device import decode_on
 from qconv.data.prepared import Encoded, PreparedPictures
 from qconv.data.prepared_files import INDEX, Form, Stored, read_index
 from qconv.files import DamagedFileError
-from qconv.images import DecodingError, ReadingError, decode, decode_on
+from qconv.images import DecodingError, ReadingError, decode
 from qconv.training.run import train
 
 SIZE = 20

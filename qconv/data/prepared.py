@@ -9,9 +9,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..images import DecodingError, decode, decode_on, decodes, problem
+from ..images import DecodingError, decode, problem
 from .large import Batch, Crop, LargePicturesDataModule
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order
+from .on_device import decode_on, decodes
 from .pictures import share_out
 from .prepared_files import Prepared, Stored, read_index
 
