@@ -103,11 +103,9 @@ def check_training(name: str, lean: bool, dtype: torch.dtype) -> None:
     assert not elsewhere(model), f"{elsewhere(model)[0]} is not on the device"
     assert reads == READS.get(name, 0), f"{reads} reads in a step"
     expected, _, _ = trained(METHODS[name], "cpu", lean, dtype)
-    if dtype == torch.float32:  # there rounding can put a number on the other side of an edge
-        difference = (found[0].cpu() - expected[0]).abs().mean()
-        assert difference < 0.05 * expected[0].abs().mean(), f"the first outputs differ by {difference}"
-        return
-    for one, other in zip(found, expected, strict=True):
+    # After a step in float32, rounding can put a number on the other side of an edge.
+    count = 1 if dtype == torch.float32 else len(expected)
+    for one, other in zip(found[:count], expected[:count], strict=True):
         torch.testing.assert_close(one.cpu(), other, rtol=1e-6, atol=1e-6)
 
 
