@@ -253,7 +253,43 @@ class CallsTwice(Python):
         return self.tail(self.again(self.block(x)))
 
 
+class SetsAttribute(Python):
+    """Tells a module the size of the image, as decoders of segmentation networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail = Resizes()
+
+    def then(self, x: Tensor) -> Tensor:
+        self.tail.size = x.shape[2]
+        return self.tail(self.block(x))
+
+
+class Resizes(nn.Module):
+    size: Any = None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = conv(stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = self.size["now"] if isinstance(self.size, dict) else self.size
+        return F.interpolate(self.conv(x), size=(size, size))
+
+
+class SharesDictionary(SetsAttribute):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tail.size = {}
+
+    def then(self, x: Tensor) -> Tensor:
+        self.tail.size["now"] = x.shape[2]
+        return self.tail(self.block(x))
+
+
 PYTHON = {
+    SetsAttribute: {"tail"},
+    SharesDictionary: {"tail"},
     CallsOnly: set(),
     CallsBeside: {"block"},
     Indexes: {"parts"},
@@ -276,13 +312,15 @@ def test_parents_that_are_not_traced(kind: type[nn.Module], scheme: Scheme) -> N
         assert frozen.untraced.keys() == {"", *left}
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(freeze(model)(x), model(x), rtol=1e-4, atol=1e-5)
+    other = torch.randn(1, 8, 9, 9)
+    torch.testing.assert_close(frozen(other), model(other), rtol=1e-4, atol=1e-5)
 
 
 def without_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.import_module("qconv.inference.freeze"), "find_sample", lambda network: None)
 
 
-@pytest.mark.parametrize("kind", [CallsBeside, Indexes, Iterates, ReadsWeight, LooksForAttributes])
+@pytest.mark.parametrize("kind", [CallsBeside, Indexes, Iterates, ReadsWeight, LooksForAttributes, SetsAttribute])
 def test_what_no_input_has_shown_is_refused_by_name(kind: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
     without_samples(monkeypatch)
     x = torch.randn(2, 8, 6, 6)
@@ -499,6 +537,7 @@ def test_examples_that_can_not_be_used() -> None:
     for example, kind, words in (
         (torch.randn(3, 7, 6, 6), ValueError, r"example \(of shape \(3, 7, 6, 6\)\) does not suit the model: .*7"),
         (torch.randn(0, 8, 6, 6), ValueError, r"example \(of shape \(0, 8, 6, 6\)\) must hold at least one sample"),
+        (torch.full((3, 8, 6, 6), torch.nan), ValueError, "example has NaN or inf: give inputs as in use"),
         ([1.0], TypeError, r"example \(list\) must be a tensor of inputs"),
     ):
         with pytest.raises(kind, match=words):
@@ -596,6 +635,27 @@ def test_pooled_sums_of_negative_scales() -> None:
         model[0].weight_quantizer.gamma[::2].neg_()
     frozen = freeze(model)
     assert verify(model, frozen, x).equal
+    torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+class OfMeans(nn.MaxPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) + F.avg_pool2d(input, 2)
+
+
+class PadsZeros(nn.MaxPool2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(F.pad(input, (1, 1, 1, 1)))
+
+
+@pytest.mark.parametrize("pool", [OfMeans, PadsZeros])
+def test_a_pooling_of_ones_own_is_no_maximum(pool: type[nn.MaxPool2d]) -> None:
+    block = nn.Sequential(conv(bias=False), nn.BatchNorm2d(8), nn.Hardtanh(), pool(2), conv(bias=False))
+    nn.init.normal_(block[1].bias)
+    x = torch.randn(4, 8, 12, 12)
+    model = converted_and_trained(block, schemes.bnn(), x, skip=())
+    frozen = freeze(model)
+    assert frozen.layers[0].gives == "floats"
     torch.testing.assert_close(frozen(x), model(x), rtol=1e-4, atol=1e-4)
 
 

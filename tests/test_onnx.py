@@ -477,6 +477,42 @@ def test_other_layers(layer: Any, scheme: schemes.Scheme, tmp_path: Path) -> Non
     agree(model, tmp_path / "model.onnx", input)
 
 
+class Shared(nn.Module):
+    """Its forward stays Python: it calls a part with its default, reads its width, and has a layer in two parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.one, self.two = nn.Conv2d(3, 8, 3), Scaled(), Scaled()
+        self.two.conv = self.one.conv
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[2] < 4:
+            raise ValueError("too small")
+        return self.two(self.one(self.stem(x), 1.0)).mean((1, 2, 3)) / self.one.width
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.width = nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), 8
+
+    def forward(self, x: Tensor, scale: float = 1.0) -> Tensor:
+        return torch.relu(self.norm(self.conv(x))) * scale
+
+
+@pytest.mark.parametrize("round_outputs", [False, True])
+def test_a_network_in_parts_with_one_output_a_sample(round_outputs: bool, tmp_path: Path) -> None:
+    input = torch.randn(6, 3, 8, 8)
+    model = trained(Shared(), schemes.lsq(4, 4), input, skip=("stem",))
+    compared = qconv.export_onnx(model, tmp_path / "model.onnx", input, round_outputs=round_outputs)
+    assert compared is not None
+    assert compared.close == 6 or round_outputs
+    got = OnnxModel(tmp_path / "model.onnx")(input)
+    torch.testing.assert_close(
+        got, model(input), rtol=0.05 if round_outputs else 1e-5, atol=0.05 if round_outputs else 1e-6
+    )
+
+
 def test_a_deformable_layer_is_refused_with_the_reason(tmp_path: Path) -> None:
     class Deformed(nn.Module):
         def __init__(self) -> None:

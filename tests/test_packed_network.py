@@ -179,6 +179,47 @@ def test_arguments_of_training_and_of_other_packages_may_differ(tmp_path: Path) 
         qconv.load_packed(tmp_path / "model", other)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+        super().__init__()
+        self.conv, self.rows = nn.Conv1d(4, 4, 3, padding=1), kind(4, 4, **options)
+
+    def forward(self, x: Tensor, scale: Tensor) -> Tensor:  # of two inputs: there is no test vector
+        return self.rows(self.conv(x).mT)[0] * scale
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"),
+    [(nn.LSTM, {"batch_first": True}), (nn.GRU, {"batch_first": True}), (nn.RNN, {"nonlinearity": "relu"})],
+)
+def test_arguments_of_recurrent_layers(kind: type[nn.RNNBase], option: dict[str, Any], tmp_path: Path) -> None:
+    saved = qconv.convert(Recurrent(kind, **option), schemes.bnn(), skip=()).eval()
+    qconv.save_packed(saved, tmp_path / "model")
+    qconv.load_packed(tmp_path / "model", Recurrent(kind, **option))
+    with pytest.raises(PackedFileError, match=rf"module 'rows' \(here {kind.__name__}\("):
+        qconv.load_packed(tmp_path / "model", Recurrent(kind))
+    former = "".join(_word(name, each, former=True) for name, each in saved.named_modules() if "quantizer" not in name)
+    check_fingerprint(saved, former)
+
+
+def test_buffers_that_are_not_stored_keep_their_dtype(tmp_path: Path) -> None:
+    class Scaled(nn.Sequential):
+        factor: Tensor
+
+        def __init__(self) -> None:
+            super().__init__(nn.Conv2d(3, 4, 3))
+            self.register_buffer("factor", torch.tensor([1 / 3], dtype=torch.float64), persistent=False)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return super().forward(input) * self.factor
+
+    saved = qconv.convert(Scaled(), schemes.bwn(), skip=()).eval()
+    qconv.save_packed(saved, tmp_path / "model")
+    loaded, x = qconv.load_packed(tmp_path / "model", Scaled()), torch.randn(2, 3, 5, 5)
+    assert loaded(x).dtype == torch.float64
+    assert torch.equal(loaded(x), saved(x))
+
+
 def test_words_of_earlier_files_are_taken() -> None:
     model = Attentive(0.2, 90)
     words = "".join(_word(name, each, former=True) for name, each in model.named_modules())

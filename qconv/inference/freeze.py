@@ -25,7 +25,7 @@ from ..quantizers import Quantizer
 from .defaults import of_shipping
 from .functional import trained_module
 from .layers import IntegerLayer
-from .parts import Part
+from .parts import find
 from .proof import Parts, find_sample, takes
 from .rewrite import Frozen, Rewriter, make_contiguous
 
@@ -94,10 +94,7 @@ class FrozenModel(nn.Module):
         Raises:
             AttributeError: there is none: another module does its work.
         """
-        module = self.network
-        for key in name.split(".") if name else ():
-            module = getattr(module._graph if isinstance(module, Part) else module, key)
-        return module._graph if isinstance(module, Part) else module
+        return find(self.network, name)
 
     def folded(self, name: str, model: nn.Module) -> nn.Module:
         """Return a module named in `Frozen.folded`, as trained: one of the trained `model`, or that of a function.
@@ -146,10 +143,10 @@ def freeze(
     Python, and why. If such a module reaches into a part that is frozen as a whole, and no input has shown it before, a
     `ReadBeside` that names the part is raised when it happens.
 
-    Integers have no NaN. A trained sign turns it into +1, and so does a frozen one. All other quantizers pass it on; a
-    frozen model with layers of such codes gives NaN for each sample whose input has a NaN or an inf, of which a float
-    layer may make NaN. (An ONNX file does not.) A NaN that arises inside, as in 0 / 0 between two layers, becomes a
-    code.
+    Integers have no NaN. A trained sign gives +1 or -1 for it, by its sign bit, a frozen one +1. All other quantizers
+    pass it on; a frozen model with layers of such codes gives NaN for each sample whose input has a NaN or an inf, of
+    which a float layer may make NaN. (An ONNX file does not.) A NaN that arises inside, as in 0 / 0 between two layers,
+    becomes a code.
 
     Args:
         model: the trained model.
@@ -158,7 +155,8 @@ def freeze(
             codes, and may be off by one.
         example: typical inputs, on which `qconv.verify` compares the frozen model with the trained one, if that
             returns a tensor (a UserWarning says if not).
-        nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN or inf.
+        nan: "refuse" makes the frozen model raise a ValueError for inputs with NaN or inf. `torch.export` can't keep
+            such a check.
 
     Raises:
         TypeError: `model` is not a module, or can't be copied; `example` is not a tensor.
@@ -209,6 +207,8 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         raise TypeError(f"example ({type(example).__name__}) must be a tensor of inputs")
     if example is not None and not example.numel():
         raise ValueError(f"example (of shape {tuple(example.shape)}) must hold at least one sample")
+    if example is not None and not example.isfinite().all():
+        raise ValueError("example has NaN or inf: give inputs as in use")
     check_module(model)
     model = inner_model(model)
     needed = _required_inputs(model)

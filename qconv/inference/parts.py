@@ -7,6 +7,9 @@ from torch.utils._pytree import tree_map
 
 from .tracing import arguments
 
+_OF_MODULES = frozenset((*dir(nn.Module()), "_graph"))
+"""What every module has, such as ``training``, and what holds its graph."""
+
 
 class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's, and named for what it tells
     """A frozen part was used in another way than by a call with the arguments of its trace."""
@@ -19,14 +22,15 @@ class ReadBeside(Exception):  # noqa: N818  # raised in a forward of the user's,
         return ReadBeside, (self.name, str(self))
 
 
-class Part(nn.Module):
+class FrozenPart(nn.Module):
     """A module as a graph, called by a parent whose forward is Python.
 
     Attributes have names that a module of the user's is not likely to have: its own are looked up in `original`.
 
     The module's contents are no longer those that were trained: batch norm is folded, weights are integers. So the
     parent may call it, and read numbers and names stored in it; a `ReadBeside` is raised if it accesses a layer or a
-    weight inside. Outputs have torch's default memory format, like those of the trained module.
+    weight inside, or sets an attribute, whose value the graph would not follow. Outputs have torch's default memory
+    format, like those of the trained module.
 
     Args:
         graph: the graph of the module.
@@ -41,8 +45,8 @@ class Part(nn.Module):
         self._path, self._is_single, self._taken, self._defaults = name, is_single, taken.taken, taken.defaults
         plain = bool, int, float, str, tuple, type(None)
         self._plain = {key: value for key, value in vars(original).items() if isinstance(value, plain)}
-        self._known = frozenset(dir(original))
         self._graph = graph
+        self._known = frozenset(dir(original))  # the last: what is set from now on is refused
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return the output of the module."""
@@ -82,6 +86,11 @@ class Part(nn.Module):
                 raise
         raise self._refusal(f"is frozen as a whole, and its {name} is read beside")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if "_known" in self.__dict__ and name not in _OF_MODULES:
+            raise self._refusal(f"is frozen as a whole, and its {name} is set beside")
+        super().__setattr__(name, value)
+
     def __len__(self) -> int:
         raise self._refusal("is frozen as a whole, and its length is read beside")
 
@@ -96,6 +105,27 @@ class Part(nn.Module):
 
     def extra_repr(self) -> str:
         return f"'{self._path}'"
+
+
+def find(network: nn.Module, name: str) -> nn.Module:
+    """Return the module of this name in the model that was frozen; of a part its graph.
+
+    Raises:
+        AttributeError: there is none: another module does its work.
+    """
+    module = network
+    for key in name.split(".") if name else ():
+        module = getattr(_opened(module), key)
+    return _opened(module)
+
+
+def name_in_model(place: str) -> str:
+    """Return the name in the model that was frozen of the module at a place in the frozen network."""
+    return ".".join(key for key in place.split(".") if key != "_graph")
+
+
+def _opened(module: nn.Module) -> nn.Module:
+    return module._graph if isinstance(module, FrozenPart) else module
 
 
 def _differ(value: Any, default: Any) -> bool:

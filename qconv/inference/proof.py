@@ -15,7 +15,7 @@ from ..layers import QuantizedLayer
 from ..layers.trial import trial
 from ..packed.shapes import usual_shapes
 from ..packed.tensors import joined
-from .parts import Part, ReadBeside
+from .parts import FrozenPart, ReadBeside
 from .tracing import NotTraceable, trace
 
 _LOOKED_AT = "the forward around it looks at more than what it gives"
@@ -43,7 +43,7 @@ class Parts:
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
-        self.graphs: dict[str, Part] = {}
+        self.graphs: dict[str, FrozenPart] = {}
         self.reasons: dict[str, str] = {}
         self._modules: dict[str, nn.Module] = {}
         self._called: set[str] = set()
@@ -63,7 +63,7 @@ class Parts:
             except NotTraceable as error:
                 self.reasons[name] = str(error)
             else:
-                self.graphs[name] = Part(graph, module, name, is_layer)
+                self.graphs[name] = FrozenPart(graph, module, name, is_layer)
                 self._modules[name] = module
                 return
         for key, child in () if is_layer else module.named_children():
@@ -76,7 +76,16 @@ class Parts:
 
     @torch.no_grad()
     def prove(self, sample: Tensor) -> None:
-        """Leave all modules as they are whose graphs give other outputs, or call other layers or with other inputs."""
+        """Leave all modules as they are whose graphs give other outputs, or call other layers or with other inputs.
+
+        If the network's own forward stays Python, it may tell its modules more than it gives them, such as the size of
+        an image in a dictionary that they share: inputs of another size are compared, too, if it accepts them.
+        """
+        self._prove(sample)
+        if self.graphs and "" not in self.graphs and (other := _of_another_size(self.network, sample)) is not None:
+            self._prove(other)
+
+    def _prove(self, sample: Tensor) -> None:
         with trial(self.network, keep_state=True):
             while (run := self._compared(sample)).unequal:
                 for name, reason in run.unequal.items():
@@ -145,7 +154,7 @@ class Parts:
 class _Watch:
     """Hooks that run and compare the graph of a module when the module is called."""
 
-    def __init__(self, part: Part, module: nn.Module, unequal: dict[str, str]) -> None:
+    def __init__(self, part: FrozenPart, module: nn.Module, unequal: dict[str, str]) -> None:
         self.part, self.module, self.unequal = part, module, unequal
         self.calls: list[tuple[Any, ...]] = []
         self.given: list[Any] = []
@@ -200,6 +209,18 @@ def takes(network: nn.Module, sample: Tensor) -> None:
     """Raise the network's own error for these inputs, if any; it is left unchanged."""
     with trial(network, keep_state=True):
         network(sample.clone())
+
+
+def _of_another_size(network: nn.Module, sample: Tensor) -> Tensor | None:
+    """The first sample, twice as long in all dimensions behind the channels; None if the network does not take it."""
+    other = sample[:1].repeat(1, 1, *[2] * (sample.ndim - 2)) if sample.ndim > 2 else sample[:0]
+    if not other.numel():
+        return None
+    try:
+        takes(network, other)
+    except Exception:  # noqa: BLE001  # it takes inputs of one size
+        return None
+    return other
 
 
 def find_sample(network: nn.Module) -> Tensor | None:

@@ -21,7 +21,6 @@ from .functional import Clamp, as_modules
 from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .sign_conv import sign_layer
 
-_POOLS = (nn.MaxPool2d,)
 UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _RISING = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardsigmoid, nn.Sigmoid, nn.Tanh, Clamp)
@@ -203,7 +202,7 @@ class Rewriter:
         except _StaysFloat as stays:
             return self._fold_norm(node, new, arithmetic, told._replace(reason=str(stays)))
         self.takes_codes.update(readers)
-        folded = [step for step in between if not isinstance(self.of(step), _POOLS)]
+        folded = [step for step in between if not _is_pool(self.of(step))]
         names = tuple(self.prefix + str(step.target) for step in folded)
         for step in folded:
             _remove(step)
@@ -227,7 +226,7 @@ class Rewriter:
         last = node
         while (following := self._next(last)) is not None and not isinstance(self.of(following), QuantizedLayer):
             module = self.of(following)
-            if not (_is_norm(module) or _is_monotone(module) or isinstance(module, _POOLS)):
+            if not (_is_norm(module) or _is_monotone(module) or _is_pool(module)):
                 raise _StaysFloat(f"{type(module).__name__} follows it")
             between.append(following)
             last = following
@@ -261,8 +260,8 @@ class Rewriter:
         if isinstance(self.of(node), QLinear):
             raise _StaysFloat("it is a linear layer")
         modules = [self.of(step) for step in between]
-        pools = [index for index, module in enumerate(modules) if isinstance(module, _POOLS)]
-        elementwise = [copy.deepcopy(module).double() for module in modules if not isinstance(module, _POOLS)]  # pyright: ignore
+        pools = [index for index, module in enumerate(modules) if _is_pool(module)]
+        elementwise = [copy.deepcopy(module).double() for module in modules if not _is_pool(module)]  # pyright: ignore
         if pools and arithmetic.kind != "binary":
             raise _StaysFloat("maximum pooling follows it")
         falling = [index for index, module in enumerate(modules) if _is_norm(module) and not _rises(module)]
@@ -368,6 +367,11 @@ def _remove(node: fx.Node) -> None:
 def _is_norm(module: nn.Module | None) -> bool:
     """Whether it is a batch norm that evaluates with stored statistics."""
     return type(module) in _NORMS and getattr(module, "running_mean", None) is not None
+
+
+def _is_pool(module: nn.Module | None) -> bool:
+    """Whether it takes the largest of some elements, which keeps their order; a subclass may compute something else."""
+    return type(module) is nn.MaxPool2d
 
 
 def _affine(norm: Any) -> tuple[Tensor, Tensor]:

@@ -78,8 +78,7 @@ def trace(module: nn.Module) -> fx.GraphModule:
         changed = state.changed()
         draws = not torch.equal(drawn[0], torch.get_rng_state()) or drawn[1] != random.getstate()
     except Exception as error:  # a forward that gets something other than a tensor may raise anything
-        lines = str(error).splitlines()
-        raise NotTraceable(lines[0] if lines else type(error).__name__) from error
+        raise NotTraceable(_first_sentence(str(error)) or type(error).__name__) from error
     finally:
         state.restore()
         torch.set_rng_state(drawn[0])
@@ -93,6 +92,11 @@ def trace(module: nn.Module) -> fx.GraphModule:
     if shared := write_in_two_shapes(graph):
         raise NotTraceable(f"its forward writes in place ({shared}) to values that it reads in another shape")
     return graph
+
+
+def _first_sentence(text: str) -> str:
+    """That of the first line; errors of `torch.fx` go on with advice for who writes a tracer."""
+    return text.partition("\n")[0].partition(". ")[0]
 
 
 def write_to_a_constant(graph: fx.GraphModule) -> str:

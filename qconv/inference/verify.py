@@ -139,7 +139,7 @@ def verify(
         inputs: one batch or several; of ``(images, labels)``, as a loader gives them, the images.
 
     Raises:
-        ValueError: a frozen model with other layers; no input.
+        ValueError: a frozen model with other layers; no input, or one with NaN or inf.
         TypeError: a model whose output is not a tensor.
         PackedFileError: a file that is damaged, or of another model.
     """
@@ -154,7 +154,14 @@ def verify(
             stack.enter_context(torch.autocast(device, enabled=False))
         if any(hasattr(module, "_orig_mod") for module in (*model.modules(), *frozen.modules())):
             stack.enter_context(torch.compiler.set_stance("force_eager"))
-        return _compared(model, frozen, pairs, (inputs,) if isinstance(inputs, Tensor) else inputs)
+        return _compared(model, frozen, pairs, (inputs,) if _is_batch(inputs) else inputs)
+
+
+def _is_batch(inputs: Any) -> bool:
+    """Whether it is one batch: a tensor, or one with labels."""
+    if isinstance(inputs, tuple | list) and len(inputs) == 2:
+        return all(isinstance(each, Tensor) for each in inputs) and not inputs[1].is_floating_point()
+    return isinstance(inputs, Tensor)
 
 
 def _compared(
@@ -164,12 +171,14 @@ def _compared(
     guided = differs = largest = of_bound = 0.0
     decisions = samples = 0
     last = ""
-    for batch in inputs:
+    for number, batch in enumerate(inputs):
         if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor):  # with labels
             batch = batch[0]
         if not isinstance(batch, Tensor):
             raise TypeError(f"inputs must be tensors, or (tensor, labels), not {type(batch).__name__}")
         batch = batch.cpu()
+        if not batch.isfinite().all():
+            raise ValueError(f"inputs have NaN or inf in batch {number}: give inputs as in use")
         seen, output = calls_and_output(model, batch, {name: pair.layer for name, pair in pairs.items()})
         if not isinstance(output, Tensor):
             raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
@@ -187,7 +196,7 @@ def _compared(
             guided = max(guided, float(off.max()))
             of_bound = max(of_bound, float((off / (SURE * error + TINY)).max()))
             differs = max(differs, float(difference(output_frozen, output).max()))
-            largest = max(largest, float(output.abs().max()))
+            largest = max(largest, float(output.double().abs().max()))
             is_comparable = output.shape == output_frozen.shape
             differing = other_decisions(output, output_frozen) if is_comparable else torch.ones(len(batch))
             decisions += int(differing.sum())
@@ -214,6 +223,8 @@ def _pairs(model: nn.Module, frozen: FrozenModel) -> dict[str, LayerPair]:
 
 def classes(output: Tensor) -> Tensor:
     """The class of each sample, with one output its sign; of ``(N, C, …)``, as of a segmentation, each place's."""
+    if output.dtype == torch.bool:
+        output = output.byte()
     if output.ndim < 2:
         output = output.unsqueeze(1)
     elif output.ndim == 3 and output.shape[1] == 1:  # one row of classes for each sample

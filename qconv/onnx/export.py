@@ -21,7 +21,7 @@ from ..inference.defaults import of_shipping
 from ..inference.fixed_weight import FixedWeight
 from ..inference.freeze import build
 from ..inference.layers import IntegerConv2d, IntegerLayer
-from ..inference.parts import Part
+from ..inference.parts import find, name_in_model
 from ..inference.sign_conv import SignConv2d
 from ..packed.tensors import inner_model
 from .codes import OPSET, zero_point
@@ -132,7 +132,7 @@ def export_onnx(
     program.model.metadata_props.update(metadata or {})
     program.model.metadata_props[ROUNDED] = str(round_outputs).lower()
     saturating = [n for n, layer in network.named_modules() if isinstance(layer, QuantizedConv2d) and layer.saturates]
-    program.model.metadata_props[SATURATING] = "\n".join(_name_of(name, frozen) for name in saturating)
+    program.model.metadata_props[SATURATING] = "\n".join(_name_of(name_in_model(name), frozen) for name in saturating)
     content = onnx_ir.to_proto(program.model)
     onnx.checker.check_model(content, full_check=True)
     with atomic_file(path) as file:
@@ -160,30 +160,34 @@ def _check(path: Path, example: Tensor) -> None:
 def in_onnx(frozen: FrozenModel, example: Tensor, round_outputs: bool) -> nn.Module:
     """Return the frozen network with its integer layers in ONNX's operators."""
     network = copy.deepcopy(frozen.network)
-    for name, part in list(network.named_modules()):
-        if isinstance(part, Part):
-            network.set_submodule(name, part._graph)
     reached = ranges(network, example) if round_outputs else Ranges({}, {})
     givers = {told.reader: _integer(network, told.name) for told in frozen.layers if told.gives == "codes"}
-    for name, layer in list(network.named_modules()):
-        if isinstance(layer, IntegerConv2d):
-            if layer.encoder is None:  # what the layer before it gives
-                low, high = (end - layer.zero for end in (givers[name].low, givers[name].high))
-            else:
-                low, high = layer.encoder.levels[:2]
-            ends = reached.layers.get(name)
-            gives_codes = layer.low is not None or ends is not None
-            new = QuantizedConv2d(layer, low, high, ends) if gives_codes else FloatConv2d(layer, zero_point(low))
-            network.set_submodule(name, new)
-        elif isinstance(layer, IntegerLayer):
-            network.set_submodule(name, FloatConv2d(layer))
-        elif isinstance(layer, SignConv2d):
-            network.set_submodule(name, layer.as_float())
-        elif isinstance(layer, FixedWeight) and layer.codes_8 is not None:
-            network.set_submodule(name, StoredCodes(layer))
+    made: dict[nn.Module, nn.Module] = {}  # of layers that two parts share, too
+    for place, layer in list(network.named_modules(remove_duplicate=False)):
+        if layer not in made and (new := _replacement(name_in_model(place), layer, givers, reached)) is not None:
+            made[layer] = new
+        if layer in made:
+            network.set_submodule(place, made[layer])
     if round_outputs and isinstance(network, fx.GraphModule):
         round_sums(network, reached.nodes)
     return network.eval()
+
+
+def _replacement(name: str, layer: nn.Module, givers: Mapping[str, Any], reached: Ranges) -> nn.Module | None:
+    """The layer in ONNX's operators; None if it stays as it is."""
+    if isinstance(layer, IntegerConv2d):
+        if layer.encoder is None:  # what the layer before it gives
+            low, high = (end - layer.zero for end in (givers[name].low, givers[name].high))
+        else:
+            low, high = layer.encoder.levels[:2]
+        ends = reached.layers.get(name)
+        gives_codes = layer.low is not None or ends is not None
+        return QuantizedConv2d(layer, low, high, ends) if gives_codes else FloatConv2d(layer, zero_point(low))
+    if isinstance(layer, IntegerLayer):
+        return FloatConv2d(layer)
+    if isinstance(layer, SignConv2d):
+        return layer.as_float()
+    return StoredCodes(layer) if isinstance(layer, FixedWeight) and layer.codes_8 is not None else None
 
 
 def _name_of(name: str, frozen: FrozenModel) -> str:
@@ -194,7 +198,7 @@ def _name_of(name: str, frozen: FrozenModel) -> str:
 
 def _integer(network: nn.Module, name: str) -> Any:
     """The integer layer of that name, which padding may have wrapped."""
-    return next(module for module in network.get_submodule(name).modules() if isinstance(module, IntegerConv2d))
+    return next(module for module in find(network, name).modules() if isinstance(module, IntegerConv2d))
 
 
 def _reason(error: BaseException) -> str:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ..inference.layers import IntegerConv2d
+from ..inference.parts import name_in_model
 
 Ends = tuple[float, float]  # the smallest and the largest number
 
@@ -35,7 +36,7 @@ def ranges(network: nn.Module, example: Tensor) -> Ranges:
     with ExitStack() as stack:
         for name, module in network.named_modules():
             if isinstance(module, IntegerConv2d):
-                stack.callback(module.register_forward_hook(see(name)).remove)
+                stack.callback(module.register_forward_hook(see(name_in_model(name))).remove)
         for batch in example.split(64):
             run(batch.contiguous(memory_format=torch.channels_last) if batch.ndim == 4 else batch)
     return ends

@@ -145,7 +145,7 @@ def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor)
     got = torch.cat([runtime(batch) for batch in inputs.split(64)])
     if got.shape != wanted.shape:
         raise ValueError(f"ONNX file {path}: gives {tuple(got.shape)}, the model {tuple(wanted.shape)}")
-    error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).flatten(1).amax(1)
+    error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).reshape(len(inputs), -1).amax(1)
     largest = float(wanted.abs().max())
     close = int((error <= tolerance(largest)).sum())
     decisions = int((other_decisions(got, wanted) | error.isinf()).sum())

@@ -104,6 +104,8 @@ def _arguments(module: nn.Module, kind: type[nn.Module], former: bool) -> dict[s
         if kind.__name__ in IDLE:
             return {}
     texts = {}
+    if not former and issubclass(kind, nn.RNNBase):  # its classes take any arguments, and hand them on
+        kind = nn.RNNBase
     for name, parameter in inspect.signature(kind.__init__).parameters.items():
         only = getattr(module, "training_only", ())  # of a quantizer that stands alone
         if name in (*only, *(FORMERLY if former else TRAINING)) or name in module._modules:

@@ -257,10 +257,11 @@ class Content:
     def fill(self, model: nn.Module) -> None:
         """Load the file into `model`, after `check` has accepted it."""
         self.restore(model)
-        dtypes = self._dtypes()
-        if len(dtypes) == 1:
+        dtypes, targets = self._dtypes(), stored_tensors(model)
+        # Not if they agree: what the file does not hold, such as buffers that are not stored, may have another dtype.
+        if len(dtypes) == 1 and any(each.is_floating_point() and each.dtype not in dtypes for each in targets.values()):
             model.to(dtype=dtypes.pop())
-        targets = stored_tensors(model)
+            targets = stored_tensors(model)
         with torch.no_grad():
             for name, tensor in self.state.items():
                 targets[name].copy_(tensor)
