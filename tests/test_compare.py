@@ -131,6 +131,15 @@ def test_pictures_of_another_folder_are_others(tmp_path: Path) -> None:
     assert shown == [(2, "Prepared(root=/flowers/images)"), (1, "Prepared(root=/birds/images)")]
 
 
+def test_runs_of_another_precision_are_another_row(tmp_path: Path) -> None:
+    for name, precision in (("0", "32-true"), ("1", "bf16-mixed")):
+        result = write(tmp_path / name, 0.9, trainer={"precision": "auto"}) / "result.json"
+        result.write_text(json.dumps({**json.loads(result.read_text()), "precision": precision}))
+    groups, _, left_out = compare(find_runs([tmp_path])[0])
+    assert [group.differs["trainer.precision"] for group in groups] == ["32-true", "bf16-mixed"]
+    assert left_out == []
+
+
 def test_of_runs_with_the_same_seed_the_newest_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     older, newer = write(tmp_path / "b", 0.5), write(tmp_path / "a", 0.9)
     os.utime(older / "result.json", (1, 1))

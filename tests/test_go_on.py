@@ -111,6 +111,7 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     assert "has finished, its 2 epochs are done" in told(f"resume={one}")
     config_before = (one / "config.yaml").read_bytes()
     assert "trainer.max_epochs (=1) must be at least 2" in told(f"resume={one}", "trainer.max_epochs=1")
+    assert "trainer.max_epochs (=None) must be a whole number" in told(f"resume={one}", "trainer.max_epochs=null")
     result = (one / "result.json").rename(one / "later")
     assert "trainer.max_epochs (=1) must be at least 2, the epochs" in told(f"resume={one}", "trainer.max_epochs=1")
     (one / "later").rename(result)

@@ -1,6 +1,7 @@
 """Mistakes on the command line of `qconv train`: the message names the key, the rule, and the nearest key."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hydra import compose, initialize_config_dir
@@ -9,7 +10,7 @@ from omegaconf import DictConfig
 from qconv.cli import train_as
 from qconv.cli.configs import folder
 from qconv.cli.messages import message
-from qconv.cli.mistakes import check_flags, check_given, check_types
+from qconv.cli.mistakes import check_direction, check_flags, check_given, check_types
 
 
 def composed(words: list[str], check: bool = True) -> DictConfig:
@@ -72,6 +73,7 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["data.batch_size=1e2"], "data.batch_size (=100.0) must be a whole number, as its default 64"),
         (["compile=null"], "compile (=null) must be true or false, as its default false"),
         (["compile=perhaps"], "compile (=perhaps) must be true or false, as its default false"),
+        (["scheduler=null"], "a group of the config can't be null: name one of its files, such as scheduler=constant"),
         (["scheme=lsq", "scheme.weight_bits=four"], "scheme.weight_bits (=four) must be a number, as its default 4"),
     ],
     ids=str,
@@ -108,8 +110,23 @@ def test_what_is_right_passes(words: list[str]) -> None:
     composed(words)
 
 
+@pytest.mark.parametrize(
+    ("objective", "direction", "word"),
+    [
+        ("val_accuracy_best", "minimize", "maximize"),
+        (["test_loss", "test_accuracy"], ["minimize", "minimize"], r"\[minimize,maximize\]"),
+    ],
+)
+def test_a_search_for_the_worst_network(objective: Any, direction: Any, word: str) -> None:
+    with pytest.raises(ValueError, match=rf"accuracy.*\) would be minimized: write hydra.sweeper.direction={word}"):
+        check_direction(objective, {"direction": direction})
+    check_direction("test_loss", {"direction": "minimize"})
+    check_direction("test_accuracy", {"direction": "maximize"})
+    check_direction("test_accuracy", {})
+
+
 def test_plugins_that_an_extra_installs() -> None:
-    with pytest.raises(SystemExit, match=r'launcher/nosuch(?s:.*)\npip install "qconv\[sweep\]" adds some'):
+    with pytest.raises(SystemExit, match=r'launcher/nosuch(?s:.*)\npip install "qconv\[sweep\]" adds those of'):
         train_as("qconv train", ["hydra/launcher=nosuch", "-m", "seed=1,2"])
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from qconv.cli import train as program
 from qconv.cli.configs import folder as configs
 from qconv.training import Classifier, load_checkpoint, make_trainer, schedules
-from qconv.training.step_counts import check_length, scale_steps_, steps_before, steps_done
+from qconv.training.step_counts import check_length, check_takes_steps, scale_steps_, steps_before, steps_done
 from qconv.training.stored_config import stored_config
 
 pytestmark = pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")  # of workers
@@ -31,6 +31,16 @@ SCHEDULES = {
     "cosine": lambda optimizer, total_steps: lr_scheduler.CosineAnnealingLR(optimizer, total_steps),
     "a step": lambda optimizer, total_steps: lr_scheduler.StepLR(optimizer, total_steps * 3 // 4),
 }
+
+
+@pytest.mark.parametrize("make", [lr_scheduler.StepLR, partial(lr_scheduler.CosineAnnealingLR, T_max=5)])
+def test_a_schedule_that_counts_epochs(make: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"scheduler \((StepLR|CosineAnnealingLR)\) must take total_steps: schedules ch"
+    ):
+        check_takes_steps(make)
+    for fits in (*SCHEDULES.values(), partial(lr_scheduler.OneCycleLR, max_lr=0.1), lambda optimizer, **options: None):
+        check_takes_steps(fits)
 
 
 class Rates(Callback):

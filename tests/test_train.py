@@ -23,7 +23,7 @@ from torch._dynamo.utils import counters
 
 import qconv
 from qconv.cli import main as cli, train as program
-from qconv.cli.sweep import read_runs
+from qconv.cli.sweep import SweepTable, read_runs
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
 from qconv.models import small_cnn
@@ -334,13 +334,74 @@ def test_ctrl_c_says_where_to_go_on(
     signal.signal(signal.SIGINT, inherited)
 
 
-def test_a_run_in_double_precision(tmp_path: Path) -> None:
-    double = (*QUICK, "trainer.max_epochs=1", "trainer.precision=64-true", f"run_dir={tmp_path}")
-    result = program.train(config(*double, "loss.label_smoothing=0.1", "reestimate_bn=true"))
+@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
+def test_a_run_in_another_precision_ships_float32(precision: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    words = (*QUICK, "trainer.max_epochs=1", f"trainer.precision={precision}", f"run_dir={tmp_path}")
+    result = program.train(config(*words, "loss.label_smoothing=0.1", "reestimate_bn=true"))
     assert 0 < result.test_accuracy < 1
     weights = load_checkpoint(tmp_path / "checkpoints/last.ckpt")["state_dict"]
-    assert weights["model.fc.weight"].dtype == torch.float64
-    assert qconv.load_packed(tmp_path / "model.safetensors").fc.weight.dtype == torch.float64  # pyright: ignore
+    assert weights["model.fc.weight"].dtype == dtype
+    assert qconv.load_packed(tmp_path / "model.safetensors").fc.weight.dtype == torch.float32  # pyright: ignore
+    assert cli(["verify", str(tmp_path)]) == 0
+
+
+class LogsMore(Callback):
+    """Logs a figure of its own."""
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log("test_more", 0.25)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log("val_more", 0.5)
+
+
+def test_figures_of_a_callback_of_ones_own(tmp_path: Path) -> None:
+    words = (*QUICK, "trainer.max_epochs=1", "+callbacks.more={_target_:test_train.LogsMore}")
+    program.train(config(*words, f"run_dir={tmp_path / 'run'}"))
+    best = tmp_path / "run/checkpoints/best.ckpt"
+    program.evaluate(config(*words, f"evaluate={best}", f"run_dir={tmp_path / 'again'}"))
+    results = [json.loads((tmp_path / name).read_text()) for name in ("run/result.json", "again/evaluation.json")]
+    assert [each["test_more"] for each in results] == [0.25, 0.25]
+    assert results[1]["val_more"] == 0.5
+    assert [each["precision"] for each in results] == ["32-true", "32-true"]
+
+
+class EndsAfter(Callback):
+    """Ends the training after an epoch, as EarlyStopping does."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.should_stop = trainer.current_epoch == self.epoch
+
+
+def test_a_run_that_is_ended_between_two_validations(tmp_path: Path) -> None:
+    every = ("trainer.max_epochs=4", "+trainer.check_val_every_n_epoch=2")
+    end = "+callbacks.end={_target_:test_train.EndsAfter,epoch:2}"
+    result = program.train(config(*QUICK, *every, end, f"run_dir={tmp_path / 'run'}"))
+    rows = rows_of(tmp_path / "run")
+    assert [bool(row["val_accuracy"]) for row in rows] == [False, True, True]
+    assert float(rows[2]["val_accuracy"]) == pytest.approx(result.val_accuracy_final)
+    last = tmp_path / "run/checkpoints/last.ckpt"
+    again = program.evaluate(config(*QUICK, f"evaluate={last}", f"run_dir={tmp_path / 'again'}"))
+    assert again.val_accuracy == result.val_accuracy_final
+
+
+def rows_of(run: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((run / "metrics.csv").read_text().splitlines()))
+
+
+def test_a_training_in_16_bits_that_diverges_names_the_layer(tmp_path: Path) -> None:
+    """A lean layer that computes its input again does not speak before: codes keep no NaN."""
+    words = (*QUICK, "trainer.precision=16-true", "lean=true", f"run_dir={tmp_path}")
+    with pytest.raises(FloatingPointError, match=r"epoch 0, step \d+: NaN or inf in .* of layer 'blocks"):
+        program.train(config(*words))
+
+
+def test_a_profiler_reports(line: Callable[..., None], capfd: pytest.CaptureFixture[str]) -> None:
+    line(*SMALL, "model.width=4", "+trainer.profiler=simple")
+    assert "run_training_batch" in "".join(capfd.readouterr())
 
 
 def test_the_checkpoint_has_the_batch_norms_of_the_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -355,6 +416,7 @@ def test_the_checkpoint_has_the_batch_norms_of_the_test(tmp_path: Path, capsys: 
     assert cli(["evaluate", str(tmp_path / "run")]) == 0
     evaluation = json.loads((tmp_path / "run/evaluation.json").read_text())
     assert evaluation["test_loss"] == pytest.approx(result.test_loss)
+    assert evaluation["val_accuracy"] == pytest.approx(result.val_accuracy_best)
     assert cli(["verify", str(tmp_path / "run")]) == 0
     del checkpoint["reestimated"]  # as earlier versions wrote it
     torch.save({**checkpoint, "state_dict": last}, best)
@@ -677,7 +739,7 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be at least 1"),
+        ("trainer.max_epochs=0", "trainer.max_epochs (=0) must be a whole number of at least 1"),
         ("+trainer.check_val_every_n_epoch=9", "check_val_every_n_epoch (=9) of max_epochs (=1)"),
         ("trainer.max_epochs=3 +trainer.check_val_every_n_epoch=2", "trainer.check_val_every_n_epoch (=2) must divide"),
         (
@@ -729,6 +791,9 @@ def test_a_sweep_ends_with_a_table(
     table = [row for row in capsys.readouterr().out.splitlines() if "1, 2" in row]
     assert len(table) == 2
     assert all(row.count("±") == 3 for row in table)
+    (tmp_path / "sweep/sweep.csv").write_text("of a job beside that lacked the others")
+    SweepTable().on_multirun_end(OmegaConf.create({"hydra": {"sweep": {"dir": str(tmp_path / "sweep")}}}))
+    assert (tmp_path / "sweep/sweep.csv").read_text().splitlines() == rows
     assert "scheme=identity" in table[0]
     with pytest.raises(SystemExit, match=r"holds a run already"):  # of what was before, there are no figures of this
         line("-m", "scheme=lsq", *SMALL, "model.width=4", f"hydra.sweep.dir={tmp_path / 'sweep'}")

@@ -318,6 +318,11 @@ def test_bfloat16_on_processors(
     assert all("trainer.precision=bf16-mixed" in text and "trainer.precision=32-true" in text for text in said)
 
 
+def test_float16_on_processors(caplog: pytest.LogCaptureFixture) -> None:
+    assert make_trainer(accelerator="cpu", precision="16-mixed").precision == "bf16-mixed"
+    assert "on the CPU mixed precision is bfloat16: bf16-mixed is used" in caplog.text
+
+
 def test_figures_of_a_training_in_16_bits_are_summed_in_32() -> None:
     mean = WeightedMean().to(torch.bfloat16)
     for _ in range(352):

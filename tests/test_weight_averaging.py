@@ -68,6 +68,16 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert (tmp_path / "cut/metrics.csv").read_text() == (tmp_path / "whole/metrics.csv").read_text()
 
 
+def test_the_average_of_other_precisions(tmp_path: Path) -> None:
+    double = (*QUICK, *ITS, "trainer.max_epochs=2", "trainer.precision=64-true")
+    program.train(config(*double, "+callbacks.stop={_target_:test_train.StopAfter,epoch:0}", f"run_dir={tmp_path}"))
+    result = program.train(config(*double, f"run_dir={tmp_path}", "ckpt_path=last"))
+    whole = program.train(config(*double, f"run_dir={tmp_path / 'whole'}"))
+    assert (result.test_loss, result.val_accuracy_best) == (whole.test_loss, whole.val_accuracy_best)
+    with pytest.raises(ValueError, match=r"precision \(=bf16-true\) keeps weights in 16 bits.*: take bf16-mixed"):
+        program.train(config(*QUICK, *ITS, "trainer.precision=bf16-true", f"run_dir={tmp_path / '16'}"))
+
+
 @pytest.mark.parametrize("decay", [1.0, -0.1])
 def test_a_decay_out_of_range(decay: float) -> None:
     with pytest.raises(ValueError, match=rf"decay \(={decay}\) must be at least 0 and below 1"):

@@ -1,7 +1,6 @@
 """``qconv evaluate``: the figures of a run's checkpoint, from the run's folder alone."""
 
 import argparse
-import logging
 import warnings
 from pathlib import Path
 from typing import Any
@@ -35,10 +34,9 @@ def run(options: argparse.Namespace) -> int:
     from ..training.run import evaluate
     from ..training.stored_config import config_errors, stored_config
     from .configs import folder, store_schemes
-    from .messages import lightning_errors
+    from .messages import lightning_errors, quiet_lightning
 
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_lightning()
     store_schemes()
     path = Path(options.run_folder)
     cfg = stored_config(path, options.words, folder())

@@ -1,6 +1,7 @@
 """What to tell the user of an error on the command line of ``qconv train``: the key, the rule, and what to write."""
 
 import difflib
+import logging
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ def message(error: BaseException) -> str:
         return f"can't read {error.override!r} (qconv train --help lists the keys)"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:
         return _unknown_option(error.missing_cfg_file, [*error.options], str(error))
+    if "Config group override must be a string" in str(error):
+        return "a group of the config can't be null: name one of its files, such as scheduler=constant or logger=none"
     if isinstance(error, MissingMandatoryValue) and error.full_key is not None:
         return must_be_given(str(error.full_key), error.parent_node)
     if (of_key := _unknown_key(error)) is not None:
@@ -46,6 +49,14 @@ def message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename is not None:
         return f"cannot use {error.filename}: {error.strerror}"
     return str(error)
+
+
+def quiet_lightning() -> None:
+    """Show Lightning's errors alone, and what a user asks it to say: a profiler's report, why a run ended early."""
+    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    for name in ("profilers", "callbacks.early_stopping"):
+        logging.getLogger(f"pytorch_lightning.{name}").setLevel(logging.INFO)
 
 
 @contextmanager
@@ -79,7 +90,8 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
     """What to say of ``group=option`` without such a config: with the nearest, also in a subfolder."""
     group, _, name = wanted.partition("/")
     if group == "hydra":
-        return f"{otherwise.rstrip()}\n{remedy('hydra_plugins')} adds some"
+        more = "others are packages of their own, such as hydra-joblib-launcher"
+        return f"{otherwise.rstrip()}\n{remedy('hydra_plugins')} adds those of submitit and Optuna; {more}"
     here = folder() / group
     files = {str(path.relative_to(here).with_suffix("")) for path in here.rglob("*.yaml")}
     known = sorted(files if "/" in name else files.union(options))

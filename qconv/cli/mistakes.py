@@ -65,6 +65,20 @@ def check_given(cfg: DictConfig) -> None:
             raise ValueError(must_be_given(key, parent))
 
 
+def check_direction(objective: Any, sweeper: Any) -> None:
+    """Raise a ValueError if a search would take the smallest accuracy for the best one, as Optuna does by default."""
+    names, given = ([each] if isinstance(each, str) else each for each in (objective, sweeper.get("direction")))
+    directions = [getattr(given, "name", given)] if not isinstance(given, list | ListConfig) else given
+    for name, direction in zip(names, directions, strict=False):
+        if "accuracy" in name and getattr(direction, "name", direction) == "minimize":
+            word = (
+                "maximize"
+                if len(names) == 1
+                else "[" + ",".join("maximize" if "accuracy" in each else "minimize" for each in names) + "]"
+            )
+            raise ValueError(f"objective (={name}) would be minimized: write hydra.sweeper.direction={word}")
+
+
 def _without_value(node: DictConfig, place: str = "") -> Iterator[tuple[str, DictConfig]]:
     """The keys that wait for a value, with the nodes that have them; interpolations are not resolved.
 

@@ -35,13 +35,14 @@ class SweepTable(Callback):
                 write_csv(runs, folder / "sweep.csv")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Show the results of the runs."""
+        """Show the results of the runs, and write them once more: jobs that run side by side may each lack others."""
         del kwargs
         from ..training.report.screen import show_rows
 
         folder = Path(config.hydra.sweep.dir)
         runs = read_runs(folder)
         if runs:
+            write_csv(runs, folder / "sweep.csv")
             show_rows(
                 ("run", "seeds", "test accuracy", "validation, best", "validation, final"), table(runs), str(folder)
             )

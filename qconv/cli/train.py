@@ -1,6 +1,5 @@
 """``qconv train``: train a network, or evaluate one, as a config says that Hydra composes from the command line."""
 
-import logging
 import os
 import signal
 import sys
@@ -17,8 +16,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from .configs import folder, store_schemes
-from .messages import lightning_errors, message
-from .mistakes import check_flags, check_given, check_types, leave_out
+from .messages import lightning_errors, message, quiet_lightning
+from .mistakes import check_direction, check_flags, check_given, check_types, leave_out
 from .relaunch import command_line, forgotten
 from .resume import WORD, config_of, is_resumed
 
@@ -70,8 +69,7 @@ def main(cfg: DictConfig) -> float | tuple[float, ...]:
 
     from ..training.report.result import objective
 
-    for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    quiet_lightning()
     if cfg.evaluate is not None and cfg.ckpt_path is not None:
         raise ValueError(
             f"evaluate (={cfg.evaluate}) and ckpt_path (={cfg.ckpt_path}) exclude each other: test or resume"
@@ -104,6 +102,7 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
         try:
             check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
             check_given(cfg)
+            check_direction(cfg.objective, hydra_cfg.sweeper)
             announce(cfg.run_dir)
             for line in leave_out(cfg, hydra_cfg.overrides.task):
                 if is_first_process():

@@ -104,6 +104,8 @@ def _description(run: Run) -> dict[str, str]:
         is_apart = any(key == name or key.startswith(f"{name}.") for name in APART)
         if value is not None and not is_apart:  # earlier versions may not have named what is null
             values[key] = str(value)
+    if run.result.get("precision") is not None:  # "auto" is that of the machine
+        values["trainer.precision"] = str(run.result["precision"])
     return values
 
 

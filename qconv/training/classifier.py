@@ -28,6 +28,7 @@ from .step_counts import (
     STEPS,
     TOTAL,
     check_length,
+    check_takes_steps,
     follow_length_,
     follow_steps_,
     forget_lengths_,
@@ -239,6 +240,7 @@ class Classifier(LightningModule):
         if self.make_scheduler is None:
             self._follow_steps(None)
             return optimizer
+        check_takes_steps(self.make_scheduler)
         rates = {float(group["lr"]) for group in optimizer.param_groups}
         scheduler = self.make_scheduler(optimizer, total_steps=int(self.trainer.estimated_stepping_batches))
         started = {float(group.get("initial_lr", group["lr"])) for group in optimizer.param_groups}

@@ -67,6 +67,8 @@ def finished(cfg: DictConfig) -> str | None:
     if not path.is_file():
         return None
     done, asked = json.loads(path.read_text())["epochs"], cfg.trainer.max_epochs
+    if type(asked) is not int:
+        raise ValueError(f"trainer.max_epochs (={asked}) must be a whole number")
     if asked < done:
         raise ValueError(f"trainer.max_epochs (={asked}) must be at least {done}, the epochs that {cfg.resume} has had")
     if asked > done:

@@ -5,7 +5,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,11 @@ from ..run_files import EVALUATION, PACKED, RESULT
 from .assemble import build, find, started
 from .batch_norm import batch_norms_kept, has_tested_batch_norm, keep_batch_norm, reestimate_batch_norm
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
+from .callbacks.finite_guard import FiniteGuard
 from .callbacks.history import History
 from .callbacks.test_predictions import TestPredictions
 from .checkpoint_io import load_checkpoint
-from .classifier import Classifier
+from .classifier import EVALUATION_FIGURES, Classifier
 from .go_on import KEY, changes
 from .leanness import check_lean, make_lean, mode_of
 from .report.leave import leave_report
@@ -48,8 +49,8 @@ def train(cfg: DictConfig) -> Result:
     go_on = cfg.ckpt_path == "last"
     if go_on:
         cfg.ckpt_path = find_last(cfg)
-    if cfg.trainer.max_epochs < 1:
-        raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be at least 1")
+    if type(cfg.trainer.max_epochs) is not int or cfg.trainer.max_epochs < 1:
+        raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be a whole number of at least 1")
     check_lean(cfg.lean)
     if cfg.get(KEY) is not None and cfg.ckpt_path is None:
         raise ValueError(f"{KEY} (={cfg[KEY]}) must be given on the command line, of a run that is no sweep")
@@ -112,24 +113,28 @@ def fit_and_test(
         raise ValueError(
             f"trainer: no epoch was validated, so there is no best checkpoint to test; {where_to_go_on(trainer)}"
         )
+    if "val_accuracy" not in history.rows[-1]:  # a callback has ended the training between two validations
+        history.complete(_validated(classifier, data, trainer), trainer)
     best = load_checkpoint(checkpoints.best)
     classifier.load_state_dict(best["state_dict"])
+    best_accuracy = history.rows[best["epoch"]]["val_accuracy"]
     decisions = TestPredictions()
     if cfg.get("report", True):  # absent in configs from before there were reports
         trainer.callbacks.append(decisions)  # pyright: ignore[reportAttributeAccessIssue]
     with interruptions_named(trainer):
         if cfg.reestimate_bn:
             reestimate_batch_norm(classifier, data, trainer)
+            best_accuracy = _validated(classifier, data, trainer)["val_accuracy"]
             if trainer.is_global_zero:
                 keep_batch_norm(checkpoints.best, best, classifier)
         (test,) = trainer.test(classifier, datamodule=data, verbose=False)
     if trainer.is_global_zero:
         ship(cfg, classifier.model, data, about)
     result = Result(
-        **test,
+        **_own_figures(test, about),
         tested="best",
-        val_accuracy_best=history.rows[best["epoch"]]["val_accuracy"],
-        val_accuracy_final=[row["val_accuracy"] for row in history.rows if "val_accuracy" in row][-1],
+        val_accuracy_best=best_accuracy,
+        val_accuracy_final=history.rows[-1]["val_accuracy"],
         best_epoch=best["epoch"],
         epochs=len(history.rows),
         seconds=history.seconds,
@@ -141,6 +146,19 @@ def fit_and_test(
         history.draw(best["epoch"], dict(test))
         leave_report(cfg, classifier.model, data, decisions)
     return result
+
+
+def _validated(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> dict[str, float]:
+    """Return the figures of the validation images after the training."""
+    with interruptions_named(trainer):
+        (figures,) = trainer.validate(classifier, datamodule=data, verbose=False)
+    return dict(figures)
+
+
+def _own_figures(figures: Mapping[str, float], about: dict[str, Any]) -> dict[str, float]:
+    """Return loss and accuracy; what else callbacks have logged is put into `about`."""
+    about |= {name: value for name, value in figures.items() if name not in EVALUATION_FIGURES}
+    return {name: value for name, value in figures.items() if name in EVALUATION_FIGURES}
 
 
 def check_validation(trainer: Trainer) -> None:
@@ -203,12 +221,13 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     classifier.load_state_dict(checkpoint["state_dict"])
     with claimed(cfg), started(cfg) as (trainer, _):
         check_limits(trainer)
+        about["precision"] = trainer.precision
         with interruptions_named(trainer):
             (val,) = trainer.validate(classifier, datamodule=data, verbose=False)
             (test,) = trainer.test(classifier, datamodule=data, verbose=False)
         note_others(checkpoint, trainer)
         note_shipped(Path(cfg.evaluate), about)
-        figures = {**val, **test, "quantized": is_final(classifier)}
+        figures = {**_own_figures({**val, **test}, about), "quantized": is_final(classifier)}
         evaluation = Evaluation(checkpoint=cfg.evaluate, epoch=checkpoint["epoch"], **figures, about=about)
         end_run(cfg, trainer, evaluation, EVALUATION)
     return evaluation
@@ -260,6 +279,9 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt(f"stopped by Ctrl-C; {where_to_go_on(trainer)}") from None
     except RuntimeError as error:
+        for guard in (each for each in trainer.callbacks if isinstance(each, FiniteGuard)):  # pyright: ignore
+            if (words := guard.unfinished(trainer)) is not None:
+                raise FloatingPointError(words) from error
         words = str(error)
         if trainer.world_size == 1 or not any(sign in words.lower() for sign in LOST):
             raise

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import LightningDataModule
 from torch import nn
 
+from ..layers.copies import copied
 from ..packed import save_packed
 from ..packed.calls import build_network
 from ..run_files import BEST, PACKED
@@ -25,11 +27,17 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
         show_note(f"{PACKED} does not say its network, which is none of qconv.models: load_packed(path, model=…)")
     try:
         path.unlink(missing_ok=True)
-        save_packed(model, path, **described)
+        save_packed(_in_float32(model), path, **described)
     except (ValueError, TypeError, OSError, RuntimeError) as error:
         show_note(f"no packed model is written: {error}")
         return
     _note_size(path, about)
+
+
+def _in_float32(model: nn.Module) -> nn.Module:
+    """Return the model, or a copy in float32 if its weights have another dtype: what is shipped computes so."""
+    floats = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
+    return model if floats == {torch.float32} else copied(model).float()
 
 
 def note_shipped(checkpoint: Path, about: dict[str, Any]) -> None:

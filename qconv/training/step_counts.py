@@ -1,5 +1,6 @@
 """What counts optimizer steps in a checkpoint, for a run that goes on with another number of them in an epoch."""
 
+import inspect
 import logging
 import math
 import warnings
@@ -100,6 +101,21 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor):
         return torch.equal(one, other)
     return callable(one) or bool(one == other)
+
+
+def check_takes_steps(make_scheduler: Callable[..., Any]) -> None:
+    """Raise a ValueError unless a schedule takes the number of steps, as those of torch that count epochs do not."""
+    try:
+        parameters = inspect.signature(make_scheduler).parameters.values()
+    except (TypeError, ValueError):  # it can't be asked
+        return
+    if not any(each.name == "total_steps" or each.kind is each.VAR_KEYWORD for each in parameters):
+        made = getattr(make_scheduler, "func", make_scheduler)
+        raise ValueError(
+            f"scheduler ({getattr(made, '__name__', made)}) must take total_steps: schedules change after each step, "
+            "not after each epoch. There are scheduler=steps, cosine, linear and constant; or give a function "
+            "(optimizer, total_steps) of your own that makes one"
+        )
 
 
 def follow_length_(scheduler: Any, before: Mapping[str, Any]) -> None:

@@ -94,8 +94,14 @@ def make_trainer(
         precision = "bf16-mixed" if computes_bfloat16(accelerator) else "32-true"
     if accelerator == "cpu":
         keep_freed_memory()
+        if str(precision) in ("16", "16-mixed"):
+            precision = "bf16-mixed"  # as Lightning would, of whose warnings a run shows few
+            tell("trainer.precision=16-mixed: on the CPU mixed precision is bfloat16: bf16-mixed is used")
         if precision in ("bf16", "bf16-mixed", "bf16-true") and not computes_bfloat16(accelerator):
-            tell_of_slow_bfloat16(precision)
+            tell(
+                f"trainer.precision={precision}: this processor has no instructions for bfloat16, so that steps take "
+                "longer than with trainer.precision=32-true; bf16-if-native is bf16-mixed only where they are faster"
+            )
     check_numbers(timeout_s=timeout_s)
     if timeout_s is not None and not 0 < timeout_s <= LONGEST_S:
         raise ValueError(f"timeout_s (={timeout_s}) must be positive and at most {LONGEST_S}, a month")
@@ -138,10 +144,6 @@ def make_trainer(
 
 
 @rank_zero_only
-def tell_of_slow_bfloat16(precision: str) -> None:
-    """Say, in the first process, that float32 is faster."""
-    logging.getLogger("qconv").warning(
-        "trainer.precision=%s: this processor has no instructions for bfloat16, so that steps take longer than with "
-        "trainer.precision=32-true; bf16-if-native is bf16-mixed only where they are faster",
-        precision,
-    )
+def tell(words: str) -> None:
+    """Warn, in the first process alone."""
+    logging.getLogger("qconv").warning(words)

@@ -138,6 +138,17 @@ class FiniteGuard(Callback):
         norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in values]
         self.sums += [(f"{what} '{name.removeprefix('model.')}'", n) for name, n in zip(tensors, norms, strict=True)]
 
+    def unfinished(self, trainer: Trainer) -> str | None:
+        """Return what was not finite in a step that an error has ended, or None.
+
+        A lean layer, for one, computes its input again from signs, and of a NaN the sign is any.
+        """
+        bad = [place for place, value in self.sums if not math.isfinite(float(value))]
+        self.sums.clear()
+        if not bad:
+            return None
+        return f"epoch {trainer.current_epoch}, step {trainer.global_step}: {explain(bad)}; {where_to_go_on(trainer)}"
+
     def _highest(self) -> dict[str, Tensor]:
         """The largest element of each learned scale that is trained and has not fallen before."""
         scales = {

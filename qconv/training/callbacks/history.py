@@ -51,6 +51,12 @@ class History(EpochFigures):
             write_csv(self.rows, self.folder / METRICS)
             self.draw()
 
+    def complete(self, figures: dict[str, float], trainer: Trainer) -> None:
+        """Add figures to the row of the last epoch, and write the file."""
+        self.rows[-1] |= figures
+        if trainer.is_global_zero:
+            write_csv(self.rows, self.folder / METRICS)
+
     def draw(self, best_epoch: int | None = None, test: dict[str, float] | None = None) -> None:
         """Draw the curves; after the test with its figures, those of the checkpoint of `best_epoch`."""
         draw_curves(self.rows, self.folder / "curves.png", best_epoch=best_epoch, test=test)

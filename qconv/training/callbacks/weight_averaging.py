@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import WeightAveraging
+from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
 from ...checks import check_numbers
@@ -25,7 +26,7 @@ class MovingAverage(WeightAveraging):
         decay: d, at least 0 and below 1.
 
     Raises:
-        ValueError: `decay` is out of its range.
+        ValueError: `decay` is out of its range, or weights have 16 bits, in which ``(1 − d)·w`` is rounded away.
     """
 
     def __init__(self, decay: float = 0.999) -> None:
@@ -34,6 +35,28 @@ class MovingAverage(WeightAveraging):
             raise ValueError(f"decay (={decay}) must be at least 0 and below 1")
         super().__init__(use_buffers=True, multi_avg_fn=self._average)
         self.decay = decay
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Make the average, in the dtype and on the device that the network will have: Lightning moves that later."""
+        if stage == "fit" and trainer.precision in ("16-true", "bf16-true"):
+            raise ValueError(
+                f"trainer.precision (={trainer.precision}) keeps weights in 16 bits, where the small steps of a moving "
+                f"average are lost: take {trainer.precision.replace('true', 'mixed')}, or leave out callbacks=ema"
+            )
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit" and self._average_model is not None:
+            trainer.precision_plugin.convert_module(self._average_model)
+            self._average_model.to(trainer.strategy.root_device)
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validate the average in the course of the training; afterwards what is given."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().on_validation_epoch_start(trainer, pl_module)
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The inverse of `on_validation_epoch_start`."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            super().on_validation_epoch_end(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Store the average beside the weights; what can't be averaged is taken from the weights."""

@@ -46,7 +46,7 @@ class Result:
             end.
         test_loss: their cross-entropy.
         tested: "best", the checkpoint of the best validation accuracy; of equal ones the earliest.
-        val_accuracy_best: validation accuracy of that checkpoint.
+        val_accuracy_best: validation accuracy of that checkpoint; with ``reestimate_bn``, of what is tested.
         val_accuracy_final: validation accuracy after the last epoch.
         best_epoch: the epoch of `val_accuracy_best`, from 0.
         epochs: number of epochs of the whole run.
