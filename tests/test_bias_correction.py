@@ -295,9 +295,24 @@ def test_biases_that_are_shared_or_computed() -> None:
     with pytest.raises(TypeError, match="0 and 1 share a bias"):
         qconv.correct_bias(model, network, pictures())
     model = quantized(network)
+    model[1].release()  # a float layer has the bias, too
+    model[1].bias = model[0].bias
+    with pytest.raises(TypeError, match="0 and 1 share a bias"):
+        qconv.correct_bias(model, network, pictures())
+    model = quantized(network)
     nn.utils.parametrize.register_parametrization(model[1], "bias", nn.Identity())
     with pytest.raises(TypeError, match=r"the bias of layer '1' .* is computed by a parametrization"):
         qconv.correct_bias(model, network, pictures())
+
+
+def test_hooks_behind_a_layer_see_what_is_corrected() -> None:
+    network = trained()
+    model = quantized(network)
+    for each in (network, model):
+        each.last.register_forward_hook(lambda module, args, output: 4 * output)
+    qconv.correct_bias(model, network, pictures())
+    again = {row.name: row.size for row in qconv.correct_bias(model, network, pictures()).rows}
+    assert again["last"] == pytest.approx(0, abs=1e-6)
 
 
 def test_inference_mode_is_refused() -> None:

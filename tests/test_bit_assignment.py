@@ -146,6 +146,61 @@ def test_the_program_finds_the_best_of_all_combinations(share: float) -> None:
         assert sum(choice.cost for choice in chosen) == pytest.approx(best, rel=1e-9)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_costs_of_many_magnitudes(seed: int) -> None:
+    """As of a layer that must not be binary, beside many to which it does little."""
+    draw = torch.Generator().manual_seed(seed)
+    exponents = (-9 + 4 * torch.rand(6, 3, generator=draw)).tolist()
+    others = {
+        f"layer{number}": tuple(
+            Choice(f"layer{number}", "", bits, bits, 100.0 if number == 0 and not place else 10**exponent, bits, bits)
+            for place, (bits, exponent) in enumerate(zip((1, 4, 8), each, strict=True))
+        )
+        for number, each in enumerate(exponents)
+    }
+    taken = _solve(others, {"packed_bytes": (26, 0)})
+    fits = (each for each in itertools.product(*others.values()) if sum(choice.packed_bytes for choice in each) <= 26)
+    best = min(sum(choice.cost for choice in each) for each in fits)
+    assert sum(others[name][index].cost for name, index in taken.items()) == pytest.approx(best, rel=1e-6)
+
+
+@pytest.mark.parametrize("measure", ["hessian", "measured"])
+def test_nan_is_named(measure: Any) -> None:
+    model = network()
+    with torch.no_grad():
+        model[0].weight[0] = torch.nan
+    with pytest.raises((FloatingPointError, ValueError), match="NaN"):
+        assign(model, *pictures(), measure=measure)
+    with pytest.raises(FloatingPointError, match="the outputs of the float model have NaN or inf on these images"):
+        qconv.sensitivity(Poisoned(), pictures()[0], scheme=schemes.lsq(4, 4))
+
+
+class Poisoned(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(nn.Conv2d(1, 3, 3), nn.Flatten(), nn.Linear(75, 3))
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input) * torch.nan
+
+
+def test_a_layer_that_is_never_called_is_not_chosen_for() -> None:
+    """Nor counted, as its weight is another layer's."""
+    model = network()
+    model.add_module("unused", nn.Conv2d(1, 3, 3, bias=False))
+    model[-1].weight = model[0].weight
+    model.__class__ = Leaves
+    with pytest.warns(UserWarning, match="unused"):
+        found = assign(model, *pictures())
+    assert "unused" not in found.others
+
+
+class Leaves(nn.Sequential):
+    def forward(self, input: Tensor) -> Tensor:
+        for module in [*self][:-1]:
+            input = module(input)
+        return input
+
+
 @pytest.mark.parametrize("measure", ["hessian", "measured"])
 @pytest.mark.parametrize("labelled", [True, False])
 def test_a_budget_is_kept_by_the_file(measure: Any, labelled: bool, tmp_path: Path) -> None:
@@ -350,5 +405,5 @@ def lengths(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def test_an_operator_that_cannot_be_differentiated_twice() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 3), NoSecond(), nn.Flatten(), nn.Linear(27, 3))
-    with pytest.raises(ValueError, match=r"model computes \S*ctc_loss, which torch can't differentiate twice: "):
+    with pytest.raises(ValueError, match=r"model computes \S*ctc_loss, which can't be differentiated twice: "):
         assign(model, *pictures())

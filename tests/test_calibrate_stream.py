@@ -262,6 +262,20 @@ def test_untrained_batch_norm_gives_the_ranges_of_training(training: bool) -> No
     torch.testing.assert_close(highs(by_hand), highs(by_training), rtol=0.05, atol=0)
 
 
+def test_a_batch_norm_that_gets_its_input_by_name() -> None:
+    class Named(nn.BatchNorm2d):
+        def __call__(self, input: Tensor) -> Tensor:
+            return super().__call__(input=input)
+
+    by_place, by_name = deep(schemes.minmax(8, 8)), deep(schemes.minmax(8, 8))
+    for module in by_name.modules():
+        if type(module) is nn.BatchNorm2d:
+            module.__class__ = Named
+    for model in (by_place, by_name):
+        qconv.calibrate(model, [PICTURES])
+    assert highs(by_name).equal(highs(by_place))
+
+
 def test_trained_statistics_in_evaluation() -> None:
     model = deep(schemes.minmax(8, 8))
     for _ in range(60):

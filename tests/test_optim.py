@@ -152,6 +152,14 @@ def test_a_parametrized_layer_and_no_rules() -> None:
     assert names_in(pruned, groups)[1] == ["weight_orig"]
 
 
+def test_normalizations_of_other_packages() -> None:
+    from timm.layers import FilterResponseNormTlu2d, RmsNorm, SimpleNorm  # pyright: ignore[reportPrivateImportUsage]
+
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), RmsNorm(8), SimpleNorm(8), FilterResponseNormTlu2d(8))
+    rest, norms = parameter_groups(model, {"norms": {"weight_decay": 0.0}})
+    assert [len(group["params"]) for group in (rest, norms)] == [2, len(list(model[1:].parameters()))]
+
+
 def test_no_rest() -> None:
     model = nn.Linear(2, 2)
     assert names_in(model, parameter_groups(model, {".*": {}})) == [["weight", "bias"]]

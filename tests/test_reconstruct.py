@@ -51,6 +51,13 @@ def quantized(scheme: qconv.Scheme) -> nn.Module:
     return model.eval()
 
 
+def several_sawb() -> nn.Module:
+    """Layers whose ranges follow the weight little enough for some of them to stay on their levels to 1 %."""
+    torch.manual_seed(0)
+    convolutions = (nn.Conv2d(2, 2, 1) for _ in range(8))
+    return qconv.convert(nn.Sequential(*convolutions), schemes.sawb(4, None, zero=True), skip=()).eval()
+
+
 def error(model: nn.Module, images: Tensor) -> float:
     with torch.no_grad():
         return float((model(images) - network()(images)).square().mean())
@@ -348,6 +355,7 @@ class Aliased(nn.Module):
         (lambda: quantized(schemes.bnn()), {}, TypeError, r"0\.weight with bnn.* can't be learned: its levels are not"),
         (lambda: quantized(schemes.lsq(1, 8)), {}, TypeError, r"lsq\(weight_bits=1.* can't be learned: its levels"),
         (lambda: quantized(schemes.sawb()), {}, TypeError, r"0\.weight with sawb.* can't be learned"),
+        (several_sawb, {}, TypeError, "its levels follow the weight"),
         (lambda: quantized(schemes.identity()), {}, TypeError, r"0\.weight with identity.* can't be learned"),
         (
             lambda: quantized(schemes.staged([(0, schemes.lsq(4, 8)), (0.5, schemes.lsq(2, 8))])),
@@ -356,19 +364,78 @@ class Aliased(nn.Module):
             r"can't be learned: its quantizer changes",
         ),
         (lambda: Twice(named=False), {}, TypeError, r"conv \(QConv2d\) is called twice"),
-        (lambda: Twice(named=True), {}, TypeError, r"block \(Named\) must take one tensor, by position, and return"),
         (lambda: tied(), {}, TypeError, r"0 and 1 share a weight"),
-        (
-            lambda: qconv.convert(Outer(), schemes.lsq(3, 8), skip=()),
-            {},
-            TypeError,
-            r"two \(Two\) must take one tensor",
-        ),
+        (lambda: tied(), {"float": True}, TypeError, r"0 and 1 share a weight"),
     ],
 )
 def test_what_cannot_work_is_said(make: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
+    model = make()
+    if options.pop("float", False):  # the other holder of the weight is no quantized layer
+        model[1].release()
     with pytest.raises(error, match=message):
-        reconstruct(make(), pictures(), **{"iterations": 2, **options})
+        reconstruct(model, pictures(), **{"iterations": 2, **options})
+
+
+class Stage(nn.Module):
+    """Two residual blocks behind a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down, self.blocks = nn.Conv2d(2, 2, 1), nn.Sequential(Residual(2), Residual(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks(self.down(x))
+
+
+def twice(block: nn.Module) -> nn.Sequential:
+    return nn.Sequential(block, copy.deepcopy(block))
+
+
+class OfLists(nn.ModuleDict):
+    """A dense block, whose layers take lists of tensors."""
+
+    def __init__(self) -> None:
+        super().__init__({"one": Two(), "two": Two()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self["two"](self["one"](x, x), x)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: Holds(twice(Residual(2))), ["conv.0", "conv.1"]),  # a wrapper
+        (
+            lambda: nn.Sequential(nn.Identity(), Holds(nn.Sequential(Residual(2), Residual(2)))),
+            ["1.conv.0", "1.conv.1"],
+        ),
+        (lambda: nn.Sequential(Stage(), Residual(2)), ["0.down", "0.blocks.0", "0.blocks.1", "1"]),
+        (lambda: nn.Sequential(OfLists(), Residual(2)), ["0", "1"]),
+        (Outer, ["two.conv"]),  # it takes two tensors
+        (lambda: nn.Sequential(Holds(Residual(2)), Residual(2)), ["0", "1"]),
+    ],
+)
+def test_blocks_of_networks_in_wrappers_and_stages(make: Any, names: list[str]) -> None:
+    model = qconv.convert(make(), schemes.minmax(3, 8), skip=())
+    assert [row.name for row in reconstruct(model, pictures(), iterations=2).rows] == names
+
+
+def test_a_hook_before_a_block_is_applied_once() -> None:
+    blocks = nn.Sequential(nn.Conv2d(2, 2, 1), Residual(2))
+    twice = copy.deepcopy(blocks)
+    blocks[1].register_forward_pre_hook(lambda module, args: (2 - args[0],))
+    twice.insert(1, Mirrored())
+    options = {"iterations": 60, "batch_size": 4}
+    hooked, inside = (
+        reconstruct(qconv.convert(each, schemes.minmax(3, 8), skip=()), pictures(), **options).rows[-1]
+        for each in (blocks, twice)
+    )
+    assert (hooked.before, hooked.after) == pytest.approx((inside.before, inside.after))
+
+
+class Mirrored(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 - x
 
 
 class Attention(nn.Module):
@@ -407,18 +474,19 @@ def test_blocks_take_the_samples_first(tokens: int) -> None:
 
     def learned(block: nn.Module, rows: Callable[[Tensor], Tensor] = lambda x: x) -> Reconstruction:
         model = qconv.convert(Tokens(block, rows), schemes.minmax(3, 8), skip=())
-        return reconstruct(model, images, iterations=2)
+        return reconstruct(model, images, iterations=500, batch_size=4)  # a batch of 4 images, and one of 2
 
     assert [row.name for row in learned(Attention(batch_first=True)).rows] == ["first", "block"]
-    for block, rows in (
-        (Attention(batch_first=False), lambda x: x.transpose(0, 1)),
-        (Flat(nn.Linear(4, 4)), lambda x: x),
-        (Holds(nn.Linear(4, 4)), lambda x: x.flatten(0, 1)),
+    for block, rows, layers in (
+        (Attention(batch_first=False), lambda x: x.transpose(0, 1), ["block.qkv", "block.out"]),
+        (Flat(nn.Linear(4, 4)), lambda x: x, ["block.conv"]),
+        (Holds(nn.Linear(4, 4)), lambda x: x.flatten(0, 1), ["block.conv"]),
     ):
         if tokens == 1 and not isinstance(block, Attention):  # there is one row for each sample
             continue
-        with pytest.raises(TypeError, match=r"block \(\w+\) must have the samples in dimension 0 .*\(batch first\)"):
-            learned(block, rows)
+        found = learned(block, rows)
+        assert [row.name for row in found.rows] == ["first", *layers]
+        assert all(row.after <= 1.02 * row.before for row in found.rows)
 
 
 class Part(nn.Module):

@@ -1,6 +1,7 @@
 """Sensitivity: each layer alone, against a plain computation of the same."""
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import qconv
 from qconv import schemes
@@ -28,6 +30,17 @@ def test_pixels_and_labels_that_are_no_classes() -> None:
     assert all(cost > 0 for cost in found.costs.values())
     with pytest.raises(ValueError, match=r"outputs \(of shape \(4, 1\)\) tell no classes apart"):
         qconv.assign_bits(model, images, choices=[schemes.lsq(2, 2), schemes.lsq(8, 8)], max_bytes=10**6, skip=())
+
+
+def test_pruned_and_normalized_models_are_copied() -> None:
+    model = network()
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about weight_norm
+        nn.utils.weight_norm(model[2])
+        model(IMAGES).sum().backward()  # they have computed weights with gradients, which can't be copied as they are
+        found = qconv.sensitivity(model, IMAGES, scheme=schemes.lsq(4, 4), skip=("0", "2"))
+    assert [row.layer for row in found.rows] == ["5"]
 
 
 def network() -> nn.Sequential:

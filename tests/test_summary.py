@@ -852,3 +852,13 @@ def test_a_frozen_model_is_refused() -> None:
     for each, name in ((frozen, r"it \(FrozenModel\)"), (nn.Sequential(frozen), r"'0' \(FrozenModel\)")):
         with pytest.raises(TypeError, match=f"model: {name} is frozen: summarize the trained model"):
             qconv.summarize(each, (3, 8, 8))
+
+
+def test_a_compiled_model_is_counted_as_it_is_written() -> None:
+    model = small_cnn(1, 10, width=4)
+    qconv.convert(model, schemes.bnn())
+    compiled = torch.compile(model, backend="aot_eager")
+    found, plain = (summarize(each, (1, 8, 8)) for each in (compiled, model))
+    assert [sum(getattr(row, name) for row in found.rows) for name in ("saved_bytes", "lean_bytes", "macs")] == [
+        sum(getattr(row, name) for row in plain.rows) for name in ("saved_bytes", "lean_bytes", "macs")
+    ]

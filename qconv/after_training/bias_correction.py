@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ..checks import check_module
+from ..convert.tied import shared_tensor
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.trial import check_not_inference, trial
@@ -114,7 +115,7 @@ def correct_bias(
             "qconv.schemes.minmax(4, 8) for example, and call this before qconv.freeze"
         )
     twins = float_twins(layers, float_model)
-    _check_biases(layers)
+    _check_biases(model, layers)
     pictures = images_of(model, images, max_samples, max_samples)
     if len(sizes := {tuple(batch.shape[1:]) for batch in pictures}) > 1:
         raise ValueError(f"images must have one size, for they are one batch; there are {sorted(sizes)}")
@@ -140,16 +141,14 @@ def correct_bias(
     return BiasCorrection(rows, len(sample))
 
 
-def _check_biases(layers: Mapping[str, QuantizedLayer]) -> None:
+def _check_biases(model: nn.Module, layers: Mapping[str, QuantizedLayer]) -> None:
     """Raise a TypeError for a bias that can't be corrected for its layer alone."""
-    owners: dict[Tensor, str] = {}
+    biases = {name: layer.bias for name, layer in layers.items() if layer.bias is not None}
     for name, layer in layers.items():
-        if layer.bias is None:
-            continue
-        if layer._parameters.get("bias") is None:
+        if name in biases and layer._parameters.get("bias") is None:
             raise TypeError(f"the bias of {name_of(layer, name)} is computed by a parametrization: remove that first")
-        if (other := owners.setdefault(layer.bias, name)) != name:
-            raise TypeError(f"{other} and {name} share a bias: it can't take away the shifts of both")
+    if shared := shared_tensor(model, biases):
+        raise TypeError(f"{' and '.join(shared)} share a bias: it can't take away the shifts of both")
 
 
 def _norms(model: nn.Module) -> dict[str, _BatchNorm]:
@@ -279,7 +278,7 @@ def _in_place_of(shift: Tensor, layer: nn.Module, output: Tensor) -> Tensor:
 
 @contextmanager
 def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor | None]) -> Iterator[None]:
-    """Call ``act(name, output)`` after each layer; what it returns replaces the output.
+    """Call ``act(name, output)`` after each layer, before hooks of its own; what it returns replaces the output.
 
     Raises:
         TypeError: a layer is called twice.
@@ -296,7 +295,7 @@ def _called(layers: Mapping[str, nn.Module], act: Callable[[str, Tensor], Tensor
 
         return behind
 
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    handles = [layer.register_forward_hook(hook(name), prepend=True) for name, layer in layers.items()]
     try:
         yield
     finally:

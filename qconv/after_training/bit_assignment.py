@@ -1,5 +1,6 @@
 """Bits of each layer for a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
 
+import math
 import os
 import re
 from collections import Counter
@@ -189,6 +190,7 @@ def assign_bits(
             image; an unknown measure; a number below 1; traces of a model with one output, whose loss is constant.
         TypeError: a choice that is no scheme, and as for `qconv.sensitivity`.
         RuntimeError: several processes, which would come to different choices; `torch.inference_mode`.
+        FloatingPointError: NaN or inf in the model's outputs or second derivatives.
         ImportError: scipy is not installed.
     """
     with needed("qconv.assign_bits"):  # before the work
@@ -207,7 +209,7 @@ def assign_bits(
     options = {"before_sign": "keep", "skip": skip, **options}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
     # Layers that get the scheme of `first_last`, whatever the choice is, are not chosen for.
-    names = list(quantized_layers(convert(copied(model), choices[0], **{**options, "first_last": "float"})))
+    asked = list(quantized_layers(convert(copied(model), choices[0], **{**options, "first_last": "float"})))
     if measure == "measured":
         costs, of_weights = [_measured(each, batches) for each in converted], {}
     else:
@@ -219,6 +221,8 @@ def assign_bits(
         of_weights = {name: of_weight for name, (of_weight, _) in found.items()}
     input_size = tuple(batches[0][0].shape[1:])
     summaries = [summarize(each, input_size) for each in converted]
+    counted = {row.name for row in summaries[0].rows}
+    names = [name for name in asked if row_name(name) in counted]  # without those that nothing calls
     others = {
         name: tuple(
             _choice(name, scheme, summary, cost[name])
@@ -233,9 +237,12 @@ def assign_bits(
         taken = _solve(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
         overrides = {re.escape(name): choices[index] for name, index in taken.items()}
         whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
-        if max_bytes is None or whole.packed_bytes <= max_bytes:
+        budgets = {"packed_bytes": max_bytes, "bops": max_bops}
+        over = {name: getattr(whole, name) - most for name, most in budgets.items() if most is not None}
+        if max(over.values()) <= 0:
             break
-        rest["packed_bytes"] += whole.packed_bytes - max_bytes  # the file's header is larger with several schemes
+        for name, more in over.items():  # the file's header is larger with several schemes; the solver rounds
+            rest[name] += max(more, 0)
     rows = tuple(others[name][index] for name, index in taken.items())
     return BitAssignment(rows, overrides, others, whole.packed_bytes, whole.bops, of_weights)
 
@@ -313,6 +320,10 @@ def _solve(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple
             raise ValueError(f"{name} (={most}) must be at least {least}, what the cheapest choices take")
     flat = [choice for choices in others.values() for choice in choices]
     costs = np.array([choice.cost for choice in flat])
+    if not np.isfinite(costs).all():
+        worst = next(choice for choice in flat if not math.isfinite(choice.cost))
+        what = f"{worst.layer} with {worst.scheme} costs {worst.cost}"
+        raise FloatingPointError(f"{what}: the model's outputs or second derivatives have NaN or inf on these images")
     one = np.zeros((len(others), len(flat)))
     start = 0
     for place, choices in enumerate(others.values()):
@@ -323,9 +334,17 @@ def _solve(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple
         if most is not None:
             sizes = np.array([[float(getattr(choice, figure)) for choice in flat]])
             limits.append(LinearConstraint(sizes / max(most, 1), -np.inf, (most - rest) / max(most, 1)))
-    scaled = costs / max(costs.max(), 1e-300)  # the solver's tolerances are absolute
-    found = milp(scaled, constraints=limits, integrality=np.ones(len(flat)), bounds=Bounds(0, 1))
-    if found.x is None:
+    best, total = None, np.inf
+    while True:
+        # The solver's tolerances are absolute: costs are measured by the largest that can still be part of the best.
+        possible = costs <= total
+        scaled = np.where(possible, costs, 0) / max(costs[possible].max(), 1e-300)
+        bounds = Bounds(0, possible.astype(float))
+        found = milp(scaled, constraints=limits, integrality=np.ones(len(flat)), bounds=bounds)
+        if found.x is None or (taken := np.round(found.x)) @ costs >= total:
+            break
+        best, total = taken, taken @ costs
+    if best is None:
         raise ValueError(f"no assignment meets {', '.join(budgets)} together: {found.message}")
-    taken = iter(np.round(found.x).reshape(-1))
+    taken = iter(best)
     return {name: [next(taken) for _ in choices].index(1) for name, choices in others.items()}

@@ -1,6 +1,6 @@
 """The blocks of a model that is quantized after training: what they are, and what they get and give."""
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,8 @@ from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..layers.trial import trial
 
+Calls = Mapping[nn.Module, Sequence[str]]
+"""Modules that are called, and for each call why it is not that of a block; empty if it is."""
 PROBES = (1, 2)
 """The numbers of samples with which calls are looked at: another dimension may be as long as one, but not as both."""
 
@@ -26,39 +28,67 @@ def called_blocks(model: nn.Module, images: Tensor) -> dict[str, nn.Module]:
         TypeError: one can't be a block; it is named, with the rule.
     """
     holders = [module for module in model.modules() if layers_of(module)]
-    blocks: dict[str, nn.Module] = {}
-    for count in PROBES:
-        calls = _calls(model, holders, images, count)
-        names: dict[nn.Module, str] = {}
-        for name, module in _blocks_below(model, "", calls):
-            names.setdefault(module, name)  # one block may have two names
-        blocks = {names[module]: module for module in calls if module in names}
-        _check_calls(blocks, calls)
+    calls = _calls_of_probes(model, holders, images)
+    names: dict[nn.Module, str] = {}
+    for name, module in _blocks_below(model, "", calls):
+        names.setdefault(module, name)  # one block may have two names
+    blocks = {names[module]: module for module in calls if module in names}
+    _check_calls(blocks, calls)
     return blocks
 
 
 def check_called(float_model: nn.Module, blocks: Iterable[str], images: Tensor) -> None:
     """Raise unless the float model calls all blocks, so that each has outputs to be kept."""
     twins = {name: float_model.get_submodule(name) for name in blocks}
-    for count in PROBES:
-        calls = _calls(float_model, twins.values(), images, count)
-        if left_out := [name for name, twin in twins.items() if twin not in calls]:
-            raise ValueError(f"float_model ({type(float_model).__name__}) must call {left_out[0]}, as model does")
-        _check_calls(twins, calls)
+    calls = _calls_of_probes(float_model, twins.values(), images)
+    if left_out := [name for name, twin in twins.items() if twin not in calls]:
+        raise ValueError(f"float_model ({type(float_model).__name__}) must call {left_out[0]}, as model does")
+    _check_calls(twins, calls)
 
 
-def _blocks_below(module: nn.Module, prefix: str, called: Container[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the blocks by their names; a module that is not called itself is none, but what it holds may be."""
+def _blocks_below(module: nn.Module, prefix: str, calls: Calls) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the blocks by their names; a module that is none may hold some, down to its layers."""
     if isinstance(module, QuantizedLayer):
-        if module in called:
+        if module in calls:
             yield prefix, module
         return
     for name, child in module.named_children():
         whole = f"{prefix}.{name}" if prefix else name
-        if child in called and not isinstance(child, nn.Sequential | nn.ModuleList | nn.ModuleDict):
+        inner = list(_blocks_below(child, whole, calls))
+        if child not in calls or _is_container(child):
+            yield from inner
+        elif isinstance(child, QuantizedLayer) or (_fits(calls[child]) and not _is_of_blocks(child, inner, calls)):
             yield whole, child
         else:
-            yield from _blocks_below(child, whole, called)
+            yield from inner
+
+
+def _is_container(module: nn.Module) -> bool:
+    """Whether it calls what it holds one after another, or is not called itself; one with its own forward is none."""
+    return type(module).forward in (nn.Sequential.forward, nn.Module.forward)
+
+
+def _is_of_blocks(module: nn.Module, inner: Sequence[tuple[str, nn.Module]], calls: Calls) -> bool:
+    """Whether a module is a stage, or a whole network: it has several blocks of layers, in containers."""
+    containers = (each for each in module.modules() if isinstance(each, nn.Sequential | nn.ModuleList | nn.ModuleDict))
+    held = {child for container in containers for child in container.children()}
+    larger = {block for _, block in inner if not isinstance(block, QuantizedLayer)}
+    return len(larger & held) > 1 and all(_fits(calls[block]) for _, block in inner)
+
+
+def _fits(calls: Sequence[str]) -> bool:
+    """Whether a module is called once, as a block is."""
+    return len(calls) == len(PROBES) and not any(calls)
+
+
+def _calls_of_probes(model: nn.Module, modules: Iterable[nn.Module], images: Tensor) -> Calls:
+    """Return what `_calls` finds with each number of samples, in the order of the first one."""
+    modules = list(modules)
+    found: dict[nn.Module, list[str]] = {}
+    for count in PROBES:
+        for module, reasons in _calls(model, modules, images, count).items():
+            found.setdefault(module, []).extend(reasons)
+    return found
 
 
 def _calls(model: nn.Module, modules: Iterable[nn.Module], images: Tensor, count: int) -> dict[nn.Module, list[str]]:
@@ -93,9 +123,8 @@ def _why_none(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], 
 
 def _check_calls(blocks: Mapping[str, nn.Module], calls: Mapping[nn.Module, Sequence[str]]) -> None:
     for name, module in blocks.items():
-        why, *more = calls[module]
-        if why or more:
-            why = why or "is called twice: its calls have inputs of their own"
+        if not _fits(calls[module]):
+            why = next(filter(None, calls[module]), "is called twice: its calls have inputs of their own")
             raise TypeError(f"{name} ({type(module).__name__}) {why}")
 
 
@@ -113,21 +142,27 @@ class _EnoughError(Exception):
 
 
 def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the inputs and outputs of a block for these images."""
+    """Return the inputs and outputs of a block for these images.
+
+    Where a linear layer has no samples in dimension 0, as of tokens that come first, each of its rows is a sample.
+    """
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 
+    def rows(x: Tensor) -> Tensor:
+        return x.flatten(0, -2) if isinstance(block, nn.Linear) and len(x) != len(images) else x
+
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
         del module
-        inputs.append(args[0].clone())  # the block may write to it
+        inputs.append(rows(args[0]).clone())  # the block, or a hook of its own, may write to it
 
     def behind(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         del module, args
-        outputs.append(output)
+        outputs.append(rows(output))
         raise _EnoughError
 
     block = model.get_submodule(name)
-    handles = block.register_forward_pre_hook(before), block.register_forward_hook(behind)
+    handles = block.register_forward_pre_hook(before, prepend=True), block.register_forward_hook(behind)
     try:
         with trial(model):
             for images in pictures:

@@ -18,6 +18,13 @@ from ..progress import shown
 from .samples import Batches, output_of
 from .sensitivity import float_but
 
+_ONCE = (
+    r"derivative for (\S+?)(?:_backward)? is not implemented",  # of torch
+    r"double backwards on (\S+) not supported",  # of torchvision
+    "marked with @once_differentiable",
+)
+"""What is said of operators that have no second derivative."""
+
 
 class _WithSecondDerivatives(TorchFunctionMode):
     """Computes Hardsigmoid by functions that torch can differentiate twice."""
@@ -40,10 +47,11 @@ def differentiated_twice(remedy: str) -> Iterator[None]:
         with sdpa_kernel(SDPBackend.MATH), _WithSecondDerivatives():
             yield
     except RuntimeError as error:
-        found = re.search(r"derivative for (\S+?)(_backward)? is not implemented", str(error))
+        found = next(filter(None, (re.search(text, str(error)) for text in _ONCE)), None)
         if found is None:
             raise
-        raise ValueError(f"model computes {found[1]}, which torch can't differentiate twice: {remedy}") from error
+        what = found[1] if found.groups() else "a function of its own"
+        raise ValueError(f"model computes {what}, which can't be differentiated twice: {remedy}") from error
 
 
 def traces(
@@ -100,7 +108,7 @@ def _traces(
 
 def probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
     """One sample of Hutchinson's estimator."""
-    signs = (torch.randint(0, 2, value.shape, generator=generator) * 2 - 1).to(value.device, value.dtype)
+    signs = (torch.randint(0, 2, value.shape, generator=generator, device="cpu") * 2 - 1).to(value.device, value.dtype)
     (product,) = torch.autograd.grad(gradient, value, signs, retain_graph=True, allow_unused=True)
     return 0.0 if product is None else float((signs * product).double().sum())
 

@@ -14,6 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from ..checks import check_at_least_one, check_module, check_numbers, check_whole
+from ..convert.tied import shared_tensor
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
 from ..layers.copies import copied
@@ -117,9 +118,10 @@ def reconstruct(
     weights lie on levels since an earlier call. Weights that are frozen (``requires_grad=False``) are rounded, too.
     Weights that lie on a level stay there: a second call learns no rounding, and warns; the ranges of inputs go on.
 
-    A block is a module that is neither a quantized layer nor ``nn.Sequential``, ``nn.ModuleList`` or
-    ``nn.ModuleDict``, is called, and holds quantized layers, below the model itself, such as a residual block; a
-    quantized layer outside such modules is one of its own. The input and output of a block have the samples in
+    A block is a module with a forward of its own (``nn.Sequential`` has none), below the model itself, that holds
+    quantized layers, takes one tensor, returns one, and is called once, such as a residual block. A stage or a network
+    in a wrapper, which holds several of them in ``nn.Sequential``, ``nn.ModuleList`` or ``nn.ModuleDict``, stands for
+    these. A quantized layer in no block is one of its own. The input and output of a block have the samples in
     dimension 0 (batch first).
 
     Args:
@@ -145,8 +147,7 @@ def reconstruct(
             call its blocks; no samples, or an option out of its range.
         TypeError: a weight whose levels are not evenly spaced, or that is normalized before it is quantized; a weight
             that is shared, computed (pruned, parametrized) or of 16 bits; a wrapper such as DataParallel; a batch that
-            is no tensor; a block that takes anything but one tensor by position, returns anything but one, has other
-            dimensions before that of the samples, or is called twice.
+            is no tensor; a layer that is called twice.
         RuntimeError: several processes, which would round differently; `torch.inference_mode`.
     """
     check_module(model)
@@ -170,10 +171,8 @@ def reconstruct(
         _check_levels(name, layer)
     if float_model is not None:
         float_twins(layers, float_model)
-    owners: dict[Tensor, str] = {}
-    for name, layer in layers.items():
-        if (other := owners.setdefault(layer.weight, name)) != name:
-            raise TypeError(f"{other} and {name} share a weight: its rounding can't suit both")
+    if shared := shared_tensor(model, {name: layer.weight for name, layer in layers.items()}):
+        raise TypeError(f"{' and '.join(shared)} share a weight: its rounding can't suit both")
     mode = {module: module.training for module in model.modules()}
     model.eval()
     try:

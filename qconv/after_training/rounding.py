@@ -109,7 +109,8 @@ def learn_rounding(
             optimizer = torch.optim.Adam([group for group in groups if group["params"]])
             feature_dim = feature_dim_of(block, input[:1])
             for step in range(options.iterations):
-                batch = torch.randint(0, len(input), (min(options.batch_size, len(input)),), generator=generator)
+                count = min(options.batch_size, len(input))
+                batch = torch.randint(0, len(input), (count,), generator=generator, device="cpu")
                 weights = {name: rounding.weight() for name, rounding in roundings.items()}
                 output = functional_call(block, weights, (input[batch],))
                 distance = (output - target[batch]).square()

@@ -1,5 +1,6 @@
 """Which layers cost accuracy most: each one quantized alone, and what that does to outputs and loss."""
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -169,6 +170,7 @@ def sensitivity(
             the training; no samples; labels that are not one for each image; ``batch_size`` or ``max_samples`` below 1.
         TypeError: a batch, labels or an output that are no tensor; labels beside batches; and as for `qconv.convert`
             and `qconv.calibrate`.
+        FloatingPointError: outputs with NaN or inf.
     """
     check_module(model)
     batches = batches_of(model, images, labels, batch_size, max_samples)
@@ -235,6 +237,10 @@ def _cost(
 ) -> Cost:
     outputs = [output_of(model, images) for images, _ in batches]
     noise = sum(_energy(y_q - y) for y_q, y in zip(outputs, reference, strict=True))
+    if not math.isfinite(noise):
+        is_float = not all(map(math.isfinite, map(_energy, reference)))
+        which = "the float model" if is_float else f"the model with {name} quantized"
+        raise FloatingPointError(f"the outputs of {which} have NaN or inf on these images")
     error = noise / max(sum(map(_energy, reference)), 1e-300)
     kl = None
     if all(y.ndim == 2 and y.shape[1] > 1 for y in reference):

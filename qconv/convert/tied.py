@@ -1,10 +1,10 @@
 """Whether layers can follow their schemes: not if several modules hold a weight that one of them would change."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..layers import QuantizedLayer
 from ..layers.computed import writes
@@ -54,6 +54,16 @@ def check_tied(model: nn.Module, steps: "Sequence[Step]") -> None:
                     f"{step.scheme.name} would clamp or freeze both after every step; leave it float by skip or "
                     "overrides, or untie them"
                 )
+
+
+def shared_tensor(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Return the names of two modules that hold one of some modules' ``tensors``, in their order; None if none do."""
+    holders: dict[Tensor, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False):
+            holders.setdefault(parameter, []).append(name)
+    found = (holders.get(tensor, []) for tensor in tensors.values())
+    return next(((names[0], names[1]) for names in found if len(names) > 1), None)
 
 
 def tied_parameters(model: nn.Module) -> set[nn.Parameter]:

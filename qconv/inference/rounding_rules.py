@@ -181,7 +181,7 @@ class Call:
         for _ in range(PERTURBED):
             moved: dict[int, Tensor] = {}
             for index, value in self.exact.items():
-                signs = torch.randint(0, 2, value.shape, generator=generator).to(value) * 2 - 1
+                signs = torch.randint(0, 2, value.shape, generator=generator, device="cpu").to(value) * 2 - 1
                 moved[index] = value + signs * (self.errors[index] + 2 * UNIT * value.abs())
             for variance, value, other in zip(variances, exact, self._run(moved), strict=True):
                 variance += (other - value).square() / PERTURBED

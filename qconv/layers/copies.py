@@ -11,13 +11,14 @@ from torch import Tensor, nn
 
 
 def copied(model: nn.Module) -> nn.Module:
-    """Return a deep copy.
+    """Return a deep copy; what pruned and normalized layers have computed last, which can't be copied, is data in it.
 
     Raises:
         TypeError: a forward that the copy would share, see `check_copies`.
     """
     check_copies(model)
-    return copy.deepcopy(model)
+    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
 
 
 def check_copies(model: nn.Module) -> None:

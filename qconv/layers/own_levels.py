@@ -22,7 +22,7 @@ def why_off_levels(layer: QuantizedLayer) -> str:
     try:
         with layer.as_evaluated() as (quantizer, filters):
             if not _stays(quantizer, filters):
-                return "it normalizes the weight before it quantizes it"
+                return "its levels follow the weight, which it normalizes or whose statistics it takes"
             moved = copy.deepcopy(quantizer)
             for parameter in moved.parameters():  # learned tensors may move apart
                 before = parameter.clone()
@@ -42,7 +42,8 @@ def _stays(quantizer: Quantizer, filters: Tensor) -> bool:
     codes = quantizer.codes(filters, *tensors)
     levels = codes.dequantize().to(filters.dtype)
     again = quantizer.codes(levels, *tensors)
-    return torch.allclose(again.dequantize().to(levels.dtype), levels, rtol=1e-2) and torch.equal(
+    rtol = 1e-5 if torch.finfo(levels.dtype).bits > 16 else 1e-2
+    return torch.allclose(again.dequantize().to(levels.dtype), levels, rtol=rtol) and torch.equal(
         again.values, codes.values
     )
 

@@ -18,7 +18,7 @@ def trial(
 ) -> Iterator[None]:
     """Context manager: evaluation mode without gradients; afterwards all modules have their former modes.
 
-    Compiled models run as they are written: compiled code would ignore the hooks of those who observe.
+    Compiled models run `as_written`.
 
     Args:
         model: any module.
@@ -28,8 +28,7 @@ def trial(
     """
     modes = {module: module.training for module in model.modules()}
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:  # without it nothing is compiled
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(as_written())
         if not warns:
             stack.enter_context(warnings.catch_warnings())
             warnings.simplefilter("ignore")
@@ -41,6 +40,15 @@ def trial(
             stack.callback(State(model).restore)
         stack.callback(set_modes, modes)
         model.eval()
+        yield
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Context manager: compiled models run as they are written; compiled code would ignore hooks."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:  # without it nothing is compiled
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
 
 

@@ -41,7 +41,7 @@ def batch_statistics(model: nn.Module) -> Iterator[None]:
             stacklevel=3,
         )
     kept = {norm: (norm.running_mean, norm.running_var, norm.track_running_stats) for norm in norms}
-    handles = [norm.register_forward_pre_hook(_forget) for norm in norms]
+    handles = [norm.register_forward_pre_hook(_forget, with_kwargs=True) for norm in norms]
     handles += [norm.register_forward_hook(_remember(*kept[norm]), always_call=True) for norm in norms]
     try:
         yield
@@ -70,8 +70,8 @@ def is_initial(norm: _NormBase) -> bool:
     return mean is None or var is None or is_lazy(mean) or not (bool(mean.any()) or bool((var != 1).any()))
 
 
-def _forget(norm: nn.Module, args: tuple[Any, ...]) -> None:
-    input = args[0] if args else None
+def _forget(norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    input = args[0] if args else kwargs.get("input")
     if isinstance(norm, _NormBase) and isinstance(input, Tensor) and _values(norm, input) > 1:
         norm.running_mean = norm.running_var = None
         norm.track_running_stats = False

@@ -49,7 +49,8 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
               or what they are computed from (`torch.nn.utils.parametrize`, pruning);
             - ``"quantizers"``: the learned tensors of quantizers; ``"input_quantizers"``, ``"weight_quantizers"`` and
               ``"grad_quantizers"``: those that a quantized layer has in this role;
-            - ``"norms"``: weights and biases of normalizations; ``"biases"``: parameters named ``bias``, including
+            - ``"norms"``: weights and biases of normalizations: torch's, and vectors of others with "norm" in the
+              name of their class; ``"biases"``: parameters named ``bias``, including
               those of normalizations but not those of quantizers;
             - any other text: a regular expression that matches the parameter's whole name;
             - a function of name and parameter that says whether it matches.
@@ -202,6 +203,8 @@ def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
             add("quantizers", module.parameters())
         elif isinstance(module, _NORMS):
             add("norms", module.parameters(recurse=False))
+        elif "norm" in type(module).__name__.lower():  # of timm, or a user's own
+            add("norms", [parameter for parameter in module.parameters(recurse=False) if parameter.ndim == 1])
         elif isinstance(module, QuantizedLayer):
             for place in ("input", "weight", "grad"):
                 quantizer = getattr(module, f"{place}_quantizer")

@@ -1,6 +1,5 @@
 """The contents of a model, layer by layer: bits, parameters, multiply-accumulates, bit operations and bytes."""
 
-import copy
 import math
 import sys
 from collections import Counter
@@ -17,10 +16,10 @@ from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import Watch, forget
 from ..layers.computed import computed_by, evaluated, parts_of_weight
-from ..layers.copies import check_copies
+from ..layers.copies import copied
 from ..layers.naming import frozen_part
 from ..layers.parents import FAST_PATHS
-from ..layers.trial import random_state_kept
+from ..layers.trial import as_written, random_state_kept
 from ..layers.uncalibrated import without_warnings
 from ..quantizers import Quantizer
 from ..table import screen_width
@@ -99,7 +98,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         if nn.parameter.is_lazy(tensor):
             raise ValueError(f"model ({type(model).__name__}) has no shape for {name!r} yet: call it once before")
     with torch.inference_mode(False):
-        trace = _trace(_copied(model), size)
+        trace = _trace(copied(model), size)
     from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does not need
 
     seen: set[Tensor] = set()
@@ -113,13 +112,6 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
     if not rows:
         raise ValueError(f"model ({type(model).__name__}) has no parameters, buffers or layers to count")
     return Summary(tuple(rows), header)
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    """A copy; what pruned and normalized layers have computed last, which can't be copied, is only data in it."""
-    check_copies(model)
-    kept = [value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in kept if not value.is_leaf})
 
 
 def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
@@ -194,7 +186,7 @@ def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
     trace, watch = _Trace(), Watch(model, layers)
     handles = [_record(trace, name, module) for name, module in modules.items()]
     try:
-        with random_state_kept(model), without_warnings():
+        with as_written(), random_state_kept(model), without_warnings():
             with torch.no_grad(), watch:
                 model.eval()(sample_of(model, (1, *size)))
             for handle in handles:

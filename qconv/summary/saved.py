@@ -203,4 +203,4 @@ def sample_of(model: nn.Module, shape: tuple[int, ...], random: bool = False) ->
     if not random:
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
     # Not zeros, for a clamp keeps nothing where its gradient passes everywhere.
-    return torch.rand(shape, generator=torch.Generator().manual_seed(0)).to(like.device, like.dtype)
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0), device="cpu").to(like.device, like.dtype)

@@ -142,7 +142,7 @@ def time_forms(network: Network, seconds: float) -> tuple[dict[int, dict[str, Ti
         runs[FROZEN] = freeze(model)
     except (ValueError, TypeError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
-    images = torch.randn(1, *network.input_size, generator=torch.Generator().manual_seed(0))
+    images = torch.randn(1, *network.input_size, generator=torch.Generator().manual_seed(0), device="cpu")
     with torch.inference_mode():
         timings = {size: in_turn(runs, batch_of(images, size), seconds, rounds=3, most=PATIENCE) for size in BATCHES}
     return {size: timed for size, timed in timings.items() if timed}, reason
