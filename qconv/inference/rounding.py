@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .rounding_rules import Call
+from .rounding_rules import AtenCall
 
 SURE = 8  # errors: no float is further from its exact value
 TINY = 1e-37  # near the smallest normal float32: smaller numbers may become 0
@@ -70,7 +70,7 @@ class Rounding(TorchDispatchMode):
         if not any(_is_float(leaf) for leaf in outputs):
             return output
         first = leaves[0] if leaves and isinstance(leaves[0], Tensor) else None
-        call = Call(func, leaves, spec, known, 0 if first is None else self._terms.get(first, 0))
+        call = AtenCall(func, leaves, spec, known, 0 if first is None else self._terms.get(first, 0))
         exact, errors = call.rounded(outputs)
         for index, leaf in enumerate(outputs):
             if not _is_float(leaf):

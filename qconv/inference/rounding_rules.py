@@ -55,7 +55,7 @@ def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
     return UNIT * (terms * (value.square() + squares.abs()) + value.square()).sqrt()
 
 
-class Call:
+class AtenCall:
     """An operation of aten with its arguments as leaves of a tree; ``known`` has their exact values and errors.
 
     ``summed`` is the number of products in each number of its first argument, if that is of a convolution; `terms` is
