@@ -71,11 +71,8 @@ def check_direction(objective: Any, sweeper: Any) -> None:
     directions = [getattr(given, "name", given)] if not isinstance(given, list | ListConfig) else given
     for name, direction in zip(names, directions, strict=False):
         if "accuracy" in name and getattr(direction, "name", direction) == "minimize":
-            word = (
-                "maximize"
-                if len(names) == 1
-                else "[" + ",".join("maximize" if "accuracy" in each else "minimize" for each in names) + "]"
-            )
+            words = ["maximize" if "accuracy" in each else "minimize" for each in names]
+            word = words[0] if len(words) == 1 else f"[{','.join(words)}]"
             raise ValueError(f"objective (={name}) would be minimized: write hydra.sweeper.direction={word}")
 
 

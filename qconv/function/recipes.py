@@ -341,8 +341,8 @@ def _checked(
     if exact is None or not _are_equal(_samples(x), samples, 0.0):
         raise RuntimeError(
             f"the input of {name()} can't be computed again: it, or a tensor that it was made of, was changed through "
-            ".data, where autograd can't see it; change it under torch.no_grad(), or call qconv.lean(model, False). Or "
-            "there was a NaN, whose sign is any"
+            ".data, where autograd can't see it, or holds NaN, which signs don't keep; change it under "
+            "torch.no_grad(), or call qconv.lean(model, False)"
         )
     return x
 

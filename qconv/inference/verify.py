@@ -160,7 +160,8 @@ def verify(
 def _is_batch(inputs: Any) -> bool:
     """Whether it is one batch: a tensor, or one with labels."""
     if isinstance(inputs, tuple | list) and len(inputs) == 2:
-        return all(isinstance(each, Tensor) for each in inputs) and not inputs[1].is_floating_point()
+        kinds = [isinstance(each, Tensor) and each.is_floating_point() for each in inputs]
+        return kinds == [True, False] and isinstance(inputs[1], Tensor)
     return isinstance(inputs, Tensor)
 
 
