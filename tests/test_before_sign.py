@@ -498,7 +498,7 @@ def test_what_fails_after_the_layers_changes_nothing() -> None:
     """Such as a warning that is an error."""
     model = chain(nn.TransformerEncoderLayer(8, 2, 16), nn.ReLU(), WithF(F.relu), Helped()).eval()
     model[5].requires_grad_(False)
-    said, state = repr(model), model.state_dict()
+    said, state = repr(model), copy.deepcopy(model.state_dict())
     notes = [dict(vars(module)) for module in model.modules()]
     trained = [parameter.requires_grad for parameter in model.parameters()]
     with warnings.catch_warnings():

@@ -134,7 +134,7 @@ def test_nothing_else_changes() -> None:
     qconv.calibrate(model, [images])
     model(images).sum().backward()
     qconv.lean(model)
-    before, grads = copy.deepcopy(model.state_dict()), [parameter.grad for parameter in model.parameters()]
+    before, grads = copy.deepcopy(model.state_dict()), [copy.deepcopy(each.grad) for each in model.parameters()]
     random = torch.get_rng_state()
     found = qconv.set_ewgs_deltas(model, [batch(), batch(6)], probes=4)
     assert torch.get_rng_state().equal(random)
@@ -144,7 +144,7 @@ def test_nothing_else_changes() -> None:
         assert value.equal(before[name]) or name.removesuffix(".delta") in found
     for parameter, grad in zip(model.parameters(), grads, strict=True):
         assert parameter.requires_grad
-        assert parameter.grad is grad
+        assert (parameter.grad is None) if grad is None else parameter.grad.equal(grad)
     assert qconv.set_ewgs_deltas(model, [batch(), batch(6)], probes=4) == found
     assert qconv.set_ewgs_deltas(model, [batch(), batch(6)], probes=4, seed=1) != found
     model.compile()
@@ -441,3 +441,19 @@ def test_the_callback_refuses_early(tmp_path: Path) -> None:
         run(tmp_path, EWGSDelta(), scheme=schemes.lsq(2, 2))
     with pytest.raises(ValueError, match=r"batches \(=0\) must be at least 1"):
         EWGSDelta(batches=0)
+
+
+def test_probes_stop_when_their_mean_settles(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: dict[int, int] = {}
+    drawn = [1.0, 1.5, 1.1, 1.2001, 1.2]  # the means are 1, 1.25, 1.2 and 1.200025: less than a thousandth more
+
+    def probe(gradient: Tensor, value: Tensor, generator: torch.Generator) -> float:
+        del gradient, generator
+        counts[id(value)] = counts.get(id(value), 0) + 1
+        return drawn[counts[id(value)] - 1]
+
+    monkeypatch.setattr(qconv.ewgs_deltas, "probe", probe)
+    model = network()
+    qconv.calibrate(model, [batch()[0]])
+    qconv.set_ewgs_deltas(model, [batch()], probes=5)
+    assert set(counts.values()) == {4}

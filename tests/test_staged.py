@@ -515,3 +515,50 @@ def test_a_slow_weight_starts_where_its_stage_does() -> None:
             first = step.detach().clone()
             assert first != 1
     torch.testing.assert_close(step, first)
+
+
+@pytest.mark.parametrize(
+    "scheme",
+    [schemes.staged([(0, schemes.bnn()), (0.5, schemes.siman())]), schemes.layerwise(schemes.siman())],
+    ids=str,
+)
+def test_a_stage_that_quantizes_samples_as_wholes_ships(scheme: qconv.Scheme) -> None:
+    """SiMaN's inputs are signs of what is left without the sample's mean: no threshold stands for them."""
+    blocks = ((nn.Conv2d(32, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32)) for _ in range(2))
+    model = qconv.convert(nn.Sequential(*(module for block in blocks for module in block)), scheme, skip=())
+    input = torch.randn(4, 32, 8, 8) + torch.linspace(-1, 1, 4).view(-1, 1, 1, 1)
+    qconv.set_progress(model, 1.0)
+    model(input)
+    model.eval()
+    torch.testing.assert_close(qconv.freeze(model)(input), model(input), rtol=1e-4, atol=1e-4)
+
+
+def test_a_schedule_inside_a_stage_moves_between_forward_and_backward() -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.staged([(0, schemes.bnn()), (0.25, schemes.irnet())]))
+    input, grads = torch.randn(2, 3, 8, 8), []
+    for later in (0.5, 0.9):
+        layer.zero_grad()
+        qconv.set_progress(layer, 0.5)
+        loss = layer(input).square().sum()
+        qconv.set_progress(layer, later)
+        loss.backward()
+        assert layer.weight.grad is not None
+        grads.append(layer.weight.grad.clone())
+    assert grads[0].equal(grads[1])
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_the_share_of_data_is_that_of_the_stage(mixed: bool) -> None:
+    if mixed:
+        scheme = schemes.layerwise(schemes.lsq(2, 2), inputs=(0, 0.1), weights=(0.2, 0.3), ramp=0.5)
+    else:
+        scheme = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
+    model: Any = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), scheme, skip=())
+    qconv.set_progress(model, 0.1)
+    model(torch.randn(2, 3, 8, 8))
+    quantizer = model[0].input_quantizer
+    flags = [value for name, value in quantizer.named_buffers() if name.endswith("calibrated")]
+    assert flags
+    for flag in flags:
+        flag.fill_(0.1)  # as an average of weights leaves it
+    assert quantizer.share_of_data() == pytest.approx(0.1)
