@@ -158,7 +158,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
         names = [f"{row['method'].removesuffix(row['bits']).strip()}  {row['bits']}" for row in own]
         axes.set_yticks(range(len(names)), names)
         axes.set(title=f"ResNet-20, {epochs} epochs; bits of weights/activations", ylim=(-0.6, len(names) - 0.4))
-        axes.margins(x=0.15)
+        axes.margins(x=0.2)
         axes.grid(axis="x", alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     places[-1].set_xlabel(
