@@ -164,6 +164,24 @@ def test_costs_of_many_magnitudes(seed: int) -> None:
     assert sum(others[name][index].cost for name, index in taken.items()) == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.parametrize(("below", "free"), [(1, False), (100, False), (0, True)])
+def test_budgets_are_kept_to_the_last_operation(below: int, free: bool) -> None:
+    """They are larger than what the solver tells apart."""
+    sizes, costs = [(10**10, 2 * 10**10)] * 4 + [(1000, 2000)], (9, 1)
+    others = {
+        f"layer{number}": tuple(
+            Choice(f"layer{number}", "", 1, 1, cost, size, size) for size, cost in zip(each, costs, strict=True)
+        )
+        for number, each in enumerate(sizes)
+    }
+    least = sum(each[0] for each in sizes)
+    most = least if free else sum(each[1] for each in sizes) - below
+    taken = _solve(others, {"bops": (most, 0)})
+    chosen = [others[name][index] for name, index in taken.items()]
+    assert sum(choice.bops for choice in chosen) <= most
+    assert sum(choice.cost for choice in chosen) == (45 if free else 13)
+
+
 @pytest.mark.parametrize("measure", ["hessian", "measured"])
 def test_nan_is_named(measure: Any) -> None:
     model = network()

@@ -287,7 +287,15 @@ class SharesDictionary(SetsAttribute):
         return self.tail(self.block(x))
 
 
+class ChoosesBySize(Python):
+    """Calls one module for small images, another for large ones."""
+
+    def then(self, x: Tensor) -> Tensor:
+        return self.tail(self.block(x) if x.shape[2] < 10 else self.parts(x))
+
+
 PYTHON = {
+    ChoosesBySize: set(),
     SetsAttribute: {"tail"},
     SharesDictionary: {"tail"},
     CallsOnly: set(),

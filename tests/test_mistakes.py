@@ -123,6 +123,7 @@ def test_a_search_for_the_worst_network(objective: Any, direction: Any, word: st
     check_direction("test_loss", {"direction": "minimize"})
     check_direction("test_accuracy", {"direction": "maximize"})
     check_direction("test_accuracy", {})
+    check_direction(None, {"direction": "minimize"})
 
 
 def test_plugins_that_an_extra_installs() -> None:

@@ -159,6 +159,14 @@ def test_normalizations_of_other_packages() -> None:
     rest, norms = parameter_groups(model, {"norms": {"weight_decay": 0.0}})
     assert [len(group["params"]) for group in (rest, norms)] == [2, len(list(model[1:].parameters()))]
 
+    class NormalizedLinear(nn.Linear): ...
+
+    class Normalized1x1(qconv.QConv2d): ...
+
+    model = nn.Sequential(Normalized1x1(3, 8, 1, scheme=schemes.lsq(4, 4)), NormalizedLinear(8, 2), nn.LayerNorm(2))
+    groups = parameter_groups(model, {"input_quantizers": {}, "norms": {}})
+    assert [len(group["params"]) for group in groups] == [5, 1, 2]
+
 
 def test_no_rest() -> None:
     model = nn.Linear(2, 2)

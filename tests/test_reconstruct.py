@@ -387,6 +387,22 @@ class Stage(nn.Module):
         return self.blocks(self.down(x))
 
 
+class Unit(nn.Module):
+    """A layer, its norm and its activation, as timm and torchvision put them together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.relu(self.norm(self.conv(x)))
+
+
+class Around(Holds):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
 def twice(block: nn.Module) -> nn.Sequential:
     return nn.Sequential(block, copy.deepcopy(block))
 
@@ -411,6 +427,7 @@ class OfLists(nn.ModuleDict):
         ),
         (lambda: nn.Sequential(Stage(), Residual(2)), ["0.down", "0.blocks.0", "0.blocks.1", "1"]),
         (lambda: nn.Sequential(OfLists(), Residual(2)), ["0", "1"]),
+        (lambda: twice(Around(nn.Sequential(Unit(), Unit()))), ["0", "1"]),  # residual, of layers with norms
         (Outer, ["two.conv"]),  # it takes two tensors
         (lambda: nn.Sequential(Holds(Residual(2)), Residual(2)), ["0", "1"]),
     ],
@@ -462,6 +479,11 @@ class Tokens(nn.Module):
         return self.block(self.rows(self.first(x.flatten(0, 1)).view(x.shape)))
 
 
+class Swapped(Holds):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([super().forward(x.transpose(0, 1))] * 2, 2).transpose(0, 1)[None]
+
+
 class Flat(Holds):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x).flatten(0, 1)
@@ -477,6 +499,8 @@ def test_blocks_take_the_samples_first(tokens: int) -> None:
         return reconstruct(model, images, iterations=500, batch_size=4)  # a batch of 4 images, and one of 2
 
     assert [row.name for row in learned(Attention(batch_first=True)).rows] == ["first", "block"]
+    swapped = Swapped(nn.Linear(4, 4))  # its layer gets tokens first, of batches of 4 and 2
+    assert [row.name for row in learned(swapped).rows] == ["first", "block.conv"]
     for block, rows, layers in (
         (Attention(batch_first=False), lambda x: x.transpose(0, 1), ["block.qkv", "block.out"]),
         (Flat(nn.Linear(4, 4)), lambda x: x, ["block.conv"]),

@@ -237,12 +237,9 @@ def assign_bits(
         taken = _solve(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
         overrides = {re.escape(name): choices[index] for name, index in taken.items()}
         whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
-        budgets = {"packed_bytes": max_bytes, "bops": max_bops}
-        over = {name: getattr(whole, name) - most for name, most in budgets.items() if most is not None}
-        if max(over.values()) <= 0:
+        if max_bytes is None or whole.packed_bytes <= max_bytes:
             break
-        for name, more in over.items():  # the file's header is larger with several schemes; the solver rounds
-            rest[name] += max(more, 0)
+        rest["packed_bytes"] += whole.packed_bytes - max_bytes  # the file's header is larger with several schemes
     rows = tuple(others[name][index] for name, index in taken.items())
     return BitAssignment(rows, overrides, others, whole.packed_bytes, whole.bops, of_weights)
 
@@ -341,10 +338,23 @@ def _solve(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple
         scaled = np.where(possible, costs, 0) / max(costs[possible].max(), 1e-300)
         bounds = Bounds(0, possible.astype(float))
         found = milp(scaled, constraints=limits, integrality=np.ones(len(flat)), bounds=bounds)
-        if found.x is None or (taken := np.round(found.x)) @ costs >= total:
+        if found.x is None:
             break
-        best, total = taken, taken @ costs
+        taken = np.round(found.x)
+        if _is_above(taken.tolist(), flat, budgets):  # by less than the solver's tolerance: all but this one
+            limits.append(LinearConstraint(taken[None], -np.inf, len(others) - 1))
+        elif taken @ costs >= total:
+            break
+        else:
+            best, total = taken, taken @ costs
     if best is None:
         raise ValueError(f"no assignment meets {', '.join(budgets)} together: {found.message}")
     taken = iter(best)
     return {name: [next(taken) for _ in choices].index(1) for name, choices in others.items()}
+
+
+def _is_above(taken: Sequence[float], flat: Sequence[Choice], budgets: Mapping[str, tuple[int | None, int]]) -> bool:
+    """Whether an assignment exceeds a budget, in whole numbers."""
+    chosen = [choice for is_taken, choice in zip(taken, flat, strict=True) if is_taken]
+    sums = {figure: rest + sum(getattr(choice, figure) for choice in chosen) for figure, (_, rest) in budgets.items()}
+    return any(most is not None and sums[figure] > most for figure, (most, _) in budgets.items())

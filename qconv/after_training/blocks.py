@@ -72,7 +72,7 @@ def _is_of_blocks(module: nn.Module, inner: Sequence[tuple[str, nn.Module]], cal
     """Whether a module is a stage, or a whole network: it has several blocks of layers, in containers."""
     containers = (each for each in module.modules() if isinstance(each, nn.Sequential | nn.ModuleList | nn.ModuleDict))
     held = {child for container in containers for child in container.children()}
-    larger = {block for _, block in inner if not isinstance(block, QuantizedLayer)}
+    larger = {block for _, block in inner if len(layers_of(block)) > 1}
     return len(larger & held) > 1 and all(_fits(calls[block]) for _, block in inner)
 
 
@@ -146,19 +146,18 @@ def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Te
 
     Where a linear layer has no samples in dimension 0, as of tokens that come first, each of its rows is a sample.
     """
+    is_by_rows = False
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 
-    def rows(x: Tensor) -> Tensor:
-        return x.flatten(0, -2) if isinstance(block, nn.Linear) and len(x) != len(images) else x
-
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        del module
-        inputs.append(rows(args[0]).clone())  # the block, or a hook of its own, may write to it
+        nonlocal is_by_rows
+        is_by_rows |= isinstance(module, nn.Linear) and len(args[0]) != len(images)
+        inputs.append(args[0].clone())  # the block, or a hook of its own, may write to it
 
     def behind(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
         del module, args
-        outputs.append(rows(output))
+        outputs.append(output)
         raise _EnoughError
 
     block = model.get_submodule(name)
@@ -173,7 +172,8 @@ def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Te
     finally:
         for handle in handles:
             handle.remove()
-    return torch.cat(inputs), torch.cat(outputs)
+    both = ([x.flatten(0, -2) if is_by_rows else x for x in each] for each in (inputs, outputs))
+    return tuple(map(torch.cat, both))  # pyright: ignore[reportReturnType]
 
 
 @torch.no_grad()

@@ -102,7 +102,8 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
         try:
             check_types(cfg, [*hydra_cfg.overrides.hydra, *hydra_cfg.overrides.task])
             check_given(cfg)
-            check_direction(cfg.objective, hydra_cfg.sweeper)
+            if hydra_cfg.mode == RunMode.MULTIRUN:
+                check_direction(cfg.objective, hydra_cfg.sweeper)
             announce(cfg.run_dir)
             for line in leave_out(cfg, hydra_cfg.overrides.task):
                 if is_first_process():

@@ -58,6 +58,9 @@ def compare(runs: Sequence[Run]) -> tuple[list[Group], dict[str, str], list[Run]
     Of several runs of a group with the same seed the newest counts: they would make the deviation too small.
     """
     described = [(_description(run), run) for run in runs]
+    if all(run.result.get("precision") for run in runs):  # that of the machine, where the config says "auto"
+        for description, run in described:
+            description["trainer.precision"] = str(run.result["precision"])
     own = _own_seeds(described)
     for description, _ in described:
         for key in [key for key in description if key.endswith(SEED) and key not in own]:
@@ -104,8 +107,6 @@ def _description(run: Run) -> dict[str, str]:
         is_apart = any(key == name or key.startswith(f"{name}.") for name in APART)
         if value is not None and not is_apart:  # earlier versions may not have named what is null
             values[key] = str(value)
-    if run.result.get("precision") is not None:  # "auto" is that of the machine
-        values["trainer.precision"] = str(run.result["precision"])
     return values
 
 

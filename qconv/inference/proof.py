@@ -22,6 +22,8 @@ _LOOKED_AT = "the forward around it looks at more than what it gives"
 _NOT_REACHED = "the forward around it calls it by a reference of its own, such as one in a list"
 
 
+LARGE = 64
+"""The longest side of images that are also tried at twice their size."""
 Flat = tuple[list[Any], Any]
 """What a forward gives: the leaves, and how they are put together, with the keys of dictionaries."""
 
@@ -86,6 +88,7 @@ class Parts:
             self._prove(other)
 
     def _prove(self, sample: Tensor) -> None:
+        self._called.clear()
         with trial(self.network, keep_state=True):
             while (run := self._compared(sample)).unequal:
                 for name, reason in run.unequal.items():
@@ -212,15 +215,24 @@ def takes(network: nn.Module, sample: Tensor) -> None:
 
 
 def _of_another_size(network: nn.Module, sample: Tensor) -> Tensor | None:
-    """The first sample, twice as long in all dimensions behind the channels; None if the network does not take it."""
-    other = sample[:1].repeat(1, 1, *[2] * (sample.ndim - 2)) if sample.ndim > 2 else sample[:0]
-    if not other.numel():
-        return None
-    try:
-        takes(network, other)
-    except Exception:  # noqa: BLE001  # it takes inputs of one size
-        return None
-    return other
+    """The first sample with other dimensions behind the channels, or of another length; None if none is taken.
+
+    They are twice as long, or half as long where that would take much more memory.
+    """
+    one, places = sample[:1], [tuple(range(2, sample.ndim))]
+    if sample.ndim == 3:
+        places.append((1,))  # of sequences
+    for dims in filter(None, places):
+        if max(sample.shape[dim] for dim in dims) <= LARGE:
+            other = one.repeat([2 if dim in dims else 1 for dim in range(sample.ndim)])
+        else:
+            other = one[tuple(slice((side + 1) // 2 if dim in dims else None) for dim, side in enumerate(one.shape))]
+        try:
+            takes(network, other)
+        except Exception:  # noqa: BLE001  # it takes inputs of one size
+            continue
+        return other
+    return None
 
 
 def find_sample(network: nn.Module) -> Tensor | None:

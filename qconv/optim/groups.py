@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
 from ..layers import QuantizedLayer
@@ -35,6 +36,7 @@ KINDS = (
 )
 """The kinds that a rule of `parameter_groups` can name."""
 
+_WITH_PRODUCTS = (nn.Linear, _ConvNd, nn.Embedding)
 _NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # _NormBase is that of batch and instance norms
 
 
@@ -203,8 +205,6 @@ def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
             add("quantizers", module.parameters())
         elif isinstance(module, _NORMS):
             add("norms", module.parameters(recurse=False))
-        elif "norm" in type(module).__name__.lower():  # of timm, or a user's own
-            add("norms", [parameter for parameter in module.parameters(recurse=False) if parameter.ndim == 1])
         elif isinstance(module, QuantizedLayer):
             for place in ("input", "weight", "grad"):
                 quantizer = getattr(module, f"{place}_quantizer")
@@ -212,6 +212,8 @@ def _kinds(model: nn.Module) -> Mapping[nn.Parameter, set[str]]:
             weights, bits = trained_weights(module), module.weight_quantizer.bits
             add("binary_weights", weights if bits == 1 else ())
             add("quantized_weights", weights if bits < 32 else ())
+        elif "norm" in type(module).__name__.lower() and not isinstance(module, _WITH_PRODUCTS):  # of timm, for one
+            add("norms", [parameter for parameter in module.parameters(recurse=False) if parameter.ndim == 1])
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if name.rpartition(".")[2] == "bias" and "quantizers" not in kinds[parameter]:
             add("biases", [parameter])

@@ -156,8 +156,10 @@ def _validated(classifier: Classifier, data: LightningDataModule, trainer: Train
 
 
 def _own_figures(figures: Mapping[str, float], about: dict[str, Any]) -> dict[str, float]:
-    """Return loss and accuracy; what else callbacks have logged is put into `about`."""
-    about |= {name: value for name, value in figures.items() if name not in EVALUATION_FIGURES}
+    """Return loss and accuracy; what else callbacks have logged is put into `about`, if it has no such name."""
+    for name, value in figures.items():
+        if name not in EVALUATION_FIGURES:
+            about.setdefault(name, value)
     return {name: value for name, value in figures.items() if name in EVALUATION_FIGURES}
 
 
@@ -279,11 +281,11 @@ def interruptions_named(trainer: Trainer) -> Iterator[None]:
             signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt(f"stopped by Ctrl-C; {where_to_go_on(trainer)}") from None
     except RuntimeError as error:
-        for guard in (each for each in trainer.callbacks if isinstance(each, FiniteGuard)):  # pyright: ignore
-            if (words := guard.unfinished(trainer)) is not None:
-                raise FloatingPointError(words) from error
         words = str(error)
         if trainer.world_size == 1 or not any(sign in words.lower() for sign in LOST):
+            for guard in (each for each in trainer.callbacks if isinstance(each, FiniteGuard)):  # pyright: ignore
+                if (bad := guard.unfinished(trainer)) is not None:
+                    raise FloatingPointError(bad) from error
             raise
         launcher = trainer.strategy.launcher
         if launcher is not None:  # otherwise the processes started here would keep running

@@ -94,12 +94,13 @@ def make_trainer(
         precision = "bf16-mixed" if computes_bfloat16(accelerator) else "32-true"
     if accelerator == "cpu":
         keep_freed_memory()
+        asked = precision
         if str(precision) in ("16", "16-mixed"):
             precision = "bf16-mixed"  # as Lightning would, of whose warnings a run shows few
             tell("trainer.precision=16-mixed: on the CPU mixed precision is bfloat16: bf16-mixed is used")
         if precision in ("bf16", "bf16-mixed", "bf16-true") and not computes_bfloat16(accelerator):
             tell(
-                f"trainer.precision={precision}: this processor has no instructions for bfloat16, so that steps take "
+                f"trainer.precision={asked}: this processor has no instructions for bfloat16, so that steps take "
                 "longer than with trainer.precision=32-true; bf16-if-native is bf16-mixed only where they are faster"
             )
     check_numbers(timeout_s=timeout_s)

@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -143,7 +144,9 @@ class FiniteGuard(Callback):
 
         A lean layer, for one, computes its input again from signs, and of a NaN the sign is any.
         """
-        bad = [place for place, value in self.sums if not math.isfinite(float(value))]
+        bad = []
+        with suppress(RuntimeError):  # a device that has failed gives no numbers
+            bad = [place for place, value in self.sums if not math.isfinite(float(value))]
         self.sums.clear()
         if not bad:
             return None

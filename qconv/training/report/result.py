@@ -47,7 +47,7 @@ class Result:
         test_loss: their cross-entropy.
         tested: "best", the checkpoint of the best validation accuracy; of equal ones the earliest.
         val_accuracy_best: validation accuracy of that checkpoint; with ``reestimate_bn``, of what is tested.
-        val_accuracy_final: validation accuracy after the last epoch.
+        val_accuracy_final: validation accuracy after the last epoch, with the batch norms of the training.
         best_epoch: the epoch of `val_accuracy_best`, from 0.
         epochs: number of epochs of the whole run.
         seconds: wall time of training and test; for a resumed run with the earlier parts recorded in checkpoints.
