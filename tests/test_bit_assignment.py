@@ -184,7 +184,7 @@ def test_budgets_are_kept_to_the_last_operation(below: int, free: bool) -> None:
 
 @pytest.mark.parametrize("measure", ["hessian", "measured"])
 def test_nan_is_named(measure: Any) -> None:
-    model = network()
+    model: Any = network()
     with torch.no_grad():
         model[0].weight[0] = torch.nan
     with pytest.raises((FloatingPointError, ValueError), match="NaN"):

@@ -180,7 +180,7 @@ def test_arguments_of_training_and_of_other_packages_may_differ(tmp_path: Path) 
 
 
 class Recurrent(nn.Module):
-    def __init__(self, kind: type[nn.RNNBase], **options: Any) -> None:
+    def __init__(self, kind: Any, **options: Any) -> None:
         super().__init__()
         self.conv, self.rows = nn.Conv1d(4, 4, 3, padding=1), kind(4, 4, **options)
 

@@ -442,9 +442,10 @@ def test_a_hook_before_a_block_is_applied_once() -> None:
     twice = copy.deepcopy(blocks)
     blocks[1].register_forward_pre_hook(lambda module, args: (2 - args[0],))
     twice.insert(1, Mirrored())
-    options = {"iterations": 60, "batch_size": 4}
     hooked, inside = (
-        reconstruct(qconv.convert(each, schemes.minmax(3, 8), skip=()), pictures(), **options).rows[-1]
+        reconstruct(qconv.convert(each, schemes.minmax(3, 8), skip=()), pictures(), iterations=60, batch_size=4).rows[
+            -1
+        ]
         for each in (blocks, twice)
     )
     assert (hooked.before, hooked.after) == pytest.approx((inside.before, inside.after))

@@ -857,7 +857,7 @@ def test_a_frozen_model_is_refused() -> None:
 def test_a_compiled_model_is_counted_as_it_is_written() -> None:
     model = small_cnn(1, 10, width=4)
     qconv.convert(model, schemes.bnn())
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled: Any = torch.compile(model, backend="aot_eager")
     found, plain = (summarize(each, (1, 8, 8)) for each in (compiled, model))
     assert [sum(getattr(row, name) for row in found.rows) for name in ("saved_bytes", "lean_bytes", "macs")] == [
         sum(getattr(row, name) for row in plain.rows) for name in ("saved_bytes", "lean_bytes", "macs")

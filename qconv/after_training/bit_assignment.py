@@ -336,7 +336,7 @@ def _solve(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple
         # The solver's tolerances are absolute: costs are measured by the largest that can still be part of the best.
         possible = costs <= total
         scaled = np.where(possible, costs, 0) / max(costs[possible].max(), 1e-300)
-        bounds = Bounds(0, possible.astype(float))
+        bounds: Any = Bounds(0, possible.astype(float))  # pyright: ignore[reportArgumentType]
         found = milp(scaled, constraints=limits, integrality=np.ones(len(flat)), bounds=bounds)
         if found.x is None:
             break
