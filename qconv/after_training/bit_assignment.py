@@ -1,6 +1,5 @@
 """Bits of each layer for a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
 
-import math
 import os
 import re
 from collections import Counter
@@ -28,6 +27,7 @@ from ..summary import Summary, summarize
 from ..summary.table import row_name
 from ..table import Column, lines, write_csv
 from .hessian import expected_losses, traces
+from .integer_program import cheapest
 from .layer_chart import BLUE, layer_chart
 from .samples import Batches, batches_of
 from .sensitivity import sensitivity
@@ -234,7 +234,7 @@ def assign_bits(
     for figure in rest:
         rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
     while True:
-        taken = _solve(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
+        taken = cheapest(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
         overrides = {re.escape(name): choices[index] for name, index in taken.items()}
         whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
         if max_bytes is None or whole.packed_bytes <= max_bytes:
@@ -303,58 +303,3 @@ def _rest(summary: Summary, names: Sequence[str], figure: str) -> int:
     """What the modules have that are not chosen for."""
     chosen = {*map(row_name, names)}
     return sum(getattr(row, figure) for row in summary.rows if row.name not in chosen)
-
-
-def _solve(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple[int | None, int]]) -> dict[str, int]:
-    """Return the number of the choice for each layer, of least cost within the budgets."""
-    with needed("qconv.assign_bits"):
-        import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp
-    for figure, (most, rest) in budgets.items():
-        least = rest + sum(min(getattr(choice, figure) for choice in choices) for choices in others.values())
-        if most is not None and least > most:
-            name = "max_bytes" if figure == "packed_bytes" else "max_bops"
-            raise ValueError(f"{name} (={most}) must be at least {least}, what the cheapest choices take")
-    flat = [choice for choices in others.values() for choice in choices]
-    costs = np.array([choice.cost for choice in flat])
-    if not np.isfinite(costs).all():
-        worst = next(choice for choice in flat if not math.isfinite(choice.cost))
-        what = f"{worst.layer} with {worst.scheme} costs {worst.cost}"
-        raise FloatingPointError(f"{what}: the model's outputs or second derivatives have NaN or inf on these images")
-    one = np.zeros((len(others), len(flat)))
-    start = 0
-    for place, choices in enumerate(others.values()):
-        one[place, start : start + len(choices)] = 1
-        start += len(choices)
-    limits = [LinearConstraint(one, 1, 1)]
-    for figure, (most, rest) in budgets.items():
-        if most is not None:
-            sizes = np.array([[float(getattr(choice, figure)) for choice in flat]])
-            limits.append(LinearConstraint(sizes / max(most, 1), -np.inf, (most - rest) / max(most, 1)))
-    best, total = None, np.inf
-    while True:
-        # The solver's tolerances are absolute: costs are measured by the largest that can still be part of the best.
-        possible = costs <= total
-        scaled = np.where(possible, costs, 0) / max(costs[possible].max(), 1e-300)
-        bounds: Any = Bounds(0, possible.astype(float))  # pyright: ignore[reportArgumentType]
-        found = milp(scaled, constraints=limits, integrality=np.ones(len(flat)), bounds=bounds)
-        if found.x is None:
-            break
-        taken = np.round(found.x)
-        if _is_above(taken.tolist(), flat, budgets):  # by less than the solver's tolerance: all but this one
-            limits.append(LinearConstraint(taken[None], -np.inf, len(others) - 1))
-        elif taken @ costs >= total:
-            break
-        else:
-            best, total = taken, taken @ costs
-    if best is None:
-        raise ValueError(f"no assignment meets {', '.join(budgets)} together: {found.message}")
-    taken = iter(best)
-    return {name: [next(taken) for _ in choices].index(1) for name, choices in others.items()}
-
-
-def _is_above(taken: Sequence[float], flat: Sequence[Choice], budgets: Mapping[str, tuple[int | None, int]]) -> bool:
-    """Whether an assignment exceeds a budget, in whole numbers."""
-    chosen = [choice for is_taken, choice in zip(taken, flat, strict=True) if is_taken]
-    sums = {figure: rest + sum(getattr(choice, figure) for choice in chosen) for figure, (_, rest) in budgets.items()}
-    return any(most is not None and sums[figure] > most for figure, (most, _) in budgets.items())

@@ -146,13 +146,11 @@ def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Te
 
     Where a linear layer has no samples in dimension 0, as of tokens that come first, each of its rows is a sample.
     """
-    is_by_rows = False
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
 
     def before(module: nn.Module, args: tuple[Any, ...]) -> None:
-        nonlocal is_by_rows
-        is_by_rows |= isinstance(module, nn.Linear) and len(args[0]) != len(images)
+        del module
         inputs.append(args[0].clone())  # the block, or a hook of its own, may write to it
 
     def behind(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
@@ -172,8 +170,9 @@ def seen_by(model: nn.Module, name: str, pictures: Sequence[Tensor]) -> tuple[Te
     finally:
         for handle in handles:
             handle.remove()
-    both = ([x.flatten(0, -2) if is_by_rows else x for x in each] for each in (inputs, outputs))
-    return tuple(map(torch.cat, both))  # pyright: ignore[reportReturnType]
+    if isinstance(block, nn.Linear) and [*map(len, inputs)] != [*map(len, pictures)]:
+        inputs, outputs = ([x.flatten(0, -2) for x in each] for each in (inputs, outputs))
+    return torch.cat(inputs), torch.cat(outputs)
 
 
 @torch.no_grad()

@@ -69,8 +69,8 @@ def check_direction(objective: Any, sweeper: Any) -> None:
     """Raise a ValueError if a search would take the smallest accuracy for the best one, as Optuna does by default."""
     if objective is None:  # which the run refuses
         return
-    names, given = ([each] if isinstance(each, str) else each for each in (objective, sweeper.get("direction")))
-    directions = [getattr(given, "name", given)] if not isinstance(given, list | ListConfig) else given
+    names, given = [objective] if isinstance(objective, str) else objective, sweeper.get("direction")
+    directions = given if isinstance(given, list | ListConfig) else [given]
     for name, direction in zip(names, directions, strict=False):
         if "accuracy" in name and getattr(direction, "name", direction) == "minimize":
             words = ["maximize" if "accuracy" in each else "minimize" for each in names]

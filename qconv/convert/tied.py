@@ -34,10 +34,7 @@ def check_fits(
 def check_tied(model: nn.Module, steps: "Sequence[Step]") -> None:
     """Raise a ValueError if an optimizer step would change a weight that a module holds which does not follow it."""
     follows = {step.layer: step.scheme for step in steps if step.scheme is not None}
-    holders: dict[nn.Parameter, dict[nn.Module, str]] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            holders.setdefault(parameter, {}).setdefault(module, name)
+    holders = _holders(model)
     for step in steps:
         layer: Any = step.layer
         others = holders.get(layer._parameters.get("weight"), {})
@@ -58,19 +55,20 @@ def check_tied(model: nn.Module, steps: "Sequence[Step]") -> None:
 
 def shared_tensor(model: nn.Module, tensors: Mapping[str, Tensor]) -> tuple[str, str] | None:
     """Return the names of two modules that hold one of some modules' ``tensors``, in their order; None if none do."""
-    holders: dict[Tensor, list[str]] = {}
-    for name, module in model.named_modules():
-        for parameter in module.parameters(recurse=False):
-            holders.setdefault(parameter, []).append(name)
-    found = (holders.get(tensor, []) for tensor in tensors.values())
+    holders: dict[Any, dict[nn.Module, str]] = _holders(model)
+    found = (list(holders.get(tensor, {}).values()) for tensor in tensors.values())
     return next(((names[0], names[1]) for names in found if len(names) > 1), None)
 
 
 def tied_parameters(model: nn.Module) -> set[nn.Parameter]:
     """Return the parameters that more than one module holds."""
-    seen: set[nn.Parameter] = set()
-    tied: set[nn.Parameter] = set()
-    for module in model.modules():
+    return {parameter for parameter, modules in _holders(model).items() if len(modules) > 1}
+
+
+def _holders(model: nn.Module) -> dict[nn.Parameter, dict[nn.Module, str]]:
+    """Return the modules that hold each parameter, with their names."""
+    holders: dict[nn.Parameter, dict[nn.Module, str]] = {}
+    for name, module in model.named_modules():
         for parameter in module.parameters(recurse=False):
-            (tied if parameter in seen else seen).add(parameter)
-    return tied
+            holders.setdefault(parameter, {})[module] = name
+    return holders

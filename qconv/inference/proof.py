@@ -227,11 +227,8 @@ def _of_another_size(network: nn.Module, sample: Tensor) -> Tensor | None:
             other = one.repeat([2 if dim in dims else 1 for dim in range(sample.ndim)])
         else:
             other = one[tuple(slice((side + 1) // 2 if dim in dims else None) for dim, side in enumerate(one.shape))]
-        try:
-            takes(network, other)
-        except Exception:  # noqa: BLE001  # it takes inputs of one size
-            continue
-        return other
+        if _accepts(network, other):
+            return other
     return None
 
 
@@ -240,12 +237,17 @@ def find_sample(network: nn.Module) -> Tensor | None:
     generator = torch.Generator("cpu").manual_seed(0)
     for shape in usual_shapes(network):
         sample = torch.randn(2, *shape, generator=generator, dtype=torch.float32, device="cpu")
-        try:
-            takes(network, sample)
-        except Exception:  # noqa: BLE001  # it takes inputs of another shape
-            continue
-        return sample
+        if _accepts(network, sample):
+            return sample
     return None
+
+
+def _accepts(network: nn.Module, sample: Tensor) -> bool:
+    try:
+        takes(network, sample)
+    except Exception:  # noqa: BLE001  # of a forward that is not ours: it takes inputs of another shape
+        return False
+    return True
 
 
 def _flat(output: Any) -> Flat:
