@@ -97,9 +97,9 @@ def make_trainer(
         asked = precision
         if str(precision) in ("16", "16-mixed"):
             precision = "bf16-mixed"  # as Lightning would, of whose warnings a run shows few
-            tell("trainer.precision=16-mixed: on the CPU mixed precision is bfloat16: bf16-mixed is used")
+            warn("trainer.precision=16-mixed: on the CPU mixed precision is bfloat16: bf16-mixed is used")
         if precision in ("bf16", "bf16-mixed", "bf16-true") and not computes_bfloat16(accelerator):
-            tell(
+            warn(
                 f"trainer.precision={asked}: this processor has no instructions for bfloat16, so that steps take "
                 "longer than with trainer.precision=32-true; bf16-if-native is bf16-mixed only where they are faster"
             )
@@ -145,6 +145,6 @@ def make_trainer(
 
 
 @rank_zero_only
-def tell(words: str) -> None:
+def warn(words: str) -> None:
     """Warn, in the first process alone."""
     logging.getLogger("qconv").warning(words)
