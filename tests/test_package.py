@@ -58,8 +58,8 @@ ROOMS = {
     "data": {"checks", "extras", "files", "images", "progress"},
     "predict": {"packed", "images", "inference"},
     "bench": {
-        *("checks", "convert", "data", "environment", "extras", "files", "inference", "kernels", "lean", "models"),
-        *("onnx", "packed", "scheme", "table"),
+        *("checks", "convert", "data", "environment", "extras", "files", "inference", "kernels", "lean"),
+        *("lifecycle", "models", "onnx", "packed", "scheme", "table"),
     },
     "training": {
         *("extras", "progress", "run_files", "models"),

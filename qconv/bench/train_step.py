@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ..convert import convert
 from ..environment import commit, machine, versions
 from ..lean import lean as made_lean
+from ..lifecycle.steps import after_every_step
 from ..models import resnet18, resnet20
 from ..scheme import Scheme, identity
 from ..table import Column
@@ -258,6 +259,7 @@ def training_step(case: Case, model: nn.Module, settings: Settings) -> Step:
 
     labels = torch.randint(10, (settings.batch_size,), device=settings.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    after_every_step(optimizer, model)
 
     def network_step() -> None:
         optimizer.zero_grad()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.sizes import Sizes
-from ..quantizers.node import held, once_differentiable
+from ..quantizers.node import as_result, held, once_differentiable
 from .bit_operations import backward_of_bits
 from .held import Held
 from .kept_input import Keeping, KeptInput, Lean, keep
@@ -119,8 +119,8 @@ class _QuantizedOp(torch.autograd.Function):
         extra, input_tensors, weight_tensors, _, looked_up, kept, _ = _split(tensors, counts)
         of_input, of_weight = (quantizers.input, input_tensors), (quantizers.weight, weight_tensors)
         if keeping is not None and not extra and runs_on_bits(op, quantizers, keeping):
-            return output_of_bits(op, keeping, kept[0], weight, bias, of_weight)
-        return output_of(input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra)
+            return as_result(output_of_bits(op, keeping, kept[0], weight, bias, of_weight))
+        return as_result(output_of(input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

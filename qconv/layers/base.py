@@ -238,7 +238,7 @@ class QuantizedLayer(nn.Module):
             check_computed_once(self, self.weight_quantizer, self.filters)
             self._before_forward()
         elif torch.compiler.is_dynamo_compiling():
-            follow(self)
+            self._while_compiled(id(self))
         quantizers = LayerQuantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
@@ -254,7 +254,8 @@ class QuantizedLayer(nn.Module):
             if calibrates:
                 self.calibrate_(input)
         if not self.training and not self.input_quantizer.calibrated:
-            warn_uncalibrated(self, input)
+            if not torch.compiler.is_dynamo_compiling():
+                warn_uncalibrated(self, input)
         elif not self.training and not compiling:
             warn_partly_calibrated(self, input)
         if self.training and not compiling:
@@ -284,6 +285,20 @@ class QuantizedLayer(nn.Module):
             return quantized_op(
                 input.to(dtype), self.filters(), bias, op, quantizers, *extra, lean=self.lean, name=name
             )
+
+    def _while_compiled(self, identity: int) -> None:
+        """Follow and warn while Dynamo makes a graph; the call is not in it.
+
+        To ask for ``id(self)`` makes it the graph of this layer alone: of another one, its own call would be missing.
+        """
+        del identity
+        follow(self)
+        if not self.training and not self.input_quantizer.calibrated:
+            warn_uncalibrated(self)
+
+    # As `torch.compiler.assume_constant_result` does, which loads the compiler. Of a function, torch 2.11 would take no
+    # layer as its argument.
+    _while_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _before_forward(self) -> None:
         """Apply changes that others made to the weight; training starts with the first gradient."""
@@ -432,7 +447,7 @@ class QuantizedLayer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         follow(self)  # versions of the copy's tensors start anew
-        return self.__dict__
+        return super().__getstate__()  # without what was compiled, which would compute with the original's tensors
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -84,10 +84,6 @@ def follow(layer: Any) -> None:
         leave(layer)
 
 
-# It runs when a graph is compiled, and not in it, as what `qconv.layers.uncalibrated` marks.
-follow._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-
 def follow_cast(layer: Any) -> None:
     """Record the tensors in their present state, after a cast or a move that `follow` came before."""
     if layer.__dict__.get("_origin") is not None and (now := _origin(layer)) is not None:

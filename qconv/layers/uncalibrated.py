@@ -28,9 +28,14 @@ def without_warnings() -> Iterator[None]:
         _QUIET.reset(token)
 
 
-def warn_uncalibrated(layer: Any, input: Tensor) -> None:
-    """Warn, the first time, that ``layer`` is evaluated before its input's quantizer has had data."""
-    if _QUIET.get() or layer.__dict__.get("was_evaluated") or input.is_meta or not input.numel():
+def warn_uncalibrated(layer: Any, input: Tensor | None = None) -> None:
+    """Warn, the first time, that ``layer`` is evaluated before its input's quantizer has had data.
+
+    ``input`` is None if it is not known yet; one without values needs no warning.
+    """
+    if _QUIET.get() or layer.__dict__.get("was_evaluated"):
+        return
+    if input is not None and (input.is_meta or not input.numel()):
         return
     if layer.input_quantizer.had_data():
         return
@@ -56,8 +61,3 @@ def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
         "often, copy the model after its first batch, or call qconv.calibrate(average, batches)",
         stacklevel=4,
     )
-
-
-# A compiled graph stays whole, and the warning comes when it is compiled. `torch.compiler.assume_constant_result` does
-# only this, but loads the compiler.
-warn_uncalibrated._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]

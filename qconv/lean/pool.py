@@ -41,8 +41,10 @@ class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, input: Tensor, geometry: Any) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         output, indices = _aten.max_pool2d_with_indices(input, *geometry)
+        places = indices.to(torch.int32)
+        del indices  # 8 bytes for each output, which would be the peak of a network's step
         ctx.geometry, ctx.form = geometry, (input.shape, input.dtype, _memory_format(input))
-        ctx.save_for_backward(_taps(indices, geometry, input.shape[3]))
+        ctx.save_for_backward(_taps_(places, geometry, input.shape[3]))
         return output
 
     @staticmethod
@@ -62,22 +64,22 @@ def _origins(like: Tensor, geometry: Any) -> tuple[Tensor, Tensor]:
     return (rows * stride[0] - padding[0]).view(-1, 1), columns * stride[1] - padding[1]
 
 
-def _taps(indices: Tensor, geometry: Any, width: int) -> Tensor:
-    """Which tap of its kernel each output comes from, uint8, from the indices in the image."""
+def _taps_(places: Tensor, geometry: Any, width: int) -> Tensor:
+    """Which tap of its kernel each output comes from, uint8, from the indices in the image, which are overwritten."""
     (_, columns), dilation = geometry[0], geometry[3]
-    places = indices.to(torch.int32)
-    top, left = _origins(indices, geometry)
-    row = (places.div(width, rounding_mode="floor") - top).div(dilation[0], rounding_mode="floor")
-    return (row * columns + (places % width - left).div(dilation[1], rounding_mode="floor")).to(torch.uint8)
+    top, left = _origins(places, geometry)
+    row = places.div(width, rounding_mode="floor").sub_(top).div_(dilation[0], rounding_mode="floor")
+    column = places.remainder_(width).sub_(left).div_(dilation[1], rounding_mode="floor")
+    return row.mul_(columns).add_(column).to(torch.uint8)
 
 
 def _indices(taps: Tensor, geometry: Any, width: int) -> Tensor:
-    """The inverse of `_taps`."""
+    """The inverse of `_taps_`."""
     (_, columns), dilation = geometry[0], geometry[3]
-    places = taps.to(torch.int32)
+    column = taps.to(torch.int32)
     top, left = _origins(taps, geometry)
-    row = places.div(columns, rounding_mode="floor") * dilation[0] + top
-    return (row * width + places % columns * dilation[1] + left).long()
+    row = column.div(columns, rounding_mode="floor").mul_(dilation[0]).add_(top)
+    return row.mul_(width).add_(column.remainder_(columns).mul_(dilation[1]).add_(left)).long()
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:

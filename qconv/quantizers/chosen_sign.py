@@ -117,9 +117,11 @@ class ChosenSign(Quantizer):
 
     @torch.no_grad()
     def decide(self, votes: int) -> None:
-        if self.chooses_sign and self.signed != (votes > 0):
+        if self.chooses_sign and (
+            votes <= 0 if self.signed else votes > 0
+        ):  # torch 2.11 compiles no bool != (votes > 0)
             before = self.ends
-            self._set_sign(votes > 0)
+            self._set_sign(not self.signed)
             self.after_sign_(before)
 
     def after_sign_(self, before: tuple[int, int]) -> None:

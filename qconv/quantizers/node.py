@@ -10,6 +10,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from .base import Quantizer
 
+_COPIES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
+"""Whether `as_result` copies: versions between 2.11, which needs it, and 2.15 were not tried."""
+
 
 def as_called(quantizer: "Quantizer") -> "Quantizer":
     """Return what a Function gets: a snapshot if a backward may follow after the quantizer has changed, else itself.
@@ -24,6 +27,15 @@ def as_called(quantizer: "Quantizer") -> "Quantizer":
 def held(quantizer: "Quantizer", tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the quantizer's tensors in the form in which a Function saves them."""
     return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
+
+
+def as_result(output: Tensor) -> Tensor:
+    """Return what the forward of a Function returns.
+
+    Torch 2.11 compiles the gradient to 0 if the output comes from an operation that returned its operand, such as a
+    cast to its own dtype. A copy is none, and the compiler leaves it out.
+    """
+    return output.clone() if _COPIES and torch.compiler.is_compiling() else output
 
 
 def once_differentiable(backward: Callable[..., tuple[Tensor | None, ...]]) -> Callable[..., tuple[Tensor | None, ...]]:
@@ -92,7 +104,7 @@ class Quantize(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, quantizer: "Quantizer", *tensors: Tensor) -> Tensor:
         x_q = quantizer.quantize(x, *tensors)
-        return x.view_as(x) if x_q is x else x_q  # autograd wants an input that is returned as a view
+        return x.view_as(x) if x_q is x else as_result(x_q)  # autograd wants an input that is returned as a view
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -20,7 +20,7 @@ from ..lifecycle.steps import after_every_step
 from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty, sine_penalty
 from ..optim.penalty import DAMPENING_START
 from ..optim.step_rules import at, since
-from .compilation import compile_, fix_size, starts
+from .compilation import Mode, check_mode, compile_, fix_size, replays, starts
 from .initial_weights import describe_quantizers
 from .losses import CrossEntropy
 from .step_counts import (
@@ -57,8 +57,9 @@ class WeightedMean(Metric):
 
     def update(self, value: Tensor | float, weight: float) -> None:
         """Add a number."""
-        self.sums[0] += weight * (value.to(self.sums.dtype) if isinstance(value, Tensor) else value)
-        self.sums[1] += weight
+        # `self.sums[0] += …` would also copy the sum onto itself.
+        self.sums[0].add_(weight * (value.to(self.sums.dtype) if isinstance(value, Tensor) else value))
+        self.sums[1].add_(weight)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         applied = super()._apply(*args, **kwargs)
@@ -95,7 +96,7 @@ class Classifier(LightningModule):
             validation and test always report.
         channels_last: whether network and images have this memory format; None means True on a GPU.
         shift_decay: weight decay of DeepShift-PS in the loss, the factor of `qconv.optim.shift_penalty`.
-        compile: whether to run the network through `torch.compile`.
+        compile: whether to run the network through `torch.compile`, or the mode to do it in.
         step_rules: what else happens to weights around each optimizer step, see `qconv.optim.StepRule`.
         dampening: the factor of `qconv.optim.dampening_penalty` in the loss at the end of training, to which it rises
             from 0 as half a cosine, from a quarter of the training on.
@@ -111,13 +112,13 @@ class Classifier(LightningModule):
         loss: Loss | None = None,
         channels_last: bool | None = None,
         shift_decay: float = 0.0,
-        compile: bool = False,
+        compile: bool | Mode = False,
         step_rules: Sequence[StepRule] = (),
         dampening: float = 0.0,
         sine_penalty: float = 0.0,
     ) -> None:
         super().__init__()
-        check_flags(compile=compile)
+        check_mode(compile)
         if channels_last is not None:
             check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
@@ -128,9 +129,9 @@ class Classifier(LightningModule):
                 raise ValueError(f"{name} (={factor}) must be at least 0 and finite")
         self.step_rules = list(step_rules)
         self.model = model
-        self.fixes_size = compile and not starts(model)
-        if compile:
-            compile_(model)
+        self.fixes_size, self.replays = compile is not False and not starts(model), replays(compile)
+        if compile is not False:
+            compile_(model, None if compile is True else compile)
         self.loss = CrossEntropy() if loss is None else loss
         self.make_optimizer, self.make_scheduler = optimizer, scheduler
         self.config = config
@@ -147,7 +148,10 @@ class Classifier(LightningModule):
         images = self.as_weights(images)
         if self.fixes_size:
             fix_size(images)
-        return self.model(images)
+        if not self.replays:
+            return self.model(images)
+        torch.compiler.cudagraph_mark_step_begin()
+        return self.model(images).clone()  # for who keeps them: the next step overwrites the graph's
 
     def as_weights(self, images: Tensor) -> Tensor:
         """Give images the format and dtype of the weights; the data don't know of ``trainer.precision=64-true``."""
@@ -225,9 +229,15 @@ class Classifier(LightningModule):
 
         Raises:
             ValueError: a schedule that gives all groups one learning rate where the optimizer's rules give several, or
-                that would keep the length of the training so far; dampening without an end of the training.
+                that would keep the length of the training so far; dampening without an end of the training; gradients
+                that are summed over batches in memory that each batch overwrites.
         """
         make = self.make_optimizer
+        if self.replays and self.trainer.accumulate_grad_batches > 1:
+            raise ValueError(
+                f"trainer.accumulate_grad_batches (={self.trainer.accumulate_grad_batches}) must be 1 where compile "
+                "replays CUDA graphs, which overwrite the gradients of the last batch: compile=true does not"
+            )
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
         steps = self.trainer.estimated_stepping_batches

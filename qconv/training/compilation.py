@@ -1,7 +1,7 @@
 """Compiles a network in place: as a whole, or block by block if its layers change during training."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,23 @@ from ..layers import QuantizedLayer
 from ..quantizers import Stages
 
 LISTS = (nn.ModuleList, nn.ModuleDict)
+Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"]
+"""The modes of `torch.compile`."""
 
 
-def compile_(model: nn.Module) -> None:
+def check_mode(compile: bool | Mode) -> None:
+    """Raise a ValueError unless it is a bool or a mode of `torch.compile`."""
+    if not isinstance(compile, bool) and compile not in get_args(Mode):
+        modes = ", ".join(get_args(Mode))
+        raise ValueError(f"compile (={compile!r}) must be true, false, or a mode of torch.compile: {modes}")
+
+
+def replays(compile: bool | Mode) -> bool:
+    """Whether a GPU runs what is compiled as recorded CUDA graphs, whose outputs the next step overwrites."""
+    return compile in ("reduce-overhead", "max-autotune")
+
+
+def compile_(model: nn.Module, mode: Mode | None = None) -> None:
     """Run `model` through `torch.compile` from now on; names in its state dict stay the same.
 
     Compiled code holds for one stage of each layer. With `schemes.layerwise` each layer changes twice, and compiling
@@ -29,7 +43,7 @@ def compile_(model: nn.Module) -> None:
     config.recompile_limit = max(config.recompile_limit, versions)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, versions)
     for part in parts:
-        part.compile()
+        part.compile(mode=mode)
 
 
 def fix_size(images: Tensor) -> None:

@@ -100,7 +100,10 @@ def fit_and_test(
     check_validation(trainer)
     check_limits(trainer)
     word = make_lean(
-        classifier.model, cfg.lean, on_cpu=isinstance(trainer.accelerator, CPUAccelerator), compiled=cfg.compile
+        classifier.model,
+        cfg.lean,
+        on_cpu=isinstance(trainer.accelerator, CPUAccelerator),
+        compiled=cfg.compile is not False,
     )
     about["lean"] = mode_of(classifier.model)
     about["precision"] = trainer.precision  # that of the last part, if a run has gone on on another processor

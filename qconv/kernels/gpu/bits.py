@@ -108,7 +108,7 @@ def _packed(
         input = input.contiguous()
         if (places := Places.of(input)) is None:
             return None
-    words = torch.empty((signs + passes, *shape), dtype=torch.int64, device=input.device).unbind()
+    words = [torch.empty(shape, dtype=torch.int64, device=input.device) for _ in range(signs + passes)]
     stops = torch.zeros((), dtype=torch.uint8, device=input.device) if passes else words[0]
     clamped = torch.empty_like(input) if clamps else input
     columns = shape[-1]

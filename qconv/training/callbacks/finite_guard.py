@@ -134,9 +134,12 @@ class FiniteGuard(Callback):
         self.sums.append((place, tensor.detach().sum(dtype=torch.float32)))
 
     def _add_norms(self, what: str, tensors: Mapping[str, Tensor]) -> None:
-        values = (tensor.detach() for tensor in tensors.values())
-        # The norm refuses to narrow float64.
-        norms = [torch.linalg.vector_norm(x, dtype=torch.promote_types(x.dtype, torch.float32)) for x in values]
+        if not tensors:
+            return
+        values = [tensor.detach() for tensor in tensors.values()]
+        dtypes = {torch.promote_types(value.dtype, torch.float32) for value in values}  # it refuses to narrow float64
+        # On a GPU these are a few kernels, not one for each tensor.
+        norms = torch._foreach_norm(values, dtype=torch.float64 if torch.float64 in dtypes else torch.float32)
         self.sums += [(f"{what} '{name.removeprefix('model.')}'", n) for name, n in zip(tensors, norms, strict=True)]
 
     def unfinished(self, trainer: Trainer) -> str | None:

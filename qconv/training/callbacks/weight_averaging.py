@@ -69,7 +69,8 @@ class MovingAverage(WeightAveraging):
     def _average(self, averages: Tensors, values: Tensors, steps: Tensor | int) -> None:
         """Move averages towards values, all of one dtype."""
         if averages[0].is_floating_point():
-            decay = min(self.decay, (1 + int(steps)) / (10 + int(steps)))
+            done = int(steps)  # read from the device once
+            decay = min(self.decay, (1 + done) / (10 + done))
             torch._foreach_lerp_(averages, values, 1 - decay)  # pyright: ignore[reportPrivateImportUsage]
         else:
             torch._foreach_copy_(averages, values)  # pyright: ignore[reportPrivateImportUsage]
