@@ -53,7 +53,7 @@ def assert_same(one: Any, other: Any) -> None:
 def are_equal(one: Tensor, other: Tensor) -> bool:
     """Bit for bit; on a GPU, whose convolutions may be made by transforms, up to rounding errors."""
     if one.is_cuda and one.is_floating_point() and one.numel():
-        return torch.allclose(one, other, rtol=1e-2, atol=1e-2 * float(one.abs().max()))
+        return torch.allclose(one, other, rtol=1e-2, atol=1e-2 * one.abs().max().item())
     return torch.equal(one, other)
 
 

@@ -535,8 +535,14 @@ def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
     assert given == [2]
     assert [isinstance(each, Tensor) and bool((each == 7).all()) for each in found] == [True, False, True, False, False]
     assert isinstance(found[4], DecodingError)
-    whole, damaged = decode_on(gpu, [plain, plain[:-200]])
-    assert given == [2, 2]
+    end = plain[-2:]
+    whole, cut = decode_on(gpu, [plain, plain[:-200]])  # which nvjpeg takes for a whole one
+    assert given == [2, 1]
+    assert isinstance(whole, Tensor)
+    assert (whole == 7).all()
+    assert isinstance(cut, DecodingError)
+    whole, damaged = decode_on(gpu, [plain, plain[:-200] + end])
+    assert given == [2, 1, 2]
     assert isinstance(whole, Tensor)
     assert whole.equal(decode(plain))
     assert isinstance(damaged, DecodingError)

@@ -45,6 +45,11 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for key in dict.fromkeys(each.key_or_group for each in values):
         default, value = OmegaConf.select(defaults, key), OmegaConf.select(cfg, key)
         rule = _rule(default, value)
+        if key == "compile" and isinstance(value, str):  # which may be a word all the same
+            from ..training.compilation import check_mode
+
+            check_mode(value)
+            continue
         if_known = _rule_if_known(default, value) if rule is None else None
         if rule is None and if_known is None:
             continue  # without the import of the function, which takes seconds

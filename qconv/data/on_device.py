@@ -9,9 +9,17 @@ from torch import Tensor
 
 from ..images import DecodingError, decode, decode_jpegs, opened, orientation, reason
 
+END = b"\xff\xd9"
+"""The end of a JPEG file."""
+
 
 def _is_plain_jpeg(data: bytes) -> bool:
-    """Whether it is an upright JPEG file in RGB or gray, as the decoder of a GPU reads them."""
+    """Whether it is an upright JPEG file in RGB or gray with its end, as the decoder of a GPU reads them.
+
+    That of NVIDIA fills up the pixels of a file that was cut off.
+    """
+    if not data.endswith(END):
+        return False
     with suppress(DecodingError), opened(data) as picture:  # `decode` says what is wrong
         return picture.format == "JPEG" and picture.mode in ("RGB", "L") and orientation(picture) == 1
     return False
@@ -25,8 +33,9 @@ def decodes(device: torch.device) -> bool:
 def decode_on(device: torch.device, files: Sequence[bytes]) -> list[Tensor | DecodingError]:
     """Decode images, each `(3, H, W)` uint8, on the device, or say what is wrong with one.
 
-    A device that `decodes` gets the plain JPEG files. Whatever it does not read, and all files of a batch in which one
-    is damaged, is decoded by the CPU, and moved. A warning says that the device has failed if the files are whole.
+    A device that `decodes` gets the plain JPEG files. Whatever it does not read, and all files of a batch in which it
+    finds one damaged, is decoded by the CPU, and moved. A warning says that the device has failed if the files are
+    whole. It takes wrong bytes within a file for pixels, of which the CPU finds some.
     """
     found: dict[int, Tensor | DecodingError] = {}
     failure = None

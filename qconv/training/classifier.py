@@ -138,6 +138,7 @@ class Classifier(LightningModule):
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None
         self.goes_on_from: dict[str, Any] | None = None
+        self.is_logged = False  # of the figures of training, in the epoch
         # Lightning's own means would lose the first part of an interrupted epoch.
         self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
         # They would also divide the number of images by that of processes, in whole numbers.
@@ -182,7 +183,10 @@ class Classifier(LightningModule):
         figures = {"lr": lr, "train_loss": loss.detach(), "train_accuracy": accuracy}
         for name, value in figures.items():
             self.means[name].update(value, len(batch[1]))
-            self.log(name, self.means[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
+        if not self.is_logged:  # Lightning reads the means at the end of the epoch; to tell it takes a millisecond
+            for name in figures:
+                self.log(name, self.means[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
+            self.is_logged = True
         if self.shift_decay != 0:
             loss = loss + self.shift_decay * shift_penalty(self.model)
         if self.sine_penalty != 0:
@@ -275,7 +279,7 @@ class Classifier(LightningModule):
         Raises:
             ValueError: the run has had other training images.
         """
-        checkpoint, self.goes_on_from = self.goes_on_from, None
+        checkpoint, self.goes_on_from, self.is_logged = self.goes_on_from, None, False
         if checkpoint is not None:
             check_same(checkpoint, getattr(self.trainer, "datamodule", None), self.trainer.train_dataloader)
             for config, before in zip(self.trainer.lr_scheduler_configs, checkpoint[BEFORE], strict=False):
@@ -285,6 +289,7 @@ class Classifier(LightningModule):
 
     def on_train_epoch_start(self) -> None:
         """Reset the epoch's means; Lightning does not call this in a resumed epoch."""
+        self.is_logged = False
         for mean in self.means.values():
             mean.reset()
 

@@ -14,7 +14,7 @@ Mode = Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cu
 """The modes of `torch.compile`."""
 
 
-def check_mode(compile: bool | Mode) -> None:
+def check_mode(compile: bool | str) -> None:
     """Raise a ValueError unless it is a bool or a mode of `torch.compile`."""
     if not isinstance(compile, bool) and compile not in get_args(Mode):
         modes = ", ".join(get_args(Mode))
