@@ -1,5 +1,7 @@
 """Networks that are compiled for training, as a whole or block by block."""
 
+import copy
+import pickle
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -93,6 +95,15 @@ def test_blocks() -> None:
     assert names(nn.Sequential(pair()), LAYERWISE) == [""]
     shared = pair()
     assert names(nn.Sequential(shared, nn.Sequential(shared, pair())), LAYERWISE) == ["0", "1.1"]
+
+
+def test_a_copy_of_a_compiled_layer_computes_with_its_own_weight() -> None:
+    layer, input = qconv.QConv2d(2, 3, 1, bias=False, scheme=schemes.bwn()), torch.randn(2, 2, 3, 3)
+    layer.compile(backend="eager")
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        with torch.no_grad():
+            other.weight.neg_()
+        assert other(input).equal(-layer(input))
 
 
 def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:

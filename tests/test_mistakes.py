@@ -74,7 +74,8 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["compile=null"], "compile (=null) must be true or false, as its default false"),
         (
             ["compile=perhaps"],
-            "compile (=perhaps) must be true, false, or a mode of torch.compile: default, reduce-overhead, max-autotune, max-autotune-no-cudagraphs",
+            "compile (='perhaps') must be true, false, or a mode of torch.compile: default, reduce-overhead, "
+            "max-autotune, max-autotune-no-cudagraphs",
         ),
         (["scheduler=null"], "a group of the config can't be null: name one of its files, such as scheduler=constant"),
         (["scheme=lsq", "scheme.weight_bits=four"], "scheme.weight_bits (=four) must be a number, as its default 4"),

@@ -510,6 +510,9 @@ def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
 
     def decoder(contents: Any, mode: Any, device: Any = "cpu", **options: Any) -> Any:
         assert mode == io.ImageReadMode.RGB
+        if any(len(each) == len(damaged) for each in contents):
+            given.append(len(contents))
+            raise RuntimeError("damaged")
         if device == "cpu":
             return by_cpu(contents, mode, **options)
         assert device == gpu
@@ -524,6 +527,7 @@ def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
     by_cpu: Any = io.decode_jpeg
     gpu = torch.device("cuda", 0)
     plain = (tree / "train/n01/0.JPEG").read_bytes()
+    damaged = plain[:-200] + plain[-2:]
     cmyk, png = tmp_path / "cmyk.jpg", tmp_path / "a.png"
     with Image.open(tree / "train/n01/0.JPEG") as picture:
         picture.convert("CMYK").save(cmyk)
@@ -535,17 +539,16 @@ def test_a_gpu_gets_the_plain_files_and_the_cpu_the_others(
     assert given == [2]
     assert [isinstance(each, Tensor) and bool((each == 7).all()) for each in found] == [True, False, True, False, False]
     assert isinstance(found[4], DecodingError)
-    end = plain[-2:]
     whole, cut = decode_on(gpu, [plain, plain[:-200]])  # which nvjpeg takes for a whole one
     assert given == [2, 1]
     assert isinstance(whole, Tensor)
     assert (whole == 7).all()
     assert isinstance(cut, DecodingError)
-    whole, damaged = decode_on(gpu, [plain, plain[:-200] + end])
-    assert given == [2, 1, 2]
+    whole, wrong = decode_on(gpu, [plain, damaged])  # all are decoded again, one after another
+    assert given == [2, 1, 2, 1]
     assert isinstance(whole, Tensor)
     assert whole.equal(decode(plain))
-    assert isinstance(damaged, DecodingError)
+    assert isinstance(wrong, DecodingError)
     monkeypatch.setattr(io, "decode_jpeg", without_nvjpeg)
     with pytest.warns(UserWarning, match=r"cuda:0 could not decode JPEG files, and the CPU did, .*: not compiled with"):
         (whole,) = decode_on(gpu, [plain])
