@@ -14,7 +14,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from PIL import Image
 
-from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule, RandomCrop, RandomFlip
+from qconv.data import BrokenPictureError, CIFARDataModule, ImageFolderDataModule, RandomCrop, RandomFlip, image_folder
 from qconv.data.pictures import share_out
 from qconv.data.tree import scan
 from qconv.images import SUFFIXES, DecodingError, opened, read_picture, reads_heif
@@ -441,3 +441,15 @@ def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
         "no images in train/fox, which is no class",
         "left out: 3 folders in folders of classes",
     )
+
+
+def test_small_files_are_decoded_by_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them decide, and what can't be asked says nothing."""
+    monkeypatch.setattr(image_folder, "cores", lambda: 16)
+    small, large = tmp_path / "small", tmp_path / "large"
+    small.write_bytes(bytes(1000))
+    large.write_bytes(bytes(30_000))
+    for files, wanted in (([small] * 3 + [large], 2), ([large] * 3 + [small], 16), ([tmp_path / "no"], 16), ([], 16)):
+        assert image_folder.threads_for(files) == wanted
+    monkeypatch.setattr(image_folder, "cores", lambda: 1)
+    assert image_folder.threads_for([small]) == 1

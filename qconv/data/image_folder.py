@@ -4,7 +4,9 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,6 +19,7 @@ from ..progress import terminal
 from .pictures import Pictures, PicturesDataModule
 from .tree import Files, SplitBy, Tree, common_size, fingerprint, scan
 
+SMALL = 1 << 13  # bytes of a file: an image of 32×32 has about 1,000, one of 256×256 about 30,000
 FORMAT = 3  # of the cache file; each number has its own file
 Broken = Literal["fatal", "skip"]
 
@@ -151,7 +154,7 @@ class ImageFolderDataModule(PicturesDataModule):
             except DecodingError as error:
                 problems[index] = error
 
-        workers = cores()
+        workers = threads_for([path for path, _ in files])
         with Progress(console=terminal(), transient=True) as bar, ThreadPoolExecutor(workers) as pool:
             for _ in bar.track(pool.map(decode, range(len(files))), len(files), description=f"decoding {name}"):
                 pass
@@ -199,6 +202,18 @@ def read_cache(path: Path) -> Decoded | None:
     except (DamagedFileError, AttributeError, LookupError, TypeError) as error:  # the last three: it holds other data
         terminal().print(f"{error}: it is made anew")
         return None
+
+
+def threads_for(files: Sequence[str | os.PathLike[str]]) -> int:
+    """The number of threads that decode files: of small ones few, as most of the time is Python's, which runs in one.
+
+    16 threads on 16 cores decoded 1,630 images of CIFAR-10 a second, 2 threads 3,040; large images gain by all cores.
+    """
+    sizes = []
+    for file in files[:: max(1, len(files) // 100)]:
+        with suppress(OSError):  # whoever reads it says so
+            sizes.append(Path(file).stat().st_size)
+    return min(cores(), 2) if sizes and median(sizes) < SMALL else cores()
 
 
 def cores() -> int:

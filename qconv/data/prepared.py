@@ -25,7 +25,7 @@ class PreparedDataModule(LargePicturesDataModule):
     detail than one of `ImageNetDataModule`.
 
     With ``decode="device"`` a GPU of NVIDIA decodes and crops JPEG files, and the threads only read them. Its decoder's
-    pixels differ a little from the CPU's. No GPU has run this yet. On other devices the threads decode as ever.
+    pixels differ a little from the CPU's. On other devices the threads decode as ever.
 
     If there is no `val`, a fixed part of the training images is used for validation.
 

@@ -139,7 +139,8 @@ class FiniteGuard(Callback):
         values = [tensor.detach() for tensor in tensors.values()]
         dtypes = {torch.promote_types(value.dtype, torch.float32) for value in values}  # it refuses to narrow float64
         # On a GPU these are a few kernels, not one for each tensor.
-        norms = torch._foreach_norm(values, dtype=torch.float64 if torch.float64 in dtypes else torch.float32)
+        dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+        norms = torch._foreach_norm(values, dtype=dtype)  # pyright: ignore[reportPrivateImportUsage]
         self.sums += [(f"{what} '{name.removeprefix('model.')}'", n) for name, n in zip(tensors, norms, strict=True)]
 
     def unfinished(self, trainer: Trainer) -> str | None:
