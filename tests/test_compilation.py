@@ -3,10 +3,13 @@
 import copy
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
+from pytorch_lightning.accelerators import CPUAccelerator, CUDAAccelerator
 from torch import nn
 
 import qconv
@@ -106,7 +109,35 @@ def test_a_copy_of_a_compiled_layer_computes_with_its_own_weight() -> None:
         assert other(input).equal(-layer(input))
 
 
-def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11 looks at it
+def test_a_plain_sequence_of_many_layers_stays_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.11 compiles its layers one by one, which share one forward."""
+    compile_one = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, mode: compile_one(self, backend="eager"))
+    model = nn.Sequential(*(qconv.QConv2d(2, 2, 1, scheme=schemes.bwn()) for _ in range(12)))
+    config: Any = torch._dynamo.config
+    with config.patch(recompile_limit=8, accumulated_recompile_limit=8, fail_on_recompile_limit_hit=True):
+        classifier = Classifier(model, cast(Any, None), compile=True)
+        for training in (True, False):
+            classifier.train(training)
+            with torch.set_grad_enabled(training):
+                for size in (7, 8):
+                    classifier(torch.randn(size, 2, 3, 3))
+
+
+def test_sums_over_batches_need_gradients_that_stay() -> None:
+    for compile, accelerator, is_refused in (
+        *(("reduce-overhead", CUDAAccelerator(), True), ("reduce-overhead", CPUAccelerator(), False)),
+        *((True, CUDAAccelerator(), False), ("max-autotune", CUDAAccelerator(), True)),
+    ):
+        classifier: Any = Classifier(nn.Identity(), cast(Any, None), compile=cast(Any, compile))
+        classifier._trainer = SimpleNamespace(accumulate_grad_batches=2, accelerator=accelerator)
+        message = r"accumulate_grad_batches \(=2\) must be 1 .* compile=true does not"
+        with pytest.raises(ValueError, match=message) if is_refused else nullcontext():
+            classifier.on_train_epoch_start()
+
+
+def test_modes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """They go to torch, and what a graph overwrites is copied."""
     asked: list[str | None] = []
     monkeypatch.setattr(nn.Module, "compile", lambda self, mode: asked.append(mode))
@@ -119,12 +150,12 @@ def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
             ValueError, match=rf"compile \(={wrong!r}\) must be true, false, or a mode of torch.compile"
         ):
             Classifier(nn.Identity(), cast(Any, None), compile=cast(Any, wrong))
-    images = torch.randn(2, 3, 4, 4)
+    images = torch.randn(2, 3, 4, 4, device=device)
     whole = nn.Sequential(nn.Conv2d(3, 1, 1))  # for its dtype
     monkeypatch.setattr(whole, "forward", lambda images: images)  # what a graph returns is not ours
     assert Classifier(whole, cast(Any, None), compile=True)(images) is images
     kept = Classifier(whole, cast(Any, None), compile="reduce-overhead")(images)
-    assert kept is not images
+    assert (kept is images) == (device == "cpu")
     assert kept.equal(images)
 
 

@@ -71,7 +71,11 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["trainer.max_epochs=null"], "trainer.max_epochs (=null) must be a number, as its default 20"),
         (["trainer.max_epochs=2.5"], "trainer.max_epochs (=2.5) must be a whole number, as its default 20"),
         (["data.batch_size=1e2"], "data.batch_size (=100.0) must be a whole number, as its default 64"),
-        (["compile=null"], "compile (=null) must be true or false, as its default false"),
+        (
+            ["compile=null"],
+            "compile (=None) must be true, false, or a mode of torch.compile: default, reduce-overhead, "
+            "max-autotune, max-autotune-no-cudagraphs",
+        ),
         (
             ["compile=perhaps"],
             "compile (='perhaps') must be true, false, or a mode of torch.compile: default, reduce-overhead, "

@@ -540,12 +540,6 @@ def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
     assert names[0] == names[1]
 
 
-def test_sums_over_batches_need_gradients_that_stay(tmp_path: Path) -> None:
-    words = ("compile=reduce-overhead", "+trainer.accumulate_grad_batches=2", f"run_dir={tmp_path}")
-    with pytest.raises(ValueError, match=r"accumulate_grad_batches \(=2\) must be 1 .* compile=true does not"):
-        program.train(config(*SHORT, *words))
-
-
 def test_a_compiled_run_that_calibrates_itself_stays_in_one_piece(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

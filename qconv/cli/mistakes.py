@@ -45,7 +45,7 @@ def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     for key in dict.fromkeys(each.key_or_group for each in values):
         default, value = OmegaConf.select(defaults, key), OmegaConf.select(cfg, key)
         rule = _rule(default, value)
-        if key == "compile" and isinstance(value, str):  # which may be a word all the same
+        if key == "compile" and not isinstance(value, bool):  # which may be a word
             from ..training.compilation import check_mode
 
             check_mode(value)

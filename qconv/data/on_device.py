@@ -18,7 +18,7 @@ def _is_plain_jpeg(data: bytes) -> bool:
 
     That of NVIDIA fills up the pixels of a file that was cut off.
     """
-    if not data.endswith(END):
+    if not data.rstrip(b"\0").endswith(END):
         return False
     with suppress(DecodingError), opened(data) as picture:  # `decode` says what is wrong
         return picture.format == "JPEG" and picture.mode in ("RGB", "L") and orientation(picture) == 1

@@ -31,7 +31,7 @@ def norm_backward_(
     grad: Tensor, input: Tensor, weight: Tensor | None, mean: Tensor, invstd: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Write ``grad_input`` (N, C, *spatial) over ``input``; return ``grad_weight`` (C,) and ``grad_bias`` (C,)."""
-    if weight is None:  # for CUDA's operator must have one
+    if weight is None:  # CUDA's operator needs one
         weight = torch.ones_like(mean)
     saved, mask = (None, None, mean, invstd), [True, True, True]
     grads = torch.ops.aten.native_batch_norm_backward(grad, input, weight, *saved, True, 0.0, mask)

@@ -117,9 +117,9 @@ class ChosenSign(Quantizer):
 
     @torch.no_grad()
     def decide(self, votes: int) -> None:
-        if self.chooses_sign and (
-            votes <= 0 if self.signed else votes > 0
-        ):  # torch 2.11 compiles no bool != (votes > 0)
+        # Torch 2.11 does not compile `self.signed != (votes > 0)`.
+        is_other = votes <= 0 if self.signed else votes > 0
+        if self.chooses_sign and is_other:
             before = self.ends
             self._set_sign(not self.signed)
             self.after_sign_(before)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from .base import Quantizer
 
 _COPIES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
-"""Whether `as_result` copies: versions between 2.11, which needs it, and 2.15 were not tried."""
+"""Whether `as_result` copies: 2.11 needs it, 2.15 does not, and those between were not tried."""
 
 
 def as_called(quantizer: "Quantizer") -> "Quantizer":
@@ -33,7 +33,7 @@ def as_result(output: Tensor) -> Tensor:
     """Return what the forward of a Function returns.
 
     Torch 2.11 compiles the gradient to 0 if the output comes from an operation that returned its operand, such as a
-    cast to its own dtype. A copy is none, and the compiler leaves it out.
+    cast to its own dtype. A copy is not such an operation, and the compiler leaves it out.
     """
     return output.clone() if _COPIES and torch.compiler.is_compiling() else output
 

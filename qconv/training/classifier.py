@@ -138,7 +138,7 @@ class Classifier(LightningModule):
         self.steps_per_epoch: int | None = None
         self.total_steps: int | None = None
         self.goes_on_from: dict[str, Any] | None = None
-        self.is_logged = False  # of the figures of training, in the epoch
+        self.is_logged = False  # whether the figures of training were logged in this epoch
         # Lightning's own means would lose the first part of an interrupted epoch.
         self.means: Any = nn.ModuleDict({name: WeightedMean() for name in TRAINING_FIGURES})
         # They would also divide the number of images by that of processes, in whole numbers.
@@ -149,7 +149,7 @@ class Classifier(LightningModule):
         images = self.as_weights(images)
         if self.fixes_size:
             fix_size(images)
-        if not self.replays:
+        if not (self.replays and images.is_cuda):
             return self.model(images)
         torch.compiler.cudagraph_mark_step_begin()
         return self.model(images).clone()  # for who keeps them: the next step overwrites the graph's
@@ -183,7 +183,8 @@ class Classifier(LightningModule):
         figures = {"lr": lr, "train_loss": loss.detach(), "train_accuracy": accuracy}
         for name, value in figures.items():
             self.means[name].update(value, len(batch[1]))
-        if not self.is_logged:  # Lightning reads the means at the end of the epoch; to tell it takes a millisecond
+        # Lightning reads the means at the end of the epoch, and each call of `log` takes a millisecond.
+        if not self.is_logged:
             for name in figures:
                 self.log(name, self.means[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
             self.is_logged = True
@@ -237,11 +238,7 @@ class Classifier(LightningModule):
                 that are summed over batches in memory that each batch overwrites.
         """
         make = self.make_optimizer
-        if self.replays and self.trainer.accumulate_grad_batches > 1:
-            raise ValueError(
-                f"trainer.accumulate_grad_batches (={self.trainer.accumulate_grad_batches}) must be 1 where compile "
-                "replays CUDA graphs, which overwrite the gradients of the last batch: compile=true does not"
-            )
+        self._check_accumulation()
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
         after_every_step(optimizer, self.model)
         steps = self.trainer.estimated_stepping_batches
@@ -269,6 +266,15 @@ class Classifier(LightningModule):
             check_length(self.goes_on_from, self.total_steps, scheduler, self.make_scheduler)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
+    def _check_accumulation(self) -> None:
+        """Refuse to sum gradients over batches where each batch overwrites them."""
+        batches = self.trainer.accumulate_grad_batches
+        if self.replays and batches > 1 and isinstance(self.trainer.accelerator, CUDAAccelerator):
+            raise ValueError(
+                f"trainer.accumulate_grad_batches (={batches}) must be 1 where compile replays CUDA graphs, which "
+                "overwrite the gradients of the last batch: compile=true does not"
+            )
+
     def _follow_steps(self, scheduler: LRScheduler | None) -> None:
         if self.goes_on_from is not None:
             follow_steps_(self.goes_on_from, self.trainer, scheduler, [rule.counter for rule in self.step_rules])
@@ -290,6 +296,7 @@ class Classifier(LightningModule):
     def on_train_epoch_start(self) -> None:
         """Reset the epoch's means; Lightning does not call this in a resumed epoch."""
         self.is_logged = False
+        self._check_accumulation()  # which Lightning's GradientAccumulationScheduler changes
         for mean in self.means.values():
             mean.reset()
 

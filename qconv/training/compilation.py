@@ -35,10 +35,11 @@ def compile_(model: nn.Module, mode: Mode | None = None) -> None:
 
     By default Dynamo gives up after it has compiled a function 8 times, and what follows runs without compilation. The
     blocks of a network share one ``forward``, so the limit is raised to the stages of all blocks, in training and in
-    evaluation.
+    evaluation; and layers have one, which torch 2.11 compiles by itself if the network's class is torch's own.
     """
     parts = blocks(model)
-    versions = 16 + 4 * sum(len(starts(part)) for part in parts)
+    layers = sum(isinstance(module, QuantizedLayer) for module in model.modules())
+    versions = 16 + 4 * (layers + sum(len(starts(part)) for part in parts))
     config: Any = torch._dynamo.config
     config.recompile_limit = max(config.recompile_limit, versions)
     config.accumulated_recompile_limit = max(config.accumulated_recompile_limit, versions)

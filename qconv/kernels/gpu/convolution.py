@@ -18,7 +18,7 @@ from ..window import Window
 from .places import jit, launch
 
 _ROWS, _COLUMNS, _NARROW = 64, 64, 16
-_MOST = (1 << 31) - 512  # the rows of the last program count beyond them
+_MOST = (1 << 31) - 512  # the last program's rows go up to 512 past the end
 
 
 def binary_conv2d(

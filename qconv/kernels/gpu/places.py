@@ -13,7 +13,7 @@ from ..native_bits import channels_last
 ROWS = 32
 """Pixels of a program."""
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_MOST = (1 << 31) - 512  # the rows of the last program count beyond them
+_MOST = (1 << 31) - 512  # the last program's rows go up to 512 past the end
 jit: Any = triton.jit
 
 
