@@ -64,15 +64,14 @@ def scaled_sums(
     scale = output_scale(scale_x, scale_w, input.dtype)
     output = op.forward(values_x.to(input.dtype), values_w.to(input.dtype), None)
     if scale is not None:  # in place where `plus` is
-        output = output * scale if torch.compiler.is_compiling() else output.mul_(scale)
+        output.mul_(scale)
     return output if bias is None else plus(output, bias, weight)
 
 
 def plus(output: Tensor, bias: Tensor, weight: Tensor) -> Tensor:
-    """Add the bias to the output of a convolution, in place outside compiled code."""
+    """Add the bias to the output of a convolution, in place."""
     shift = bias.view(-1, *[1] * (weight.ndim - 2))
-    # Of an output that a Function changed in place, torch 2.11 compiles the gradient to 0.
-    return (output + shift).to(output.dtype) if torch.compiler.is_compiling() else output.add_(shift)
+    return output.add_(shift)
 
 
 def output_scale(of_input: Tensor | None, of_weight: Tensor | None, dtype: torch.dtype) -> Tensor | None:

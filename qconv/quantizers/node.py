@@ -32,8 +32,8 @@ def held(quantizer: "Quantizer", tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 def as_result(output: Tensor) -> Tensor:
     """Return what the forward of a Function returns.
 
-    Torch 2.11 compiles the gradient to 0 if the output comes from an operation that returned its operand, such as a
-    cast to its own dtype. A copy is not such an operation, and the compiler leaves it out.
+    Torch 2.11 compiles the gradient to 0 if the output comes from an operation that returned its operand: a cast to its
+    own dtype, or one in place. A copy is not such an operation, and the compiler leaves it out.
     """
     return output.clone() if _COPIES and torch.compiler.is_compiling() else output
 
