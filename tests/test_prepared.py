@@ -2,7 +2,7 @@
 
 import itertools
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,6 +34,7 @@ from qconv.data.prepared import Encoded, PreparedPictures
 from qconv.data.prepared_files import INDEX, Form, Stored, read_index
 from qconv.files import DamagedFileError
 from qconv.images import DecodingError, ReadingError, decode
+from qconv.training.report.result import Result
 from qconv.training.run import train
 
 SIZE = 20
@@ -446,11 +447,38 @@ def test_the_program_prepares_and_a_run_trains(tree: Path, tmp_path: Path, capsy
     assert not told.err
     assert main(["data", "prepare", str(tree), str(folder), "--size", "21"]) == 1
     assert "was prepared with size=20, not 21" in capsys.readouterr().err
+    assert trained(folder, tmp_path / "run").epochs == 1
+
+
+def trained(folder: Path, run: Path, *words: str) -> Result:
+    """The result of a run of one epoch, on the CPU if no word says otherwise."""
     with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
         small = [f"data.{name}={value}" for name, value in SMALL.items()]
-        words = ["data=prepared", f"data.root={folder}", *small, "model=resnet20", "trainer=cpu"]
-        run = compose("config", [*words, "trainer.max_epochs=1", f"run_dir={tmp_path / 'run'}"])
-    assert train(run).epochs == 1
+        network = ["model=resnet20", "report=false", "trainer=cpu", "trainer.max_epochs=1"]
+        words = (*network, "data=prepared", f"data.root={folder}", *small, f"run_dir={run}", *words)
+        return train(compose("config", [*words]))
+
+
+def test_a_run_whose_device_decodes(tree: Path, tmp_path: Path, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU it does; the CPU, for want of one, is taken for it, and learns what it does when its threads decode."""
+    where: list[torch.device] = []
+
+    def counted(on: torch.device, files: Sequence[bytes]) -> list[Tensor | DecodingError]:
+        where.extend([on] * len(files))
+        return decode_on(on, files)
+
+    prepare_pictures(tree, tmp_path / "jpeg", size=SIZE, form="jpeg")
+    monkeypatch.setattr("qconv.data.prepared.decode_on", counted)
+    accelerator = f"trainer.accelerator={device}"
+    by_threads = trained(tmp_path / "jpeg", tmp_path / "threads", accelerator)
+    assert not where
+    monkeypatch.setattr("qconv.data.prepared.decodes", lambda found: found.type == device)
+    by_device = trained(tmp_path / "jpeg", tmp_path / "device", accelerator, "data.decode=device")
+    # 16 images are trained with; 4 validated, once more with the best epoch; 6 tested.
+    assert len(where) >= 16 + 4 + 6
+    assert {found.type for found in where} == {device}
+    close = {"cpu": 0.0, "cuda": 0.05}[device]  # nvjpeg's pixels are a little different
+    assert by_device.test_loss == pytest.approx(by_threads.test_loss, abs=close)
 
 
 def decoding_later(folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
