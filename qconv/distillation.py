@@ -127,6 +127,7 @@ class Features:
 
     After the block ``features["layer1"]`` is the output of the latest call of that module, and ``features.tensors()``
     lists all outputs in the order of ``names``. They keep the graph that they belong to; the next block discards them.
+    `torch.utils.checkpoint` needs ``use_reentrant=False``: otherwise the outputs inside belong to no graph.
 
     Args:
         model: any module.
@@ -180,7 +181,10 @@ class Features:
         if name not in self.modules:
             raise KeyError(f"{name!r} is not recorded; there are {', '.join(self.modules)}")
         if name not in self._outputs:
-            raise RuntimeError(f"module {name!r} was not called in the latest block of Features")
+            raise RuntimeError(
+                f"module {name!r} was not called in the latest block of Features; a compiled model skips hooks that "
+                "were added after its first call: record the model before torch.compile, or call it first in the block"
+            )
         output, version = self._outputs[name]
         if version is not None and output._version != version:
             raise RuntimeError(

@@ -204,9 +204,10 @@ def _both(layer: QuantizedLayer) -> tuple[Quantizer, Quantizer]:
 
 
 def _present(quantizer: Quantizer, at_last: bool = False) -> Quantizer:
-    if isinstance(quantizer, Stages):
-        last: Any = quantizer.quantizers[-1]
-        return last if at_last else quantizer.current
+    """The quantizer itself, or that of its stage: the present one, or the last that begins."""
+    while isinstance(quantizer, Stages):
+        last: Any = quantizer.quantizers[quantizer.last]
+        quantizer = last if at_last else quantizer.current
     return quantizer
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from .images import DecodingError, Normalize, centre_crop, decode, read_picture
 from .inference import freeze
 from .packed import load_for_pictures
+from .zoo import located
 
 BATCH_SIZE = 32
 Path = str | os.PathLike[str]
@@ -29,16 +30,18 @@ class Predictor:
     It computes in batches with the frozen model.
 
     Args:
-        path: a packed file that describes its network and input, as every run of `qconv train` leaves one.
+        path: a packed file that describes its network and input, as every run of `qconv train` leaves one; the folder
+            of a run; or the name of a network of the zoo.
 
     Attributes:
         model: the packed model.
 
     Raises:
-        ValueError: the file is damaged, or lacks that description.
+        ValueError: there is no such file, or it is damaged, or lacks that description.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        path = located(path)
         self.model, header, self.pictures = load_for_pictures(path)
         channels, height, width = self.pictures.size
         if channels not in (1, 3):
@@ -79,7 +82,10 @@ class Predictor:
 
         Raises:
             ValueError: `top` or `batch_size` is less than 1, or the model has another number of classes than names.
+            TypeError: `paths` is a single path.
         """
+        if isinstance(paths, str | os.PathLike):
+            raise TypeError(f"paths (={str(paths)!r}) must be several: call the predictor itself for a single path")
         for name, value in (("top", top), ("batch_size", batch_size)):
             if value < 1:
                 raise ValueError(f"{name} (={value}) must be at least 1")

@@ -172,7 +172,10 @@ class Scheme:
         check_flags(signed_inputs=signed)
         made = self.input()
         if "signed" not in inspect.signature(type(made)).parameters:
-            raise ValueError(f"signed_inputs (={signed}) must be None with {self}: {made} leaves no choice")
+            remedy = f"{made} leaves no choice"
+            if isinstance(made, Stages):
+                remedy = f"give the choice to the schemes of its stages, as lsq(…, signed_input={signed})"
+            raise ValueError(f"signed_inputs (={signed}) must be None with {self}: {remedy}")
         plain, grad = split_name(self.name)
         note, starts = f" + {'signed' if signed else 'unsigned'} inputs", self.starts
         if starts is not None:

@@ -188,3 +188,8 @@ def test_what_an_augmentation_returns(change: Any) -> None:
     with pytest.raises(TypeError, match=r"must return 4 images of torch.uint8 and 3 channels, as it gets them, not"):
         augmented(images, [RandomFlip(), change], torch.Generator())
     assert augmented(images, [], torch.Generator()) is images
+
+
+def test_one_value_fills_the_border() -> None:
+    with pytest.raises(TypeError, match=r"fill \(=\(125, 123, 114\)\) must be a number"):
+        RandomCrop(4, fill=(125, 123, 114))  # pyright: ignore[reportArgumentType]

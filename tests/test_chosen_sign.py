@@ -81,6 +81,11 @@ def test_the_first_batch_chooses_as_calibrate_does_and_arguments_win(
         assert set(signs(qconv.convert(network(), schemes.lsq(4, 4), signed_inputs=asked)).values()) == {asked}
     with pytest.raises(ValueError, match=r"signed_inputs \(=True\) must be None with pact"):
         qconv.convert(network(), schemes.pact(), signed_inputs=True)
+    staged = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
+    with pytest.raises(
+        ValueError, match=r"give the choice to the schemes of its stages, as lsq\(…, signed_input=True\)"
+    ):
+        qconv.convert(network(), staged, signed_inputs=True)
 
 
 def test_whatever_copies_a_model_copies_the_choice(calibrated: nn.Module, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Weights that are computed: parametrized and pruned layers are right, or refused before anything changes."""
 
+import copy
 import re
 from collections.abc import Callable
 from functools import partial
@@ -286,3 +287,82 @@ class Raising(Quantizer):
 
     def quantize(self, x: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         raise ValueError("never")
+
+
+def orthogonal(layer: nn.Module) -> nn.Module:
+    return parametrizations.orthogonal(layer, "weight")
+
+
+@pytest.mark.parametrize("make", [*(make for make, _ in MAKERS.values()), orthogonal], ids=[*MAKERS, "orthogonal"])
+@pytest.mark.parametrize("scheme", [schemes.lsq(2, None), schemes.dsq(2, None)], ids=["lsq", "dsq"])
+def test_what_is_learned_starts_from_the_computed_weight(
+    make: Callable[[nn.Module], nn.Module], scheme: qconv.Scheme
+) -> None:
+    if make is pruned and scheme.name.startswith("dsq"):
+        pytest.skip("DSQ gives pruned weights another value")
+    layer, input = qconv.QConv2d(4, 4, 3, scheme=scheme), torch.randn(2, 4, 6, 6)
+    nn.init.normal_(layer.weight, std=2)
+    computed: Any = make(layer).eval()
+    learned = [*computed.weight_quantizer.parameters()]
+    sources = [p for p in computed.parameters() if p is not computed.bias and all(p is not own for own in learned)]
+    for _ in range(2):
+        computed(input)
+        plain = qconv.QConv2d(4, 4, 3, scheme=scheme)
+        plain.load_state_dict({"weight": computed.weight.detach(), "bias": computed.bias.detach()})
+        for own, of_plain in zip(learned, plain.weight_quantizer.parameters(), strict=True):
+            torch.testing.assert_close(own, of_plain)
+        with torch.no_grad():  # as a float checkpoint does
+            for source in sources:
+                source.mul_(3)
+    computed.train()(input).square().mean().backward()
+    before = [own.clone() for own in learned]
+    with torch.no_grad():
+        for source in sources:
+            source.mul_(3)
+    computed(input)  # it is trained, and follows no more
+    assert all(own.equal(as_before) for own, as_before in zip(learned, before, strict=True))
+
+
+def test_calibration_does_not_compute_the_weight() -> None:
+    for calibrate in (lambda model: qconv.calibrate(model, [torch.randn(2, 4, 6, 6)]), None):
+        model, dropped = nn.Sequential(qconv.QConv2d(4, 4, 3, scheme=schemes.lsq(4, 4))), Dropped()
+        parametrize.register_parametrization(model[0], "weight", dropped)
+        dropped.count = 0
+        if calibrate is not None:
+            calibrate(model)
+            assert dropped.count == 0
+        model(torch.randn(2, 4, 6, 6))
+        assert dropped.count == 1
+
+
+@pytest.mark.parametrize(
+    ("penalty", "scheme"),
+    [(qconv.optim.dampening_penalty, schemes.lsq(2, None)), (qconv.optim.sine_penalty, schemes.biper())],
+    ids=["dampening", "sine"],
+)
+def test_penalties_of_computed_weights(penalty: Any, scheme: qconv.Scheme) -> None:
+    model = nn.Sequential(qconv.QConv2d(4, 4, 3, scheme=scheme))
+    parametrizations.spectral_norm(model[0])
+    penalty(model)  # sets what is learned from the weight
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    first = penalty(model)
+    assert penalty(model).equal(first)
+    assert all(tensor.equal(before[name]) for name, tensor in model.state_dict().items())
+    first.backward()
+    plain = nn.Sequential(qconv.QConv2d(4, 4, 3, scheme=scheme))
+    layer: Any = model.eval()[0]
+    plain.load_state_dict(qconv.float_state_dict(model) | {"0.weight": layer.weight.detach()}, strict=False)
+    torch.testing.assert_close(first, penalty(plain))
+    assert layer.parametrizations.weight.original.grad.any()
+
+
+def test_copies_of_parametrized_layers_are_copies_of_layers() -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=schemes.lsq(2, None))
+    parametrizations.weight_norm(layer)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    qconv.after_every_step(optimizer, layer)
+    copied = copy.deepcopy(layer)
+    assert layer.is_stepped
+    assert (copied.is_stepped, copied.lacks_step) == (False, True)
+    assert copied.weight.equal(layer.weight)
+    assert copied.weight_quantizer is not layer.weight_quantizer

@@ -6,6 +6,8 @@ from sklearn.datasets import load_digits
 
 from qconv.data import DigitsDataModule, EpochOrder, RandomCrop
 from qconv.data.digits import split_digits
+from qconv.data.large import random_box
+from qconv.images import Normalize
 
 
 def epoch_of(data: DigitsDataModule, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -142,3 +144,47 @@ def test_bad_arguments_are_named() -> None:
     ):
         EpochOrder(199, 1, shuffle=False, world_size=2)
     assert all(map(len, EpochOrder(200, 1, shuffle=False, rank=1, world_size=2)))
+
+
+def test_the_rest_of_an_epoch_is_given_once(digits: DigitsDataModule) -> None:
+    loader = digits.train_dataloader()
+    some = list(itertools.islice(loader, 7))
+    again = digits.train_dataloader()
+    again.load_state_dict(loader.state_dict())
+    assert len(list(again)) == len(loader) - len(some)
+    assert len(list(again)) == len(loader)  # such as for batch norms that are taken anew
+
+
+def test_what_is_drawn_does_not_depend_on_the_defaults_of_torch(digits: DigitsDataModule) -> None:
+    normal = [*digits.train_dataloader()]
+    box = random_box(300, 400, torch.Generator().manual_seed(3))
+    torch.set_default_dtype(torch.float64)
+    torch.set_default_device("meta")
+    try:
+        assert random_box(300, 400, torch.Generator("cpu").manual_seed(3)) == box
+        for (images, labels), (expected, theirs) in zip(digits.train_dataloader(), normal, strict=True):
+            assert images.equal(expected)
+            assert labels.equal(theirs)
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+
+
+def test_constants_of_normalize_do_not_depend_on_the_first_call() -> None:
+    images = torch.rand(2, 3, 4, 4)
+    normalize = Normalize((0.123456, 0.2, 0.3), (0.56789, 0.2, 0.1))
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with torch.inference_mode():
+            normalize(images)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (normalize.mean, normalize.std))
+    assert normalize(images).equal((images - mean) / std)
+    normalize(images.requires_grad_()).sum().backward()
+    torch.testing.assert_close(images.grad, (1 / std).expand_as(images))
+
+
+def test_images_before_setup() -> None:
+    with pytest.raises(RuntimeError, match=r"there are no train images yet: call setup\('fit'\) first"):
+        DigitsDataModule().train_dataloader()

@@ -370,6 +370,17 @@ def test_packs_under_autocast(kind: Any, low: torch.dtype) -> None:
     assert all(parameter.grad is not None for parameter in pack.parameters())
 
 
+@pytest.mark.parametrize("kind", [DeformConv2dPack, QDeformConv2dPack])
+@pytest.mark.parametrize("low", [torch.float32, torch.bfloat16], ids=str)
+def test_offsets_under_autocast_are_positions_in_float32(kind: Any, low: torch.dtype) -> None:
+    pack, input = kind(4, 6, 3), torch.randn(2, 4, 6, 5).to(low)
+    nn.init.normal_(pack.conv_offset.weight)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = pack.offset_and_mask(input)
+    for own, expected in zip(found, pack.offset_and_mask(input.float()), strict=True):
+        assert own.equal(expected)
+
+
 # --- in a model
 
 

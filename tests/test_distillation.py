@@ -378,3 +378,14 @@ def test_a_binary_student_learns_from_a_float_teacher() -> None:
         losses.append(matching.item())
     assert losses[-1] < 0.7 * losses[0]
     assert all(parameter.grad is None for parameter in teacher.parameters())
+
+
+def test_a_model_that_was_compiled_before_is_named() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+    compiled: Any = torch.compile(model, backend="eager")
+    compiled(torch.randn(2, 3, 5, 5))
+    features = Features(compiled, ["_orig_mod.0"])
+    with features:
+        compiled(torch.randn(2, 3, 5, 5))
+    with pytest.raises(RuntimeError, match="a compiled model skips hooks that were added after its first call"):
+        features["_orig_mod.0"]

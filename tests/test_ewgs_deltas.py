@@ -458,3 +458,20 @@ def test_probes_stop_when_their_mean_settles(monkeypatch: pytest.MonkeyPatch) ->
     qconv.calibrate(model, [batch()[0]])
     qconv.set_ewgs_deltas(model, [batch()], probes=5)
     assert set(counts.values()) == {4}
+
+
+def test_stages_within_stages() -> None:
+    inner = schemes.staged([(0, schemes.ewgs(4, 4)), (0.5, schemes.ewgs(2, 2))])
+    model = nn.Sequential(
+        *(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 2, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 3))
+    )
+    scheme = schemes.layerwise(inner, inputs=(0.1, 0.2), weights=(0.1, 0.2))
+    model = qconv.convert(model, scheme, skip=()).train()
+    assert not qconv.ewgs_deltas.obstacle(model, at_last=True)
+    qconv.set_progress(model, 0.9)
+    model(batch()[0])
+    assert len(qconv.set_ewgs_deltas(model, [batch()])) == 6
+    never = qconv.convert(
+        nn.Sequential(nn.Conv2d(2, 3, 3)), schemes.staged([(0, schemes.lsq()), (1, schemes.ewgs())]), skip=()
+    )
+    assert "no EWGS" in qconv.ewgs_deltas.obstacle(never, at_last=True)

@@ -549,6 +549,17 @@ def test_a_frozen_model_is_not_cast() -> None:
     assert torch.equal(frozen.to("cpu")(input), freeze(model)(input))
 
 
+def test_a_frozen_model_is_moved_under_any_default_dtype() -> None:
+    model, input = sequence(conv(), scheme=schemes.bnn())
+    frozen = freeze(model)
+    expected = frozen(input)
+    torch.set_default_dtype(torch.float64)
+    try:
+        assert frozen.to("cpu")(input).equal(expected)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_a_layer_that_is_not_called() -> None:
     class WithHead(nn.Module):
         def __init__(self) -> None:

@@ -85,7 +85,8 @@ class Case:
     def results(self) -> Iterator[tuple[tuple[Tensor | None, ...], Tensor]]:
         """What is asked for, and what it is, from the sums."""
         outputs = self.channels[1]
-        yield (), self.sums
+        for asked in ((), (self.scale,), (None, self.bias)):  # a scale or a bias alone is none
+            yield asked, self.sums
         yield (self.scale, self.bias), self.sums.float() * self.scale.view(-1, 1, 1) + self.bias.view(-1, 1, 1)
         bound = self.threshold[:, : outputs // self.groups].reshape(-1, 1, 1)
         yield (None, None, self.threshold), pack_signs((self.sums >= bound).float() - 0.5)

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -540,6 +541,30 @@ def test_jacobians_by_vmap(scheme: qconv.Scheme) -> None:
     expected = torch.autograd.functional.jacobian(function, x)
     torch.testing.assert_close(torch.autograd.functional.jacobian(function, x, vectorize=True), expected)
     torch.testing.assert_close(torch.func.jacrev(function)(x), expected)
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.dorefa(2, 2), schemes.lsq(4, None)], ids=str)
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (partial(qconv.QLinear, 4, 3), (2, 4)),
+        (partial(qconv.QLinear, 4, 3), (2, 3, 4)),
+        (partial(qconv.QLinear, 4, 3), (4,)),
+        (partial(qconv.QConvTranspose2d, 4, 6, 2, groups=2), (2, 4, 3, 3)),
+        (partial(qconv.QConv2d, 4, 6, 2, groups=2), (2, 4, 3, 3)),
+    ],
+    ids=["rows", "sequences", "one", "transposed", "grouped"],
+)
+def test_gradients_in_batches(make: Any, shape: tuple[int, ...], scheme: qconv.Scheme) -> None:
+    layer, x = make(scheme=scheme).eval(), torch.randn(shape, requires_grad=True)
+    output = layer(x)
+    grads = torch.randn(3, *output.shape)
+    tensors = [x, *(parameter for parameter in layer.parameters() if parameter.requires_grad)]
+    found = torch.autograd.grad(output, tensors, grads, is_grads_batched=True, retain_graph=True)
+    for number, grad in enumerate(grads):
+        expected = torch.autograd.grad(output, tensors, grad, retain_graph=True)
+        for own, reference in zip(found, expected, strict=True):
+            torch.testing.assert_close(own[number], reference)
 
 
 def test_func_grad() -> None:

@@ -415,6 +415,38 @@ def test_frozen_parameters(frozen: str) -> None:
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(not name.startswith(frozen))
     assert_same(gradients(model, input), gradients(lean, input))
+    last = input.to(memory_format=torch.channels_last)  # by which convolutions choose how they add up
+    assert_same(gradients(model, last), gradients(lean, last))
+
+
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.lsq(), schemes.reactnet()], ids=str)
+def test_a_frozen_weight_of_images_that_are_channels_last(scheme: qconv.Scheme) -> None:
+    model = nn.Sequential(qconv.QConv2d(32, 48, 3, padding=1, scheme=scheme))
+    input = torch.randn(2, 32, 14, 14).to(memory_format=torch.channels_last)
+    model(input)
+    model.requires_grad_(False)
+    lean = qconv.lean(copy.deepcopy(model), exact=True)
+    assert_same(gradients(model, input), gradients(lean, input))
+
+
+def test_one_image_that_is_channels_last() -> None:
+    for scheme in (schemes.siman(), schemes.bnn()):
+        model = nn.Sequential(qconv.QConv2d(16, 5, 3, padding=1, scheme=scheme))
+        input = torch.randn(1, 16, 6, 7).to(memory_format=torch.channels_last)
+        assert_same(gradients(model, input), gradients(qconv.lean(copy.deepcopy(model), exact=True), input))
+
+
+@pytest.mark.parametrize("activation", ["ReLU", "Hardtanh", "ReLU6", "PReLU", "RPReLU"])
+def test_gradients_in_batches(activation: str) -> None:
+    model, lean, input = block(activation=activation)
+    found = []
+    for network in (model, lean):
+        x = input.clone().requires_grad_()
+        output = network(x)
+        grads = torch.randn(3, *output.shape, generator=torch.Generator().manual_seed(0))
+        found.append(torch.autograd.grad(output, [x, *network.parameters()], grads, is_grads_batched=True))
+    for own, expected in zip(*found, strict=True):
+        torch.testing.assert_close(own, expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layer", ["convs.0", "norms.0", "acts.0", "convs.1", "stem", "stem_norm"])

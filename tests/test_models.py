@@ -547,6 +547,7 @@ def test_torchs_activations_are_built_as_they_want() -> None:
     assert build_activation(nn.LeakyReLU, 16).extra_repr() == "negative_slope=0.01"
     assert build_activation(nn.PReLU, 16).extra_repr() == "num_parameters=16"
     assert build_activation(partial(nn.PReLU, init=0.1), 16).extra_repr() == "num_parameters=16"
+    assert build_activation(partial(nn.PReLU, num_parameters=1), 16).extra_repr() == "num_parameters=1"
     assert isinstance(build_activation(nn.Identity, 16), nn.Identity)
     assert isinstance(build_activation(lambda channels: nn.PReLU(channels), 16), nn.PReLU)
     negative = build_activation(partial(models.Maxout, negative=0.5), 3).get_parameter("negative")

@@ -678,3 +678,22 @@ def test_a_schedule_of_some_groups() -> None:
     assert rates == [pytest.approx([1e-3 if step < 4 else 1e-4, 0.01]) for step in range(8)]
     with pytest.raises(ValueError, match=r"only \(=\{'binary': 3\}\) must be options of a group"):
         schedules.steps(optimizer, 10, at=[0.5], only={"binary": 3})
+
+
+def test_steps_are_counted_under_a_default_of_16_bits() -> None:
+    found = []
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        for make in (Bop, torch.optim.Adam):
+            parameter = nn.Parameter(torch.ones(3, dtype=torch.float32))
+            binary = (
+                [{"params": [nn.Parameter(torch.ones(1, dtype=torch.float32))], "binary": True}] if make is Bop else []
+            )
+            optimizer = make([*binary, {"params": [parameter]}], lr=1e-3)
+            for step in range(400):
+                parameter.grad = torch.full_like(parameter, math.sin(step))
+                optimizer.step()
+            found.append((optimizer.state[parameter]["step"].item(), parameter.tolist()))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found[0] == found[1]

@@ -56,7 +56,7 @@ ROOMS = {
     "names": set(),
     "comparison": {"files", "names", "run_files"},
     "data": {"checks", "extras", "files", "images", "progress"},
-    "predict": {"packed", "images", "inference"},
+    "predict": {"packed", "images", "inference", "zoo"},
     "bench": {
         *("checks", "convert", "data", "environment", "extras", "files", "inference", "kernels", "lean"),
         *("lifecycle", "models", "onnx", "packed", "scheme", "table"),

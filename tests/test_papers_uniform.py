@@ -17,6 +17,7 @@ from torch import Tensor
 import qconv
 from qconv.methods.dorefa import dorefa
 from qconv.methods.dsq import DSQInput, DSQWeight
+from qconv.methods.ewgs import EWGSInput
 from qconv.methods.fp8 import FORMATS, FP8, Format, round_fp8
 from qconv.methods.lsq import LSQ, LSQInput, lsq
 from qconv.methods.lsq_plus import LSQPlus, LSQPlusInput, least_squares_range
@@ -593,3 +594,37 @@ def test_inputs_of_which_each_channel_has_its_levels() -> None:
     levels = alike.levels(*alike.tensors())
     assert levels is not None
     assert (levels.low, levels.high) == (-7, 7)
+
+
+@pytest.mark.parametrize(("make", "name"), [(PACT, "alpha"), (LSQPlusInput, "step")], ids=["pact", "lsq_plus"])
+def test_learned_ranges_are_positive_where_nobody_calls_after_step(make: Any, name: str) -> None:
+    x = torch.tensor([-3.0, -1.0, -0.5, 0.5, 1.0, 3.0])
+    wrong, clamped = make(4), make(4)
+    with torch.no_grad():
+        getattr(wrong, name).fill_(-2)
+        getattr(clamped, name).fill_(-2)
+        clamped.after_step_(None)
+    assert getattr(clamped, name) > 0
+    assert wrong(x).equal(clamped(x))
+    for own, expected in zip(
+        wrong.backward(torch.ones(6), x, *wrong.tensors()),
+        clamped.backward(torch.ones(6), x, *clamped.tensors()),
+        strict=True,
+    ):
+        assert own is not None
+        assert own.equal(expected)
+
+
+@pytest.mark.parametrize("make", [EWGSInput, partial(DSQInput, 4)], ids=["ewgs", "dsq"])
+def test_the_end_that_is_trained_leaves_the_other(make: Any) -> None:
+    for name, other, to in (("lower", "upper", 5.0), ("upper", "lower", -5.0)):
+        quantizer = make()
+        quantizer.calibrated = True
+        getattr(quantizer, other).requires_grad_(False)
+        before = getattr(quantizer, other).item()
+        with torch.no_grad():
+            getattr(quantizer, name).fill_(to)
+            quantizer.after_step_(None)
+        assert getattr(quantizer, other) == before
+        assert quantizer.lower < quantizer.upper
+        make().load_state_dict(quantizer.state_dict())

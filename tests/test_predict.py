@@ -368,3 +368,10 @@ def test_folders_patterns_and_a_table(picture: Path, tmp_path: Path, capsys: pyt
     (tmp_path / "empty").mkdir()
     assert main(["predict", str(tmp_path), str(tmp_path / "empty")]) == 1
     assert "holds no images" in capsys.readouterr().err
+
+
+def test_networks_of_the_zoo_and_single_paths(picture: Path) -> None:
+    predictor = Predictor("smallcnn-bnn-digits")
+    assert len(predictor(picture, top=10)) == 10
+    with pytest.raises(TypeError, match=r"paths \(='.*picture.png'\) must be several"):
+        list(predictor.many(picture))  # pyright: ignore[reportArgumentType]

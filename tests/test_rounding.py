@@ -154,6 +154,8 @@ def test_what_the_kernel_leaves_to_the_definition() -> None:
 def test_codes_that_no_byte_holds(ends: tuple[float, float], offset: int) -> None:
     with pytest.raises(ValueError, match=r"codes \(from .* to .*\) must fit a byte"):
         levels.round_codes(torch.zeros(2), torch.tensor(1.0), *ends, 1.0, offset)
+    with pytest.raises(ValueError, match="must fit a byte"):
+        ops.round_codes(torch.zeros(2), torch.tensor(1.0), *ends, 1.0, offset)
 
 
 def test_a_gradient_of_another_shape() -> None:

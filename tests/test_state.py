@@ -16,6 +16,7 @@ import qconv
 from qconv import Scheme, schemes
 from qconv.lifecycle.steps import is_final
 from qconv.quantizers import Identity, LSQInput, Stages
+from qconv.quantizers.flags import Mark
 
 STARTS_FROM_DATA = [schemes.lsq(), schemes.lsq_plus(), schemes.minmax(4, 4), schemes.dsq(), schemes.percentile(4, 4)]
 
@@ -347,3 +348,77 @@ def test_quantizers_of_another_kind_stay_as_they_are() -> None:
     layer(torch.rand(4, 2, 7, 7))
     layer.reset_parameters()
     assert not layer.input_quantizer.calibrated
+
+
+LATER = [schemes.two_stage(schemes.bnn()), schemes.lsq(2, 2)]
+"""A scheme whose stage is a flag, and one whose sign is."""
+
+
+def in_its_last_state(scheme: Scheme) -> Any:
+    """A network in its last stage, for inputs on both sides of 0."""
+    model = network(scheme)
+    qconv.set_progress(model, 0.6)
+    model(torch.randn(4, 2, 7, 7))
+    return model.eval()
+
+
+@pytest.mark.parametrize("scheme", LATER, ids=str)
+def test_a_flag_is_read_however_it_came(scheme: Scheme) -> None:
+    model, input = in_its_last_state(scheme), torch.randn(2, 2, 7, 7)
+    wanted, state = model(input), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    @torch.inference_mode()
+    def served() -> Tensor:
+        other = network(scheme)
+        other.load_state_dict(state)
+        return other.eval()(input)
+
+    assert served().equal(wanted)
+    average = network(scheme)
+    average(torch.rand(4, 2, 7, 7))
+    average.eval()(input)
+    for own, value in zip(average.state_dict().values(), state.values(), strict=True):
+        own.data.copy_(value)
+    assert average(input).equal(wanted)
+    assert copy.deepcopy(average)(input).equal(wanted)
+
+
+@pytest.mark.parametrize("scheme", LATER, ids=str)
+def test_compiled_models_load_their_flags(scheme: Scheme) -> None:
+    model, input = in_its_last_state(scheme), torch.randn(2, 2, 7, 7)
+    wanted, first = model(input), network(scheme)
+    first(torch.rand(4, 2, 7, 7))
+    for training in (False, True):
+        other = network(scheme)
+        other.load_state_dict(first.state_dict())
+        compiled = torch.compile(other.train(training), backend="eager")
+        compiled(input)
+        other.load_state_dict(model.state_dict())
+        torch.testing.assert_close(compiled(input), wanted)
+
+
+@pytest.mark.parametrize("scheme", LATER, ids=str)
+def test_states_of_functional_call_take_their_turns(scheme: Scheme) -> None:
+    """Their tensors come and go, and a new one may lie where another was."""
+    early = network(scheme)
+    early(torch.rand(4, 2, 7, 7))
+    models, input = [early.eval(), in_its_last_state(scheme)], torch.randn(2, 2, 7, 7)
+    wanted = [model(input) for model in models]
+    base = copy.deepcopy(early)
+    for turn in torch.randint(2, (60,)).tolist():
+        state = {name: tensor.clone() for name, tensor in models[turn].state_dict().items()}
+        assert torch.func.functional_call(base, state, (input,)).equal(wanted[turn])
+
+
+def test_marks_tell_tensors_apart() -> None:
+    """As on a GPU, where flags are read again only if their mark has changed."""
+    flag = torch.zeros(())
+    seen = Mark(flag)
+    assert seen.is_of(flag)
+    assert not seen.is_of(flag.clone())
+    assert copy.deepcopy(seen) is pickle.loads(pickle.dumps(seen)) is None
+    flag.fill_(1)
+    assert not seen.is_of(flag)
+    seen = Mark(flag)
+    del flag
+    assert not any(seen.is_of(torch.zeros(())) for _ in range(8))

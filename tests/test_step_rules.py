@@ -155,6 +155,31 @@ def test_a_binary_weight_freezes_at_the_sign_that_it_has_had_more_often() -> Non
         assert layer.weight.item() == often
 
 
+def test_ovsw_without_a_threshold_leaves_all_weights() -> None:
+    layer = qconv.QConv2d(2, 3, 3, scheme=schemes.bnn())
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    OvSW(delta=0, decay=1.0, threshold=0).attach(layer, optimizer)
+    before = layer.weight.detach().clone()
+    layer.weight.grad = torch.zeros_like(before)
+    optimizer.step()
+    assert layer.weight.equal(before)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda parameters: OvSW().attach(parameters, torch.optim.SGD([torch.zeros(1)], lr=0.1)),
+        lambda parameters: qconv.optim.parameter_groups(parameters),
+        lambda parameters: qconv.optim.dampening_penalty(parameters),
+        lambda parameters: qconv.optim.shift_penalty(parameters),
+        lambda parameters: qconv.optim.sine_penalty(parameters),
+    ],
+)
+def test_parameters_are_no_model(call: Any) -> None:
+    with pytest.raises(TypeError, match=r"model \(=<generator .*must be a torch.nn.Module"):
+        call(nn.Linear(2, 2).parameters())
+
+
 def test_ovsw_follows_its_formula() -> None:
     model = network(schemes.bnn())
     twin = copy.deepcopy(model)

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..checks import check_numbers
+
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 
 
@@ -28,6 +30,7 @@ class RandomCrop:
 
     Raises:
         ValueError: ``padding`` is negative.
+        TypeError: ``fill`` is not one number.
     """
 
     padding: int = 4
@@ -36,6 +39,7 @@ class RandomCrop:
     def __post_init__(self) -> None:
         if self.padding < 0:
             raise ValueError(f"padding (={self.padding}) must be at least 0")
+        check_numbers(fill=self.fill)
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return the shifted images."""
@@ -44,7 +48,8 @@ class RandomCrop:
         n, _, height, width = images.shape
         padded = F.pad(images, (self.padding,) * 4, value=self.fill)
         windows = padded.unfold(2, height, 1).unfold(3, width, 1)  # (N, C, 2 padding + 1, 2 padding + 1, H, W)
-        down, right = torch.randint(0, 2 * self.padding + 1, (2, n), generator=generator).to(images.device)
+        drawn = torch.randint(0, 2 * self.padding + 1, (2, n), generator=generator, device="cpu")
+        down, right = drawn.to(images.device)
         return windows[torch.arange(n, device=images.device), :, down, right]
 
 
@@ -64,7 +69,7 @@ class RandomFlip:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return the images, some mirrored."""
-        flipped = torch.rand(len(images), generator=generator) < self.p
+        flipped = torch.rand(len(images), generator=generator, dtype=torch.float32, device="cpu") < self.p
         chosen = flipped.nonzero().squeeze(1).to(images.device)  # cheaper than torch.where over all images
         return images.index_copy(0, chosen, images[chosen].flip(3))
 
@@ -94,7 +99,7 @@ class Cutout:
         n, _, height, width = images.shape
 
         def covered(length: int) -> Tensor:
-            centre = torch.randint(0, length, (n, 1), generator=generator).to(images.device)
+            centre = torch.randint(0, length, (n, 1), generator=generator, device="cpu").to(images.device)
             distance = torch.arange(length, device=images.device) - (centre - self.size // 2)
             return (distance >= 0) & (distance < self.size)
 
@@ -127,7 +132,7 @@ class PerImage:
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:
         """Return the transformed images."""
-        seed = int(torch.randint(2**62, (), generator=generator))
+        seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
         state = random.getstate()
         try:
             random.seed(seed)

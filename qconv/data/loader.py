@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol, TypeVar
 
@@ -71,7 +71,7 @@ class EpochOrder:
         """Random numbers of this seed, epoch and stream; stream 0 orders the samples, those from 1 on augment them."""
         # One multiplication per number keeps (seed, epoch) pairs apart: seed 1, epoch 2 is not seed 2, epoch 1.
         mixed = (self.seed * 1_000_003 + self.epoch) * 1_000_003 + stream
-        return torch.Generator().manual_seed(mixed % 2**63)
+        return torch.Generator("cpu").manual_seed(mixed % 2**63)
 
     def __len__(self) -> int:
         return self.steps
@@ -79,10 +79,10 @@ class EpochOrder:
     def numbers(self, count: int) -> Tensor:
         """Return the numbers below `count` in the order of this epoch."""
         if self.shuffle:
-            return torch.randperm(count, generator=self.generator(0))
+            return torch.randperm(count, generator=self.generator(0), device="cpu")
         if self.mixed:
-            return torch.randperm(count, generator=torch.Generator().manual_seed(0))
-        return torch.arange(count)
+            return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(0), device="cpu")
+        return torch.arange(count, device="cpu")
 
     def parts(self, start: int = 0) -> Iterator[Tensor]:
         """Yield this rank's samples for each step from `start` on."""
@@ -119,6 +119,17 @@ def epoch_order(data: InEpochs, size: int, split: str, *, shuffle: bool) -> Epoc
     )
 
 
+def images_of(splits: Mapping[str, T], name: str) -> T:
+    """Return the split of this name.
+
+    Raises:
+        RuntimeError: it has not been made yet.
+    """
+    if name not in splits:
+        raise RuntimeError(f"there are no {name} images yet: call setup('fit') first, as Lightning's Trainer does")
+    return splits[name]
+
+
 class EpochLoader(ABC):
     """Batches in an `EpochOrder`, continuing where an interrupted epoch stopped.
 
@@ -146,13 +157,13 @@ class EpochLoader(ABC):
         return {"batches": len(self), "pictures": self.sampler.size}
 
     def __iter__(self) -> Iterator[Any]:
-        """Go through the epoch, or through the rest of the one that was interrupted.
+        """Go through the epoch, or once through the rest of the one that was interrupted.
 
         Raises:
             ValueError: that epoch was cut into other batches.
         """
         self.given = 0
-        if self.resumed["epoch"] == self.sampler.epoch:
+        if is_rest := self.resumed["epoch"] == self.sampler.epoch:
             self.given = self.resumed["batch"]
             now = self.cut()
             before = {name: self.resumed.get(name, value) for name, value in now.items()}  # runs of before had none
@@ -169,6 +180,8 @@ class EpochLoader(ABC):
         for batch in self.batches(self.given):
             self.given += 1
             yield batch
+        if is_rest:
+            self.resumed = {"epoch": -1, "batch": 0}
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, the number of batches yielded so far, and how the epoch is cut; the same on all ranks."""

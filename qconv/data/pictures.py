@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..images import Normalize
 from .augment import Augment, RandomCrop, RandomFlip, check_augment, mean_and_std
-from .loader import TensorLoader, epoch_order
+from .loader import TensorLoader, epoch_order, images_of
 from .progressive import ProgressiveSize
 
 
@@ -110,7 +110,7 @@ class PicturesDataModule(LightningDataModule):
         return self._loader("test")
 
     def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
-        images, labels = self.splits[name]
+        images, labels = images_of(self.splits, name)
         return TensorLoader(
             images, labels, epoch_order(self, len(labels), name, shuffle=shuffle), augment, self.normalize
         )
@@ -141,7 +141,7 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
     taken = round(size * count) if isinstance(size, float) else size
     if not 0 < taken < count:
         raise ValueError(f"val_size (={size}) must leave some of the {count} training images, and take some")
-    order = torch.randperm(count, generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(count, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     order = order[labels[order].argsort(stable=True)]  # class by class, each shuffled
     steps = torch.arange(count + 1) * taken // count
     chosen = torch.zeros(count, dtype=torch.bool)

@@ -87,9 +87,14 @@ class Restored:
 
 
 def stand_in(keeping: Keeping, bits: Sequence[Tensor]) -> Tensor:
-    """Return a tensor of the shape and dtype of the input, without its values and memory."""
-    form = cast(Form, keeping.form)
-    return torch.empty((), dtype=form.dtype, device=bits[0].device).expand(form.shape)
+    """Return a tensor of the shape, dtype and memory format of the input, without its values.
+
+    By the format torch's operators choose how they add up. A contiguous one has no memory.
+    """
+    form, device = cast(Form, keeping.form), bits[0].device
+    if form.picture_is_last:
+        return torch.empty_strided(form.shape, form.strides, dtype=form.dtype, device=device)
+    return torch.empty((), dtype=form.dtype, device=device).expand(form.shape)
 
 
 class KeptInput:

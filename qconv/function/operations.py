@@ -157,11 +157,13 @@ class Linear:
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
         grad_input = grad_weight = grad_bias = None
-        rows = grad_output.flatten(end_dim=-2) if grad_output.ndim > 1 else grad_output.unsqueeze(0)
+        # `flatten` and `unflatten` have no rule for gradients in batches (``is_grads_batched``).
+        count = grad_output.shape[:-1].numel()
+        rows = grad_output.reshape(count, grad_output.shape[-1])
         if output_mask[0]:
             grad_input = (rows @ weight).reshape(input.shape)
         if output_mask[1]:
-            grad_weight = rows.t() @ input.flatten(end_dim=-2) if input.ndim > 1 else torch.outer(rows[0], input)
+            grad_weight = rows.t() @ input.reshape(count, input.shape[-1])
         if output_mask[2]:
             grad_bias = rows.sum(0)
         return grad_input, grad_weight, grad_bias
@@ -171,4 +173,6 @@ def exchange_channels(weight: Tensor, groups: int) -> Tensor:
     """Exchange the two channel dimensions within each group: ``(G·a, b, *k)`` to ``(G·b, a, *k)``; its own inverse."""
     if groups == 1:
         return weight.transpose(0, 1)
-    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
+    outer, inner, *kernel = weight.shape
+    by_groups = weight.reshape(groups, outer // groups, inner, *kernel)
+    return by_groups.transpose(1, 2).reshape(groups * inner, outer // groups, *kernel)

@@ -106,7 +106,7 @@ class FrozenModel(nn.Module):
         return trained_module(model, name) if function is None else function
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        if fn(torch.zeros(1)).dtype != torch.float32:
+        if fn(torch.zeros(1, dtype=torch.float32, device="cpu")).dtype != torch.float32:
             raise ValueError("a frozen model computes on integers and float32: it can't be cast")
         return super()._apply(fn, recurse)
 

@@ -51,14 +51,19 @@ def round_codes(
         >>> codes.tolist(), is_nan.item()
         ([0, 3, 5, 7], False)
     """
-    ends = low * factor + offset, high * factor + offset
-    if not -128 <= ends[0] <= ends[1] <= 255 or ends[1] - ends[0] > 255:
-        raise ValueError(f"codes (from {ends[0]} to {ends[1]}) must fit a byte")
+    check_fit(low, high, factor, offset)
     dtype = torch.promote_types(input.dtype, torch.float32)
     values = (input.to(dtype) / divisor).clamp_(low, high).mul_(factor).round_().add_(offset)
     is_nan = values.isnan()
     codes = values.masked_fill_(is_nan, 0).to(torch.int16).to(torch.uint8)
     return codes, is_nan.any()
+
+
+def check_fit(low: float, high: float, factor: float, offset: int) -> None:
+    """Raise a ValueError unless the codes of `round_codes` fit a byte."""
+    ends = low * factor + offset, high * factor + offset
+    if not -128 <= ends[0] <= ends[1] <= 255 or ends[1] - ends[0] > 255:
+        raise ValueError(f"codes (from {ends[0]} to {ends[1]}) must fit a byte")
 
 
 def step_backward(
@@ -106,6 +111,7 @@ def rounded(
 
     ``instruction_set`` is one of `native.instruction_sets`, the best one when None.
     """
+    check_fit(low, high, factor, offset)
     codes, is_nan = torch.empty_like(input, dtype=torch.uint8), torch.zeros((), dtype=torch.bool, device="cpu")
     numbers = _ROUND_CODES, offset, 0
     done = _call((input, divisor, None, codes, None, is_nan), numbers, (low, high, factor), instruction_set)

@@ -142,7 +142,8 @@ def binary_conv2d(
     last = is_float and not is_plain and input.is_contiguous(memory_format=torch.channels_last)
     if not is_plain and not last:
         input = input.contiguous()
-    mode = _TO_BITS if threshold is not None else _TO_INT32 if scale is None else _TO_FLOAT
+    to_float = scale is not None and bias is not None
+    mode = _TO_BITS if threshold is not None else _TO_FLOAT if to_float else _TO_INT32
     used = number_of(instruction_set)
     plan = _plan(input.shape, weight.shape, window, channels, mode, is_float, last, used)
     if mode == _TO_BITS:

@@ -1,5 +1,6 @@
 """The base of all quantized layers: their quantizers, their forward, and what a model does with a layer."""
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -8,6 +9,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, fx, nn
 from torch.fx.proxy import TraceError
+from torch.nn.utils import parametrize
 
 from ..function.kept_input import Lean
 from ..function.operations import ExtendedOperation, Operation
@@ -448,6 +450,13 @@ class QuantizedLayer(nn.Module):
     def __getstate__(self) -> dict[str, Any]:
         follow(self)  # versions of the copy's tensors start anew
         return super().__getstate__()  # without what was compiled, which would compute with the original's tensors
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # To the class of a parametrized layer torch would give one that calls no `__setstate__`, and no `__getstate__`.
+        own: Any = super(type(self), self) if parametrize.is_parametrized(self) else self
+        memo[id(self)] = copied = type(self).__new__(type(self))
+        copied.__setstate__(copy.deepcopy(own.__getstate__(), memo))
+        return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..processes import is_distributed, is_sharded, mean_over_processes, meet, sum_over_processes
 from ..quantizers import Quantizer
 from ..quantizers.observers import Observer
+from .computed import stored_weight
 from .naming import name_of
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def calibrate(layer: "QuantizedLayer", input: Tensor) -> None:
         meet(_place(layer), name_of(layer))
     seen = Observer()
     seen.observe(input)
-    (wrong,) = sum_over_processes([not seen.is_finite], layer.weight.device)
+    (wrong,) = sum_over_processes([not seen.is_finite], stored_weight(layer).device)
     if wrong:
         raise ValueError(f"the input of {name_of(layer)} has NaN or inf: nothing can be calibrated with it")
     _set(layer, None if seen.is_blank else partial(layer.input_quantizer.initialize, input.detach()))
@@ -54,11 +55,12 @@ def calibrate_from(layer: "QuantizedLayer", observer: Observer) -> bool:
 
 def _place(layer: "QuantizedLayer") -> str:
     """A name that distinguishes a layer from the others of its model, the same in all processes."""
-    name, weight = layer.__dict__.get("name_in_model"), layer.weight.detach().flatten()
+    name, stored = layer.__dict__.get("name_in_model"), stored_weight(layer)
+    weight = stored.detach().flatten()
     if name is None:  # weights are equal in all processes, but rarely in two layers
         some = [weight[index].item() for index in (0, weight.numel() // 2, -1)] if weight.numel() else []
         name = str(some)
-    return f"{type(layer).__name__} {tuple(layer.weight.shape)} {name}"
+    return f"{type(layer).__name__} {tuple(stored.shape)} {name}"
 
 
 def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None) -> bool:
@@ -70,15 +72,15 @@ def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None) -> bool
             "it: call qconv.calibrate(model, batches) before fully_shard"
         )
     parts = [cast(Quantizer, part) for part in quantizer.modules() if "calibrated" in part._buffers]
-    before = [part.calibrated for part in parts]
+    before, stored = [part.calibrated for part in parts], stored_weight(layer)
     if initialize is not None:
         for part in parts:
             part.calibrated = False
         initialize()
-        quantizer.to(layer.weight.device, layer.weight.dtype)
+        quantizer.to(stored.device, stored.dtype)
     own = [initialize is not None and part.calibrated for part in parts]
     votes = [part.vote() if mine else 0 for part, mine in zip(parts, own, strict=True)]
-    sums = sum_over_processes([*map(int, own), *votes], layer.weight.device)
+    sums = sum_over_processes([*map(int, own), *votes], stored.device)
     counts = sums[: len(parts)]
     for part, was, mine, count, vote in zip(parts, before, own, counts, sums[len(parts) :], strict=True):
         part.calibrated = was or count > 0

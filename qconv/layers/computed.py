@@ -84,6 +84,17 @@ def evaluated(model: nn.Module) -> Iterator[None]:
             layer.__dict__["weight"] = weight
 
 
+def differentiable_weight(layer: nn.Module) -> Tensor:
+    """Return the weight with its graph; a parametrization computes it as in evaluation, without effects.
+
+    Pruning and the older normalizations have computed it when the layer was called.
+    """
+    if not parametrize.is_parametrized(layer, "weight"):
+        return cast(Tensor, layer.weight)
+    with evaluated(layer):
+        return cast(Tensor, layer.weight)
+
+
 @torch.no_grad()
 def _refresh(layer: nn.Module) -> None:
     """Compute anew a weight that a hook computes."""
@@ -98,6 +109,9 @@ def _refresh(layer: nn.Module) -> None:
 
 def trained_weights(layer: nn.Module) -> list[nn.Parameter]:
     """Return the layer's weight, or the parameters from which it is computed."""
+    weight = layer._parameters.get("weight")
+    if isinstance(weight, nn.Parameter):
+        return [weight]
     parts = parts_of_weight(layer) or {"weight"}
     return [parameter for name, parameter in layer.named_parameters() if name in parts]
 

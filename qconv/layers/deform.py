@@ -239,8 +239,12 @@ class DeformConv2dPack(DeformConv2d):
         self.to(device=device, dtype=dtype)
 
     def offset_and_mask(self, input: Tensor) -> tuple[Tensor, ...]:
-        """Compute the offsets and, if ``modulated``, the mask by ``conv_offset``."""
-        predicted = self.conv_offset(input)
+        """Compute the offsets and, if ``modulated``, the mask by ``conv_offset``; under autocast, too, in float32."""
+        if _autocasts(input):
+            with torch.autocast(input.device.type, enabled=False):
+                predicted = self.conv_offset(input.float())
+        else:
+            predicted = self.conv_offset(input)
         if not self.modulated:
             return (predicted,)
         third = predicted.shape[1] // 3

@@ -1,8 +1,9 @@
 """Learned tensors that start from the weight follow its changes until training starts.
 
 After a conversion, weights may be reset by ``nn.init``, ``model.apply(init)``, ``weight.data.normal_()``, ``copy_`` or
-a float checkpoint. Writing through ``.data`` does not change a tensor's version, so some of the values are compared,
-too: those of the weight, and those of the learned tensors, which an average of models may write in the same way.
+a float checkpoint; or computed by a parametrization, a normalization or pruning from then on. Writing through ``.data``
+does not change a tensor's version, so some of the values are compared, too: those of the weight, or of what it is
+computed from, and those of the learned tensors, which an average of models may write in the same way.
 """
 
 import weakref
@@ -10,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
+from .computed import evaluated, trained_weights
 
 SAMPLES = 64
 """The number of a tensor's values that are compared, spread over it."""
@@ -30,10 +33,14 @@ class Seen(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """A weight and the tensors learned from it."""
+    """A weight, or what it is computed from, and the tensors learned from it."""
 
-    weight: Seen
+    weights: tuple[Seen, ...]
     learned: tuple[Seen, ...]
+
+
+def _are_as(now: tuple[Seen, ...], before: tuple[Seen, ...]) -> bool:
+    return len(now) == len(before) and all(map(Seen.is_as, now, before))
 
 
 def mark(layer: Any) -> None:
@@ -44,13 +51,11 @@ def mark(layer: Any) -> None:
 
 
 def _watch_gradient(layer: Any) -> None:
-    """Let the first gradient of the weight end the following."""
-    weight = layer._parameters["weight"]
-    if not weight.requires_grad:
-        return
-    hooks = (weight._post_accumulate_grad_hooks or {}).values()
-    if not any(isinstance(hook, _Leaves) and hook.layer() is layer for hook in hooks):
-        weight.register_post_accumulate_grad_hook(_Leaves(layer))
+    """Let the first gradient of the weight, or of what it is computed from, end the following."""
+    for weight in trained_weights(layer):
+        hooks = (getattr(weight, "_post_accumulate_grad_hooks", None) or {}).values()
+        if weight.requires_grad and not any(isinstance(hook, _Leaves) and hook.layer() is layer for hook in hooks):
+            weight.register_post_accumulate_grad_hook(_Leaves(layer))
 
 
 class _Leaves:
@@ -63,7 +68,7 @@ class _Leaves:
         layer: Any = self.layer()
         if layer is None or layer.__dict__.get("_origin") is None:  # it may be a float layer again
             return
-        if layer._parameters.get("weight") is weight:
+        if any(weight is own for own in trained_weights(layer)):
             leave(layer)
 
 
@@ -74,11 +79,12 @@ def follow(layer: Any) -> None:
     if known is None or now is None:
         return
     _watch_gradient(layer)  # the weight may have been frozen before
-    as_learned = len(now.learned) == len(known.learned) and all(map(Seen.is_as, now.learned, known.learned))
-    if as_learned and now.weight.is_as(known.weight):
+    as_learned = _are_as(now.learned, known.learned)
+    if as_learned and _are_as(now.weights, known.weights):
         return
     if as_learned:
-        layer.weight_quantizer.initialize(layer.filters().detach())
+        with torch.no_grad(), evaluated(layer):
+            layer.weight_quantizer.initialize(layer.filters().detach())
         mark(layer)
     else:  # a checkpoint, an average of models or the user has set them
         leave(layer)
@@ -97,11 +103,13 @@ def leave(layer: Any) -> None:
 
 def _origin(layer: Any) -> Origin | None:
     """Return None if nothing follows, or the tensors are replaced temporarily, as in `torch.func.functional_call`."""
-    weight, *learned = tensors = [layer._parameters.get("weight"), *layer.weight_quantizer.parameters()]
-    plain = all(type(tensor) is nn.Parameter and not tensor.is_inference() for tensor in tensors)
-    if not learned or not plain or weight.is_meta or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
+    weights, learned = trained_weights(layer), [*layer.weight_quantizer.parameters()]
+    plain = all(type(tensor) is nn.Parameter and not tensor.is_inference() for tensor in (*weights, *learned))
+    if not weights or not learned or not plain or torch.jit.is_tracing():  # pyright: ignore[reportPrivateImportUsage]
         return None
-    return Origin(_seen(weight), tuple(map(_seen, learned)))
+    if any(weight.is_meta for weight in weights):
+        return None
+    return Origin(tuple(map(_seen, weights)), tuple(map(_seen, learned)))
 
 
 def _seen(tensor: Any) -> Seen:

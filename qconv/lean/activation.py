@@ -14,6 +14,7 @@ from ..kernels.native_bits import holds
 from ..kernels.rprelu import has_kernel
 from ..layers.naming import name_of
 from ..models.activations import Maxout, RPReLU, maxout, per_channel, rprelu
+from ..quantizers.base import is_wrapped
 from ..quantizers.form import has_own_strides
 from ..quantizers.node import once_differentiable
 from .node import as_node
@@ -97,7 +98,7 @@ class _Clamp(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore
         forget(ctx)
         (grad,) = grad_outputs
-        if (grad.stride() != ctx.strides or has_own_strides(grad)) and grad.numel():
+        if grad.numel() and (is_wrapped(grad) or grad.stride() != ctx.strides or has_own_strides(grad)):
             return _by_twin(grad, ctx.strides, ctx.saved_tensors, ctx.is_relu), None, None, None
         return _ops.where_passes(grad, *ctx.saved_tensors) if ctx.stops else grad, None, None, None
 

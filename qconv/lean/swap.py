@@ -40,8 +40,9 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     Parameters, state dict and hooks stay as they are. By default gradients of layers of signs are sums in float32 in
     another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of 8-bit codes are
     exact, not rounded. Images between layers are channels_last, in which torch's own batch norms and poolings sum in
-    another order, too; all other numbers of the forward stay as they are. A forward that calls ``x.view`` on such
-    images must call ``x.reshape``, as in any model that is channels_last.
+    another order, too; all other numbers of the forward stay as they are. An input that a gradient needs may be
+    computed again as a difference, with rounding errors: in bfloat16 of 1 to 3 % of its largest value. A forward that
+    calls ``x.view`` on such images must call ``x.reshape``, as in any model that is channels_last.
 
     ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
     and the batch norm after it, which reads the layer's weight: if that was freed by then, the backward raises.

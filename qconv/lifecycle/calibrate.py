@@ -12,6 +12,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..checks import check_at_least_one, check_module, in_a_line
 from ..layers import QuantizedLayer
+from ..layers.computed import stored_weight
 from ..layers.naming import name_of
 from ..layers.negative import judged, mark_told, tell
 from ..layers.placement import on_device_of
@@ -98,7 +99,7 @@ def calibrate_layers(
     }
     some = shown(batches, "calibrating", max_samples, _size)
     count, empty = _watch(model, layers.values(), watched, some, max_samples)
-    device = next(iter(quantized.values())).weight.device
+    device = stored_weight(next(iter(quantized.values()))).device
     reached = [not observer.is_empty for observer in observers.values()]
     count, empty, *reached = sum_over_processes([count, empty, *reached], device)
     if not count:

@@ -96,7 +96,7 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
-        step, beta = (tensor.to(wide_x.dtype) for tensor in tensors)
+        step, beta = _positive(tensors[0]).to(wide_x.dtype), tensors[1].to(wide_x.dtype)
         z = (wide_x - beta) / step
         clamped = z.clamp(0, self.high)
         passes = clamped == z
@@ -113,7 +113,7 @@ class LSQPlusInput(FromData[Values], Coded):
     def _levels(self, x: Tensor, step: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whole numbers from 0 to Q_p, the step and the offset."""
         wide_x = wide(x)
-        step, beta = step.to(wide_x.dtype), beta.to(wide_x.dtype)
+        step, beta = _positive(step).to(wide_x.dtype), beta.to(wide_x.dtype)
         return round_levels((wide_x - beta) / step, 0, self.high), step, beta
 
     @property
@@ -122,7 +122,7 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def levels(self, *tensors: Tensor) -> Levels:
         step, beta = tensors
-        return Levels(0, self.high, wide(step), offset=wide(beta))
+        return Levels(0, self.high, wide(_positive(step)), offset=wide(beta))
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.step, SMALLEST)
@@ -132,6 +132,11 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, grad_scale={self.grad_scale!r}"
+
+
+def _positive(step: Tensor) -> Tensor:
+    """The learned step; positive, also where nobody calls `after_step_`."""
+    return step.clamp(min=SMALLEST)
 
 
 def least_squares_range(x: Tensor, count: int) -> tuple[Tensor, Tensor]:

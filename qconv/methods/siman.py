@@ -10,6 +10,7 @@ from ..checks import check_numbers
 from ..processes import whole, write_whole_
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
+from ..quantizers.form import with_fresh_strides
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.part import Rule
@@ -156,7 +157,7 @@ class SiManInput(Binary):
         return self.surrogate.is_continuous
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        return Whole(sign(_centred(_samples(x))).view_as(x).to(x.dtype))
+        return Whole(with_fresh_strides(sign(_centred(_samples(x))).view_as(x).to(x.dtype)))
 
     def levels(self, *tensors: Tensor) -> Levels:
         return Levels(-1, 1, torch.ones(()))

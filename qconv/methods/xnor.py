@@ -182,9 +182,9 @@ def xnor(
     """XNOR-Net, W1A1: the weights of `bwn` and the sign of the input (arXiv:1603.05279).
 
     ``scale_map`` multiplies the output by K, the mean magnitude of the input under the kernel. The paper does so, the
-    authors' code and the released model do not. The input's gradient passes where ``|x| <= 1``; in the authors' code
-    the interval is open. ``center``, ``paper_gradient`` and ``numel_gradient`` are those of
-    `qconv.quantizers.ScaledSign`.
+    authors' code and the released model do not. K is differentiated, too. The gradient of the input's sign passes where
+    ``|x| <= 1``; in the authors' code the interval is open. ``center``, ``paper_gradient`` and ``numel_gradient`` are
+    those of `qconv.quantizers.ScaledSign`.
 
     Raises:
         ValueError: ``detach_scale`` together with ``paper_gradient``.

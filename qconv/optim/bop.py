@@ -128,7 +128,8 @@ class Bop(Optimizer):
         for parameter in parameters:
             state = self.state[parameter]
             if not state:
-                state["step"] = torch.zeros((), dtype=torch.get_default_dtype())
+                wide = torch.promote_types(torch.get_default_dtype(), torch.float32)  # in 16 bits it would stop growing
+                state["step"] = torch.zeros((), dtype=wide)
                 state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         states = [self.state[parameter] for parameter in parameters]

@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
+from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.computed import trained_weights
 from ..lifecycle.steps import innermost
@@ -72,7 +73,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
             or only parameters that earlier rules take; an ``lr_scale`` that is not positive, beside an ``lr`` of the
             same rule, in a binary group of `Bop`, or without the optimizer's ``lr``; a binary group with a weight whose
             value does not follow its sign (SiMaN), or that its quantizer changes after each step (``center=True``).
-        TypeError: a rule that is neither text nor function, or options that are not a mapping.
+        TypeError: ``model`` is not a module, a rule is neither text nor function, or options are not a mapping.
 
     Example:
         APoT's recipe (arXiv:1909.13144), and DeepShift-PS's (arXiv:1905.13298, with `shift_penalty` in the loss)::
@@ -89,6 +90,7 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
         >>> [len(group["params"]) for group in groups]
         [2, 2]
     """
+    check_module(model)
     rules = {} if rules is None else rules
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):

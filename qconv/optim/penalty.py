@@ -5,7 +5,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from ..checks import check_module
 from ..layers import QuantizedLayer
+from ..layers.computed import differentiable_weight, trained_weights
 from ..layers.own_levels import way_out, why_off_levels
 from ..quantizers import BiPerWeight, Quantizer, ShiftPS, SineWeight, Stages
 
@@ -26,7 +28,9 @@ def shift_penalty(model: nn.Module) -> Tensor:
 
     Raises:
         ValueError: no `ShiftPS` in the model, or one whose shifts have not yet been created by a layer.
+        TypeError: ``model`` is not a module.
     """
+    check_module(model)
     quantizers = [(name, module) for name, module in model.named_modules() if isinstance(module, ShiftPS)]
     if not quantizers:
         raise ValueError(
@@ -52,16 +56,22 @@ def sine_penalty(model: nn.Module) -> Tensor:
 
     Raises:
         ValueError: no trainable weight with BiPer's quantizer.
+        TypeError: ``model`` is not a module.
     """
+    check_module(model)
     layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
     layers = [layer for layer in layers if any(isinstance(part, WAVES) for part in layer.weight_quantizer.modules())]
-    frequencies = {layer.weight: _frequency(layer.weight_quantizer) for layer in layers if layer.weight.requires_grad}
-    if not frequencies:
+    trained = {tuple(trained_weights(layer)): layer for layer in layers if layer.is_trained}
+    if not trained:
         raise ValueError(
             f"model ({type(model).__name__}) must have a trainable weight of BiPer, as schemes.biper() gives it"
         )
-    wide = ((weight.to(torch.promote_types(weight.dtype, torch.float32)), w) for weight, w in frequencies.items())
-    return torch.stack([(weight * frequency).sin().square().mean() for weight, frequency in wide]).sum()
+    terms: list[Tensor] = []
+    for layer in trained.values():
+        weight = differentiable_weight(layer)
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        terms.append((wide * _frequency(layer.weight_quantizer)).sin().square().mean())
+    return torch.stack(terms).sum()
 
 
 def _frequency(quantizer: Quantizer) -> float:
@@ -91,14 +101,15 @@ def dampening_penalty(model: nn.Module, max_bits: int = 4) -> Tensor:
 
     Raises:
         ValueError: no trainable quantized weight of at most so many bits.
-        TypeError: weights whose levels are quantized to others, such as normalized ones.
+        TypeError: weights whose levels are quantized to others, such as normalized ones; ``model`` is not a module.
     """
-    layers: dict[Tensor, tuple[str, QuantizedLayer]] = {}
+    check_module(model)
+    layers: dict[tuple[Tensor, ...], tuple[str, QuantizedLayer]] = {}
     for name, layer in model.named_modules():
         if not isinstance(layer, QuantizedLayer) or layer.weight_quantizer.replaces_weight:
             continue
-        if layer.weight.requires_grad and layer.weight_quantizer.bits <= max_bits:
-            layers.setdefault(layer.weight, (name, layer))
+        if layer.is_trained and layer.weight_quantizer.bits <= max_bits:
+            layers.setdefault(tuple(trained_weights(layer)), (name, layer))
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) must have a trainable weight of at most {max_bits} bits")
     return torch.stack([_distance(name, layer) for name, layer in layers.values()]).sum()
@@ -117,6 +128,6 @@ def _distance(name: str, layer: QuantizedLayer) -> Tensor:
         level = layer.from_filters(quantizer.quantize(filters, *quantizer.tensors()))
         grad = quantizer.backward(torch.ones_like(filters), filters, *quantizer.tensors())[0]
         inside = True if grad is None else layer.from_filters(grad) != 0
-    distance = (layer.weight - level) * inside
+    distance = (differentiable_weight(layer) - level) * inside
     distance = distance.to(torch.promote_types(distance.dtype, torch.float32))
     return distance.square().sum() / max(filters.shape[1:].numel(), 1)

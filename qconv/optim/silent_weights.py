@@ -21,7 +21,8 @@ class OvSW(StepRule):
         g_c \leftarrow g_c \cdot \max(1, \delta \lVert w_c \rVert / \lVert g_c \rVert), \qquad
         g \leftarrow g + \lambda w \cdot [f < \sigma]
 
-    with :math:`f \leftarrow m f + (1 - m) [\text{the sign has changed in the step}]`, which begins at 0. The first is
+    with :math:`f \leftarrow m f + (1 - m) [\text{the sign has changed in the step}]`, which begins at 0 and counts from
+    the second step on, as signs are first recorded after one. The first is
     the adaptive gradient scale; norms are taken as at least 1e-6 (gradient) and 1e-3 (weight). The second, silence
     awareness, lets weights decay that don't change their sign, so that they can.
 
@@ -67,7 +68,7 @@ class OvSW(StepRule):
             grad.mul_(layer.from_filters(per_filter(factors, layer.filters()).expand_as(layer.filters())))
         if self.decay > 0:
             flips = state.get(FLIPS)
-            silent = True if flips is None else layer.from_filters(flips) < self.threshold
+            silent = self.threshold > 0 if flips is None else layer.from_filters(flips) < self.threshold
             grad.add_(weight * silent, alpha=self.decay)
 
     def after_step(self, layer: QuantizedLayer, state: State, progress: float) -> None:

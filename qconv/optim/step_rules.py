@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from ..checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by, trained_weights
 from ..layers.naming import name_of
@@ -78,9 +79,11 @@ class StepRule:
         Raises:
             ValueError: no trainable weight of a layer that the rule is for is among the optimizer's parameters; an
                 option is a schedule, and there are no ``total_steps``.
-            TypeError: ``optimizer`` is not a torch optimizer; a layer whose scheme the rule can't work with, whose
-                weight is computed (pruned, parametrized), or whose quantizer changes in the course of the training.
+            TypeError: ``model`` is not a module; ``optimizer`` is not a torch optimizer; a layer whose scheme the rule
+                can't work with, whose weight is computed (pruned, parametrized), or whose quantizer changes in the
+                course of the training.
         """
+        check_module(model)
         inner = innermost(optimizer)
         if is_sharding(inner):
             warnings.warn(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..checks import check_flags
 from .base import Quantizer
-from .flags import SHARE, flag_of, has_values, is_readable, is_set, mark, may_differ
+from .flags import SHARE, Mark, flag_of, is_readable, is_set, may_differ
 from .observers import Magnitudes, Values
 from .part import Rule
 
@@ -57,7 +57,7 @@ class ChosenSign(Quantizer):
     chooses_sign: bool = False
     _signed: bool = False
     _sign_is_known: bool = True
-    _sign_seen: tuple[int, int] | None = None  # the mark of the flag when it was read
+    _sign_seen: Mark | None = None  # of the flag when it was read
     _vote: int = 0
 
     def set_sign(self, signed: bool | None, *, from_data: bool) -> None:
@@ -99,7 +99,7 @@ class ChosenSign(Quantizer):
         if had and self.chooses_sign and flag is not None:
             again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
             if again or not self._sign_is_known:
-                self._read_sign(flag)
+                self._know_sign(is_set(flag), flag)
         return had
 
     def choose_sign(self, observer: MagnitudesAndValues, unsigned: tuple[int, int], signed: tuple[int, int]) -> None:
@@ -133,12 +133,15 @@ class ChosenSign(Quantizer):
     def _set_sign(self, value: bool) -> None:
         flag = cast(Tensor, self._buffers[FLAG])
         flag.fill_(1.0 if value else 0.0)  # a bool that torch.compile may hold as a symbol
-        self._signed, self._sign_is_known = value, True
-        self._sign_seen = mark(flag) if has_values(flag) else None
+        self._know_sign(value, flag)
 
-    def _read_sign(self, flag: Tensor) -> None:
-        self._signed, self._sign_is_known = is_set(flag), True
-        self._sign_seen = mark(flag) if has_values(flag) else None
+    def _know_sign(self, value: bool, flag: Tensor) -> None:
+        if value != self._signed:  # to set an attribute of a module takes longer than to read the flag
+            self._signed = value
+        if not self._sign_is_known:
+            self._sign_is_known = True
+        if not flag.is_cpu:
+            self._sign_seen = Mark.on(flag)
 
     def rules_of_sign(self) -> dict[str, Rule]:
         """The rule of the flag."""

@@ -6,7 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .flags import flag_of, is_flag, is_readable, is_set, mark, may_differ
+from .flags import Mark, flag_of, is_flag, is_readable, is_set, may_differ
 from .part import Part
 
 
@@ -19,7 +19,7 @@ class NeedsData(Part):
     """
 
     _was_calibrated: bool = True  # the last known value of the buffer
-    _flag_seen: tuple[int, int] | None = None  # the buffer's mark then
+    _flag_seen: Mark | None = None  # of the buffer then
     _share_told: bool = False  # whether `share_of_data` has read the buffer since it was loaded
 
     @property
@@ -52,8 +52,11 @@ class NeedsData(Part):
         return not self._is_snapshot and is_readable(flag) and may_differ(flag, self._flag_seen, self.training)
 
     def _know(self, value: bool) -> None:
+        if value != self._was_calibrated:  # to set an attribute of a module takes longer than to read the flag
+            self._was_calibrated = value
         flag = self._buffers["calibrated"]
-        self._was_calibrated, self._flag_seen = value, None if flag is None or flag.is_inference() else mark(flag)
+        if flag is not None and not flag.is_cpu:
+            self._flag_seen = Mark.on(flag)
 
     def share_of_data(self) -> float | None:
         """The flag of its data if set, below 1 in an average that began before its data. Returned once, then None."""

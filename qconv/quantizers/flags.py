@@ -5,6 +5,7 @@ copied state dict. Averaging refuses a bool or an integer, or truncates it to 0;
 0.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ def is_set(flag: Tensor) -> bool:
     """Whether the flag is set; False on the meta device, where there is nothing to read."""
     if flag.is_meta:
         return False
+    if not torch.compiler.is_compiling():
+        return flag.item() > 0
     if flag > 0:  # noqa: SIM103  # torch.compile breaks its graph at a branch in silence, at `bool` with a warning
         return True
     return False
@@ -46,31 +49,47 @@ def flags_up_to(last: int, count: int) -> Tensor:
     return (torch.arange(count) <= last).float()
 
 
-def has_values(tensor: Tensor) -> bool:
-    """Whether its values can be read: it is neither a fake tensor nor on the meta device."""
-    return type(tensor) in (Tensor, nn.Buffer) and not tensor.is_meta and not tensor.is_inference()
+class Mark:
+    """What tells whether somebody has written to a flag since, or put another in its place. A copy is None.
 
-
-def may_differ(flag: Tensor, seen: tuple[int, int] | None, training: bool) -> bool:
-    """Whether a flag may have another value than when its `mark` was ``seen``, and is to be read again.
-
-    Anything may write to it: an average of models, weights that are restored by ``copy_``. But
-    `torch.nn.parallel.DistributedDataParallel` writes to each buffer before each forward, and to read one from an
-    accelerator takes longer than a layer. So it is not read again there in training.
+    Writes through ``.data`` leave no trace, nor do those to a tensor of `torch.inference_mode`.
     """
-    if not has_values(flag) or (seen is not None and training and flag.device.type != "cpu"):
-        return False
-    return mark(flag) != seen
+
+    @classmethod
+    def on(cls, flag: Tensor) -> "Mark | None":
+        """Return the mark of a flag, or None if it can't be read now."""
+        return cls(flag) if is_readable(flag) else None
+
+    def __init__(self, flag: Tensor) -> None:
+        self.flag = weakref.ref(flag)  # not its id, which the next tensor may have
+        self.version = None if flag.is_inference() else flag._version
+
+    def is_of(self, flag: Tensor) -> bool:
+        """Whether it is that flag, as it was."""
+        return self.flag() is flag and (self.version is None or self.version == flag._version)
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
 
-def mark(flag: Tensor) -> tuple[int, int]:
-    """What changes whenever somebody writes to the flag, or puts another in its place."""
-    return id(flag), flag._version
+def may_differ(flag: Tensor, seen: Mark | None, training: bool) -> bool:
+    """Whether a flag that `is_readable` may have another value than when it was ``seen``, and is to be read again.
+
+    Anything may write to it: an average of models, weights that are restored by ``copy_`` or through ``.data``. So on
+    the CPU it is always read. To read one from an accelerator takes longer than a layer, and
+    `torch.nn.parallel.DistributedDataParallel` writes to each buffer before each forward: there it is read again
+    outside of training alone, and only if a `Mark` shows it.
+    """
+    if flag.is_cpu or not isinstance(seen, Mark):  # earlier versions pickled another
+        return True
+    return not (training or seen.is_of(flag))
 
 
 def is_readable(tensor: Tensor) -> bool:
     """Whether its number can be read now: it has values, and nothing is being traced, vmapped or captured."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None or not has_values(tensor):
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if type(tensor) not in (Tensor, nn.Buffer) or tensor.is_meta:  # fake tensors have none
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # pyright: ignore[reportAttributeAccessIssue]
         return False

@@ -22,10 +22,16 @@ class LearnedRange(Coded):
         self.upper = learned(1.0)
 
     def after_step_(self, x: Tensor | None) -> None:
-        """Keep ``upper`` above ``lower``, by 2^-20 or by what its dtype can represent there."""
+        """Keep ``upper`` above ``lower``, by 2^-20 or by what its dtype can represent there.
+
+        ``upper`` moves, or ``lower`` if ``upper`` is frozen.
+        """
         if self.upper.requires_grad:
             above = torch.nextafter(self.lower, torch.full_like(self.lower, torch.inf))
             self.upper.copy_(self.upper.maximum(self.lower + SMALLEST).maximum(above))
+        elif self.lower.requires_grad:
+            below = torch.nextafter(self.upper, torch.full_like(self.upper, -torch.inf))
+            self.lower.copy_(self.lower.minimum(self.upper - SMALLEST).minimum(below))
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         super().check_state(state_dict, prefix)

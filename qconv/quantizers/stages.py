@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .base import Codes, Quantizer, Whole, whole_of
-from .flags import SHARE, flags_up_to, has_values, mark, may_differ
+from .flags import SHARE, Mark, flags_up_to, is_readable, may_differ
 from .form import Form
 from .levels import Levels
 from .mixed import Mixed
@@ -76,7 +76,7 @@ class Stages(Quantizer):
         self.built: tuple[int, int] | None = None
         self.register_buffer("begun", torch.tensor([1.0] + [0.0] * (len(made) - 1)))
         self._stage = 0
-        self._seen: tuple[int, int] | None = None
+        self._seen: Mark | None = None
         self.last = sum(start < 1 for start in self.starts) - 1
         self.final_from = self.starts[self.last]
         self.final_from += made[self.last].final_from * (self._end(self.last) - self.final_from)
@@ -84,14 +84,19 @@ class Stages(Quantizer):
     @property
     def stage(self) -> int:
         """The last stage that has begun, counted from 0; in a compiled graph, the last known value."""
-        # A new stage writes to the buffer, so it need not be read from the device in every forward. In the last stage,
-        # which `set_progress_` and loading leave by writing to `_seen` themselves, `may_differ` decides.
-        if self._is_snapshot or torch.compiler.is_compiling() or not has_values(self.begun):
-            return self._stage
-        is_last = self._stage == len(self.starts) - 1
-        if may_differ(self.begun, self._seen, self.training and is_last):
-            self._stage, self._seen = int((self.begun > 0).nonzero().max()), mark(self.begun)
+        if not self._is_snapshot and is_readable(self.begun):
+            # The last stage is left by `set_progress_` and by loading alone, which write to `_seen` themselves.
+            is_last = self._stage == len(self.starts) - 1
+            if may_differ(self.begun, self._seen, self.training and is_last):
+                self._read_stage()
         return self._stage
+
+    def _read_stage(self) -> None:
+        stage = max(number for number, flag in enumerate(self.begun.tolist()) if flag > 0)
+        if stage != self._stage:  # to set an attribute of a module takes longer than to read the flags
+            self._stage = stage
+        if not self.begun.is_cpu:
+            self._seen = Mark(self.begun)
 
     @stage.setter
     def stage(self, value: int) -> None:
@@ -316,6 +321,8 @@ class Stages(Quantizer):
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
         self._seen = None
+        if is_readable(self.begun):  # now: a compiled graph does not read it
+            self._read_stage()
 
     def _all(self) -> list[Quantizer]:
         return [cast(Quantizer, quantizer) for quantizer in self.quantizers]

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..levels import check_fit
 from ..native_bits import without_gaps
 from .places import FLOATS, jit, launch
 
@@ -21,6 +22,7 @@ def round_codes(
     input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
 ) -> tuple[Tensor, Tensor] | None:
     """`levels.round_codes`."""
+    check_fit(low, high, factor, offset)
     places = _places(input, divisor, low, high)
     if places is None:
         return None
