@@ -89,7 +89,7 @@ RECIPES = {
     "resnet20-apot4-cifar10": cifar("APoT", "4/4", *bits("apot", 4), APOT_RULES),
     "resnet20-bwn-cifar10": cifar("BWN", "1/32", "scheme=bwn", "scheme.numel_gradient=true", "compile=false"),
     "resnet20-shift-cifar10": cifar("DeepShift-Q", "5/32", "scheme=shift_q"),
-    "resnet20-adabin-cifar10": published("AdaBin-no-norm", COSINE, in_float32=8208,
+    "resnet20-adabin-cifar10": published("AdaBin", COSINE, in_float32=8337,
                                          title="AdaBin and Maxout, a shortcut around each convolution"),
     "resnet20-reactnet-cifar10": Recipe(
         "ResNet-20, ReActNet's scheme and RPReLU, a shortcut around each convolution, CIFAR-10", "1/1",
