@@ -321,6 +321,6 @@ class Normalize:
 
 @cache
 def _per_channel(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return the numbers on the device, copied there once, whatever mode or default the first call is under."""
+    """Return the numbers on the device, copied there once: not under `torch.inference_mode`, nor in a default dtype."""
     with torch.inference_mode(False):
         return torch.tensor(values, dtype=torch.float32, device=device).view(-1, 1, 1)

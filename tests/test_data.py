@@ -7,6 +7,7 @@ from sklearn.datasets import load_digits
 from qconv.data import DigitsDataModule, EpochOrder, RandomCrop
 from qconv.data.digits import split_digits
 from qconv.data.large import random_box
+from qconv.data.pictures import share_out
 from qconv.images import Normalize
 
 
@@ -153,14 +154,18 @@ def test_the_rest_of_an_epoch_is_given_once(digits: DigitsDataModule) -> None:
     again.load_state_dict(loader.state_dict())
     assert len(list(again)) == len(loader) - len(some)
     assert len(list(again)) == len(loader)  # such as for batch norms that are taken anew
+    again.load_state_dict(loader.state_dict())
+    assert len(list(itertools.islice(again, 2))) == 2
+    assert len(list(again)) == len(loader)
 
 
 def test_what_is_drawn_does_not_depend_on_the_defaults_of_torch(digits: DigitsDataModule) -> None:
     normal = [*digits.train_dataloader()]
-    box = random_box(300, 400, torch.Generator().manual_seed(3))
+    box, chosen = random_box(300, 400, torch.Generator().manual_seed(3)), share_out(digits.splits["train"][1], 0.2, 1)
     torch.set_default_dtype(torch.float64)
     torch.set_default_device("meta")
     try:
+        assert share_out(digits.splits["train"][1], 0.2, 1).equal(chosen)
         assert random_box(300, 400, torch.Generator("cpu").manual_seed(3)) == box
         for (images, labels), (expected, theirs) in zip(digits.train_dataloader(), normal, strict=True):
             assert images.equal(expected)

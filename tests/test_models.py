@@ -548,6 +548,9 @@ def test_torchs_activations_are_built_as_they_want() -> None:
     assert build_activation(nn.PReLU, 16).extra_repr() == "num_parameters=16"
     assert build_activation(partial(nn.PReLU, init=0.1), 16).extra_repr() == "num_parameters=16"
     assert build_activation(partial(nn.PReLU, num_parameters=1), 16).extra_repr() == "num_parameters=1"
+    assert build_activation(partial(nn.PReLU, 1), 16).extra_repr() == "num_parameters=1"
+    own = partial(lambda channels, num_parameters: nn.PReLU(channels + num_parameters), num_parameters=1)
+    assert build_activation(own, 16).extra_repr() == "num_parameters=17"
     assert isinstance(build_activation(nn.Identity, 16), nn.Identity)
     assert isinstance(build_activation(lambda channels: nn.PReLU(channels), 16), nn.PReLU)
     negative = build_activation(partial(models.Maxout, negative=0.5), 3).get_parameter("negative")

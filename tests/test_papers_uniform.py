@@ -15,6 +15,7 @@ from methods import handed, ready
 from torch import Tensor
 
 import qconv
+from qconv.methods.apot import APoTInput
 from qconv.methods.dorefa import dorefa
 from qconv.methods.dsq import DSQInput, DSQWeight
 from qconv.methods.ewgs import EWGSInput
@@ -596,7 +597,7 @@ def test_inputs_of_which_each_channel_has_its_levels() -> None:
     assert (levels.low, levels.high) == (-7, 7)
 
 
-@pytest.mark.parametrize(("make", "name"), [(PACT, "alpha"), (LSQPlusInput, "step")], ids=["pact", "lsq_plus"])
+@pytest.mark.parametrize(("make", "name"), [(PACT, "alpha"), (LSQPlusInput, "step"), (APoTInput, "alpha")])
 def test_learned_ranges_are_positive_where_nobody_calls_after_step(make: Any, name: str) -> None:
     x = torch.tensor([-3.0, -1.0, -0.5, 0.5, 1.0, 3.0])
     wrong, clamped = make(4), make(4)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
 
 import qconv
@@ -354,31 +355,31 @@ LATER = [schemes.two_stage(schemes.bnn()), schemes.lsq(2, 2)]
 """A scheme whose stage is a flag, and one whose sign is."""
 
 
-def in_its_last_state(scheme: Scheme) -> Any:
+def in_its_last_state(scheme: Scheme, device: str = "cpu") -> Any:
     """A network in its last stage, for inputs on both sides of 0."""
-    model = network(scheme)
+    model = network(scheme).to(device)
     qconv.set_progress(model, 0.6)
-    model(torch.randn(4, 2, 7, 7))
+    model(torch.randn(4, 2, 7, 7).to(device))
     return model.eval()
 
 
 @pytest.mark.parametrize("scheme", LATER, ids=str)
-def test_a_flag_is_read_however_it_came(scheme: Scheme) -> None:
-    model, input = in_its_last_state(scheme), torch.randn(2, 2, 7, 7)
+def test_a_flag_is_read_however_it_came(scheme: Scheme, device: str) -> None:
+    model, input = in_its_last_state(scheme, device), torch.randn(2, 2, 7, 7).to(device)
     wanted, state = model(input), {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     @torch.inference_mode()
     def served() -> Tensor:
-        other = network(scheme)
+        other = network(scheme).to(device)
         other.load_state_dict(state)
         return other.eval()(input)
 
     assert served().equal(wanted)
-    average = network(scheme)
-    average(torch.rand(4, 2, 7, 7))
+    average = network(scheme).to(device)
+    average(torch.rand(4, 2, 7, 7).to(device))
     average.eval()(input)
     for own, value in zip(average.state_dict().values(), state.values(), strict=True):
-        own.data.copy_(value)
+        (own.data if device == "cpu" else own).copy_(value)
     assert average(input).equal(wanted)
     assert copy.deepcopy(average)(input).equal(wanted)
 
@@ -398,12 +399,13 @@ def test_compiled_models_load_their_flags(scheme: Scheme) -> None:
 
 
 @pytest.mark.parametrize("scheme", LATER, ids=str)
-def test_states_of_functional_call_take_their_turns(scheme: Scheme) -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_states_of_functional_call_take_their_turns(scheme: Scheme, training: bool, device: str) -> None:
     """Their tensors come and go, and a new one may lie where another was."""
-    early = network(scheme)
-    early(torch.rand(4, 2, 7, 7))
-    models, input = [early.eval(), in_its_last_state(scheme)], torch.randn(2, 2, 7, 7)
-    wanted = [model(input) for model in models]
+    early = network(scheme).to(device)
+    early(torch.rand(4, 2, 7, 7).to(device))
+    models, input = [early, in_its_last_state(scheme, device)], torch.randn(2, 2, 7, 7).to(device)
+    wanted = [model.train(training)(input) for model in models]
     base = copy.deepcopy(early)
     for turn in torch.randint(2, (60,)).tolist():
         state = {name: tensor.clone() for name, tensor in models[turn].state_dict().items()}
@@ -419,6 +421,12 @@ def test_marks_tell_tensors_apart() -> None:
     assert copy.deepcopy(seen) is pickle.loads(pickle.dumps(seen)) is None
     flag.fill_(1)
     assert not seen.is_of(flag)
-    seen = Mark(flag)
-    del flag
-    assert not any(seen.is_of(torch.zeros(())) for _ in range(8))
+    with torch.inference_mode():
+        flag = torch.zeros(())
+        assert Mark(flag).is_of(flag)
+
+
+def test_real_flags_among_fake_tensors() -> None:
+    model = in_its_last_state(schemes.lsq(2, 2))
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        assert model(mode.from_tensor(torch.randn(2, 2, 7, 7))).shape == (2, 3, 3, 3)

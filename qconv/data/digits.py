@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..images import Normalize
 from .augment import Augment, RandomCrop
-from .loader import TensorLoader, epoch_order, images_of
+from .loader import TensorLoader, epoch_order, split_of
 
 Split = tuple[Tensor, Tensor]
 
@@ -70,7 +70,7 @@ class DigitsDataModule(LightningDataModule):
         return self._loader("test")
 
     def _loader(self, split: str, *, augment: Sequence[Augment] = (), shuffle: bool = False) -> TensorLoader:
-        images, labels = images_of(self.splits, split)
+        images, labels = split_of(self.splits, split)
         return TensorLoader(images, labels, epoch_order(self, len(labels), split, shuffle=shuffle), augment)
 
 

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from ..images import DecodingError, decode, problem
 from .large import Crop, CroppingLoader, Item, LargePicturesDataModule
-from .loader import epoch_order, images_of
+from .loader import epoch_order, split_of
 from .pictures import share_out
 from .tree import Tree, scan
 
@@ -51,7 +51,7 @@ class ImageNetDataModule(LargePicturesDataModule):
 
     def loader(self, name: str, *, train: bool) -> "CroppingLoader":
         """The files of the split."""
-        files = images_of(self.splits, name)
+        files = split_of(self.splits, name)
         order = epoch_order(self, len(files), name, shuffle=train)
         return CroppingLoader(order, LargePictures(files, self.crop(train=train)), self.workers)
 

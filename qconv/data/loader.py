@@ -119,13 +119,13 @@ def epoch_order(data: InEpochs, size: int, split: str, *, shuffle: bool) -> Epoc
     )
 
 
-def images_of(splits: Mapping[str, T], name: str) -> T:
+def split_of(splits: Mapping[str, T], name: str) -> T:
     """Return the split of this name.
 
     Raises:
-        RuntimeError: it has not been made yet.
+        RuntimeError: there are no splits yet.
     """
-    if name not in splits:
+    if not splits:
         raise RuntimeError(f"there are no {name} images yet: call setup('fit') first, as Lightning's Trainer does")
     return splits[name]
 
@@ -143,7 +143,7 @@ class EpochLoader(ABC):
     def __init__(self, sampler: EpochOrder) -> None:
         self.sampler = sampler
         self.given = 0
-        self.resumed = {"epoch": -1, "batch": 0}
+        self.resumed: dict[str, int] | None = None
 
     @abstractmethod
     def batches(self, start: int) -> Iterator[Any]:
@@ -163,10 +163,10 @@ class EpochLoader(ABC):
             ValueError: that epoch was cut into other batches.
         """
         self.given = 0
-        if is_rest := self.resumed["epoch"] == self.sampler.epoch:
-            self.given = self.resumed["batch"]
+        if (resumed := self.resumed) is not None and resumed["epoch"] == self.sampler.epoch:
+            self.given, self.resumed = resumed["batch"], None
             now = self.cut()
-            before = {name: self.resumed.get(name, value) for name, value in now.items()}  # runs of before had none
+            before = {name: resumed.get(name, value) for name, value in now.items()}  # runs of before had none
             if before != now and self.given >= before["batches"]:  # it had ended
                 self.given = len(self)
             elif before != now and self.given > 0:
@@ -180,8 +180,6 @@ class EpochLoader(ABC):
         for batch in self.batches(self.given):
             self.given += 1
             yield batch
-        if is_rest:
-            self.resumed = {"epoch": -1, "batch": 0}
 
     def state_dict(self) -> dict[str, int]:
         """The epoch, the number of batches yielded so far, and how the epoch is cut; the same on all ranks."""

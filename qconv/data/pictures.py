@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..images import Normalize
 from .augment import Augment, RandomCrop, RandomFlip, check_augment, mean_and_std
-from .loader import TensorLoader, epoch_order, images_of
+from .loader import TensorLoader, epoch_order, split_of
 from .progressive import ProgressiveSize
 
 
@@ -110,7 +110,7 @@ class PicturesDataModule(LightningDataModule):
         return self._loader("test")
 
     def _loader(self, name: str, augment: Sequence[Augment] = (), *, shuffle: bool = False) -> TensorLoader:
-        images, labels = images_of(self.splits, name)
+        images, labels = split_of(self.splits, name)
         return TensorLoader(
             images, labels, epoch_order(self, len(labels), name, shuffle=shuffle), augment, self.normalize
         )
@@ -143,8 +143,8 @@ def share_out(labels: Tensor, size: float, seed: int) -> Tensor:
         raise ValueError(f"val_size (={size}) must leave some of the {count} training images, and take some")
     order = torch.randperm(count, generator=torch.Generator("cpu").manual_seed(seed), device="cpu")
     order = order[labels[order].argsort(stable=True)]  # class by class, each shuffled
-    steps = torch.arange(count + 1) * taken // count
-    chosen = torch.zeros(count, dtype=torch.bool)
+    steps = torch.arange(count + 1, device="cpu") * taken // count
+    chosen = torch.zeros(count, dtype=torch.bool, device="cpu")
     chosen[order[steps[1:] > steps[:-1]]] = True  # every (count / taken)-th
     if not _leave_one_of_each(chosen, labels, order):
         raise ValueError(
@@ -169,7 +169,7 @@ def _leave_one_of_each(chosen: Tensor, labels: Tensor, order: Tensor) -> bool:
     left = torch.zeros_like(counts).scatter_add_(0, places, (~chosen[order]).long())
     whole = firsts[left == 0]
     rest = (~chosen[order]).nonzero().flatten()
-    spare = rest[places[rest].diff(prepend=torch.tensor([-1])) == 0]  # all but the first of each class
+    spare = rest[places[rest].diff(prepend=places.new_tensor([-1])) == 0]  # all but the first of each class
     if len(spare) < len(whole):
         return False
     chosen[whole] = False

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..images import DecodingError, decode, problem
 from .large import Batch, Crop, LargePicturesDataModule
-from .loader import EpochLoader, EpochOrder, ahead, epoch_order, images_of
+from .loader import EpochLoader, EpochOrder, ahead, epoch_order, split_of
 from .on_device import decode_on, decodes
 from .pictures import share_out
 from .prepared_files import Prepared, Stored, read_index
@@ -76,7 +76,7 @@ class PreparedDataModule(LargePicturesDataModule):
         """Assign the images to the splits."""
         del stage
         stored = self.prepared.splits
-        self.splits = {name: (of, torch.arange(len(of.labels))) for name, of in stored.items()}
+        self.splits = {name: (of, torch.arange(len(of.labels), device="cpu")) for name, of in stored.items()}
         if "val" not in stored:
             taken = share_out(stored["train"].labels, self.val_size, self.split_seed)
             self.splits["train"] = stored["train"], (~taken).nonzero().squeeze(1)
@@ -84,7 +84,7 @@ class PreparedDataModule(LargePicturesDataModule):
 
     def loader(self, name: str, *, train: bool) -> "ThreadedLoader":
         """The images of the split."""
-        stored, chosen = images_of(self.splits, name)
+        stored, chosen = split_of(self.splits, name)
         pictures = PreparedPictures(self.root, stored, chosen, self.crop(train=train))
         make = pictures.encoded if self._is_decoded_later() else pictures.batch
         return ThreadedLoader(epoch_order(self, len(chosen), name, shuffle=train), make, self.workers)

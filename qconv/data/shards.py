@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ..images import DecodingError, decode, problem
 from .large import Crop, LargePicturesDataModule, collate, one_thread
-from .loader import EpochLoader, EpochOrder, epoch_order, images_of
+from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import check_val_size
 from .shard_index import Shard, ShardError, expand, label, picture, read_index, read_shard
 
@@ -82,7 +82,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
 
     def loader(self, name: str, *, train: bool) -> "ShardLoader":
         """Return batches of the split; for training mixed by the buffer."""
-        shards = images_of(self.splits, name)
+        shards = self.splits[name]
         order = epoch_order(self, sum(shard.samples for shard in shards), name, shuffle=train)
         stream = ShardStream(shards, order, self.crop(train=train), self.buffer if train else 0)
         return ShardLoader(order, stream, self.workers)

@@ -179,5 +179,15 @@ def with_base(layer: nn.Module, base: type[nn.Module]) -> type[nn.Module]:
     own = type(layer)
     if not parametrize.is_parametrized(layer):
         return base
-    attributes = {name: value for name, value in vars(own).items() if name not in ("__dict__", "__weakref__")}
+    of_the_class = "__dict__", "__weakref__", "__deepcopy__"
+    attributes = {name: value for name, value in vars(own).items() if name not in of_the_class}
+    if not hasattr(base, "__deepcopy__"):
+        attributes["__deepcopy__"] = _deepcopied
     return subclass_of(base, f"Parametrized{base.__name__}", attributes)
+
+
+def _deepcopied(layer: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """The `__deepcopy__` that `parametrize` gives to a class without one, as its layers have no `__getstate__`."""
+    memo[id(layer)] = copied = type(layer).__new__(type(layer))
+    copied.__dict__ = copy.deepcopy(layer.__dict__, memo)
+    return copied

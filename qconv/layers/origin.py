@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .computed import evaluated, trained_weights
+from .computed import Maker, computed_by, evaluated, trained_weights
 
 SAMPLES = 64
 """The number of a tensor's values that are compared, spread over it."""
@@ -33,9 +33,10 @@ class Seen(NamedTuple):
 
 
 class Origin(NamedTuple):
-    """A weight, or what it is computed from, and the tensors learned from it."""
+    """A weight, or what it is computed from and by, and the tensors learned from it."""
 
     weights: tuple[Seen, ...]
+    maker: Maker | None
     learned: tuple[Seen, ...]
 
 
@@ -80,7 +81,7 @@ def follow(layer: Any) -> None:
         return
     _watch_gradient(layer)  # the weight may have been frozen before
     as_learned = _are_as(now.learned, known.learned)
-    if as_learned and _are_as(now.weights, known.weights):
+    if as_learned and now.maker == known.maker and _are_as(now.weights, known.weights):
         return
     if as_learned:
         with torch.no_grad(), evaluated(layer):
@@ -109,7 +110,9 @@ def _origin(layer: Any) -> Origin | None:
         return None
     if any(weight.is_meta for weight in weights):
         return None
-    return Origin(tuple(map(_seen, weights)), tuple(map(_seen, learned)))
+    mask = layer._buffers.get("weight_mask")  # of pruning
+    of_weight = weights if mask is None else [*weights, mask]
+    return Origin(tuple(map(_seen, of_weight)), computed_by(layer), tuple(map(_seen, learned)))
 
 
 def _seen(tensor: Any) -> Seen:

@@ -12,7 +12,7 @@ from ..quantizers.base import Quantizer, Whole
 from ..quantizers.identity import Identity
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
+from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, positive, scalars, set_parameter, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named
 
@@ -78,11 +78,11 @@ class _APoT(Quantizer):
 
     def levels(self, *tensors: Tensor) -> Levels:
         low = 0 if self.roles == ("input",) else -self.grid[-1]
-        return Levels(low, self.grid[-1], wide(tensors[0]) / self.grid[-1])
+        return Levels(low, self.grid[-1], positive(wide(tensors[0])) / self.grid[-1])
 
     def _multiples(self, x: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
         """``x / alpha`` in units of the grid, exact at 1; and alpha in units, the size of a unit."""
-        alpha = alpha.to(x.dtype)
+        alpha = positive(alpha).to(x.dtype)
         return x / alpha * self.grid[-1], alpha / self.grid[-1]
 
     def _grad_alpha(self, grad: Tensor, multiples: Tensor, values: Tensor, inside: Tensor, alpha: Tensor) -> Tensor:

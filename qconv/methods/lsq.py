@@ -14,7 +14,7 @@ from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
+from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, positive, scalars, wide
 from ..quantizers.observers import Magnitudes
 from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.rounding import Rounding
@@ -170,7 +170,7 @@ class LSQ(Coded):
 
     def levels(self, *tensors: Tensor) -> Levels:
         is_sign = (self.low, self.high) == (-1, 1)
-        return Levels(self.low, self.high, wide(tensors[0]).clamp(min=SMALLEST), "sign" if is_sign else "nearest")
+        return Levels(self.low, self.high, positive(wide(tensors[0])), "sign" if is_sign else "nearest")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         step = self._step(x, *tensors)
@@ -183,9 +183,9 @@ class LSQ(Coded):
         clamp_trained_(self.step, SMALLEST)
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
-        """The step so that it broadcasts against ``x``; positive, also where nobody calls `after_step_`."""
+        """The step so that it broadcasts against ``x``."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        step = step.clamp(min=SMALLEST)
+        step = positive(step)
         return step.to(dtype).view(-1, *[1] * (x.ndim - 1)) if self.per_channel else step.to(dtype)
 
     def _grad_scale(self, x: Tensor) -> float:
@@ -287,7 +287,7 @@ class LSQInput(ChosenSign, FromData[Magnitudes], LSQ):
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         dtype = torch.promote_types(x.dtype, torch.float32)
-        step = step.clamp(min=SMALLEST)
+        step = positive(step)
         if not self.per_channel:
             return step.to(dtype)
         behind = (x.ndim - self.dim if self.dim >= 0 else -self.dim) - 1

@@ -11,7 +11,7 @@ from ..quantizers.codes import integer_dtype
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
+from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, positive, scalars, wide
 from ..quantizers.observers import Values
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
@@ -96,7 +96,7 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         wide_x = wide(x)
-        step, beta = _positive(tensors[0]).to(wide_x.dtype), tensors[1].to(wide_x.dtype)
+        step, beta = positive(tensors[0]).to(wide_x.dtype), tensors[1].to(wide_x.dtype)
         z = (wide_x - beta) / step
         clamped = z.clamp(0, self.high)
         passes = clamped == z
@@ -113,7 +113,7 @@ class LSQPlusInput(FromData[Values], Coded):
     def _levels(self, x: Tensor, step: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whole numbers from 0 to Q_p, the step and the offset."""
         wide_x = wide(x)
-        step, beta = _positive(step).to(wide_x.dtype), beta.to(wide_x.dtype)
+        step, beta = positive(step).to(wide_x.dtype), beta.to(wide_x.dtype)
         return round_levels((wide_x - beta) / step, 0, self.high), step, beta
 
     @property
@@ -122,7 +122,7 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def levels(self, *tensors: Tensor) -> Levels:
         step, beta = tensors
-        return Levels(0, self.high, wide(_positive(step)), offset=wide(beta))
+        return Levels(0, self.high, wide(positive(step)), offset=wide(beta))
 
     def after_step_(self, x: Tensor | None) -> None:
         clamp_trained_(self.step, SMALLEST)
@@ -132,11 +132,6 @@ class LSQPlusInput(FromData[Values], Coded):
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, grad_scale={self.grad_scale!r}"
-
-
-def _positive(step: Tensor) -> Tensor:
-    """The learned step; positive, also where nobody calls `after_step_`."""
-    return step.clamp(min=SMALLEST)
 
 
 def least_squares_range(x: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import BELOW_ZERO, SMALLEST, clamp_trained_, learned, scalars, wide
+from ..quantizers.numbers import BELOW_ZERO, SMALLEST, clamp_trained_, learned, positive, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.rounding import Rounding
 from ..scheme import Scheme, named, of_input
@@ -74,18 +74,18 @@ class PACT(Passing):
 
     def rounding_of(self, x: Tensor, *tensors: Tensor) -> Rounding:
         count = 2**self.bits - 1
-        bound = _bound(tensors[0]).to(torch.promote_types(x.dtype, torch.float32))
+        bound = positive(tensors[0]).to(torch.promote_types(x.dtype, torch.float32))
         # Division comes before multiplication, so that alpha itself is exactly n steps.
         return Rounding(bound / count, bound, 0, 1, count)
 
     def levels(self, *tensors: Tensor) -> Levels:
         count = 2**self.bits - 1
-        return Levels(0, int(count), wide(_bound(tensors[0])) / count, "nearest")
+        return Levels(0, int(count), wide(positive(tensors[0])) / count, "nearest")
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         (alpha,) = tensors
         wide_x = wide(x)
-        bound = _bound(alpha).to(wide_x.dtype)
+        bound = positive(alpha).to(wide_x.dtype)
         above = wide_x >= bound
         grad_alpha = (grad.to(wide_x.dtype) * above).sum().to(alpha.dtype)
         return grad * self.passes(x, alpha), grad_alpha
@@ -96,10 +96,10 @@ class PACT(Passing):
 
     def passes(self, x: Tensor, *tensors: Tensor) -> Tensor:
         wide_x = wide(x)
-        return (x >= 0) & (wide_x < _bound(tensors[0]).to(wide_x.dtype))
+        return (x >= 0) & (wide_x < positive(tensors[0]).to(wide_x.dtype))
 
     def stops_at(self, *tensors: Tensor) -> tuple[float, float]:
-        return BELOW_ZERO, _bound(tensors[0]).item()
+        return BELOW_ZERO, positive(tensors[0]).item()
 
     def backward_kept(
         self, grad: Tensor, kept: Sequence[Tensor], form: Form, *tensors: Tensor
@@ -120,11 +120,6 @@ class PACT(Passing):
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}"
-
-
-def _bound(alpha: Tensor) -> Tensor:
-    """The learned bound; positive, also where nobody calls `after_step_`."""
-    return alpha.clamp(min=SMALLEST)
 
 
 @named

@@ -22,8 +22,8 @@ def build_activation(activation: Activation, channels: int) -> nn.Module:
 
     Of torch's own activations, `nn.PReLU` is called with the number of channels. All others (`nn.ReLU`, `nn.Hardtanh`,
     `nn.LeakyReLU`, …) are called without arguments, because their first argument means something else; the same holds
-    for a `functools.partial` of them, as a config with ``_partial_: true`` makes it, and for one of `nn.PReLU` that
-    gives ``num_parameters``. Everything else is called with the number of channels.
+    for a `functools.partial` of them, as a config with ``_partial_: true`` makes it. So is one of `nn.PReLU` that gives
+    ``num_parameters``. Everything else is called with the number of channels.
 
     Raises:
         TypeError: `activation` makes something other than a module, or is a module itself.
@@ -32,7 +32,8 @@ def build_activation(activation: Activation, channels: int) -> nn.Module:
     if isinstance(activation, nn.Module):
         raise TypeError(f"activation (={activation}) must make a module, not be one: give the class or a partial")
     without_channels = isinstance(kind, type) and kind.__module__ == nn.ReLU.__module__ and kind is not nn.PReLU
-    without_channels |= isinstance(activation, partial) and "num_parameters" in activation.keywords
+    if kind is nn.PReLU and isinstance(activation, partial):
+        without_channels = bool(activation.args) or "num_parameters" in activation.keywords
     module = activation() if without_channels else activation(channels)
     if not isinstance(module, nn.Module):
         made = type(module).__name__

@@ -50,8 +50,8 @@ class ChosenSign(Quantizer):
     """A part of input quantizers that take signed or unsigned inputs, as an argument says or the data.
 
     The choice is a float buffer, `FLAG`: 0 for unsigned, above 0 for signed. So state dicts, averages of models and
-    broadcasts carry it. Read as `signed` it is a bool, which is read from the device once there were data, and again
-    when something has written to the buffer (`may_differ`).
+    broadcasts carry it. Read as `signed` it is a bool, which is read from an accelerator once there were data, and
+    again if it may differ (`may_differ`).
     """
 
     chooses_sign: bool = False

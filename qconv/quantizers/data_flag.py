@@ -14,8 +14,8 @@ class NeedsData(Part):
     """A part that may wait for data. One that does sets ``self.calibrated = False`` in its constructor.
 
     This creates a float buffer of that name: 0 while it waits, above 0 once it is set. Averages of models, broadcasts
-    and state dicts carry it like any other tensor. Read as an attribute it is a bool, and once True it is read from
-    the device again only if something has written to it or put another in its place, as `functional_call` does.
+    and state dicts carry it like any other tensor. Read as an attribute it is a bool, and once True it is read from an
+    accelerator again only if it may differ (`may_differ`).
     """
 
     _was_calibrated: bool = True  # the last known value of the buffer

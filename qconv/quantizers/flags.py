@@ -5,7 +5,6 @@ copied state dict. Averaging refuses a bool or an integer, or truncates it to 0;
 0.
 """
 
-import weakref
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ def flags_up_to(last: int, count: int) -> Tensor:
 
 
 class Mark:
-    """What tells whether somebody has written to a flag since, or put another in its place. A copy is None.
+    """What tells whether somebody has written to a flag since, or put another in its place. A copy of it is None.
 
     Writes through ``.data`` leave no trace, nor do those to a tensor of `torch.inference_mode`.
     """
@@ -61,12 +60,12 @@ class Mark:
         return cls(flag) if is_readable(flag) else None
 
     def __init__(self, flag: Tensor) -> None:
-        self.flag = weakref.ref(flag)  # not its id, which the next tensor may have
+        self.flag = flag  # not its id, which the next tensor may have
         self.version = None if flag.is_inference() else flag._version
 
     def is_of(self, flag: Tensor) -> bool:
         """Whether it is that flag, as it was."""
-        return self.flag() is flag and (self.version is None or self.version == flag._version)
+        return self.flag is flag and (self.version is None or self.version == flag._version)
 
     def __reduce__(self) -> Any:
         return type(None), ()
@@ -77,10 +76,10 @@ def may_differ(flag: Tensor, seen: Mark | None, training: bool) -> bool:
 
     Anything may write to it: an average of models, weights that are restored by ``copy_`` or through ``.data``. So on
     the CPU it is always read. To read one from an accelerator takes longer than a layer, and
-    `torch.nn.parallel.DistributedDataParallel` writes to each buffer before each forward: there it is read again
-    outside of training alone, and only if a `Mark` shows it.
+    `torch.nn.parallel.DistributedDataParallel` writes to each buffer before each forward: there it is read again if it
+    is another tensor, and outside of training if it was written to, but for ``.data``.
     """
-    if flag.is_cpu or not isinstance(seen, Mark):  # earlier versions pickled another
+    if flag.is_cpu or not isinstance(seen, Mark) or seen.flag is not flag:  # earlier versions pickled another
         return True
     return not (training or seen.is_of(flag))
 
@@ -89,8 +88,13 @@ def is_readable(tensor: Tensor) -> bool:
     """Whether its number can be read now: it has values, and nothing is being traced, vmapped or captured."""
     if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
         return False
-    if type(tensor) not in (Tensor, nn.Buffer) or tensor.is_meta:  # fake tensors have none
+    if type(tensor) not in (Tensor, nn.Buffer) or tensor.is_meta or _are_fake():
         return False
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # pyright: ignore[reportAttributeAccessIssue]
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _are_fake() -> bool:
+    """Whether something computes without values: then not even the number of a real tensor can be read."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None

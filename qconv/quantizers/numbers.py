@@ -57,6 +57,11 @@ def clamp_trained_(parameter: nn.Parameter, low: float, high: float | None = Non
         parameter.clamp_(low, high)
 
 
+def positive(x: Tensor) -> Tensor:
+    """Return a learned scale as at least `SMALLEST`: it is that also where nobody calls `after_step_`."""
+    return x.clamp(min=SMALLEST)
+
+
 def wide(x: Tensor) -> Tensor:
     """``x`` in at least float32: levels and learned tensors of half precision are computed in it."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
