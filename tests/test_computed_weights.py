@@ -370,5 +370,5 @@ def test_copies_of_parametrized_layers_are_copies_of_layers() -> None:
     assert (copied.is_stepped, copied.lacks_step) == (False, True)
     assert copied.weight.equal(layer.weight)
     assert copied.weight_quantizer is not layer.weight_quantizer
-    plain = qconv.to_float(nn.Sequential(layer))
+    plain: Any = qconv.to_float(nn.Sequential(layer))
     assert copy.deepcopy(plain)[0].weight.equal(plain[0].weight)
