@@ -117,7 +117,6 @@ class ChosenSign(Quantizer):
 
     @torch.no_grad()
     def decide(self, votes: int) -> None:
-        # Torch 2.11 does not compile `self.signed != (votes > 0)`.
         is_other = votes <= 0 if self.signed else votes > 0
         if self.chooses_sign and is_other:
             before = self.ends
@@ -136,8 +135,10 @@ class ChosenSign(Quantizer):
         self._know_sign(value, flag)
 
     def _know_sign(self, value: bool, flag: Tensor) -> None:
-        if value != self._signed:  # to set an attribute of a module takes longer than to read the flag
-            self._signed = value
+        # To set an attribute of a module takes longer than to read the flag. Torch 2.11 compiles no `value != ...`.
+        is_other = not value if self._signed else value
+        if is_other:
+            self._signed = not self._signed
         if not self._sign_is_known:
             self._sign_is_known = True
         if not flag.is_cpu:
