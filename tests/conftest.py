@@ -1,5 +1,6 @@
 """What the tests share: seeds, and the schemes that every contract runs over."""
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -24,9 +25,29 @@ os.environ.pop("COLUMNS", None)
 os.unsetenv("COLUMNS")
 
 
+def pytest_collection_finish() -> None:
+    # A million objects of torch and of the tests themselves, which no collection of garbage needs to look at again.
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()  # at the end, libraries look for objects that nobody has freed
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Half the time of a small run goes into its two pictures.
+    if "pytorch_lightning" in sys.modules and "drawn" not in request.keywords:
+        monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", _print_nothing)
+
+
+def _print_nothing(canvas: Any, file: Any) -> None:
+    file.write(b"a picture that is not drawn")
 
 
 @pytest.fixture(autouse=True)

@@ -296,6 +296,7 @@ def test_a_layer_that_is_called_by_name_counts_as_another() -> None:
     assert by_name.others == by_position.others
 
 
+@pytest.mark.drawn
 def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
     found = assign(network(), *pictures(), skip=("first", "last"))
     assert [row.layer for row in found.rows] == ["3"]

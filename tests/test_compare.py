@@ -61,6 +61,7 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
+@pytest.mark.drawn
 def test_a_row_for_what_differs_by_more_than_the_seed(
     runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,7 @@ def test_a_subclass_that_calls_its_parent_is_measured_as_its_parent() -> None:
     assert found.rows == qconv.sensitivity(network(), IMAGES, scheme=schemes.lsq(2, 2)).rows
 
 
+@pytest.mark.drawn
 def test_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = qconv.sensitivity(network(), IMAGES, scheme=schemes.bnn())
     found.to_csv(tmp_path / "s.csv")

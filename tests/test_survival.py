@@ -94,14 +94,14 @@ class Strike(Callback):
             if trainer.global_rank == trainer.world_size - 1:
                 os.kill(os.getpid(), self.number)
             # Now, and not from the start: they wait as long for each other to start, which takes its time.
-            _set_pg_timeout(timedelta(seconds=5), None)
+            _set_pg_timeout(timedelta(seconds=2), None)
 
 
 @pytest.mark.parametrize(
     ("number", "reasons"),
     [
         (signal.SIGKILL, ("reset by peer", "closed by peer", "it ended with code -9")),
-        (signal.SIGSTOP, ("Timed out waiting 5000ms", "timeout caused pair closure")),
+        (signal.SIGSTOP, ("Timed out waiting 2000ms", "timeout caused pair closure")),
     ],
     ids=["lost", "hung"],
 )

@@ -237,6 +237,7 @@ def test_each_process_resumes_with_the_state_of_the_first_on_its_own_gpu(monkeyp
     assert cpu.state_dict()["cuda"] == []
 
 
+@pytest.mark.drawn
 def test_history_has_one_full_row_an_epoch(tmp_path: Path) -> None:
     history = History(tmp_path)
     make = make_trainer(accelerator="cpu", max_epochs=4, callbacks=[history], check_val_every_n_epoch=2)
@@ -250,6 +251,7 @@ def test_history_has_one_full_row_an_epoch(tmp_path: Path) -> None:
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.drawn
 def test_curves_need_no_validation_and_touch_no_global_state(tmp_path: Path) -> None:
     import matplotlib
 
@@ -295,6 +297,7 @@ def test_memory_is_kept_on_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert keep_freed_memory() is False
 
 
+@pytest.mark.drawn
 def test_diagnostics_of_a_run(tmp_path: Path) -> None:
     module = classifier()
     trainer(Diagnostics(tmp_path), epochs=2).fit(module, datamodule=DigitsDataModule(batch_size=256))
