@@ -389,6 +389,56 @@ def test_steps_that_no_line_has() -> None:
     assert as_rounding(staircase(codes, 1, 100, 0, 3), lambda sums: sums.double()) is None
 
 
+def test_a_tolerance_is_for_values_near_an_edge() -> None:
+    """The edges of a staircase of coarse sums may be near a line, though its values are not: 0.44 is a 0."""
+    sums = torch.arange(-3, 4)
+    coarse = torch.tensor([-1.0, -0.5, 0.0, 0.44, 1.1, 1.5 + 1e-9, 2.2], dtype=torch.float64)
+
+    def values(sums: Tensor) -> Tensor:
+        return coarse[sums.long() + 3]
+
+    stairs = staircase(lambda sums: values(sums).round().clamp(0, 2).long(), 1, 3, 0, 2)
+    for tolerance in (0.0, 0.01, 0.5):
+        line = as_rounding(stairs, values, tolerance)
+        if line is not None:
+            found = (sums * line[0] + line[1]).round().clamp(0, 2)
+            missed = found != values(sums).round().clamp(0, 2)
+            assert ((values(sums) % 1 - 0.5).abs()[missed] <= tolerance).all()
+    with torch.no_grad():
+        torch.manual_seed(113)
+        sizes = ((3, 8), (8, 8), (8, 8), (8, 4))
+        model = nn.Sequential(*(nn.Conv2d(before, after, 1) for before, after in sizes))
+        model = qconv.convert(model, schemes.apot(2, 2))
+        input = torch.randn(16, 3, 8, 8)
+        model(input)
+        expected = model.eval()(input)
+        torch.testing.assert_close(freeze(model, tolerance=0.01)(input), expected)  # was off by more than its largest
+
+
+@pytest.mark.parametrize("between", [nn.Hardtanh(-0.7, 0.7), nn.ConstantPad2d(1, 0.3), nn.Threshold(0.1, 0.1)])
+def test_float32_may_round_the_numbers_of_a_call(between: nn.Module) -> None:
+    model, input = nn.Sequential(nn.Conv2d(3, 8, 3), between, nn.Conv2d(8, 8, 3)), torch.randn(4, 3, 9, 9)
+    model = qconv.convert(model, schemes.bwn(), skip=()).eval()
+    found = verify(model, freeze(model, example=input), input)
+    assert found.equal, str(found)
+
+
+def test_a_mask_of_infinities_is_frozen() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.qkv, self.last = nn.Conv1d(3, 16, 1), nn.Conv1d(16, 48, 1), nn.Conv1d(16, 4, 1)
+            self.register_buffer("mask", torch.full((16, 16), -torch.inf).triu(1))
+
+        def forward(self, input: Tensor) -> Tensor:
+            queries, keys, values = self.qkv(self.first(input)).chunk(3, 1)
+            return self.last(values @ (queries.mT @ keys / 4 + self.mask).softmax(-1).mT)
+
+    model = qconv.convert(Attention(), schemes.bwn()).eval()
+    input = torch.randn(2, 3, 16)
+    torch.testing.assert_close(freeze(model)(input), model(input))
+
+
 def sequence(*modules: nn.Module, scheme: Scheme, size: int = 12) -> tuple[nn.Module, Tensor]:
     input = torch.randn(4, 24, size, size)
     return trained(nn.Sequential(*modules), scheme, input, skip=()), input

@@ -596,3 +596,19 @@ def test_metadata(tmp_path: Path) -> None:
     no: Any = {"classes": ["cat"]}
     with pytest.raises(TypeError, match=r"metadata\['classes'\] \(=\['cat'\]\) must be a string"):
         qconv.export_onnx(model, tmp_path / "no.onnx", torch.randn(2, 8, 6, 6), metadata=no)
+
+
+def test_a_fixed_number_of_images_is_refused(tmp_path: Path) -> None:
+    class Token(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3)
+            self.token = nn.Parameter(torch.ones(1, 8))
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.second(self.first(input)).mean((2, 3)) + self.token.expand(len(input), -1)
+
+    model = qconv.convert(Token(), schemes.bwn(), skip=()).eval()
+    with pytest.raises(ValueError, match=r"makes a Python number of the batch's size.*use x.shape\[0\]"):
+        qconv.export_onnx(model, tmp_path / "model.onnx", torch.randn(2, 3, 8, 8))
+    assert not any(tmp_path.iterdir())

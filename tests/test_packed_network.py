@@ -381,3 +381,20 @@ def test_a_model_that_asserts_its_size_is_tried_at_another(tmp_path: Path) -> No
     qconv.save_packed(model, tmp_path / "model.safetensors")
     input = torch.randn(2, 3, 224, 224)
     assert qconv.load_packed(tmp_path / "model.safetensors", make())(input).equal(model(input))
+
+
+def test_a_real_weight_that_a_quantized_layer_shares_stays_as_it_is(tmp_path: Path) -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b, self.c = (nn.Conv2d(4, 4, 3, padding=1) for _ in range(3))
+            self.c.weight = self.b.weight
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return self.c(torch.tanh(self.b(self.a(input))))
+
+    for real in "bc":
+        model = qconv.convert(Tied(), schemes.dorefa(2, 2), overrides={real: schemes.identity()}, skip=()).eval()
+        qconv.save_packed(model, tmp_path / "model.safetensors")
+        input = torch.randn(2, 4, 6, 6)
+        assert qconv.load_packed(tmp_path / "model.safetensors", Tied())(input).equal(model(input))

@@ -55,8 +55,9 @@ def as_rounding(
 
     Args:
         stairs: the staircase.
-        values: the rounded values as a function of int64 sums; only its slope between the edges is used.
-        tolerance: how far the line may miss the edges, in codes; a code may then be off by one.
+        values: what is rounded, in codes, as a function of int64 sums.
+        tolerance: how far the line may miss the edges, in codes. A code may then be off by one where the value lies
+            within the tolerance of an edge.
     """
     edges, falling, low, bound = stairs
     levels = torch.arange(low + 1, low + 1 + len(edges)).unsqueeze(1) - 0.5
@@ -79,4 +80,16 @@ def as_rounding(
     bias = torch.where(lowest.isinf(), highest - 1, torch.where(highest.isinf(), lowest + 1, bias)).float().double()
     if not bool(((lowest - tolerance / 2 <= bias) & (bias <= highest + tolerance / 2)).all()):
         return None
+    if not bool(((lowest <= bias) & (bias <= highest)).all()):
+        # Sums may be coarse: an edge that the line misses by little may lie between two values that it should not.
+        met = torch.where(slope > 0, (levels - bias) / slope, 0).ceil().clamp(-bound, bound + 1).long()
+        met = torch.where(slope > 0, met, edges)
+        differs = (met != edges) & inside
+        others = torch.stack([edges, edges - 1, torch.where(met < edges, met, met - 1)]).clamp(-bound, bound)
+        above, below, farthest = (values(sums * direction) for sums in others)
+        is_near = (
+            (above >= levels - tolerance) & (below <= levels + tolerance) & ((farthest - levels).abs() <= tolerance)
+        )
+        if not bool((is_near | ~differs).all()):
+            return None
     return (slope * direction).float(), bias.float()

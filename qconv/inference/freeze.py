@@ -19,7 +19,7 @@ from ..layers.copies import check_copies, copied
 from ..layers.naming import name_of
 from ..lean import lean
 from ..packed.layer import check_shippable, current
-from ..packed.tensors import inner_model, joined
+from ..packed.tensors import check_values, inner_model, joined
 from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
 from .defaults import of_shipping
@@ -230,8 +230,10 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
             continue
         if tensor.dtype != torch.float32 and name.rpartition(".")[0] not in exact:
             raise ValueError(f"'{name}' is {tensor.dtype}: call model.float() before it is frozen")
-        if not tensor.isfinite().all():
-            raise ValueError(f"'{name}' has NaN or inf: nothing can be frozen with it")
+    try:
+        check_values(model, dict((*model.named_parameters(), *model.named_buffers())))
+    except ValueError as error:
+        raise ValueError(f"{error}: nothing can be frozen with it") from None
     for name, module in model.named_modules():
         if not all(map(is_own_hook, (*module._forward_hooks.values(), *module._forward_pre_hooks.values()))):
             if maker := computed_by(module):

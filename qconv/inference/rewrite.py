@@ -314,10 +314,15 @@ class Rewriter:
             last.replace_all_uses_with(added, delete_user_cb=lambda user: user is not added)
             return "distances"
         of_reader = self.arithmetic[readers[0]]
-        low, high = (end + of_reader.zero for end in of_reader.levels[:2])
+        levels = of_reader.levels
+        low, high = (end + of_reader.zero for end in levels[:2])
         stairs = staircase(lambda sums: codes(sums) + of_reader.zero, channels, arithmetic.bound, low, high)
-        step = of_reader.levels.scale.detach().double()
-        line = as_rounding(stairs, lambda sums: (values(sums) / step).reshape(sums.shape), self.tolerance)
+        step, offset = (0.0 if number is None else number.detach().double() for number in (levels.scale, levels.offset))
+
+        def in_codes(sums: Tensor) -> Tensor:
+            return ((values(sums) - offset) / step).reshape(sums.shape) + of_reader.zero
+
+        line = as_rounding(stairs, in_codes, self.tolerance)
         if line is None or not isinstance(new, IntegerConv2d):
             raise _StaysFloat("the codes after it are not a rounded straight line of its sums")
         new.round_(*line, low, high)

@@ -32,6 +32,7 @@ _SUMS = frozenset(("mean", "sum", *_POOLS, "upsample_bilinear2d", "_upsample_bil
 _ELEMENTWISE = frozenset(("hardswish", "hardsigmoid", "_prelu_kernel"))  # besides those that torch calls pointwise
 _SELECTIONS = frozenset(("maximum", "minimum", "where", "masked_fill", "detach"))
 _CHOICES = frozenset(("relu", "hardtanh", "clamp", "clamp_min", "clamp_max", "neg", "abs", *_SELECTIONS))
+_BOUNDED = frozenset(("hardtanh", "clamp", "clamp_min", "clamp_max", "masked_fill"))
 # The positions of the factors and of the summand, for convolutions and matrix products.
 _PRODUCTS: dict[str, tuple[int, int, int | None]] = {
     "convolution": (0, 1, 2),
@@ -43,6 +44,11 @@ _PRODUCTS: dict[str, tuple[int, int, int | None]] = {
 _NORMS = {"native_batch_norm": 7, "_native_batch_norm_legit_no_training": 6}  # the position of eps
 
 Found = tuple[Sequence[Tensor], Sequence[Tensor]]
+
+
+def _rounding(value: Tensor) -> Tensor:
+    """How far float32 is from finite numbers, else 0."""
+    return (value - value.float().double()).abs().nan_to_num(0.0, 0.0, 0.0)
 
 
 def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
@@ -116,7 +122,7 @@ class AtenCall:
 
     def _moved(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.name == "constant_pad_nd" and len(self.leaves) % 2 == 0:
-            self.leaves[-1] = 0  # the value is exact
+            self.leaves[-1] = float(_rounding(torch.tensor(self.leaves[-1], dtype=torch.float64)))
         return self._run(self.errors)
 
     def _elementwise(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -127,6 +133,9 @@ class AtenCall:
                 self._run({**self.exact, index: self.exact[index] + sign * self.errors[index]})[0] for sign in (1, -1)
             )
             variance += torch.maximum(*((side - value).abs() for side in sides)).square()
+        if self.name in _BOUNDED:  # where it is none of the operands, it is a number of the call, which float32 rounds
+            is_operand = torch.stack([value == operand for operand in self.exact.values()]).any(0)
+            variance += torch.where(is_operand, 0, _rounding(value)).square()
         if self.name not in _CHOICES:
             is_simple = self.name in ("add", "sub", "mul", "div")
             variance += ((1 if is_simple else 4) * UNIT * value).square()

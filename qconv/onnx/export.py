@@ -124,6 +124,11 @@ def export_onnx(
             )
         except (torch.onnx.OnnxExporterError, RuntimeError) as error:
             raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {_reason(error)}") from error
+    if isinstance(program.model.graph.inputs[0].shape[0], int):
+        raise ValueError(
+            f"model ({type(model).__name__}) makes a Python number of the batch's size, with which the file would take "
+            "no other: use x.shape[0] as it is, in place of len(x) or int(x.shape[0])"
+        )
     for node in program.model.graph:  # where in Python it was made
         node.metadata_props.clear()
     own_weights(program.model)

@@ -265,11 +265,13 @@ class Content:
         with torch.no_grad():
             for name, tensor in self.state.items():
                 targets[name].copy_(tensor)
+            stored = {targets[name] for name in self.state}
             for name, codes in self.codes.items():
                 layer: Any = model.get_submodule(name)
                 layer.weight_quantizer.set_(codes)
                 layer.weight_quantizer.to(layer.weight.device)
-                layer.weight.copy_(layer.quantized_weight())
+                if layer.weight not in stored:  # a layer with real weights may share it
+                    layer.weight.copy_(layer.quantized_weight())
         for part in model.modules():
             if isinstance(part, Quantizer) and part.needs_data:
                 part.calibrated = True
