@@ -41,13 +41,13 @@ def _seed() -> None:
 
 @pytest.fixture(autouse=True)
 def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Half the time of a small run goes into its two pictures.
+    # Half the time of a small run goes into its two charts.
     if "pytorch_lightning" in sys.modules and "drawn" not in request.keywords:
         monkeypatch.setattr("matplotlib.backends.backend_agg.FigureCanvasAgg.print_png", _print_nothing)
 
 
 def _print_nothing(canvas: Any, file: Any) -> None:
-    file.write(b"a picture that is not drawn")
+    file.write(b"a chart that is not drawn")
 
 
 @pytest.fixture(autouse=True)

@@ -965,3 +965,37 @@ def test_calls_in_the_source_of_a_class() -> None:
     assert calls_of(Aliased, "act") == 2
     assert calls_of(Namesake, "relu") == 1
     assert calls_of(Either, "other") == 2
+
+
+def add_itself(y: Tensor, v: Tensor) -> Tensor:
+    y += y
+    return y
+
+
+@pytest.mark.parametrize(
+    ("between", "is_one_signed"),
+    [
+        *((lambda y, v: (y.add_(v), y)[1], False), (lambda y, v: (y.neg_(), y)[1], False)),
+        *((lambda y, v: (y.copy_(v), y)[1], False), (lambda y, v: torch.add(y, other=v), False)),
+        *((lambda y, v: torch.add(y, y + 1, alpha=-1), False), (lambda y, v: torch.stack([y, v])[1], False)),
+        *((lambda y, v: torch.cat([y, v], 1).flatten(2).split(4, 1)[1].unflatten(2, (8, 8)), False),),
+        *((lambda y, v: torch.add(y, other=y), True), (lambda y, v: torch.cat([y, y], 1)[:, 4:], True)),
+        *((add_itself, True), (lambda y, v: torch.maximum(y, v)[:, :4], True)),
+    ],
+)
+def test_what_happens_to_values_after_an_activation(between: Callable[..., Tensor], is_one_signed: bool) -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.other = nn.Conv2d(3, 4, 3, padding=1), nn.Conv2d(3, 4, 3, padding=1)
+            self.relu, self.last = nn.ReLU(), nn.Conv2d(4, 4, 3)
+
+        def forward(self, input: Tensor) -> Tensor:
+            return self.last(between(self.relu(self.first(input)), self.other(input)))
+
+    model, least = Network(), []
+    handle = model.last.register_forward_pre_hook(lambda layer, args: least.append(args[0].min()))
+    model(torch.randn(2, 3, 8, 8))
+    handle.remove()
+    assert (least[0] >= 0) == is_one_signed
+    assert bool(one_signed_inputs(model, [model.last])) == is_one_signed

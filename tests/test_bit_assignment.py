@@ -428,3 +428,20 @@ def test_an_operator_that_cannot_be_differentiated_twice() -> None:
     model = nn.Sequential(nn.Conv2d(1, 3, 3), nn.Conv2d(3, 3, 3), NoSecond(), nn.Flatten(), nn.Linear(27, 3))
     with pytest.raises(ValueError, match=r"model computes \S*ctc_loss, which can't be differentiated twice: "):
         assign(model, *pictures())
+
+
+def test_every_budget_that_one_scheme_meets_is_met() -> None:
+    """The header of a file of several schemes is larger, which is nothing to those of one."""
+    torch.manual_seed(0)
+    inner = [nn.Conv2d(8, 8, 1) for _ in range(4)]
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), *inner, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)).eval()
+    images, choices = torch.rand(4, 3, 8, 8), [schemes.bwn(), schemes.ttq(), schemes.sawb(3, 3)]
+    whole = [qconv.summarize(qconv.convert(copy.deepcopy(model), choice), (3, 8, 8)).packed_bytes for choice in choices]
+    costs = []
+    for most in (*sorted(whole), 3000, 10**6):
+        found = qconv.assign_bits(model, images, choices=choices, max_bytes=most, measure="measured")
+        assert found.packed_bytes <= most
+        costs.append(found.cost)
+    assert costs[0] >= costs[1] >= costs[2] >= costs[4]
+    with pytest.raises(ValueError, match=r"max_bytes \(=2000\) must be at least"):
+        qconv.assign_bits(model, images, choices=choices, max_bytes=2000, measure="measured")

@@ -131,10 +131,10 @@ def test_sums_over_batches_need_gradients_that_stay() -> None:
         *((True, CUDAAccelerator(), False), ("max-autotune", CUDAAccelerator(), True)),
     ):
         classifier: Any = Classifier(nn.Identity(), cast(Any, None), compile=cast(Any, compile))
-        classifier._trainer = SimpleNamespace(accumulate_grad_batches=2, accelerator=accelerator)
+        classifier._trainer = SimpleNamespace(accumulate_grad_batches=2, accelerator=accelerator, callbacks=[])
         message = r"accumulate_grad_batches \(=2\) must be 1 .* compile=true does not"
         with pytest.raises(ValueError, match=message) if is_refused else nullcontext():
-            classifier.on_train_epoch_start()
+            classifier._check_accumulation()
 
 
 def test_modes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -577,3 +577,14 @@ def test_no_samples_are_refused() -> None:
     with pytest.raises(ValueError, match="images must hold at least one sample"):
         reconstruct(quantized(schemes.lsq(3, 8)), pictures()[:0])
     assert isinstance(reconstruct(quantized(schemes.lsq(3, 8)), [pictures(4)], iterations=2), Reconstruction)
+
+
+def test_gradients_of_the_user_stay() -> None:
+    model = qconv.convert(network(), schemes.lsq(3, 4), skip=())
+    qconv.calibrate(model, [pictures()])
+    model(pictures()).sum().backward()
+    before = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    assert before
+    reconstruct(model, pictures(), iterations=2)
+    for name, grad in before.items():
+        assert torch.equal(model.get_parameter(name).grad, grad), name  # pyright: ignore[reportArgumentType]

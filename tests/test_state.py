@@ -340,6 +340,36 @@ def test_layers_from_the_meta_device_start_anew(scheme: Scheme, garbage: float) 
     assert layer(x).abs().max() < 100
 
 
+@pytest.mark.parametrize("scheme", [*STARTS_FROM_DATA, *BY_SCHEDULE, schemes.pact(), schemes.adabin()], ids=str)
+@pytest.mark.parametrize("assign", [False, True])
+def test_a_float_checkpoint_fills_layers_from_the_meta_device(scheme: Scheme, assign: bool) -> None:
+    """Quantizers, which it does not contain, would keep what the memory held: here NaN."""
+
+    def net() -> nn.Sequential:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+
+    expected = qconv.convert(net(), scheme, skip=())
+    with torch.device("meta"):
+        found = qconv.convert(net(), scheme, skip=())
+    if not assign:
+        before = torch.are_deterministic_algorithms_enabled()
+        torch.use_deterministic_algorithms(True)  # which fills empty tensors with NaN
+        found.to_empty(device="cpu")
+        torch.use_deterministic_algorithms(before)
+    found.load_state_dict(net().state_dict(), assign=assign)
+    input = torch.rand(2, 3, 9, 9) - 0.3
+    for model in (expected, found):
+        torch.manual_seed(1)
+        model(input).square().mean().backward()
+    pairs = zip(expected.named_parameters(), found.named_parameters(), strict=True)
+    for (name, one), (_, other) in pairs:
+        torch.testing.assert_close(other.grad, one.grad, msg=name)
+    for name, tensor in expected.state_dict().items():
+        if isinstance(tensor, Tensor):
+            torch.testing.assert_close(found.state_dict()[name], tensor, msg=name)
+
+
 def test_quantizers_of_another_kind_stay_as_they_are() -> None:
     layer: Any = qconv.QConv2d(2, 4, 3, scheme=schemes.lsq(4, 4))
     layer.input_quantizer = Identity()

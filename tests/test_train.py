@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import shutil
 import signal
@@ -493,6 +494,28 @@ def test_gradients_that_add_up_are_not_cut_by_a_checkpoint(tmp_path: Path) -> No
         assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
 
 
+def test_the_learning_rate_of_an_epoch_is_the_mean_of_its_steps(tmp_path: Path) -> None:
+    sums = ("trainer.max_epochs=2", "data.batch_size=100", "+trainer.accumulate_grad_batches=5", "report=false")
+    program.train(config(*sums, "trainer=cpu", "model.width=4", f"run_dir={tmp_path}"))
+    with (tmp_path / "metrics.csv").open() as file:
+        found = [float(row["lr"]) for row in csv.DictReader(file)]
+    steps = [0.01 * (1 + math.cos(math.pi * max(step - 1, 0) / 4)) / 2 for step in range(6)]  # one warms up
+    assert found == pytest.approx([sum(steps[:3]) / 3, sum(steps[3:]) / 3], rel=1e-6)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "bf16-true"])
+def test_a_run_resumes_in_its_precision(precision: str, tmp_path: Path) -> None:
+    words = (*QUICK, f"trainer.precision={precision}", "trainer.max_epochs=2", "scheme=dorefa")
+    program.train(config(*words, f"run_dir={tmp_path / 'whole'}"))
+    terminate(1, 4, tmp_path / "cut", *words)
+    program.train(config(*words, f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
+    one, other = (load_checkpoint(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "cut"))
+    assert one["state_dict"]["model.fc.weight"].dtype == getattr(torch, {"6": "float64", "b": "bfloat16"}[precision[0]])
+    assert all(torch.equal(one["state_dict"][name], other["state_dict"][name]) for name in one["state_dict"])
+    for name in ("metrics.csv", "diagnostics.csv"):
+        assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+
+
 def test_last_is_the_newest_run_of_the_same_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -762,6 +785,14 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
         ),
         ("ckpt_path=a.ckpt evaluate=b.ckpt", "evaluate (=b.ckpt) and ckpt_path (=a.ckpt) exclude each other"),
         ("scheme.padding_value=2", "padding_value (=2) must be 0, +1 or -1"),
+        ("+trainer.accumulate_grad_batches=0", "accumulate_grad_batches (=0) must be a whole number of at least 1"),
+        ("step_rules=[qconv.optim.OvSW]", "'qconv.optim.OvSW' must be a qconv.optim.StepRule, such as {_target_:"),
+        ("optimizer.rules=[1]", "rules (=[1]) must be a mapping of rules to options"),
+        ("shift_decay=-0.1", "shift_decay (=-0.1) must be at least 0 and finite"),
+        (
+            "+callbacks.sums={_target_:pytorch_lightning.callbacks.GradientAccumulationScheduler,scheduling:{0:2}}",
+            "GradientAccumulationScheduler changes the number of steps",
+        ),
     ],
 )
 def test_values_that_make_no_run(argument: str, message: str, fails: Callable[..., str]) -> None:

@@ -342,6 +342,29 @@ def test_diagnostics_count_what_they_say(tmp_path: Path) -> None:
     assert (found["inputs_saturated"], found["inputs_dead"]) == (2 / 8, 3 / 4)
 
 
+def test_inputs_are_examined_by_the_quantizers_of_the_validation(tmp_path: Path) -> None:
+    """Where those are averages, the quantizers of the training are others."""
+    layer: Any = qconv.QConv2d(4, 2, 1, scheme=schemes.lsq(4, 4))
+    input = torch.randn(3, 4, 5, 5)
+    qconv.calibrate(layer, [input])
+    module: Any = nn.Module()
+    module.model = layer.eval()
+    callback: Any = Diagnostics(tmp_path)
+    fake = SimpleNamespace(
+        is_global_zero=True, current_epoch=0, global_step=1, loggers=[], optimizers=[], sanity_checking=False
+    )
+    callback.on_fit_start(fake, module)
+    callback.on_validation_batch_start(fake, module, None, 0)
+    layer(input)
+    callback.on_validation_batch_end(fake, module, None, None, 0)
+    expected = of_input(layer, input)
+    with torch.no_grad():
+        layer.input_quantizer.step *= 3
+    callback.on_train_epoch_end(fake, module)
+    assert callback.rows[0]["input_error"] == expected["input_error"] != of_input(layer, input)["input_error"]
+    assert not callback.inputs  # which would keep memory
+
+
 class Breaks(Callback):
     """Ends an evaluation after its first batch."""
 
@@ -454,7 +477,7 @@ def test_a_loader_without_a_length_is_named() -> None:
                 yield torch.zeros(1, 8, 8), 1
 
     loader = torch.utils.data.DataLoader(Endless(), batch_size=4)
-    with pytest.raises(ValueError, match=r"the training loader has no length, .* give trainer.limit_train_batches"):
+    with pytest.raises(ValueError, match=r"the training loader has no length, .* give \+trainer.limit_train_batches"):
         trainer(epochs=1).fit(classifier(), loader, loader)
 
 

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
@@ -19,11 +20,13 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.training import CheckpointError, make_trainer
-from qconv.training.assemble import build_loss
+from qconv.training.assemble import build_loss, made_data
 from qconv.training.classifier import WeightedMean
 from qconv.training.initial_weights import describe_quantizers, load_weights
 from qconv.training.losses import CrossEntropy, Distillation
 from qconv.training.schedules import cosine, linear, steps
+
+CONFIGS = Path(__file__).parent.parent / "configs"
 
 
 def rates(make: Any, total: int, **options: Any) -> list[float]:
@@ -145,6 +148,24 @@ def test_a_teacher_that_would_guess_is_refused(tmp_path: Path) -> None:
     node = {"_target_": "qconv.training.losses.Distillation", "teacher": RESNET, "weights": None}
     with pytest.raises(ValueError, match=r"loss.weights must name the teacher's file, qconv.models.resnet20 is random"):
         build_loss(OmegaConf.create(node), PICTURES)
+
+
+def test_a_teacher_sees_images_normalized_as_it_was_trained(tmp_path: Path) -> None:
+    file = {"state_dict": {}, "config": {"model": RESNET}}
+    file["trained_on"] = {"classes": None, "pictures": {"size": [1, 8, 8], "resize": None, "mean": [9.0], "std": [3.0]}}
+    torch.save(file, tmp_path / "a.ckpt")
+    words = (
+        "loss=distillation",
+        "loss.teacher={_target_:qconv.models.resnet20}",
+        f"loss.weights={tmp_path / 'a.ckpt'}",
+    )
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = compose("config", [*words, "run_dir=x"])
+    data = made_data(cfg, None, "")
+    data.setup("fit")
+    assert (*data.normalize.mean, *data.normalize.std) == pytest.approx((9.0, 3.0))
+    images = next(iter(data.val_dataloader()))[0]
+    assert images.min().item() == pytest.approx(-3)  # of 0, and nothing is below
 
 
 def test_a_quantized_teacher_is_refused(tmp_path: Path) -> None:

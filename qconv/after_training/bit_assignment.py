@@ -1,5 +1,6 @@
 """Bits of each layer for a budget: Hessian traces and an integer program (HAWQ-V2, HAWQ-V3)."""
 
+import math
 import os
 import re
 from collections import Counter
@@ -233,15 +234,46 @@ def assign_bits(
     rest = {"packed_bytes": min(summary.header_bytes for summary in summaries), "bops": 0}
     for figure in rest:
         rest[figure] += min(_rest(summary, names, figure) for summary in summaries)
+    uniform = _uniform(others, summaries, max_bytes, max_bops)
     while True:
-        taken = cheapest(others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])})
+        try:
+            taken = cheapest(
+                others, {"packed_bytes": (max_bytes, rest["packed_bytes"]), "bops": (max_bops, rest["bops"])}
+            )
+        except ValueError:
+            if uniform is None:
+                raise
+            taken = uniform
+        if uniform is not None and _cost(others, uniform) <= _cost(others, taken):
+            taken, uniform = uniform, None
         overrides = {re.escape(name): choices[index] for name, index in taken.items()}
         whole = summarize(_converted(model, choices[0], batches, {**options, "overrides": overrides}), input_size)
         if max_bytes is None or whole.packed_bytes <= max_bytes:
             break
-        rest["packed_bytes"] += whole.packed_bytes - max_bytes  # the file's header is larger with several schemes
+        # The file's header is larger with several schemes. Counted for all assignments, it may leave none but those of
+        # one scheme, whose files are known.
+        rest["packed_bytes"] += whole.packed_bytes - max_bytes
     rows = tuple(others[name][index] for name, index in taken.items())
     return BitAssignment(rows, overrides, others, whole.packed_bytes, whole.bops, of_weights)
+
+
+def _uniform(
+    others: Mapping[str, tuple[Choice, ...]], summaries: Sequence[Summary], max_bytes: int | None, max_bops: int | None
+) -> dict[str, int] | None:
+    """Return the assignment of one scheme to all layers that costs least within the budgets; None if none is."""
+    within = [
+        index
+        for index, summary in enumerate(summaries)
+        if summary.packed_bytes <= (math.inf if max_bytes is None else max_bytes)
+        and summary.bops <= (math.inf if max_bops is None else max_bops)
+    ]
+    if not within:
+        return None
+    return min((dict.fromkeys(others, index) for index in within), key=lambda taken: _cost(others, taken))
+
+
+def _cost(others: Mapping[str, tuple[Choice, ...]], taken: Mapping[str, int]) -> float:
+    return sum(others[name][index].cost for name, index in taken.items())
 
 
 def _check(

@@ -95,9 +95,10 @@ def learn_rounding(
 ) -> float:
     """Learn the rounding of a block's weights, and apply it; return the share of weights that it changes."""
     ranges = [each for layer in layers_of(block) for each in layer.input_quantizer.parameters() if each.requires_grad]
-    was = {each: each.requires_grad for each in block.parameters()}
+    was = {each: (each.requires_grad, each.grad) for each in block.parameters()}
     for each in was:
         each.requires_grad_(False)
+        each.grad = None
     try:
         with _open(block) as roundings, torch.enable_grad():
             for each in ranges:
@@ -124,9 +125,9 @@ def learn_rounding(
                         layer.input_quantizer.after_step_(None)
         moved = sum(rounding.finish() for rounding in roundings.values())
     finally:
-        for each, required in was.items():
+        for each, (required, grad) in was.items():
             each.requires_grad_(required)
-            each.grad = None
+            each.grad = grad
     return moved / max(sum(rounding.logits.numel() for rounding in roundings.values()), 1)
 
 

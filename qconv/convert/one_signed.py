@@ -83,7 +83,9 @@ _PASSING = {
 }
 _AVERAGING_MODULES = (nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d)
 _AVERAGING = {"mean", "sum", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d"}
-_ALL = {"add", "add_", "iadd", "mul", "mul_", "imul", "truediv", "div"}
+_ALL = {"add", "iadd", "mul", "imul", "truediv", "itruediv", "div"}
+_IN_PLACE = {"iadd", "isub", "imul", "itruediv"}
+_SELECTING = {"getitem", "chunk", "split", "unbind", "narrow", "select"}
 _ANY = {"cat", "concat", "concatenate", "stack", "maximum"}  # some of the channels would be one-signed
 
 
@@ -240,6 +242,7 @@ class _Walk:
         self.known: dict[fx.Node, Calls | None] = {}
         self.every: set[tuple[Site, fx.Node]] = set()
         self.averaged: set[Any] = set()
+        self.partly: set[fx.Node] = set()  # of which some channels may be negative
 
     def calls_of(self, value: Any) -> Calls | None:
         if isinstance(value, fx.Node):
@@ -250,8 +253,11 @@ class _Walk:
 
     def visit(self, node: fx.Node) -> None:
         self.known[node] = found = self._calls(node)
-        if found is not None and node.args and isinstance(node.args[0], fx.Node) and self._is_in_place(node):
+        if node.args and isinstance(node.args[0], fx.Node) and self._is_in_place(node):
             self.known[node.args[0]] = found  # which may be read after a call whose result is not
+        is_call = any(call is node for _, call in found or ())
+        if not is_call and not self.partly.isdisjoint(node.all_input_nodes):
+            self.partly.add(node)
         if found is not None and (self._averages(node) or not self.averaged.isdisjoint(node.all_input_nodes)):
             self.averaged.add(node)
 
@@ -269,11 +275,20 @@ class _Walk:
             owner = self._owner(node)
             function = f".{name}()" if node.op == "call_method" else name
             return self._call(Site(self.names[owner], owner, function), node)
-        if name in _ALL:
-            return _joined([self.calls_of(value) for value in node.args[:2]])
+        if name.removesuffix("_") in _ALL:
+            operands = (
+                *node.args[:2],
+                *(value for key, value in node.kwargs.items() if key in ("input", "other", "alpha")),
+            )
+            return _joined([self.calls_of(value) for value in operands])
+        if name in _SELECTING and first in self.partly:
+            return None
         if name in _ANY:
             values = first if isinstance(first, list | tuple) else node.args[:2]
-            return frozenset().union(*(self.calls_of(value) or () for value in values)) or None
+            parts = [self.calls_of(value) for value in values]
+            if name != "maximum" and None in parts:
+                self.partly.add(node)
+            return frozenset().union(*(part for part in parts if part is not None)) or None
         if name == "interpolate" and node.kwargs.get("mode") == "bicubic":  # it may overshoot
             return None
         return self.calls_of(first) if name in _PASSING else None
@@ -289,7 +304,7 @@ class _Walk:
         if node.op == "call_module":
             return bool(getattr(self.root.get_submodule(str(node.target)), "inplace", False))
         name = _name(node)
-        return name in RELU_FUNCTIONS and (name.endswith("_") or bool(node.kwargs.get("inplace")))
+        return name in _IN_PLACE or name.endswith("_") or bool(node.kwargs.get("inplace"))
 
     def _call(self, site: Site, node: fx.Node) -> Calls:
         self.every.add((site, node))

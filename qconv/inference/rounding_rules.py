@@ -32,7 +32,6 @@ _SUMS = frozenset(("mean", "sum", *_POOLS, "upsample_bilinear2d", "_upsample_bil
 _ELEMENTWISE = frozenset(("hardswish", "hardsigmoid", "_prelu_kernel"))  # besides those that torch calls pointwise
 _SELECTIONS = frozenset(("maximum", "minimum", "where", "masked_fill", "detach"))
 _CHOICES = frozenset(("relu", "hardtanh", "clamp", "clamp_min", "clamp_max", "neg", "abs", *_SELECTIONS))
-_BOUNDED = frozenset(("hardtanh", "clamp", "clamp_min", "clamp_max", "masked_fill"))
 # The positions of the factors and of the summand, for convolutions and matrix products.
 _PRODUCTS: dict[str, tuple[int, int, int | None]] = {
     "convolution": (0, 1, 2),
@@ -46,11 +45,6 @@ _NORMS = {"native_batch_norm": 7, "_native_batch_norm_legit_no_training": 6}  # 
 Found = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
-def _rounding(value: Tensor) -> Tensor:
-    """How far float32 is from finite numbers, else 0."""
-    return (value - value.float().double()).abs().nan_to_num(0.0, 0.0, 0.0)
-
-
 def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
     r"""The error of a sum of K products: ``2^-24 · √(K (value² + squares))``, ``squares`` the sum of their squares.
 
@@ -59,6 +53,10 @@ def product_error(value: Tensor, squares: Tensor, terms: int) -> Tensor:
     (as a variance) of it.
     """
     return UNIT * (terms * (value.square() + squares.abs()) + value.square()).sqrt()
+
+
+def _in_float32(number: float) -> float:
+    return float(torch.tensor(number, dtype=torch.float32))
 
 
 class AtenCall:
@@ -79,6 +77,8 @@ class AtenCall:
         self.func, self.name = _functional(func)
         self.spec = spec
         self.leaves: list[Any] = [torch.float64 if _is_float(leaf) else leaf for leaf in leaves]
+        if self.name in _CHOICES or self.name in _MOVES:  # their numbers are results, which are float32
+            self.leaves = [_in_float32(leaf) if isinstance(leaf, float) else leaf for leaf in self.leaves]
         self.exact = {index: exact for index, (exact, _) in known.items()}
         self.errors = {index: error for index, (_, error) in known.items()}
         self.moving = [index for index, error in self.errors.items() if bool(error.any())]
@@ -122,7 +122,7 @@ class AtenCall:
 
     def _moved(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
         if self.name == "constant_pad_nd" and len(self.leaves) % 2 == 0:
-            self.leaves[-1] = float(_rounding(torch.tensor(self.leaves[-1], dtype=torch.float64)))
+            self.leaves[-1] = 0  # the value is exact
         return self._run(self.errors)
 
     def _elementwise(self, exact: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -133,9 +133,6 @@ class AtenCall:
                 self._run({**self.exact, index: self.exact[index] + sign * self.errors[index]})[0] for sign in (1, -1)
             )
             variance += torch.maximum(*((side - value).abs() for side in sides)).square()
-        if self.name in _BOUNDED:  # where it is none of the operands, it is a number of the call, which float32 rounds
-            is_operand = torch.stack([value == operand for operand in self.exact.values()]).any(0)
-            variance += torch.where(is_operand, 0, _rounding(value)).square()
         if self.name not in _CHOICES:
             is_simple = self.name in ("add", "sub", "mul", "div")
             variance += ((1 if is_simple else 4) * UNIT * value).square()

@@ -1,7 +1,7 @@
 """The base of all quantized layers: their quantizers, their forward, and what a model does with a layer."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -23,7 +23,7 @@ from .calibration import calibrate, calibrate_from
 from .computed import check_computed_once, computed_by, evaluated, trained_weights, with_base
 from .given import autocast_dtype, check_input, checked
 from .loading import refusal, translate
-from .naming import name_of
+from .naming import QUANTIZERS, name_of
 from .origin import follow, follow_cast, leave, mark
 from .steps import backward_of, check_step, is_watched
 from .uncalibrated import warn_partly_calibrated, warn_uncalibrated
@@ -226,8 +226,7 @@ class QuantizedLayer(nn.Module):
 
     def quantizers(self) -> dict[str, Quantizer]:
         """Return its quantizers by the names of their attributes."""
-        names = ("input_quantizer", "weight_quantizer", "grad_quantizer")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return {name: getattr(self, name) for name in QUANTIZERS if getattr(self, name) is not None}
 
     def _other_quantizers(self) -> list[Quantizer]:
         """The quantizers of the input and of the gradient."""
@@ -364,11 +363,17 @@ class QuantizedLayer(nn.Module):
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
         if "scheme" not in self.__dict__:  # the twin's constructor calls this before there are quantizers
             return
+        self._reset_quantizers()
+        self.weight_quantizer.initialize(self.filters().detach())
+        mark(self)
+
+    def _reset_quantizers(self, places: Iterable[str] = QUANTIZERS) -> None:
+        """Start quantizers anew, but for what the weight's learns from the weight."""
         fresh = self.scheme.input(), self.scheme.weight(), None if self.scheme.grad is None else self.scheme.grad()
         fresh[0].build(*self.input_channels())
-        for place, new in zip(("input_quantizer", "weight_quantizer", "grad_quantizer"), fresh, strict=True):
+        for place, new in zip(QUANTIZERS, fresh, strict=True):
             own = getattr(self, place)
-            if new is None or type(new) is not type(own):
+            if place not in places or new is None or type(new) is not type(own):
                 continue
             shapes = {name: tensor.shape for name, tensor in own.state_dict().items()}
             state = dict(new.state_dict())  # without what it says of its bits
@@ -377,8 +382,15 @@ class QuantizedLayer(nn.Module):
                 state = {name: tensor for name, tensor in state.items() if name not in learned}
             if all(shapes.get(name) == tensor.shape for name, tensor in state.items()):
                 own.load_state_dict(state, strict=False)
-        self.weight_quantizer.initialize(self.filters().detach())
-        mark(self)
+
+    def _on_meta(self) -> list[str]:
+        """The places of the quantizers that have tensors without values."""
+        return [
+            place
+            for place in QUANTIZERS
+            if (own := getattr(self, place, None)) is not None  # the twin's constructor may cast before there are any
+            and any(tensor.is_meta for tensor in (*own.parameters(), *own.buffers()))
+        ]
 
     @classmethod
     def adopt(cls, layer: nn.Module, scheme: Scheme | None) -> None:
@@ -426,6 +438,14 @@ class QuantizedLayer(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         learned = f"{prefix}weight_quantizer."
+        if not self.weight.is_meta:  # assigned from a checkpoint that has no quantizers
+            stored = tuple(
+                place for place in QUANTIZERS if any(key.startswith(f"{prefix}{place}.") for key in state_dict)
+            )
+            without = [place for place in self._on_meta() if place not in stored]
+            for place in without:
+                getattr(self, place).to_empty(device=self.weight.device)
+            self._reset_quantizers(without)
         if f"{prefix}weight" in state_dict and not any(key.startswith(learned) for key in state_dict):
             self.weight_quantizer.initialize(self.filters().detach())
             if self.__dict__.get("_origin") is not None:
@@ -441,10 +461,14 @@ class QuantizedLayer(nn.Module):
         return super().train(mode)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
-        """Cast or move the tensors, which is no change of what is learned."""
+        """Cast or move the tensors, which is no change of what is learned; from the meta device, start it anew."""
         follow(self)
+        before = self._on_meta()
         super()._apply(*args, **kwargs)
         follow_cast(self)
+        if before and not self._on_meta():  # `to_empty` leaves whatever the memory held
+            self._reset_quantizers(before)
+            mark(self)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

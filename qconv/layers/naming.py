@@ -1,8 +1,11 @@
-"""How messages name a layer."""
+"""The names of a layer's quantizers, and how messages name a layer."""
 
 from torch import nn
 
 from ..scheme import Scheme
+
+QUANTIZERS = ("input_quantizer", "weight_quantizer", "grad_quantizer")
+"""The attributes of a quantized layer that hold its quantizers."""
 
 
 def name_of(layer: nn.Module, name: str = "") -> str:

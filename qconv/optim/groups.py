@@ -92,6 +92,8 @@ def parameter_groups(model: nn.Module, rules: Rules | None = None, *, lr: float 
     """
     check_module(model)
     rules = {} if rules is None else rules
+    if not isinstance(rules, Mapping):
+        raise TypeError(f"rules (={rules!r}) must be a mapping of rules to options, such as {{'norms': {{'lr': 0.1}}}}")
     names: dict[nn.Parameter, list[str]] = defaultdict(list)
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if parameter.requires_grad:

@@ -11,12 +11,12 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from ..convert.activations import replaced
 from ..layers import QuantizedLayer
+from ..layers.naming import QUANTIZERS
 from ..lean import plain_type
 from .tensors import joined
 
 LETTERS = 4
 """Bytes of the hash of each module: 24 bits."""
-QUANTIZERS = ("input_quantizer", "weight_quantizer", "grad_quantizer")
 FORMERLY = ("device", "dtype", "inplace", "momentum", "drop_prob")
 """Arguments that the hashes of earlier files leave out."""
 TRAINING = (

@@ -30,7 +30,6 @@ from .weight import Entry, describe_weight, entry
 CLASSES = ("QConv1d", "QConv2d", "QConv3d", "QConvTranspose1d", "QConvTranspose2d", "QConvTranspose3d", "QLinear")
 DEFORMABLE = ("QDeformConv2d", "QDeformConv2dPack")
 KNOWN = CLASSES + DEFORMABLE + layers.OF_TIMM
-QUANTIZERS = ("input_quantizer", "weight_quantizer", "grad_quantizer")
 
 
 def layer_class(name: str) -> type[QuantizedLayer]:
@@ -166,15 +165,18 @@ def _computed(layer: QuantizedLayer) -> str:
     return "" if "weight" in layer._parameters else "its weight is not a parameter of the layer: make it one first"
 
 
-def check_quantizers(what: str, quantizers: Mapping[str, Quantizer]) -> None:
+BY_DATA = (
+    "train it, or call qconv.calibrate(model, batches); if the model does not call the layer in evaluation, as a head "
+    "that is only trained, remove it or leave it float (skip=), and leave it float, too, if all its inputs are equal, "
+    "as behind a ReLU that gives only 0"
+)
+
+
+def check_quantizers(what: str, quantizers: Mapping[str, Quantizer], remedy: str = BY_DATA) -> None:
     """Raise a ValueError unless all of them quantize as they will at the end."""
     for quantizer in quantizers.values():
         if not quantizer.calibrated:
-            raise ValueError(
-                f"{what}: {quantizer} waits for data: train it, or call qconv.calibrate(model, batches); if the model "
-                "does not call the layer in evaluation, as a head that is only trained, remove it or leave it float "
-                "(skip=), and leave it float, too, if all its inputs are equal, as behind a ReLU that gives only 0"
-            )
+            raise ValueError(f"{what}: {quantizer} waits for data: {remedy}")
         if not quantizer.is_final:
             raise ValueError(f"{what} is not in its last stage yet: train it to the end")
 

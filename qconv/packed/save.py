@@ -18,11 +18,11 @@ from ..files import atomic_file
 from ..layers import QuantizedLayer
 from ..layers.bypassed import is_own_hook
 from ..layers.computed import computed_by, evaluated, parts_of_weight
-from ..layers.naming import frozen_part, name_of
+from ..layers.naming import QUANTIZERS, frozen_part, name_of
 from ..quantizers import Quantizer
 from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
-from .layer import QUANTIZERS, check_quantizers, describe
+from .layer import check_quantizers, describe
 from .load import Content
 from .tensors import check_values, counters, inner_model, joined
 from .trial import can_be_tried, find_shape, make_trial, why_not_copied, why_refused
@@ -197,7 +197,7 @@ def describe_model(model: nn.Module, strict: bool = True) -> tuple[Header, list[
     quantizers = {name: module for name, module in modules.items() if isinstance(module, Quantizer)}
     alone = {name: quantizer for name, quantizer in quantizers.items() if not f"{name}.".startswith(inside)}
     if strict:
-        check_quantizers("a quantizer outside of a layer", alone)
+        check_quantizers("a quantizer outside of a layer", alone, "call its initialize(x) with inputs as in use")
     left_out = set(weights) | counters(modules) | {joined(name, "calibrated") for name in alone}
     left_out |= {joined(name, part) for name, layer in layers.items() for part in parts_of_weight(layer)}
     known: dict[Any, str] = {}

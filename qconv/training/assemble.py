@@ -22,9 +22,17 @@ from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
 from .resume import CONFIG_VERSION
 from .teacher import check_teacher
-from .trained_on import TRAINED_ON, arguments_as_trained, names_of, prepare_as_trained, split_otherwise
+from .trained_on import (
+    TRAINED_ON,
+    arguments_as_trained,
+    names_of,
+    normalize_as_trained,
+    prepare_as_trained,
+    split_otherwise,
+)
 
 C = TypeVar("C", bound=Callback)
+TEACHER = "loss.weights"
 
 
 def made(node: Any, **more: Any) -> Any:
@@ -86,6 +94,9 @@ def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str
     others = (each for _, each in networks_before(cfg))
     data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, others))
     prepare_as_trained(data, checkpoint, called)
+    for word, each in networks_before(cfg):
+        if word.startswith(TEACHER):  # it sees the same images as the student
+            normalize_as_trained(data, each)
     if checkpoint is not None and TRAINED_ON not in checkpoint and not is_data_of(cfg.data, checkpoint):
         rank_zero_only(show_note)(
             "the checkpoint was written before checkpoints kept size, mean, deviation and classes of their images: "
@@ -96,7 +107,7 @@ def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str
 
 def networks_before(cfg: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the checkpoints of runs whose networks a new run starts or learns from, and the words that name them."""
-    for key, path in (("init_from", cfg.get("init_from")), ("loss.weights", (cfg.get("loss") or {}).get("weights"))):
+    for key, path in (("init_from", cfg.get("init_from")), (TEACHER, (cfg.get("loss") or {}).get("weights"))):
         if path is not None and cfg.get("ckpt_path") is None and cfg.get("evaluate") is None:
             yield f"{key}={path}", checkpoint_of_run(path)
 

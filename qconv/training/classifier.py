@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from pytorch_lightning import LightningModule
 from pytorch_lightning.accelerators import CUDAAccelerator
+from pytorch_lightning.callbacks import GradientAccumulationScheduler
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -62,8 +63,10 @@ class WeightedMean(Metric):
         self.sums[1].add_(weight)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        before = self.sums
         applied = super()._apply(*args, **kwargs)
-        self._widen()
+        # A cast of the network to fewer bits is none of its figures, which would be rounded.
+        self.sums = before.to(self.sums.device, torch.promote_types(before.dtype, self.sums.dtype))
         return applied
 
     def reset(self) -> None:
@@ -123,7 +126,7 @@ class Classifier(LightningModule):
             check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
         self.sine_penalty = sine_penalty
-        for name, factor in (("dampening", dampening), ("sine_penalty", sine_penalty)):
+        for name, factor in (("shift_decay", shift_decay), ("dampening", dampening), ("sine_penalty", sine_penalty)):
             check_numbers(**{name: factor})
             if not 0 <= factor < math.inf:
                 raise ValueError(f"{name} (={factor}) must be at least 0 and finite")
@@ -167,8 +170,13 @@ class Classifier(LightningModule):
         return self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
 
     def setup(self, stage: str) -> None:
-        """Convert the weights to the memory format for the device."""
+        """Convert the weights to the memory format for the device, and to the dtype of ``trainer.precision``.
+
+        Lightning would do the second after it has loaded a checkpoint, which would be rounded to float32.
+        """
         del stage
+        if self._trainer is not None:
+            self.trainer.precision_plugin.convert_module(self)
         if self.channels_last:
             self.model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
@@ -179,13 +187,11 @@ class Classifier(LightningModule):
         waits = not all(layer.input_quantizer.calibrated for layer in layers)
         with torch.compiler.set_stance("force_eager") if waits else nullcontext():
             loss, accuracy, _ = self._step(batch, self.loss)
-        lr = self.optimizers(use_pl_optimizer=False).param_groups[0]["lr"]  # pyright: ignore
-        figures = {"lr": lr, "train_loss": loss.detach(), "train_accuracy": accuracy}
-        for name, value in figures.items():
+        for name, value in {"train_loss": loss.detach(), "train_accuracy": accuracy}.items():
             self.means[name].update(value, len(batch[1]))
         # Lightning reads the means at the end of the epoch, and each call of `log` takes a millisecond.
         if not self.is_logged:
-            for name in figures:
+            for name in TRAINING_FIGURES:
                 self.log(name, self.means[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
             self.is_logged = True
         if self.shift_decay != 0:
@@ -196,6 +202,10 @@ class Classifier(LightningModule):
             factor = at((0.0, self.dampening), since(DAMPENING_START, self._progress(batch_idx)))
             loss = loss + factor * dampening_penalty(self.model)
         return loss
+
+    def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
+        """Count the learning rate of the step: several batches may make one."""
+        self.means["lr"].update(optimizer.param_groups[0]["lr"], 1)
 
     def _progress(self, batch_idx: int) -> float:
         """Which part of the training is done; an epoch may have other steps than those before it had."""
@@ -247,6 +257,10 @@ class Classifier(LightningModule):
         if self.dampening and steps == math.inf:
             raise ValueError(f"dampening (={self.dampening}) rises to the end of training: give trainer.max_epochs")
         for rule in self.step_rules:
+            if not isinstance(rule, StepRule):
+                raise TypeError(
+                    f"step_rules: {rule!r} must be a qconv.optim.StepRule, such as {{_target_: qconv.optim.OvSW}}"
+                )
             rule.attach(self.model, optimizer, total_steps=self.total_steps)
         if self.make_scheduler is None:
             self._follow_steps(None)
@@ -267,8 +281,15 @@ class Classifier(LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def _check_accumulation(self) -> None:
-        """Refuse to sum gradients over batches where each batch overwrites them."""
+        """Refuse numbers of batches that make no sense or change, and several where each overwrites gradients."""
         batches = self.trainer.accumulate_grad_batches
+        if type(batches) is not int or batches < 1:
+            raise ValueError(f"trainer.accumulate_grad_batches (={batches}) must be a whole number of at least 1")
+        if any(isinstance(callback, GradientAccumulationScheduler) for callback in self.trainer.callbacks):  # pyright: ignore
+            raise ValueError(
+                "callbacks: GradientAccumulationScheduler changes the number of steps in an epoch after schedules have "
+                "been made for them: give one number of batches, +trainer.accumulate_grad_batches=N"
+            )
         if self.replays and batches > 1 and isinstance(self.trainer.accelerator, CUDAAccelerator):
             raise ValueError(
                 f"trainer.accumulate_grad_batches (={batches}) must be 1 where compile replays CUDA graphs, which "
@@ -296,7 +317,6 @@ class Classifier(LightningModule):
     def on_train_epoch_start(self) -> None:
         """Reset the epoch's means; Lightning does not call this in a resumed epoch."""
         self.is_logged = False
-        self._check_accumulation()  # which Lightning's GradientAccumulationScheduler changes
         for mean in self.means.values():
             mean.reset()
 
@@ -338,7 +358,8 @@ class Classifier(LightningModule):
         images, labels = batch
         images = self.as_weights(images)
         logits = self(images)
-        return loss(logits, labels, images), (logits.detach().argmax(1) == labels).float().mean(), logits
+        wide = logits.to(torch.promote_types(logits.dtype, torch.float32))  # 8 bits of a loss are too few
+        return loss(wide, labels, images), (logits.detach().argmax(1) == labels).float().mean(), logits
 
     def _evaluate(self, split: str, batch: Batch) -> Tensor:
         loss, accuracy, logits = self._step(batch, CROSS_ENTROPY)

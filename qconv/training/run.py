@@ -181,7 +181,7 @@ def check_validation(trainer: Trainer) -> None:
         )
         raise ValueError(
             f"trainer.{word}: validations must be at the end of epochs, where checkpoints are written; "
-            "trainer.check_val_every_n_epoch=N validates after each N of them"
+            "+trainer.check_val_every_n_epoch=N validates after each N of them"
         )
     if trainer.limit_val_batches == 0:
         reason = "limit_val_batches (=0)"

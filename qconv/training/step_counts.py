@@ -40,7 +40,7 @@ def steps_per_epoch(trainer: Trainer) -> int | None:
     if trainer.num_training_batches == math.inf:
         raise ValueError(
             "the training loader has no length, so that the steps of an epoch are not known: give "
-            "trainer.limit_train_batches"
+            "+trainer.limit_train_batches"
         )
     return math.ceil(trainer.num_training_batches / trainer.accumulate_grad_batches)
 

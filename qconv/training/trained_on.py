@@ -225,6 +225,11 @@ def prepare_as_trained(data: Any, checkpoint: Mapping[str, Any] | None, called: 
         raise CheckpointError(
             f"{called} {difference}: give the classes the names that they had; init_from= starts a run with others"
         )
+    normalize_as_trained(data, checkpoint)
+
+
+def normalize_as_trained(data: Any, checkpoint: Mapping[str, Any] | None) -> None:
+    """Give a data module, before its `setup`, the mean and deviation of the images of a checkpoint's training."""
     pictures = _of(checkpoint).get("pictures")
     if pictures is not None and isinstance(getattr(data, "normalize", False), Normalize | None):
         data.normalize = Normalize(pictures["mean"], pictures["std"])

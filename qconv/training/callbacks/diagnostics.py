@@ -50,6 +50,7 @@ class Diagnostics(Callback):
         self.levels: dict[str, Tensor] = {}
         self.flipped: dict[str, Tensor] = {}
         self.inputs: dict[str, Tensor] = {}
+        self.of_inputs: dict[str, dict[str, float]] = {}
         self.handles: list[torch.utils.hooks.RemovableHandle] = []
         self.within_epoch = False
         self.resumed: dict[str, Tensor] = {}
@@ -83,7 +84,9 @@ class Diagnostics(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Stop recording."""
+        """Examine the inputs by the quantizers that were validated, which may be averages of those in training."""
+        if self.handles:
+            self.of_inputs = {name: of_input(layer, self.inputs.get(name)) for name, layer in layers_of(pl_module)}
         self._stop()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
@@ -96,6 +99,7 @@ class Diagnostics(Callback):
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
+        self.inputs.clear()
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -116,7 +120,7 @@ class Diagnostics(Callback):
                 "weights_never_flipped": share(~self.flipped[name]),
                 **of_weight(layer),
                 **of_steps(layer, trainer.optimizers),
-                **of_input(layer, self.inputs.pop(name, None)),
+                **self.of_inputs.pop(name, {}),
             }
             self.rows.append({"epoch": trainer.current_epoch, "layer": name, **row})
             for logger in trainer.loggers:
