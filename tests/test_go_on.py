@@ -109,6 +109,7 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
 ) -> None:
     before = (one / "metrics.csv").read_text()
     assert "has finished, its 2 epochs are done" in told(f"resume={one}")
+    assert told(f"resume={one}", "optimizer.lr=1").endswith("extends it; optimizer.lr=1 changed nothing")
     config_before = (one / "config.yaml").read_bytes()
     assert "trainer.max_epochs (=1) must be at least 2" in told(f"resume={one}", "trainer.max_epochs=1")
     assert "trainer.max_epochs (=None) must be a whole number" in told(f"resume={one}", "trainer.max_epochs=null")

@@ -514,6 +514,9 @@ def test_a_run_resumes_in_its_precision(precision: str, tmp_path: Path) -> None:
     assert all(torch.equal(one["state_dict"][name], other["state_dict"][name]) for name in one["state_dict"])
     for name in ("metrics.csv", "diagnostics.csv"):
         assert (tmp_path / "cut" / name).read_text() == (tmp_path / "whole" / name).read_text()
+    best = tmp_path / "whole/checkpoints/best.ckpt"
+    again = program.evaluate(config(*words, f"evaluate={best}", f"run_dir={tmp_path / 'again'}"))
+    assert again.test_loss == json.loads((tmp_path / "whole/result.json").read_text())["test_loss"]
 
 
 def test_last_is_the_newest_run_of_the_same_arguments(

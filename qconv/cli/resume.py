@@ -1,5 +1,6 @@
 """``qconv train resume=RUN``: a run goes on from its folder, in place of a config that Hydra composes."""
 
+import shlex
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
@@ -30,6 +31,7 @@ def config_of(arguments: Sequence[str]) -> DictConfig | None:
         raise ValueError(f"{WORD}{','.join(named)} must name the folder of one run")
     cfg = config_to_go_on(named[0].strip("\"'"), words, folder())
     if said := finished(cfg):
-        print(said)
+        unused = [word for word in words if not word.startswith("trainer.max_epochs=")]
+        print(f"{said}; {shlex.join(unused)} changed nothing" if unused else said)
         return None
     return cfg

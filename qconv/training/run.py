@@ -223,8 +223,9 @@ def evaluate(cfg: DictConfig) -> Evaluation:
             f"{cfg.evaluate}: the run was tested with batch norms taken anew (reestimate_bn=true), which only its "
             f"{PACKED} has"
         )
-    classifier.load_state_dict(checkpoint["state_dict"])
     with claimed(cfg), started(cfg) as (trainer, _):
+        trainer.precision_plugin.convert_module(classifier)  # before its weights, which would be rounded to float32
+        classifier.load_state_dict(checkpoint["state_dict"])
         check_limits(trainer)
         about["precision"] = trainer.precision
         with interruptions_named(trainer):
