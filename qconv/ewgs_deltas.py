@@ -18,7 +18,6 @@ from .checks import check_at_least_one, check_whole
 from .layers import QuantizedLayer
 from .layers.computed import computed_by
 from .layers.naming import name_of
-from .layers.origin import follow
 from .layers.placement import on_device_of
 from .layers.trial import check_not_inference, trial
 from .lean import while_not_lean
@@ -164,8 +163,6 @@ def deltas_of(
     if name := waits_for_data(model):
         raise ValueError(f"{name} is not calibrated: call qconv.calibrate, or train a step")
     images, labels = batch
-    for layer in quantized_layers(model).values():
-        follow(layer)
     was = {parameter: parameter.requires_grad for parameter in model.parameters()}
     positions: Positions = {name: [] for name in ewgs_quantizers(model)}
     sums, calls = dict.fromkeys(positions, 0.0), dict.fromkeys(positions, 0)

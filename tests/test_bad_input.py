@@ -72,7 +72,7 @@ PARTS = list(parts())
 EACH_PART = pytest.mark.parametrize(("name", "key"), PARTS, ids=map("-".join, PARTS))
 SIGNED = ("bias", "gamma", "beta", "shift", "sign", "start", "lower", "upper", "code", "top")
 """Those of which 0 and negative values are as good as others; so are the alphas of ReCU, SiMaN and BiPer: factors."""
-ONCE_WHOLE = ("frozen", "code", "top")
+CAST = ("frozen", "code", "top", "stream.key", "stream.step")
 """Those of INQ that earlier versions saved as bools and integers."""
 
 
@@ -131,7 +131,7 @@ def test_values_in_a_checkpoint(name: str, key: str) -> None:
 def test_dtypes_in_a_checkpoint(name: str, key: str) -> None:
     tensor = trained(name)[key]
     wrong = tensor.long() if tensor.is_floating_point() else tensor.float()
-    if key.endswith(ONCE_WHOLE):
+    if key.endswith(CAST):
         layer_of(name).load_state_dict({**trained(name), key: wrong})
     else:
         message = rf"net\.{key} has dtype {wrong.dtype} in the .*; the module has {tensor.dtype}"

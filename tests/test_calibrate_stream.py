@@ -83,7 +83,7 @@ def test_many_batches_give_what_one_gives(name: str) -> None:
     once, streamed, first = (layer_with(make) for _ in range(3))
     qconv.calibrate(once, [PICTURES])
     qconv.calibrate(streamed, PICTURES.split(7))
-    first(PICTURES)  # the first training batch
+    first(PICTURES).sum().backward()  # the first training batch
     for key, value in quantizer_of(once).state_dict().items():
         torch.testing.assert_close(quantizer_of(streamed).state_dict()[key], value, rtol=tolerance, atol=0)
         assert quantizer_of(first).state_dict()[key].equal(value)

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from methods import METHODS
 from torch import nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
@@ -43,32 +44,40 @@ def small() -> nn.Sequential:
 
 
 @makers
-def test_convert_leaves_computed_weights_and_says_why(
+def test_convert_leaves_what_a_scheme_would_replace_and_says_why(
     make: Callable[[nn.Module], nn.Module], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = small()
     kind = type(make(model[1]))
-    assert "stays: its weight is computed" in str(qconv.plan(model, schemes.lsq(), skip=()))
+    assert "stays: its weight is computed" in str(qconv.plan(model, schemes.shift_ps(), skip=()))
     assert re.search(message, capsys.readouterr().out)
-    with pytest.warns(UserWarning, match=rf"layer '1' stays float: its weight is computed {message}"):
-        qconv.convert(model, schemes.lsq(), skip=())
+    with pytest.warns(UserWarning, match=rf"layer '1' stays float: its weight is computed {message}.*ShiftPS"):
+        qconv.convert(model, schemes.shift_ps(), skip=())
     assert [type(layer) for layer in model] == [qconv.QConv2d, kind, qconv.QConv2d]
-    qconv.convert(qconv.to_float(model), schemes.lsq(), skip=("1",))
+    qconv.convert(qconv.to_float(model), schemes.shift_ps(), skip=("1",))
 
 
 @makers
-def test_schemes_that_write_the_weight_are_refused(make: Callable[[nn.Module], nn.Module], message: str) -> None:
-    for scheme in (schemes.bnn(), schemes.shift_q(), schemes.shift_ps(), schemes.inq(), schemes.xnor(center=True)):
+def test_schemes_that_need_the_latent_weight_are_refused(make: Callable[[nn.Module], nn.Module], message: str) -> None:
+    for scheme in (schemes.shift_ps(), schemes.siman(), schemes.xnor(center=True)):
         model = qconv.convert(small(), scheme, skip=())
         make(model[1])
         with pytest.raises(ValueError, match=r"layer '1' \(.*QConv2d, .*\): its weight is computed " + message):
             model(torch.randn(2, 3, 8, 8))
 
 
+@pytest.mark.parametrize("is_first", [True, False], ids=["made first", "converted first"])
 @makers
-def test_others_train_on_the_computed_weight(make: Callable[[nn.Module], nn.Module], message: str) -> None:
-    model = qconv.convert(small(), schemes.lsq(4, None), skip=())
-    make(model[1])
+def test_others_train_on_the_computed_weight(
+    make: Callable[[nn.Module], nn.Module], message: str, is_first: bool
+) -> None:
+    model = small()
+    if is_first:
+        make(model[1])
+    qconv.convert(model, schemes.lsq(4, None), skip=())
+    if not is_first:
+        make(model[1])
+    assert all(isinstance(layer, qconv.QConv2d) for layer in model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     qconv.after_every_step(optimizer, model)
     input = torch.randn(2, 3, 8, 8)
@@ -83,8 +92,35 @@ def test_others_train_on_the_computed_weight(make: Callable[[nn.Module], nn.Modu
     weight_q = quantizer.quantize(layer.weight, *quantizer.tensors())
     expected = nn.functional.conv2d(model[0](input), weight_q, layer.bias)
     torch.testing.assert_close(output, model[2](expected))
-    if make is pruned:
-        assert not weight_q[layer.weight_mask == 0].any()
+
+
+WITHOUT_ZEROS = re.compile(
+    r"bnn|bwn|xnor|bireal|reactnet|irnet|recu|adabin|reste|siman|fda|biper\((?!sine)|apot|dorefa|pact|sawb\((?!.*zero)|n2uq|dsq|ewgs|two_stage"
+    r"|lsq\(weight_bits=1"
+)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if not name.startswith(("identity", "shift_ps"))])
+def test_pruned_weights_stay_zero_or_are_refused_by_name(name: str) -> None:
+    model, input = small(), torch.randn(2, 3, 8, 8)
+    pruned(model[1])
+    if WITHOUT_ZEROS.match(name):
+        with pytest.warns(UserWarning, match=r"layer '1' stays float: .*\(pruning\).* keeps no zeros"):
+            qconv.convert(model, METHODS[name], skip=())
+        assert type(model[1]) is nn.Conv2d
+        return
+    qconv.convert(model, METHODS[name], skip=())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    qconv.after_every_step(optimizer, model)
+    for progress in (0.0, 0.5, 0.99):
+        qconv.set_progress(model, progress)
+        optimizer.zero_grad()
+        model(input).square().mean().backward()
+        optimizer.step()
+    layer: Any = model.eval()[1]
+    assert not layer.quantized_weight()[layer.weight_mask == 0].any()
+    assert layer.quantized_weight().any()
+    assert model(input).isfinite().all()
 
 
 @makers
@@ -120,22 +156,14 @@ def test_a_bias_that_is_parametrized_comes_through() -> None:
     assert layer.bias.equal(layer.parametrizations.bias.original.tanh())
 
 
-@pytest.mark.parametrize(
-    "scheme", [schemes.adabin(), schemes.dorefa(4, 4), schemes.lsq(1, 1), schemes.xnorpp()], ids=str
-)
-def test_pruned_weights_that_would_come_back_are_refused(scheme: qconv.Scheme) -> None:
-    layer = qconv.QConv2d(4, 4, 3, scheme=scheme)
-    pruned(layer)
-    with pytest.raises(ValueError, match=r"\(pruning\).* gives weights that are pruned a value other than 0"):
-        layer(torch.randn(1, 4, 8, 8))
-
-
-def test_set_scheme_refuses_a_computed_weight() -> None:
-    layer = qconv.QConv2d(4, 4, 3, scheme=schemes.lsq())
+def test_another_scheme_for_a_computed_weight() -> None:
+    layer: Any = qconv.QConv2d(4, 4, 3, scheme=schemes.lsq())
     parametrizations.weight_norm(layer)
-    with pytest.raises(ValueError, match=r"ParametrizedQConv2d: its weight is computed \(WeightNorm\)"):
-        layer.set_scheme(schemes.bwn())
-    assert layer.scheme.name.startswith("lsq")
+    layer.set_scheme(schemes.lsq(2, None))
+    assert layer.quantized_weight().unique().numel() <= 4
+    layer.set_scheme(schemes.shift_ps())
+    with pytest.raises(ValueError, match=r"its weight is computed \(WeightNorm\).* learns other tensors in its place"):
+        layer(torch.randn(1, 4, 8, 8))
 
 
 class Picky(Quantizer):
@@ -303,22 +331,24 @@ def test_what_is_learned_starts_from_the_computed_weight(
     layer, input = qconv.QConv2d(4, 4, 3), torch.randn(2, 4, 6, 6)
     nn.init.normal_(layer.weight, std=2)
     layer.set_scheme(scheme)  # so that nothing but `make` changes the weight
-    computed: Any = make(layer).eval()
+    computed: Any = make(layer)
     learned = [*computed.weight_quantizer.parameters()]
     sources = [p for p in computed.parameters() if p is not computed.bias and all(p is not own for own in learned)]
     for _ in range(2):
         computed(input)
+        computed.eval()
         plain = qconv.QConv2d(4, 4, 3, scheme=scheme)
         plain.load_state_dict({"weight": computed.weight.detach(), "bias": computed.bias.detach()})
         for own, of_plain in zip(learned, plain.weight_quantizer.parameters(), strict=True):
             torch.testing.assert_close(own, of_plain)
+        computed.train()
         if make is pruned:
             pruned(computed)
             continue
         with torch.no_grad():  # as a float checkpoint does
             for source in sources:
                 source.mul_(3)
-    computed.train()(input).square().mean().backward()
+    computed(input).square().mean().backward()
     before = [own.clone() for own in learned]
     with torch.no_grad():
         for source in sources:
@@ -347,7 +377,7 @@ def test_calibration_does_not_compute_the_weight() -> None:
 def test_penalties_of_computed_weights(penalty: Any, scheme: qconv.Scheme) -> None:
     model = nn.Sequential(qconv.QConv2d(4, 4, 3, scheme=scheme))
     parametrizations.spectral_norm(model[0])
-    penalty(model)  # sets what is learned from the weight
+    qconv.calibrate(model, [torch.randn(2, 4, 6, 6)])  # sets what is learned from the weight
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     first = penalty(model)
     assert penalty(model).equal(first)

@@ -545,20 +545,3 @@ def test_a_schedule_inside_a_stage_moves_between_forward_and_backward() -> None:
         assert layer.weight.grad is not None
         grads.append(layer.weight.grad.clone())
     assert grads[0].equal(grads[1])
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_the_share_of_data_is_that_of_the_stage(mixed: bool) -> None:
-    if mixed:
-        scheme = schemes.layerwise(schemes.lsq(2, 2), inputs=(0, 0.1), weights=(0.2, 0.3), ramp=0.5)
-    else:
-        scheme = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
-    model: Any = qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), scheme, skip=())
-    qconv.set_progress(model, 0.1)
-    model(torch.randn(2, 3, 8, 8))
-    quantizer = model[0].input_quantizer
-    flags = [value for name, value in quantizer.named_buffers() if name.endswith("calibrated")]
-    assert flags
-    for flag in flags:
-        flag.fill_(0.1)  # as an average of weights leaves it
-    assert quantizer.share_of_data() == pytest.approx(0.1)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from methods import METHODS
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_multi_avg_fn, update_bn
@@ -17,6 +18,7 @@ import qconv
 from qconv import Scheme, schemes
 from qconv.lifecycle.steps import is_final
 from qconv.quantizers import Identity, LSQInput, Stages
+from qconv.quantizers.data_flag import START
 from qconv.quantizers.flags import Mark
 
 STARTS_FROM_DATA = [schemes.lsq(), schemes.lsq_plus(), schemes.minmax(4, 4), schemes.dsq(), schemes.percentile(4, 4)]
@@ -88,9 +90,11 @@ def test_the_flag_is_a_tensor_of_the_state(scheme: Scheme) -> None:
         flag.fill_(1e-6)  # as a broadcast or the start of an average does it
     assert quantizer.calibrated is True
     quantizer.calibrated = False
-    assert (quantizer.calibrated, flag.item()) == (False, 0.0)
+    assert (quantizer.calibrated, quantizer.is_fresh, flag.item()) == (False, True, 0.0)
     layer(torch.rand(2, 2, 5, 5))
-    assert (quantizer.calibrated, flag.item()) == (True, 1.0)
+    assert (quantizer.calibrated, quantizer.is_fresh, flag.item()) == (True, True, START)
+    layer(torch.rand(2, 2, 5, 5)).sum().backward()
+    assert (quantizer.calibrated, quantizer.is_fresh, flag.item()) == (True, False, 1.0)
     assert copy.deepcopy(layer).input_quantizer.calibrated
     assert pickle.loads(pickle.dumps(quantizer)).calibrated
 
@@ -235,11 +239,19 @@ def test_what_is_written_through_data_is_kept(scheme: Scheme, how: str) -> None:
     assert all(torch.equal(parameter, expected[name]) for name, parameter in other.named_parameters())
 
 
-def test_steps_follow_a_weight_that_is_set_through_data() -> None:
+@pytest.mark.filterwarnings("ignore:.*is evaluated before")
+def test_steps_follow_a_weight_until_the_first_backward() -> None:
     layer: Any = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(2, 4))
     before = layer.weight_quantizer.step.item()
     layer.weight.data.mul_(3)
-    layer.eval()
+    input = torch.randn(2, 3, 5, 5)
+    layer.eval()(input)
+    assert layer.weight_quantizer.step.item() == before  # evaluation writes nothing
+    layer.train()(input)
+    assert layer.weight_quantizer.step.item() == pytest.approx(3 * before)
+    layer(input).sum().backward()
+    layer.weight.data.mul_(3)
+    layer(input)
     assert layer.weight_quantizer.step.item() == pytest.approx(3 * before)
 
 
@@ -248,13 +260,12 @@ def test_steps_follow_a_weight_after_casts() -> None:
     before = layer.weight_quantizer.step.item()
     weight = layer.weight.detach().clone()
     layer.half().float().double().float()
-    layer.eval()
     assert layer.weight_quantizer.step.item() == pytest.approx(before, rel=1e-3)
     layer.load_state_dict({"weight": 5 * weight, "bias": layer.bias}, strict=False)
     assert layer.weight_quantizer.step.item() == pytest.approx(5 * before, rel=1e-3)
     layer.half().float()
     layer.weight.data.copy_(weight)
-    layer.eval()
+    layer(torch.randn(2, 3, 5, 5))
     assert layer.weight_quantizer.step.item() == pytest.approx(before, rel=1e-3)
 
 
@@ -389,7 +400,7 @@ def in_its_last_state(scheme: Scheme, device: str = "cpu") -> Any:
     """A network in its last stage, for inputs on both sides of 0."""
     model = network(scheme).to(device)
     qconv.set_progress(model, 0.6)
-    model(torch.randn(4, 2, 7, 7).to(device))
+    model(torch.randn(4, 2, 7, 7).to(device)).sum().backward()
     return model.eval()
 
 
@@ -418,7 +429,7 @@ def test_a_flag_is_read_however_it_came(scheme: Scheme, device: str) -> None:
 def test_compiled_models_load_their_flags(scheme: Scheme) -> None:
     model, input = in_its_last_state(scheme), torch.randn(2, 2, 7, 7)
     wanted, first = model(input), network(scheme)
-    first(torch.rand(4, 2, 7, 7))
+    first(torch.rand(4, 2, 7, 7)).sum().backward()
     for training in (False, True):
         other = network(scheme)
         other.load_state_dict(first.state_dict())
@@ -433,7 +444,7 @@ def test_compiled_models_load_their_flags(scheme: Scheme) -> None:
 def test_states_of_functional_call_take_their_turns(scheme: Scheme, training: bool, device: str) -> None:
     """Their tensors come and go, and a new one may lie where another was."""
     early = network(scheme).to(device)
-    early(torch.rand(4, 2, 7, 7).to(device))
+    early(torch.rand(4, 2, 7, 7).to(device)).sum().backward()
     models, input = [early, in_its_last_state(scheme, device)], torch.randn(2, 2, 7, 7).to(device)
     wanted = [model.train(training)(input) for model in models]
     base = copy.deepcopy(early)
@@ -460,3 +471,40 @@ def test_real_flags_among_fake_tensors() -> None:
     model = in_its_last_state(schemes.lsq(2, 2))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         assert model(mode.from_tensor(torch.randn(2, 2, 7, 7))).shape == (2, 3, 3, 3)
+
+
+SOUPS = [
+    schemes.bnn(stochastic=True),
+    schemes.dorefa(2, 2, grad_bits=4),
+    schemes.lsq().with_grad(qconv.quantizers.Int8Stochastic),
+    schemes.inq(),
+]
+
+
+@pytest.mark.parametrize("scheme", SOUPS, ids=str)
+def test_the_mean_of_two_models_loads(scheme: Scheme) -> None:
+    """A model soup: of whole numbers, too, it is made of floats."""
+    first, second, soup = (network(scheme) for _ in range(3))
+    others = second.state_dict()
+    mean = {name: (tensor + others[name]) / 2 for name, tensor in first.state_dict().items()}
+    soup.load_state_dict(mean)
+    for name, tensor in soup.state_dict().items():
+        assert tensor.equal(mean[name].to(tensor.dtype)), name
+
+
+@pytest.mark.filterwarnings("ignore:.*of the inputs, which lie")
+@pytest.mark.parametrize("name", METHODS)
+def test_a_dry_run_decides_nothing(name: str) -> None:
+    """A forward for shapes, then weights are set: all that is learned is that of a model that had no such forward."""
+    tried, plain = network(METHODS[name]), network(METHODS[name])
+    tried(torch.rand(4, 2, 7, 7))
+    for model in (tried, plain):
+        torch.manual_seed(1)
+        for layer in (model[0], model[2]):
+            nn.init.normal_(layer.weight, std=0.5)
+        model(torch.randn(4, 2, 7, 7)).square().mean().backward()
+    for (key, own), wanted in zip(tried.state_dict().items(), plain.state_dict().values(), strict=True):
+        assert own.equal(wanted), key
+    for layer in (tried[0], tried[2]):
+        assert not layer.weight_quantizer.is_fresh
+        assert not layer.input_quantizer.is_fresh

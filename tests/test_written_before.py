@@ -93,6 +93,8 @@ CHANGED = {
     *(f"qconv.{module}parameter_groups" for module in ("", "optim.")),  # lr
 }
 """What CHANGELOG tells of."""
+GONE = (".train", ".share_of_data")
+"""Methods: that of torch is no longer overridden; averages of little data are no longer watched."""
 
 
 def test_the_public_surface_is_that_of_the_commit_before() -> None:
@@ -104,4 +106,4 @@ def test_the_public_surface_is_that_of_the_commit_before() -> None:
         for name, parameters in names.items()
         if now.get(module, {}).get(name) != parameters
     }
-    assert {name: each for name, each in changed.items() if name not in CHANGED} == {}
+    assert {name: each for name, each in changed.items() if name not in CHANGED and not name.endswith(GONE)} == {}

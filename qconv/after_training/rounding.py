@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..layers import QuantizedLayer
-from ..layers.origin import leave
 from ..quantizers import Identity
 from .blocks import feature_dim_of, layers_of
 
@@ -69,7 +68,7 @@ class Rounding:
     @torch.no_grad()
     def finish(self) -> int:
         """Put the latent weights on their levels; return how many are not on the nearest one."""
-        leave(self.layer)  # or the learned scale would follow the weight
+        self.layer.weight_quantizer.settle_()  # or the learned scale would follow the weight
         whole = (self.floor + (self.up() >= 0.5)).clamp(self.low, self.high)
         self.layer.weight.copy_(self.layer.from_filters(self.scale * whole))
         return int((whole != self.nearest).sum())

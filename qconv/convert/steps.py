@@ -19,7 +19,7 @@ from ..layers import (
     QuantizedLayer,
 )
 from ..layers.bypassed import has_own_forward, parent_of, run
-from ..layers.computed import computed_by
+from ..layers.computed import base_of, computed_by, why_not_computed
 from ..layers.naming import name_of
 from ..layers.parents import read_by_parents
 from ..scheme import Factory, Scheme
@@ -183,7 +183,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
     quantized = _quantized(asked.subclasses)
     names = layer_names(model, quantized)
     tied = tied_parameters(model)
-    if not any(type(layer) in quantized for layer in names):
+    if not any(base_of(layer) in quantized for layer in names):
         raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
     excepted = first_and_last(names, words)
     skip_patterns = {
@@ -199,7 +199,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         uncalled = names.keys() - watch.called
 
     def step(layer: nn.Module, at: tuple[str, ...]) -> Step:
-        kind = type(layer)
+        kind, known = type(layer), base_of(layer)
         if isinstance(layer, QuantizedLayer):
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
         if layer in bypassed:
@@ -208,7 +208,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             if pattern is not None and overrides[pattern] is not None:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
-        if reason := _why_changed(layer, kind in quantized):
+        if reason := _why_changed(layer, known in quantized):
             if (pattern := first_match(override_patterns, at)) is not None:
                 asked_for = overrides[pattern] is not None
             elif layer in excepted:
@@ -219,7 +219,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         weight = layer._parameters.get("weight")
         if weight is not None and weight.is_complex():
             return Step(at, layer, kind, None, "its weight is complex")
-        if kind not in quantized:
+        if known not in quantized:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}")
         chosen, reason, grad = scheme, "", asked.grad_quantizer
@@ -235,10 +235,12 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         if chosen is not None:
             if grad is not None:
                 chosen = chosen.with_grad(grad)
-            check_fits(layer, quantized[kind], chosen, at, tied)
+            check_fits(layer, quantized[known], chosen, at, tied)
+            if why := why_not_computed(layer, chosen.weight()):
+                return Step(at, layer, kind, None, why, is_changed=True)
             if layer in uncalled:
                 reason = ", ".join(filter(None, (reason, "not called with the example")))
-        return Step(at, layer, kind, chosen, reason, None if chosen is None else quantized[kind])
+        return Step(at, layer, kind, chosen, reason, None if chosen is None else quantized[known])
 
     steps = _by_depth(step(layer, at) for layer, at in names.items())
     check_tied(model, steps)
@@ -259,9 +261,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
 
 def _why_changed(layer: nn.Module, is_known: bool) -> str:
     """Return what was done to a layer, perhaps of a known class, because of which it stays; empty if nothing was."""
-    if maker := computed_by(layer):
-        return str(maker)
-    if is_known and layer._parameters.get("weight") is None:
+    if is_known and layer._parameters.get("weight") is None and computed_by(layer) is None:
         return "its weight is no parameter"
     if has_own_forward(layer):  # which would be called in place of the quantized layer's
         return "its forward is replaced on the layer itself"

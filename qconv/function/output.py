@@ -38,6 +38,11 @@ class LayerQuantizers(NamedTuple):
         grad = None if self.grad is None else as_called(self.grad)
         return LayerQuantizers(as_called(self.input), as_called(self.weight), grad, self.backward_weight)
 
+    def settle_(self) -> None:
+        """Training has begun: what the quantizers learn is theirs from here on (`NeedsData`)."""
+        self.input.settle_()
+        self.weight.settle_()
+
 
 def output_of(
     input: Tensor,

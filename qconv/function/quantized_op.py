@@ -143,6 +143,8 @@ class _QuantizedOp(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (grad_output,) = grad_outputs
         op, quantizers, keeping, sizes = ctx.op, ctx.quantizers, ctx.keeping, ctx.sizes
+        if not torch.compiler.is_compiling():
+            quantizers.settle_()
         if keeping is not None:
             forget(ctx)
         weight, *tensors = ctx.saved_tensors

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, cast
 from torch import nn
 
 from ..scheme import Scheme
+from .computed import base_of, with_base
 from .given import checked
 from .steps import LIFE
 
@@ -32,10 +33,11 @@ def adopt(layer: nn.Module, kind: "type[QuantizedLayer]", scheme: Scheme | None)
     scheme = checked(scheme)
     kind.check_scheme(scheme)
     before, trained = type(layer), {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
-    layer.__class__ = kind
+    twin = base_of(layer)
+    layer.__class__ = with_base(layer, kind)
     adopted = cast("QuantizedLayer", layer)
-    if before is not kind.float_type:
-        adopted.__dict__["float_type"] = before
+    if twin is not kind.float_type:
+        adopted.__dict__["float_type"] = twin
     try:
         adopted.set_scheme(scheme)
     except BaseException:

@@ -16,17 +16,24 @@ from ..function.operations import ExtendedOperation, Operation
 from ..function.quantized_op import LayerQuantizers, quantized_op
 from ..processes import is_distributed, leaving
 from ..quantizers import Codes, Quantizer
+from ..quantizers.flags import is_readable
 from ..quantizers.observers import Observer
 from ..scheme import Scheme
 from .adopt import adopt, without_quantizers
-from .calibration import calibrate, calibrate_from
-from .computed import check_computed_once, computed_by, evaluated, trained_weights, with_base
+from .calibration import calibrate, calibrate_from, lost
+from .computed import (
+    check_computed_once,
+    computed_by,
+    evaluated,
+    stored_weight,
+    trained_weights,
+    with_base,
+)
 from .given import autocast_dtype, check_input, checked
 from .loading import refusal, translate
 from .naming import QUANTIZERS, name_of
-from .origin import follow, follow_cast, leave, mark
 from .steps import backward_of, check_step, is_watched
-from .uncalibrated import warn_partly_calibrated, warn_uncalibrated
+from .uncalibrated import warn_uncalibrated
 from .watch import watch
 
 
@@ -85,8 +92,6 @@ class QuantizedLayer(nn.Module):
         """
         scheme = checked(scheme)
         self.check_scheme(scheme)
-        if "weight" not in self._parameters and (maker := computed_by(self)):
-            raise ValueError(f"{type(self).__name__}: {maker}")
         trained = self.is_trained
         if "scheme" in self.__dict__ and self.weight_quantizer.replaces_weight:
             with torch.no_grad():
@@ -100,15 +105,14 @@ class QuantizedLayer(nn.Module):
         self.scheme = scheme
         self.batches_watched = 0
         self.input_quantizer.build(*self.input_channels())
-        for quantizer in self._other_quantizers():
-            quantizer.to(self.weight.device, self.weight.dtype)
-        self.weight_quantizer.initialize(self.filters().detach())
-        self.weight_quantizer.to(self.weight.device, self.weight.dtype)
+        self._start_from_weight()
+        stored = stored_weight(self)
         for quantizer in self.quantizers().values():
+            quantizer.to(stored.device, stored.dtype)
             quantizer.requires_grad_(trained)
             quantizer.train(self.training)
-        self.weight.requires_grad_(trained and not self.weight_quantizer.replaces_weight)
-        mark(self)
+        if not computed_by(self):
+            self.weight.requires_grad_(trained and not self.weight_quantizer.replaces_weight)
 
     @classmethod
     def check_scheme(cls, scheme: Scheme) -> None:
@@ -153,7 +157,6 @@ class QuantizedLayer(nn.Module):
     @contextmanager
     def as_evaluated(self) -> Iterator[tuple[Quantizer, Tensor]]:
         """The weight's quantizer and the `filters` as in evaluation, without gradient: nothing is drawn at random."""
-        follow(self)
         quantizer, training = self.weight_quantizer, self.weight_quantizer.training
         quantizer.eval()
         try:
@@ -183,7 +186,6 @@ class QuantizedLayer(nn.Module):
         Frozen tensors (buffers, or ``requires_grad=False``), the weight or learned ones, stay as they are. So does what
         a weight is computed from.
         """
-        leave(self)
         self.is_stepped, self.lacks_step = True, False
         self.__dict__.pop("_trained_at", None)  # of no more interest
         if self._is_frozen or computed_by(self):
@@ -198,7 +200,6 @@ class QuantizedLayer(nn.Module):
     @torch.no_grad()
     def set_progress_(self, progress: float) -> None:
         """Set the schedules of the quantizers; ``progress`` goes from 0 to 1 during training."""
-        follow(self)
         if self._is_frozen or computed_by(self):
             with evaluated(self):
                 filters = self.filters().clone()
@@ -207,10 +208,31 @@ class QuantizedLayer(nn.Module):
             filters = self.filters()
             self.weight_quantizer.set_progress_(progress, filters)
             self._put_back(filters)
-        if self.__dict__.get("_origin") is not None:
-            mark(self)
         for quantizer in self._other_quantizers():
             quantizer.set_progress_(progress, None)
+
+    @torch.no_grad()
+    def _start_from_weight(self) -> None:
+        """Set what the weight's quantizer learns from the weight; it is fresh (`NeedsData`)."""
+        with evaluated(self):
+            self.weight_quantizer.initialize(self.filters().detach())
+        self._refresh()
+
+    def _refresh(self) -> None:
+        for part in self.weight_quantizer.modules():
+            if isinstance(part, Quantizer) and part._parameters:
+                part.start_()
+
+    def follow_weight_(self) -> None:
+        """Set what a fresh quantizer has learned from the weight anew, as every forward in training does.
+
+        Not from tensors that only stand in for parameters, as in `torch.func.functional_call`.
+        """
+        if not self.weight_quantizer.is_fresh:
+            return
+        own = *trained_weights(self), *self.weight_quantizer.parameters()
+        if all(type(tensor) is nn.Parameter and not tensor.is_meta for tensor in own) and not lost(self, own):
+            self._start_from_weight()
 
     @property
     def _is_frozen(self) -> bool:
@@ -238,6 +260,8 @@ class QuantizedLayer(nn.Module):
         if not compiling:
             check_computed_once(self, self.weight_quantizer, self.filters)
             self._before_forward()
+            if self.training and is_readable(input):
+                self.follow_weight_()
         elif torch.compiler.is_dynamo_compiling():
             self._while_compiled(id(self))
         quantizers = LayerQuantizers(
@@ -246,22 +270,21 @@ class QuantizedLayer(nn.Module):
         if self.observe is not None:
             self.observe(input)
         calibrates = False
-        if self.training and not self.input_quantizer.calibrated:
-            if compiling:  # a graph break here would leave the network's graph in pieces
+        if self.training and self.input_quantizer.is_fresh:
+            if compiling:
                 torch._dynamo.graph_break(
                     msg="call qconv.calibrate(model, batches) before torch.compile(fullgraph=True)"
                 )
-            calibrates = not self.input_quantizer.had_data()
+            calibrates = self.input_quantizer.reads_fresh()
             if calibrates:
-                self.calibrate_(input)
-        if not self.training and not self.input_quantizer.calibrated:
-            if not torch.compiler.is_dynamo_compiling():
-                warn_uncalibrated(self, input)
-        elif not self.training and not compiling:
-            warn_partly_calibrated(self, input)
+                calibrate(self, input, settles=compiling)
+        if not (self.training or self.input_quantizer.calibrated or torch.compiler.is_dynamo_compiling()):
+            warn_uncalibrated(self, input)
         if self.training and not compiling:
             watch(self, input)
         output = self._compute(input, op, bias, quantizers, *extra)
+        if self.training and not compiling and torch.is_grad_enabled() and not output.requires_grad:
+            quantizers.settle_()  # it is frozen: there will be no backward
         if not compiling and output.requires_grad:
             if calibrates and is_distributed():
                 output.register_hook(leaving())
@@ -288,12 +311,15 @@ class QuantizedLayer(nn.Module):
             )
 
     def _while_compiled(self, identity: int) -> None:
-        """Follow and warn while Dynamo makes a graph; the call is not in it.
+        """Follow the weight and warn while Dynamo makes a graph; the call is not in it, so training begins here.
 
         To ask for ``id(self)`` makes it the graph of this layer alone: of another one, its own call would be missing.
         """
         del identity
-        follow(self)
+        if self.training:
+            self.follow_weight_()
+        if torch.is_grad_enabled():
+            self.weight_quantizer.settle_()
         if not self.training and not self.input_quantizer.calibrated:
             warn_uncalibrated(self)
 
@@ -302,18 +328,12 @@ class QuantizedLayer(nn.Module):
     _while_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
 
     def _before_forward(self) -> None:
-        """Apply changes that others made to the weight; training starts with the first gradient."""
+        """Note that the layer is called, and look whether a step has followed the last backward."""
         if self.bypassed_in:  # what ships is called in evaluation, so a call in training proves nothing
             self.bypassed_in = self.bypassed_in - {True, self.training}
-        if self.__dict__.get("_origin") is None and "_trained_at" not in self.__dict__:
-            return
-        follow(self)
-        if self.training and torch.is_grad_enabled() and self.is_trained:
-            leave(self)
-            if is_watched(self):
-                check_step(self)
+        if "_trained_at" in self.__dict__ and self.training and torch.is_grad_enabled() and is_watched(self):
+            check_step(self)
 
-    @torch.no_grad()
     def calibrate_(self, input: Tensor) -> None:
         """Set the learned tensors of the input's quantizer from ``input``, the same in all processes.
 
@@ -324,9 +344,8 @@ class QuantizedLayer(nn.Module):
             ValueError: NaN or inf in the input of any process; learned tensors held by ``fully_shard``.
             RuntimeError: another process is at another layer, or does not come (`meet`); a replica of DataParallel.
         """
-        calibrate(self, input)
+        calibrate(self, input, settles=True)
 
-    @torch.no_grad()
     def calibrate_from_(self, observer: Observer) -> bool:
         """As `calibrate_`, from the finite values that an observer of the input's quantizer has seen.
 
@@ -364,8 +383,7 @@ class QuantizedLayer(nn.Module):
         if "scheme" not in self.__dict__:  # the twin's constructor calls this before there are quantizers
             return
         self._reset_quantizers()
-        self.weight_quantizer.initialize(self.filters().detach())
-        mark(self)
+        self._start_from_weight()
 
     def _reset_quantizers(self, places: Iterable[str] = QUANTIZERS) -> None:
         """Start quantizers anew, but for what the weight's learns from the weight."""
@@ -447,33 +465,20 @@ class QuantizedLayer(nn.Module):
                 getattr(self, place).to_empty(device=self.weight.device)
             self._reset_quantizers(without)
         if f"{prefix}weight" in state_dict and not any(key.startswith(learned) for key in state_dict):
-            self.weight_quantizer.initialize(self.filters().detach())
-            if self.__dict__.get("_origin") is not None:
-                mark(self)
+            self._start_from_weight()
 
     def translate(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
         """Give the tensors of a layer of a method's authors the names that they have here; return what forbids it."""
         return translate(self, state_dict, prefix)
 
-    def train(self, mode: bool = True) -> Self:
-        """Set the mode as for any module."""
-        follow(self)  # a compiled graph can't check
-        return super().train(mode)
-
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Cast or move the tensors, which is no change of what is learned; from the meta device, start it anew."""
-        follow(self)
         before = self._on_meta()
         super()._apply(*args, **kwargs)
-        follow_cast(self)
         if before and not self._on_meta():  # `to_empty` leaves whatever the memory held
             self._reset_quantizers(before)
-            mark(self)
+            self._refresh()
         return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        follow(self)  # versions of the copy's tensors start anew
-        return super().__getstate__()  # without what was compiled, which would compute with the original's tensors
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         # To the class of a parametrized layer torch would give one that calls no `__setstate__`, and no `__getstate__`.
@@ -484,14 +489,11 @@ class QuantizedLayer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if self.__dict__.get("_origin") is not None:
-            mark(self)
         if self.is_stepped:  # the hook that calls `after_step_` of the original may not know the copy
             self.is_stepped, self.lacks_step = False, True
         self.__dict__.pop("_trained_at", None)  # it refers to the original's tensors
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        follow(self)
         super()._save_to_state_dict(destination, prefix, keep_vars)
         if self.weight_quantizer.replaces_weight:
             # The weight was only the start of training; a float layer should load what was learned.

@@ -1,6 +1,6 @@
 """The learned tensors of a layer's input quantizer from data, the same in all processes."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import TYPE_CHECKING, cast
 
@@ -17,26 +17,18 @@ if TYPE_CHECKING:
     from .base import QuantizedLayer
 
 
-def calibrate(layer: "QuantizedLayer", input: Tensor) -> None:
-    """`QuantizedLayer.calibrate_`."""
+@torch.no_grad()
+def calibrate(layer: "QuantizedLayer", input: Tensor, settles: bool) -> None:
+    """`QuantizedLayer.calibrate_`; unless it ``settles``, the quantizer is fresh until the first backward.
+
+    Several processes always settle: a backward in one alone would have the others wait for it.
+    """
     if input.is_meta:
         return
-    if layer.__dict__.get("_is_replica"):
-        raise RuntimeError(
-            f"{name_of(layer)} is a replica of DataParallel, which is thrown away after the forward: call "
-            "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
-        )
-    is_transformed = not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore
-    if is_transformed:
-        raise RuntimeError(
-            f"{name_of(layer)} runs inside a transform of torch.func, which can't change its state: call "
-            "qconv.calibrate(model, batches) before"
-        )
-    if any(type(parameter) is Tensor for parameter in layer.input_quantizer.parameters()):
-        raise RuntimeError(
-            f"{name_of(layer)} runs with other tensors in place of its parameters (as by torch.func.functional_call), "
-            "which are thrown away: its range can't be set from this batch, call qconv.calibrate(model, batches) before"
-        )
+    if why := lost(layer, layer.input_quantizer.parameters()):
+        if layer.input_quantizer.had_data():
+            return
+        raise RuntimeError(why)
     if is_distributed():
         meet(_place(layer), name_of(layer))
     seen = Observer()
@@ -44,13 +36,35 @@ def calibrate(layer: "QuantizedLayer", input: Tensor) -> None:
     (wrong,) = sum_over_processes([not seen.is_finite], stored_weight(layer).device)
     if wrong:
         raise ValueError(f"the input of {name_of(layer)} has NaN or inf: nothing can be calibrated with it")
-    _set(layer, None if seen.is_blank else partial(layer.input_quantizer.initialize, input.detach()))
+    initialize = None if seen.is_blank else partial(layer.input_quantizer.initialize, input.detach())
+    _set(layer, initialize, settles or is_distributed())
 
 
+def lost(layer: "QuantizedLayer", tensors: Iterable[Tensor]) -> str:
+    """Why what this forward wrote to the layer's ``tensors`` would be lost; empty if it would stay."""
+    if layer.__dict__.get("_is_replica"):
+        return (
+            f"{name_of(layer)} is a replica of DataParallel, which is thrown away after the forward: call "
+            "qconv.calibrate(model, batches) before training, or use DistributedDataParallel"
+        )
+    if not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None:  # pyright: ignore
+        return (
+            f"{name_of(layer)} runs inside a transform of torch.func, which can't change its state: call "
+            "qconv.calibrate(model, batches) before"
+        )
+    if any(type(tensor) is Tensor for tensor in tensors):
+        return (
+            f"{name_of(layer)} runs with other tensors in place of its parameters (as by torch.func.functional_call), "
+            "which are thrown away: its range can't be set from this batch, call qconv.calibrate(model, batches) before"
+        )
+    return ""
+
+
+@torch.no_grad()
 def calibrate_from(layer: "QuantizedLayer", observer: Observer) -> bool:
     """`QuantizedLayer.calibrate_from_`."""
     initialize = partial(layer.input_quantizer.initialize_from, observer)
-    return _set(layer, None if observer.is_blank else initialize)
+    return _set(layer, None if observer.is_blank else initialize, settles=True)
 
 
 def _place(layer: "QuantizedLayer") -> str:
@@ -63,7 +77,7 @@ def _place(layer: "QuantizedLayer") -> str:
     return f"{type(layer).__name__} {tuple(stored.shape)} {name}"
 
 
-def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None) -> bool:
+def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None, settles: bool) -> bool:
     """Initialize the quantizer, if this process has data for it, and take the mean over those that have."""
     quantizer = layer.input_quantizer
     if next(quantizer.parameters(), None) is not None and is_sharded(quantizer):
@@ -84,6 +98,8 @@ def _set(layer: "QuantizedLayer", initialize: Callable[[], None] | None) -> bool
     counts = sums[: len(parts)]
     for part, was, mine, count, vote in zip(parts, before, own, counts, sums[len(parts) :], strict=True):
         part.calibrated = was or count > 0
+        if count and not settles:
+            part.start_()
         if count:
             part.decide(vote)
             mean_over_processes(part.tensors(), mine, count)

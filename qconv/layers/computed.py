@@ -134,26 +134,39 @@ def check_computed_once(layer: nn.Module, quantizer: Quantizer, filters: Callabl
     maker = computed_by(layer)
     if maker is None or layer.__dict__.get("_checked_maker") == maker:
         return
-    try:
-        with evaluated(layer):
-            _check_computed(quantizer, filters().detach(), maker)
-    except ValueError as error:
-        raise ValueError(f"{name_of(layer)}: {error}") from error
+    with evaluated(layer):
+        why = _obstacle(quantizer, filters().detach(), maker)
+    if why:
+        raise ValueError(f"{name_of(layer)}: {why}")
     layer.__dict__["_checked_maker"] = maker
 
 
+def why_not_computed(layer: nn.Module, quantizer: Quantizer) -> str:
+    """Return why a float layer can't get this weight quantizer because of what computes its weight; else empty."""
+    if (maker := computed_by(layer)) is None:
+        return ""
+    with torch.no_grad(), evaluated(layer):
+        weight = cast(Tensor, layer.weight).detach()
+        quantizer.initialize(weight)
+        return _obstacle(quantizer, weight, maker)
+
+
 @torch.no_grad()
-def _check_computed(quantizer: Quantizer, filters: Tensor, maker: Maker) -> None:
-    """Raise a ValueError unless ``quantizer`` can do its work on ``filters``, which ``maker`` computes."""
-    why = ""
+def _obstacle(quantizer: Quantizer, filters: Tensor, maker: Maker) -> str:
+    """Return why ``quantizer`` can't do its work on ``filters``, which ``maker`` computes; empty if it can.
+
+    A clamp after every step, which has no effect on a computed weight, is left out: it keeps latent weights where they
+    can still change, and no level depends on it.
+    """
     if quantizer.replaces_weight:
         why = "learns other tensors in its place"
-    elif writes(quantizer, filters):
-        why = "clamps or freezes it after every step, which has no effect on a computed weight"
-    elif maker.name == PRUNING and bool(_in_the_end(quantizer, filters)[filters == 0].any()):
-        why = "gives weights that are pruned a value other than 0"
-    if why:
-        raise ValueError(f"{maker}; {quantizer} {why}")
+    elif maker.name == PRUNING and not _keeps_zeros(quantizer, filters):
+        why = "keeps no zeros, so weights that are pruned would come back"
+    elif _moves(quantizer, filters):
+        why = "shifts it after every step, which has no effect on a computed weight"
+    else:
+        return ""
+    return f"{maker}; {quantizer} {why}"
 
 
 def _final(quantizer: Quantizer, filters: Tensor) -> Quantizer:
@@ -169,9 +182,29 @@ def writes(quantizer: Quantizer, filters: Tensor) -> bool:
     return not changed.equal(probe)
 
 
-def _in_the_end(quantizer: Quantizer, filters: Tensor) -> Tensor:
-    final = _final(quantizer, filters)
-    return final.quantize(filters, *final.tensors())
+def _moves(quantizer: Quantizer, filters: Tensor) -> bool:
+    """Whether an optimizer step changes weights that lie within any clamp."""
+    probe = torch.linspace(0.2, 0.5, filters.numel()).to(filters).view(filters.shape)
+    own = copy.deepcopy(quantizer)
+    own.initialize(probe)
+    own.after_step_(changed := probe.clone())
+    return not changed.equal(probe)
+
+
+def _keeps_zeros(quantizer: Quantizer, filters: Tensor) -> bool:
+    """Whether zeros stay 0 to the end, even a single one among positive weights, which have another mean."""
+    final, is_zero = _final(quantizer, filters), filters == 0
+    if not is_zero.any():
+        return True
+    single = (filters.abs() + filters.abs().max()).flatten()
+    single[is_zero.flatten().int().argmax()] = 0
+    weights = filters, single.view(filters.shape)
+    return not any(final.quantize(each, *final.tensors())[is_zero & (each == 0)].any() for each in weights)
+
+
+def base_of(layer: nn.Module) -> type[nn.Module]:
+    """Return the layer's class, or if `parametrize` changed it, the class before."""
+    return type(layer).__bases__[0] if parametrize.is_parametrized(layer) else type(layer)
 
 
 def with_base(layer: nn.Module, base: type[nn.Module]) -> type[nn.Module]:

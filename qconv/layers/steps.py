@@ -12,7 +12,7 @@ from ..quantizers.part import Part
 from .computed import computed_by, trained_weights, writes
 from .naming import name_of
 
-LIFE = ("_origin", "_trained_at", "is_stepped", "lacks_step", "steps_missed")
+LIFE = ("_trained_at", "is_stepped", "lacks_step", "steps_missed")
 """Attributes in which a quantized layer records its history, beside its modules and tensors."""
 PATIENCE = 20
 """The number of optimizer steps after which a warning tells what is missing."""

@@ -1,7 +1,4 @@
-"""Warnings about evaluation before calibration, given once: the quantizer still has its initial range.
-
-They also concern a range that is close to the initial one, in an average that was copied before training.
-"""
+"""A warning about evaluation before calibration, given once: the quantizer still has its initial range."""
 
 import warnings
 from collections.abc import Iterator
@@ -13,8 +10,6 @@ from torch import Tensor
 
 from .naming import name_of
 
-ENOUGH = 0.99
-"""The share of its data at which an average counts as calibrated."""
 _QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
 
 
@@ -44,20 +39,5 @@ def warn_uncalibrated(layer: Any, input: Tensor | None = None) -> None:
         f"{name_of(layer)} is evaluated before {type(layer.input_quantizer).__name__} has had data: it quantizes "
         "inputs in its initial range, not in theirs. Call qconv.calibrate(model, batches), or run a "
         "training batch in training mode, which sets the range",
-        stacklevel=4,
-    )
-
-
-def warn_partly_calibrated(layer: Any, input: Tensor) -> None:
-    """Warn, the first time, that ``layer`` is evaluated or shipped in an average that has seen little data."""
-    if _QUIET.get() or input.is_meta or not input.numel():
-        return
-    share = layer.input_quantizer.share_of_data()
-    if share is None or not 0 < share < ENOUGH:
-        return
-    warnings.warn(
-        f"{name_of(layer)} is used in an average that has seen {share:.1%} of its data: "
-        f"{type(layer.input_quantizer).__name__}'s range is still near its initial one. Update the average more "
-        "often, copy the model after its first batch, or call qconv.calibrate(average, batches)",
         stacklevel=4,
     )

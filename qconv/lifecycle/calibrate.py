@@ -80,6 +80,9 @@ def calibrate_layers(
         raise TypeError(f"batches ({kind}) must be batches one after another, such as [images] or a DataLoader")
     check_at_least_one(max_samples=max_samples)
     quantized = quantized_layers(model)
+    for layer in quantized.values():
+        layer.follow_weight_()
+        layer.weight_quantizer.settle_()
     layers = {
         name: layer
         for name, layer in quantized.items()

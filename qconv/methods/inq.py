@@ -67,7 +67,7 @@ class INQ(Quantizer):
     """
 
     roles = ("weight",)
-    once_whole = ("frozen", "code", "top")
+    casts = ("frozen", "code", "top")
     frozen: Tensor
     code: Tensor
     top: Tensor

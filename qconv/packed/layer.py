@@ -15,7 +15,6 @@ from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
-from ..layers.uncalibrated import warn_partly_calibrated
 from ..quantizers import Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.base import training_only
 from ..quantizers.behind import KEY
@@ -144,7 +143,6 @@ def check_shippable(name: str, layer: QuantizedLayer) -> None:
             f"{where}: its forward is replaced on the layer itself, which would be lost: call del layer.forward"
         )
     check_quantizers(where, layer.quantizers())
-    warn_partly_calibrated(layer, layer.weight)
     if computed := _computed(layer):
         raise ValueError(f"{where}: {computed}")
     try:

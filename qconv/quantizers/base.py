@@ -169,10 +169,10 @@ class Quantizer(InBits, NeedsData):
         """Return ``tensors`` as a backward may read them after `set_progress_` or `after_step_` wrote to buffers.
 
         Buffers of one element are copied. Learned tensors are returned as they are: if one changed in between, autograd
-        raises, as it does for any weight. While they wait for data all are copied: after a batch of equal values the
-        next call of the layer, in the same graph perhaps, sets them.
+        raises, as it does for any weight. While they are fresh all are copied: the next call of the layer, in the same
+        graph perhaps, sets them.
         """
-        if not self.calibrated:
+        if self.is_fresh:
             return tuple(t.clone() for t in tensors)
         return tuple(t if t.requires_grad or t.numel() != 1 else t.clone() for t in tensors)
 
@@ -244,8 +244,8 @@ class Quantizer(InBits, NeedsData):
         """
         if x is not None:
             self.initialize(x)
-        elif self.needs_data:
-            self.calibrated = bool(self.kept) and other.calibrated
+        if self.needs_data:
+            self.calibrated = x is not None or (bool(self.kept) and other.calibrated)
         for name in self.kept:
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine.shape == theirs.shape:

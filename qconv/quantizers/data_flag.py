@@ -6,21 +6,28 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .flags import Mark, flag_of, is_flag, is_readable, is_set, may_differ
+from .flags import Mark, is_flag, is_readable, is_set, may_differ
 from .part import Part
+
+START = 2.0**-24
+"""The flag of learned tensors that have a start, from the weight or from data, and no gradient yet. Float16 has it."""
 
 
 class NeedsData(Part):
-    """A part that may wait for data. One that does sets ``self.calibrated = False`` in its constructor.
+    """A part whose learned tensors start from data or from the weight, and are fresh until the first backward.
 
-    This creates a float buffer of that name: 0 while it waits, above 0 once it is set. Averages of models, broadcasts
-    and state dicts carry it like any other tensor. Read as an attribute it is a bool, and once True it is read from an
-    accelerator again only if it may differ (`may_differ`).
+    One buffer says so, ``calibrated``: 0 while they wait for data, `START` once they have a start, 1 from the first
+    backward, `qconv.calibrate` or a checkpoint on. Up to `START` they are fresh: each forward in training sets them
+    again, from its weight or input. So a dry run decides nothing. A part that waits for data sets ``self.calibrated =
+    False`` in its constructor; layers give the flag to what starts from their weight (`start_`).
+
+    It is a float: averages of models, broadcasts and state dicts carry it like any other tensor. As an attribute it is
+    a bool, whether there is a start, which is read again from an accelerator only if it may differ (`may_differ`).
     """
 
-    _was_calibrated: bool = True  # the last known value of the buffer
+    _was_calibrated: bool = True  # the last known values of the buffer: whether it is above 0, and at most `START`
+    _was_fresh: bool = False
     _flag_seen: Mark | None = None  # of the buffer then
-    _share_told: bool = False  # whether `share_of_data` has read the buffer since it was loaded
 
     @property
     def needs_data(self) -> bool:
@@ -34,38 +41,57 @@ class NeedsData(Part):
 
     @calibrated.setter
     def calibrated(self, value: bool) -> None:
-        flag = self._buffers.get("calibrated")
-        if flag is None:
-            self._buffers["calibrated"] = flag_of(value)
-        else:
-            flag.fill_(float(value))
-        self._know(value)
+        self._set_flag(float(value))
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether the next forward in training sets the learned tensors; in a compiled graph, the last known value."""
+        return self._was_fresh if torch.compiler.is_compiling() else self.reads_fresh()
+
+    def reads_fresh(self) -> bool:
+        """`is_fresh`, read from the buffer unless known not to be. This breaks a graph that is being compiled."""
+        self._read_flag()
+        return self._was_fresh
+
+    def start_(self) -> None:
+        """Note that the learned tensors have a start, and stay fresh."""
+        self._set_flag(START)
+
+    def settle_(self) -> None:
+        """Note that the learned tensors go their own way from here on, unless they still wait for data."""
+        if self._was_fresh and self._was_calibrated:
+            self._set_flag(1.0)
 
     def had_data(self) -> bool:
         """`calibrated`, read from the buffer unless known to be set. This breaks a graph that is being compiled."""
-        flag = self._buffers.get("calibrated")
-        if flag is not None and (not self._was_calibrated or self._may_have_lost(flag)):
-            self._know(is_set(flag))
+        self._read_flag()
         return self._was_calibrated
 
-    def _may_have_lost(self, flag: Tensor) -> bool:
-        return not self._is_snapshot and is_readable(flag) and may_differ(flag, self._flag_seen, self.training)
+    def _set_flag(self, value: float) -> None:
+        flag = self._buffers.get("calibrated")
+        if flag is None:
+            self._buffers["calibrated"] = torch.tensor(value)
+        else:
+            flag.fill_(value)
+        self._know(value > 0, value <= START)
 
-    def _know(self, value: bool) -> None:
-        if value != self._was_calibrated:  # to set an attribute of a module takes longer than to read the flag
-            self._was_calibrated = value
+    def _read_flag(self) -> None:
+        flag = self._buffers.get("calibrated")
+        if flag is None or self._is_snapshot:
+            return
+        if torch.compiler.is_compiling():
+            again = self._was_fresh
+        else:
+            again = is_readable(flag) and (self._was_fresh or may_differ(flag, self._flag_seen, self.training))
+        if again:
+            self._know(*_read(flag))
+
+    def _know(self, calibrated: bool, fresh: bool) -> None:
+        if (calibrated, fresh) != (self._was_calibrated, self._was_fresh):  # attributes of a module are set slowly
+            self._was_calibrated, self._was_fresh = calibrated, fresh
         flag = self._buffers["calibrated"]
         if flag is not None and not flag.is_cpu:
             self._flag_seen = Mark.on(flag)
-
-    def share_of_data(self) -> float | None:
-        """The flag of its data if set, below 1 in an average that began before its data. Returned once, then None."""
-        flag = self._buffers.get("calibrated")
-        if flag is None or self._share_told or not self._was_calibrated or not is_readable(flag):
-            return None
-        share = flag.item()
-        self._share_told = share > 0
-        return share
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "calibrated" and isinstance(value, bool):  # torch.nn.Module would refuse a bool in a buffer's place
@@ -114,14 +140,11 @@ class NeedsData(Part):
         key = f"{prefix}calibrated"
         if flag is None or not any(other.startswith(prefix) for other in state_dict):
             return
-        if key not in state_dict:
-            missing_keys.append(key)
-            return
         if key in unexpected_keys:
             unexpected_keys.remove(key)
         # If a step was missing or had another shape, it was not loaded; the present one still waits for data.
         if len(missing_keys) + len(error_msgs) == before:
-            self._load_flag(state_dict[key], local_metadata.get("assign_to_params_buffers", False))
+            self._load_flag(state_dict.get(key, True), local_metadata.get("assign_to_params_buffers", False))
 
     def _load_flag(self, value: bool | Tensor, assign: bool) -> None:
         if isinstance(value, Tensor) and value.is_meta:
@@ -132,5 +155,9 @@ class NeedsData(Part):
             self._buffers["calibrated"] = flag
         else:
             own.copy_(flag)
-        self._know(is_set(flag))
-        self._share_told = False
+        self._know(*_read(flag))
+
+
+def _read(flag: Tensor) -> tuple[bool, bool]:
+    """Whether there is a start, and whether it is fresh."""
+    return (True, False) if is_set(flag, START) else (is_set(flag), True)

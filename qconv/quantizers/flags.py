@@ -21,13 +21,13 @@ def flag_of(value: bool) -> Tensor:
     return torch.tensor(float(value))
 
 
-def is_set(flag: Tensor) -> bool:
-    """Whether the flag is set; False on the meta device, where there is nothing to read."""
+def is_set(flag: Tensor, above: float = 0.0) -> bool:
+    """Whether the flag is ``above`` a value; False on the meta device, where there is nothing to read."""
     if flag.is_meta:
         return False
     if not torch.compiler.is_compiling():
-        return flag.item() > 0
-    if flag > 0:  # noqa: SIM103  # torch.compile breaks its graph at a branch in silence, at `bool` with a warning
+        return flag.item() > above
+    if flag > above:  # noqa: SIM103  # torch.compile breaks its graph at a branch in silence, at `bool` with a warning
         return True
     return False
 

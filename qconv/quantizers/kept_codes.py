@@ -111,8 +111,8 @@ class Coded(Quantizer):
         return self.coding.pack(values, bits), *map(self._as_now, others)
 
     def _as_now(self, tensor: Tensor) -> Tensor:
-        """What is kept of a learned tensor: itself, or a copy while it waits for data (`hold`)."""
-        return tensor.detach() if self.calibrated else tensor.detach().clone()
+        """What is kept of a learned tensor: itself, or a copy while it is fresh (`hold`)."""
+        return tensor.detach().clone() if self.is_fresh else tensor.detach()
 
     def restore(self, kept: Sequence[Tensor], form: Form, *tensors: Tensor) -> Whole | Tensor:
         packed, *others = kept

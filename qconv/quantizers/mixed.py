@@ -91,11 +91,18 @@ class Mixed(Quantizer):
     def calibrated(self, value: bool) -> None:
         self.quantizer.calibrated = value
 
+    @property
+    def is_fresh(self) -> bool:
+        return self.quantizer.is_fresh
+
+    def reads_fresh(self) -> bool:
+        return self.quantizer.reads_fresh()
+
+    def settle_(self) -> None:
+        self.quantizer.settle_()
+
     def had_data(self) -> bool:
         return self.quantizer.had_data()
-
-    def share_of_data(self) -> float | None:
-        return self.quantizer.share_of_data()
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Those of the quantizer, and in training the share and the stream's."""

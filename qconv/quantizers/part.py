@@ -35,11 +35,12 @@ class Part(nn.Module):
 
     Attributes:
         arguments: the arguments it was constructed with, by name; defaults are not included.
-        once_whole: the float buffers that earlier versions saved as whole numbers or bools.
+        casts: the buffers that load whole numbers for floats and the reverse, as torch's own do. A mean of two
+            checkpoints has floats only.
     """
 
     arguments: dict[str, Any]
-    once_whole: tuple[str, ...] = ()
+    casts: tuple[str, ...] = ()
     _is_snapshot: bool = False  # made by `as_it_is_now`: what it has read of its tensors stays, whoever writes to them
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -73,8 +74,8 @@ class Part(nn.Module):
             value = state_dict.get(f"{prefix}{name}")
             if own is None or not isinstance(value, Tensor) or type(value) not in (Tensor, nn.Parameter):
                 continue
-            upgraded = name in self.once_whole and not value.is_complex()
-            if value.is_floating_point() != own.is_floating_point() and not upgraded:
+            is_cast = name in self.casts and not value.is_complex()
+            if value.is_floating_point() != own.is_floating_point() and not is_cast:
                 raise TypeError(
                     f"{prefix}{name} has dtype {value.dtype} in the checkpoint; the module has {own.dtype} there"
                 )

@@ -187,13 +187,19 @@ class Stages(Quantizer):
             if quantizer.needs_data:
                 quantizer.calibrated = value
 
+    @property
+    def is_fresh(self) -> bool:
+        return self.current.is_fresh
+
+    def reads_fresh(self) -> bool:
+        return self.current.reads_fresh()
+
+    def settle_(self) -> None:
+        self.current.settle_()
+
     def had_data(self) -> bool:
         """As for the current stage."""
         return self.current.had_data()
-
-    def share_of_data(self) -> float | None:
-        """As for the current stage."""
-        return self.current.share_of_data()
 
     def tensors(self) -> tuple[Tensor, ...]:
         return tuple(tensor for quantizer in self._all() for tensor in quantizer.tensors())

@@ -22,6 +22,7 @@ class Stream(Part):
             same (weights).
     """
 
+    casts = ("key", "step")
     key: Tensor
     step: Tensor
 
