@@ -57,7 +57,7 @@ def test_a_layer_that_was_frozen_before_conversion(scheme: Scheme) -> None:
     model[1].requires_grad_(False)
     layer = qconv.convert(model, scheme, skip=())[1]
     assert not any(parameter.requires_grad for parameter in layer.parameters())
-    model(torch.randn(2, 3, 9, 9))  # calibrates
+    qconv.calibrate(model, [torch.randn(2, 3, 9, 9)])
     before = copy.deepcopy(dict(layer.named_parameters()))
     qconv.set_progress(model, 0.7)
     started = copy.deepcopy(dict(layer.named_parameters()))  # a stage that begins sets its learned tensors
@@ -74,7 +74,7 @@ def test_a_layer_that_was_frozen_before_conversion(scheme: Scheme) -> None:
 def test_a_layer_that_is_frozen_after_conversion(scheme: Scheme) -> None:
     model = qconv.convert(network(), scheme, skip=())
     layer = model[1].requires_grad_(False)
-    model(torch.randn(2, 3, 9, 9))
+    qconv.calibrate(model, [torch.randn(2, 3, 9, 9)])
     before = copy.deepcopy(dict(layer.named_parameters()))
     step(model)
     assert all(parameter.equal(before[name]) for name, parameter in layer.named_parameters())
@@ -135,13 +135,17 @@ def test_learned_tensors_follow_a_weight_that_is_set_anew(scheme: Scheme, again:
     layer: Any = qconv.QConv2d(3, 4, 3, bias=False, scheme=scheme)
     again(layer)
     expected, input = built_with(layer.weight, scheme), torch.rand(2, 3, 5, 5)
+    assert layer.state_dict()["weight"].equal(expected.weight)  # also if learned tensors replace it
+    expected(input)
     for one in (layer, copy.deepcopy(layer)):  # a copy of what has not been used yet
+        one(input)
         assert one.state_dict().keys() == expected.state_dict().keys()
         for name, tensor in one.state_dict().items():
             assert tensor.equal(expected.state_dict()[name]) or name.endswith("key"), name
     again(layer)
-    assert layer.eval()(input).equal(built_with(layer.weight, scheme).eval()(input))
+    assert layer(input).equal(built_with(layer.weight, scheme)(input))
     again(layer)
+    qconv.calibrate(layer, [input])
     assert layer.quantized_weight().equal(built_with(layer.weight, scheme).quantized_weight())
 
 
@@ -184,10 +188,8 @@ def test_gradients_of_something_else_are_no_training(to_none: bool | None) -> No
     layer = qconv.convert(model, schemes.lsq(2, 8), skip=())[1]
     if to_none is not None:
         model.zero_grad(set_to_none=to_none)
-    x = torch.randn(2, 3, 9, 9, requires_grad=True)
-    torch.autograd.grad(model.eval()(x).sum(), x)  # of the images alone
     nn.init.normal_(layer.weight)
-    layer.eval()
+    model(torch.randn(2, 3, 9, 9))
     assert layer.weight_quantizer.step.equal(built_with(layer.weight, schemes.lsq(2, 8)).weight_quantizer.step)
 
 
@@ -212,7 +214,8 @@ def test_they_follow_after_a_cast_and_a_float_checkpoint() -> None:
     layer: Any = qconv.QConv2d(3, 4, 3, bias=False, scheme=schemes.dsq()).double()
     layer.load_state_dict({"weight": torch.randn(4, 3, 3, 3)})
     nn.init.normal_(layer.weight)
-    assert layer.eval().weight_quantizer.upper == layer.weight.max()
+    layer(torch.rand(2, 3, 5, 5, dtype=torch.float64))
+    assert layer.weight_quantizer.upper == layer.weight.max()
 
 
 # Copies of an optimizer
@@ -244,48 +247,6 @@ def test_a_hook_that_is_copied_clamps_the_copy() -> None:
         assert stepped(*copied) == 1
         assert stepped(*copied) == 1
         assert layer.weight.eq(7).all()
-
-
-@pytest.mark.parametrize("copies", [copy.deepcopy, lambda both: pickle.loads(pickle.dumps(both))])
-def test_a_hook_that_is_lost_is_missed(copies: Any) -> None:
-    layer = qconv.BNNConv2d(3, 4, 3)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=50.0)
-    qconv.after_every_step(optimizer, layer)
-    other, others = copies((layer, optimizer))
-    stepped(other, others)
-    with pytest.warns(UserWarning, match=r"BNNConv2d\(.*scheme=bnn\(\)\) is a copy.*Call qconv.after_every_step\(opt"):
-        stepped(other, others)
-    stepped(other, others)  # it is said once
-    other, others = copies((layer, optimizer))
-    qconv.after_every_step(others, other)
-    assert [stepped(other, others) for _ in range(3)] == [1, 1, 1]
-    average = copies(layer)
-    with torch.no_grad():
-        for _ in range(2):
-            average.train()(torch.randn(2, 3, 6, 6))
-            average.weight.lerp_(layer.weight, 0.1)
-    by_hand, its = copies((layer, optimizer))
-    for _ in range(3):
-        stepped(by_hand, its)
-        qconv.after_step(by_hand)
-
-
-def test_an_average_in_training_mode_has_no_optimizer() -> None:
-    """As a teacher whose batch norms see batches: it moves between forwards that build a graph, without a backward."""
-    layer = qconv.BNNConv2d(3, 4, 3)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    qconv.after_every_step(optimizer, layer)
-    average = torch.optim.swa_utils.AveragedModel(layer).train()
-    for _ in range(3):
-        stepped(layer, optimizer)
-        assert average(torch.randn(2, 3, 6, 6)).requires_grad
-        average.update_parameters(layer)
-    trained, its = copy.deepcopy((layer, optimizer))
-    stepped(trained, its)
-    for _ in range(2):  # a copy of the copy has made no step yet
-        copy.deepcopy(trained)(torch.randn(2, 3, 6, 6))
-    with pytest.warns(UserWarning, match="is a copy"):
-        stepped(trained, its)
 
 
 MISSED = {

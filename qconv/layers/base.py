@@ -58,7 +58,6 @@ class QuantizedLayer(nn.Module):
         bypassed_in: the modes (``training``) of forwards seen to compute with ``weight`` without calling the layer,
             until one calls it.
         is_stepped: whether optimizer steps end with `after_step_` of this layer.
-        lacks_step: whether it is a copy of such a layer and has had no such step itself.
         steps_missed: the number of changes by an optimizer, before it is stepped (`steps.check_step`).
         lean: what the backward keeps of the input: bits (`qconv.lean`), or the input itself if None.
         observe: called with every input while `qconv.calibrate` runs; None otherwise.
@@ -80,7 +79,6 @@ class QuantizedLayer(nn.Module):
     layers_in_model: int
     bypassed_in: frozenset[bool] = frozenset()
     is_stepped: bool = False
-    lacks_step: bool = False
     steps_missed: int = 0
     lean: Lean | None = None
     observe: Callable[[Tensor], None] | None = None
@@ -171,8 +169,9 @@ class QuantizedLayer(nn.Module):
             return self.from_filters(quantizer.quantize(filters, *quantizer.tensors()))
 
     def float_weight(self) -> Tensor:
-        """The weight of the float twin: the latent one, or the quantized one if learned tensors replace it."""
-        return self.quantized_weight() if self.weight_quantizer.replaces_weight else self.weight.detach()
+        """The weight of the float twin: the latent one, or the quantized one once learned tensors replace it."""
+        is_replaced = self.weight_quantizer.replaces_weight and not self.weight_quantizer.is_fresh
+        return self.quantized_weight() if is_replaced else self.weight.detach()
 
     def weight_codes(self) -> Codes:
         """Integer codes and scales of `quantized_weight`, output channels in dimension 0."""
@@ -186,7 +185,7 @@ class QuantizedLayer(nn.Module):
         Frozen tensors (buffers, or ``requires_grad=False``), the weight or learned ones, stay as they are. So does what
         a weight is computed from.
         """
-        self.is_stepped, self.lacks_step = True, False
+        self.is_stepped = True
         self.__dict__.pop("_trained_at", None)  # of no more interest
         if self._is_frozen or computed_by(self):
             self.weight_quantizer.after_step_(None)
@@ -486,12 +485,6 @@ class QuantizedLayer(nn.Module):
         memo[id(self)] = copied = type(self).__new__(type(self))
         copied.__setstate__(copy.deepcopy(own.__getstate__(), memo))
         return copied
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if self.is_stepped:  # the hook that calls `after_step_` of the original may not know the copy
-            self.is_stepped, self.lacks_step = False, True
-        self.__dict__.pop("_trained_at", None)  # it refers to the original's tensors
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

@@ -10,9 +10,8 @@ from torch import Tensor
 from ..quantizers import Stream
 from ..quantizers.part import Part
 from .computed import computed_by, trained_weights, writes
-from .naming import name_of
 
-LIFE = ("_trained_at", "is_stepped", "lacks_step", "steps_missed")
+LIFE = ("_trained_at", "is_stepped", "steps_missed")
 """Attributes in which a quantized layer records its history, beside its modules and tensors."""
 PATIENCE = 20
 """The number of optimizer steps after which a warning tells what is missing."""
@@ -20,7 +19,7 @@ PATIENCE = 20
 
 def is_watched(layer: Any) -> bool:
     """Whether it isn't known yet that optimizer steps end with `after_step_`, nor told that they don't."""
-    return layer.lacks_step or not (layer.is_stepped or layer.steps_missed >= PATIENCE)
+    return not (layer.is_stepped or layer.steps_missed >= PATIENCE)
 
 
 def backward_of(layer: Any) -> Callable[[object], None]:
@@ -33,23 +32,12 @@ def backward_of(layer: Any) -> Callable[[object], None]:
 
 
 def check_step(layer: Any) -> None:
-    """Warn once if the layer has changed since its last backward, as by an optimizer, without `after_step_`.
+    """Warn once if the layer has changed `PATIENCE` times after a backward, as by an optimizer, without `after_step_`.
 
-    For a copy that is at once: `copy.deepcopy` and `pickle` leave out the hooks of an optimizer. Any other layer may
-    still see its first `after_step_`; it is told after `PATIENCE` changes. A layer that changes without a backward,
-    such as an average of weights run in training mode, has no optimizer.
+    A layer that changes without a backward, such as an average of weights run in training mode, has no optimizer.
     """
     before, now = layer.__dict__.pop("_trained_at", None), _versions(layer)
     if before is None or before == now or before.keys() != now.keys():  # others for a moment, as in functional_call
-        return
-    if layer.lacks_step:
-        layer.lacks_step, layer.steps_missed = False, PATIENCE  # warn only once
-        warnings.warn(
-            f"{name_of(layer)} is a copy, and its optimizer's steps do not end with qconv.after_step as those of the "
-            "original do: copies of an optimizer lose that. Call qconv.after_every_step(optimizer, model) again for "
-            "the copied optimizer and model",
-            stacklevel=5,
-        )
         return
     layer.steps_missed += 1
     if layer.steps_missed == PATIENCE and (what := _left_undone(layer)):

@@ -52,7 +52,7 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
 
     It works in a hand-written loop, under Lightning and Accelerate and with a gradient scaler, which all call ``step``
     of the optimizer itself; of an optimizer that wraps another, the innermost is used. `copy.deepcopy` and `pickle` of
-    torch's optimizers drop this: call it again for the copies, which otherwise warn when they are trained.
+    torch's optimizers drop this: call it again for the copies.
 
     Learned tensors of a later stage (`Stages`) have gradients of zero while they wait, yet the optimizer builds up
     moments and step counts for them. Both are set back after each step, so that these tensors train as new ones when
@@ -70,7 +70,7 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     check_module(model)
     layers = weakref.WeakSet(quantized_layers(model).values())
     for layer in layers:
-        layer.is_stepped, layer.lacks_step, layer.steps_missed = True, False, 0
+        layer.is_stepped, layer.steps_missed = True, 0
     weakref.finalize(inside, _watch_again, layers).atexit = False
     return inside.register_step_post_hook(_AfterStep(model))
 
