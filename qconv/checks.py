@@ -1,5 +1,6 @@
 """Checks of arguments: errors that name the argument, its value and the rule."""
 
+import math
 from collections.abc import Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any
@@ -81,3 +82,16 @@ def check_padding_value(padding_value: float) -> None:
     """Raise a ValueError unless ``padding_value`` is 0, +1 or -1."""
     if isinstance(padding_value, bool) or padding_value not in (0, 1, -1):
         raise ValueError(f"padding_value (={padding_value}) must be 0, +1 or -1")
+
+
+def check_pixel_range(pixel_range: Sequence[float] | None) -> tuple[float, float] | None:
+    """Return the two numbers of a ``pixel_range``.
+
+    Raises:
+        ValueError: it is neither None nor a number and a larger one.
+    """
+    if pixel_range is None:
+        return None
+    if len(pixel_range) != 2 or not -math.inf < pixel_range[0] < pixel_range[1] < math.inf:
+        raise ValueError(f"pixel_range (={pixel_range}) must be two numbers, the lower one first")
+    return float(pixel_range[0]), float(pixel_range[1])

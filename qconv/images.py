@@ -2,7 +2,7 @@
 
 PIL opens all of them and recognizes their format by their content. So large and small images have the same formats,
 modes, errors, and limit of pixels (PIL's, against decompression bombs). They are turned as their EXIF orientation says;
-transparency is ignored.
+transparency is ignored, and so are all pages of a file but the first. `qconv.pixel_range` is about more than 8 bits.
 """
 
 import errno
@@ -23,9 +23,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from PIL import Image, UnidentifiedImageError
+from PIL.ImageFile import ImageFile
 from torch import Tensor
 
 from .extras import remedy
+from .pixel_range import PixelRange as PixelRange, in_8_bits
 
 
 class DecodingError(ValueError):
@@ -58,7 +60,8 @@ OF_THE_FILE = frozenset(
 )
 """What an `OSError` says of a file or of its content; others, such as too many open files, may pass."""
 ORIENTATION = 0x0112  # the tag of EXIF
-WIDTH, LENGTH, BITS = 0x0100, 0x0101, 0x0102  # the tags of a TIFF's size, as it is stored, and of its numbers' bits
+WIDTH, LENGTH = 0x0100, 0x0101  # the tags of a TIFF's size, as it is stored
+TIFF_STARTS = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -81,7 +84,7 @@ MAX_RESIZED = 2**28
 
 
 @contextmanager
-def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
+def opened(file: str | os.PathLike[str] | bytes) -> Iterator[ImageFile]:
     """Context manager: the image in a file or in its bytes; its pixels are decoded on access.
 
     Raises:
@@ -97,6 +100,9 @@ def opened(file: str | os.PathLike[str] | bytes) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         if _start(file)[4:12] in HEIF_BRANDS:
             raise DecodingError(f"it is a HEIC image: {HEIF_REMEDY}") from error
+        if _start(file)[:4] in TIFF_STARTS:
+            kind = "it is a TIFF image that is damaged, or whose kind of pixels PIL does not read"
+            raise DecodingError(f"{kind}: store it as grey of 8 or 16 bits, or as RGB of 8") from error
         raise DecodingError("it is no image of a known format") from error
     except UNREADABLE as error:
         if _may_pass(error):
@@ -165,22 +171,22 @@ def reason(error: BaseException) -> str:
     return line or type(error).__name__
 
 
-def decode(file: str | os.PathLike[str] | bytes, channels: int = 3) -> Tensor:
+def decode(file: str | os.PathLike[str] | bytes, channels: int = 3, pixel_range: PixelRange | None = None) -> Tensor:
     """Decode the image as RGB, `(3, H, W)`, or with one channel as gray, `(1, H, W)`, uint8.
 
     torchvision decodes JPEG in at most two thirds of PIL's time. Its PNG decoder must not be used: it crashed the
     process on most damaged files.
 
     Raises:
-        DecodingError: the file is missing or not a complete image.
+        DecodingError: the file is missing or not a complete image, or its grey levels would be lost.
     """
     with opened(file) as picture:
         if channels == 1:
-            return _pixels(picture, "L")
+            return _pixels(picture, "L", pixel_range)
         if picture.format in ("JPEG", "MPO") and picture.mode in ("RGB", "L"):
             data = file if isinstance(file, bytes) else Path(file).read_bytes()
             return _turned(decode_jpegs([data])[0], orientation(picture))  # PIL's, which reads XMP, too
-        return _pixels(picture, "RGB")
+        return _pixels(picture, "RGB", pixel_range)
 
 
 def decode_jpegs(files: Sequence[bytes], device: torch.device | str = "cpu") -> list[Tensor]:
@@ -241,11 +247,17 @@ def centre_crop(image: Tensor, size: int, resize: int) -> Tensor:
     return center_crop(resized(image, [resize], antialias=True), [size, size])
 
 
-def read_picture(file: str | os.PathLike[str], size: tuple[int, int], channels: int, resize: bool) -> Tensor:
+def read_picture(
+    file: str | os.PathLike[str],
+    size: tuple[int, int],
+    channels: int,
+    resize: bool,
+    pixel_range: PixelRange | None = None,
+) -> Tensor:
     """Decode the image as uint8, `(channels, *size)`; with ``resize``, resized to cover ``size`` and cropped.
 
     Raises:
-        DecodingError: it is not a complete image, or has another size and ``resize`` is false.
+        DecodingError: as for `decode`, or it has another size and ``resize`` is false.
     """
     mode = "RGB" if channels == 3 else "L"
     with opened(file) as picture:
@@ -255,20 +267,14 @@ def read_picture(file: str | os.PathLike[str], size: tuple[int, int], channels: 
         if resize:
             is_turned = (height, width) != (picture.height, picture.width)
             picture.draft(mode, size if is_turned else (size[1], size[0]))  # decodes a large JPEG at a smaller size
-        return _pixels(picture, mode, size if resize else None)
+        return _pixels(picture, mode, pixel_range, size if resize else None)
 
 
-def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None) -> Tensor:
+def _pixels(file: ImageFile, mode: str, pixel_range: PixelRange | None, size: tuple[int, int] | None = None) -> Tensor:
     """Return the pixels in ``mode``, resized to cover ``size``."""
-    picture.load()
-    turn = None if picture.format == "TIFF" else TURNS.get(orientation(picture))  # PIL has turned a TIFF
+    picture = in_8_bits(file, pixel_range)
+    turn = None if file.format == "TIFF" else TURNS.get(orientation(file))  # PIL has turned a TIFF
     picture.info.pop("transparency", None)  # ignored; PIL would warn about palettes
-    if picture.mode == "I" and _bits(picture) == 32:
-        raise DecodingError("its pixels are integers of 32 bits")
-    if picture.mode.startswith("I"):  # 16 bits, which PIL's own conversion would clip at 255
-        picture = Image.fromarray((np.asarray(picture).astype(np.uint32) >> 8).clip(0, 255).astype(np.uint8))
-    elif picture.mode == "F":
-        raise DecodingError("its pixels are floating-point numbers")
     picture = picture.convert(mode)
     if turn is not None:
         picture = picture.transpose(turn)
@@ -276,12 +282,6 @@ def _pixels(picture: Image.Image, mode: str, size: tuple[int, int] | None = None
         picture = cover(picture, size)
     pixels = torch.from_numpy(np.array(picture))
     return pixels.view(picture.height, picture.width, -1).permute(2, 0, 1)
-
-
-def _bits(picture: Image.Image) -> int:
-    """The bits of a number of a TIFF file; 16 of others, which store no more."""
-    tags: Any = picture
-    return tags.tag_v2.get(BITS, (16,))[0] if picture.format == "TIFF" else 16
 
 
 def cover(picture: Image.Image, size: tuple[int, int]) -> Image.Image:

@@ -125,10 +125,11 @@ class Predictor:
         """
         channels, *size = self.pictures.size
         try:
+            pixel_range = self.pictures.pixel_range
             if self.pictures.resize is None:
-                image = read_picture(path, (size[0], size[1]), channels, resize=True)
+                image = read_picture(path, (size[0], size[1]), channels, resize=True, pixel_range=pixel_range)
             else:
-                image = centre_crop(decode(path, channels), size[0], self.pictures.resize)
+                image = centre_crop(decode(path, channels, pixel_range), size[0], self.pictures.resize)
         except DecodingError as error:
             raise DecodingError(f"image {path} cannot be read: {error}") from error
         return self.normalize(image)

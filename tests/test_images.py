@@ -4,6 +4,7 @@ import io
 import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -126,21 +127,137 @@ def test_large_and_small_pictures_are_decoded_alike(name: str, mode: str, option
         assert torch.equal(large, torch.from_numpy(expected).permute(2, 0, 1))
 
 
-def test_integers_of_32_bits_are_refused(tmp_path: Path) -> None:
-    Image.fromarray(NOISE[..., 0].astype(np.int32)).save(tmp_path / "a.tif")  # 0 to 255, which 16 bits would make black
-    with pytest.raises(DecodingError, match="its pixels are integers of 32 bits"):
-        decode(tmp_path / "a.tif")
+def tiff(pixels: np.ndarray, bits: int = 0, photometric: int = 1) -> bytes:
+    """A TIFF file of these pixels in their byte order, or of `bits` each; PIL writes few of its kinds."""
+    height, width = pixels.shape[:2]
+    count = pixels.shape[2] if pixels.ndim == 3 else 1
+    data = np.packbits(unpacked(pixels, bits), 1).tobytes() if bits else pixels.tobytes()
+    order = ">" if pixels.dtype.byteorder == ">" else "<"
+    sign = {"u": 1, "i": 2, "f": 3}[pixels.dtype.kind]
+    tags = {256: width, 257: height, 258: bits or 8 * pixels.itemsize, 259: 1}
+    tags |= {262: 2 if count == 3 else photometric, 273: 8 + 2 + 12 * 9 + 4, 277: count, 279: len(data), 339: sign}
+    head = struct.pack(f"{order}2sHIH", b"MM" if order == ">" else b"II", 42, 8, len(tags))
+    return head + b"".join(struct.pack(f"{order}HHII", tag, 4, 1, tags[tag]) for tag in tags) + bytes(4) + data
 
 
-def test_signed_integers_of_16_bits(tmp_path: Path) -> None:
-    pixels = NOISE[..., 0].astype(np.int16) << 7
-    data = pixels.astype("<i2").tobytes()
-    height, width = pixels.shape
-    tags = {256: width, 257: height, 258: 16, 259: 1, 262: 1, 273: 8 + 2 + 12 * 9 + 4, 277: 1, 279: len(data), 339: 2}
-    head = struct.pack("<2sHIH", b"II", 42, 8, len(tags))
-    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags.items())
-    (tmp_path / "a.tif").write_bytes(head + entries + bytes(4) + data)
-    assert decode(tmp_path / "a.tif").equal(torch.from_numpy(NOISE[..., 0] >> 1).expand(3, -1, -1))
+def unpacked(pixels: np.ndarray, bits: int) -> np.ndarray:
+    """The upper `bits` of numbers of 16 bits, one after another in each row."""
+    places = np.arange(15, 15 - bits, -1)
+    return (pixels[..., None] >> places & 1).reshape(len(pixels), -1).astype(np.uint8)
+
+
+def png(pixels: np.ndarray) -> bytes:
+    """A PNG file of 16 bits; of colours PIL writes none."""
+    height, width = pixels.shape[:2]
+    kind = 0 if pixels.ndim == 2 else {2: 4, 3: 2, 4: 6}[pixels.shape[2]]
+    rows = b"".join(bytes(1) + row.tobytes() for row in pixels.astype(">u2"))
+    chunks = ((b"IHDR", struct.pack(">IIBBBBB", width, height, 16, kind, 0, 0, 0)), (b"IDAT", zlib.compress(rows)))
+    whole = b"\x89PNG\r\n\x1a\n"
+    for name, data in (*chunks, (b"IEND", b"")):
+        whole += struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+    return whole
+
+
+def pgm(pixels: np.ndarray, white: int, kind: str = "P5") -> bytes:
+    numbers = " ".join(map(str, pixels.flatten())).encode() if kind == "P2" else pixels.astype(">u2").tobytes()
+    return f"{kind} {pixels.shape[1]} {pixels.shape[0]} {white}\n".encode() + numbers
+
+
+RAMP = np.linspace(0, 65535, 8 * 16).astype(np.uint16).reshape(8, 16)
+RAINBOW = np.stack([RAMP, RAMP[::-1], RAMP.T.reshape(8, 16), RAMP], -1)
+KEPT: dict[str, bytes] = {
+    "PNG": png(RAMP),
+    "PNG with alpha": png(np.stack([RAMP, RAMP[::-1]], -1)),
+    "TIFF": tiff(RAMP),
+    "TIFF, most significant byte first": tiff(RAMP.astype(">u2")),
+    "TIFF of 12 bits": tiff(RAMP, 12),
+    "TIFF, 0 is white": tiff(65535 - RAMP, photometric=0),
+    "PGM": pgm(RAMP, 65535),
+    "PGM of 12 bits": pgm(RAMP >> 4, 4095),
+    "PGM of 12 bits, as text": pgm(RAMP >> 4, 4095, "P2"),
+}
+REMEDY = r"data.pixel_range=\[LOW,HIGH\] \(of qconv data prepare, --pixel-range LOW HIGH\)"
+NO_RANGE = ", and nothing says which are black and white: in training, " + REMEDY
+LOST = r"16 of 128 grey levels would be left, of values up to 4,095: in training, " + REMEDY + " says"
+DARK = r"its colours have 16 bits, of which the upper 4 are 0 and PIL reads the upper 8: store it with 8 bits"
+UNKNOWN = (
+    "it is a TIFF image that is damaged, or whose kind of pixels PIL does not read: store it as grey of 8 or 16 bits"
+)
+REFUSED: dict[str, tuple[bytes, str]] = {
+    "12 bits in a PNG file of 16": (png(RAMP >> 4), LOST),
+    "12 bits in a TIFF file of 16": (tiff(RAMP >> 4), LOST),
+    "12 bits in a PGM file of 16": (pgm(RAMP >> 4, 65535), LOST),
+    "12 bits and a bright pixel": (png(np.where(RAMP == 65535, RAMP, RAMP >> 4)), "17 of 128 grey levels"),
+    "colours of 12 bits in a PNG file of 16": (png(RAINBOW[..., :3] >> 4), DARK),
+    "colours of 12 bits with alpha": (png(np.concatenate([RAINBOW[..., :3] >> 4, RAINBOW[..., 3:]], -1)), DARK),
+    "colours of 12 bits in a TIFF file of 16": (tiff(RAINBOW[..., :3] >> 4), DARK),
+    "signed, 16 bits": (tiff(RAMP.astype(np.int16)), "its pixels are integers with a sign" + NO_RANGE),
+    "signed, 8 bits": (tiff((RAMP >> 8).astype(np.int8)), "its pixels are integers with a sign" + NO_RANGE),
+    "32 bits": (tiff(RAMP.astype(np.uint32)), "its pixels are integers of 32 bits" + NO_RANGE),
+    "signed, 32 bits": (tiff(RAMP.astype(np.int32)), "its pixels are integers of 32 bits" + NO_RANGE),
+    "floating point": (tiff(RAMP.astype(np.float32)), "its pixels are floating-point numbers" + NO_RANGE),
+    "PFM": (b"Pf\n16 8\n-1.0\n" + RAMP.astype("<f4").tobytes(), "its pixels are floating-point numbers" + NO_RANGE),
+    "TIFF of 10 bits": (tiff(RAMP, 10), UNKNOWN),
+    "TIFF of 14 bits": (tiff(RAMP, 14), UNKNOWN),
+    "TIFF of 64 bits": (tiff(RAMP.astype(np.float64)), UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_grey_levels_of_more_than_8_bits_are_kept(kind: str) -> None:
+    assert decode(KEPT[kind]).equal(torch.from_numpy((RAMP >> 8).astype(np.uint8)).expand(3, -1, -1))
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_grey_levels_that_would_be_lost_are_refused(kind: str, tmp_path: Path) -> None:
+    data, message = REFUSED[kind]
+    (tmp_path / "a.tif").write_bytes(data)
+    for read in (decode, lambda path: decode(path.read_bytes()), lambda path: read_picture(path, (8, 16), 1, False)):
+        with pytest.raises(DecodingError, match=message):
+            read(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("count", [3, 4])
+def test_colours_of_16_bits(count: int) -> None:
+    expected = torch.from_numpy((RAINBOW[..., :3] >> 8).astype(np.uint8)).permute(2, 0, 1)
+    for pixel_range in (None, (0, 65535)):
+        assert decode(png(RAINBOW[..., :count]), pixel_range=pixel_range).equal(expected)
+    assert decode(tiff(RAINBOW[..., :3])).equal(expected)
+    assert decode(png(RAINBOW[..., :count] >> 4), pixel_range=(0, 65535)).equal(expected >> 4)
+    with pytest.raises(DecodingError, match=r"PIL reads the upper 8, and data.pixel_range \(=\[0, 4095\]\) is of grey"):
+        decode(png(RAINBOW[..., :count]), pixel_range=(0, 4095))
+
+
+def test_a_range_of_values_is_that_of_all_pictures() -> None:
+    """Whatever the file, equal values become equal pixels, and those outside black or white."""
+    low, high = 1000, 1255
+    values = (RAMP >> 5).astype(np.int64)  # 0 to 2,047
+    expected = torch.from_numpy((values - low).clip(0, 255).astype(np.uint8)).expand(1, -1, -1)
+    whole = {str(dtype): tiff(values.astype(dtype)) for dtype in ("u2", ">u2", "i2", "u4", ">i4", "f4")}
+    whole |= {"PNG": png(values), "PGM": pgm(values, 4095), "PGM as text": pgm(values, 2047, "P2")}
+    for kind, data in whole.items():
+        found = decode(data, 1, (low, high + 1 / 256)).int()
+        assert found.sub(expected.int()).abs().max() <= 1, kind
+        assert found.equal(decode(png(values), 1, (low, high + 1 / 256)).int()), kind
+    signed = tiff((values - 1100).astype(np.int16))
+    assert decode(signed, 1, (low - 1100, high - 1100)).equal(decode(png(values), 1, (low, high)))
+    small = tiff((values // 8 - 128).astype(np.int8))
+    assert decode(small, 1, (-128, 127)).equal(torch.from_numpy((values // 8).astype(np.uint8)).expand(1, -1, -1))
+    large = values.astype(np.uint32) + 2**31
+    assert decode(tiff(large), 1, (2**31, 2**31 + 2047)).equal(decode(png(values), 1, (0, 2047)))
+    white = tiff(values.astype(np.uint16), photometric=0)
+    assert decode(white, 1, (0, 2047)).equal(255 - decode(png(values), 1, (0, 2047)))
+    assert decode(KEPT["PNG"], 1, (0, 65535)).equal(decode(KEPT["PNG"], 1))
+    assert decode(png(RAMP >> 12), 1, (0, 65535)).eq(0).all()
+    assert decode(tiff(NOISE), pixel_range=(0, 4095)).equal(torch.from_numpy(NOISE).permute(2, 0, 1))
+    with pytest.raises(DecodingError, match=r"some of its pixels are no numbers \(NaN\)"):
+        decode(tiff(np.full((2, 2), np.nan, np.float32)), pixel_range=(0, 1))
+
+
+def test_few_levels_of_few_are_read() -> None:
+    """Black images and masks have lost nothing."""
+    for values in (0 * RAMP, np.where(RAMP > 9, 65535, 0), RAMP & 0xF000):
+        assert decode(png(values)).equal(torch.from_numpy((values >> 8).astype(np.uint8)).expand(3, -1, -1))
 
 
 @pytest.mark.parametrize("suffix", ["jpg", "png", "tif"])

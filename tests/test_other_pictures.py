@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from functools import partial
 from inspect import signature
 from pathlib import Path
@@ -18,7 +19,18 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from qconv.cli import main as cli, train as program
 from qconv.cli.configs import folder as configs
-from qconv.data import ImageFolderDataModule, Normalize, PicturesDataModule
+from qconv.data import (
+    BrokenPictureError,
+    ImageFolderDataModule,
+    ImageNetDataModule,
+    Normalize,
+    PicturesDataModule,
+    PreparedDataModule,
+    WebDatasetDataModule,
+    prepare_pictures,
+)
+from qconv.data.prepared_files import Form
+from qconv.predict import Predictor
 from qconv.training import Classifier, make_trainer
 from qconv.training.finished import FinishedRun
 from qconv.training.stored_config import stored_config
@@ -180,6 +192,9 @@ def test_the_split_of_a_checkpoint_from_before() -> None:
     now = {"trained_on": {"classes": None, "pictures": pictures, "split_by": "name"}}
     assert arguments_as_trained(node, now) == {"split_by": "name", "image_size": [8, 6]}
     assert arguments_as_trained({**node, "image_size": 4}, now) == {"split_by": "name"}
+    deep = {"trained_on": {"pictures": {**pictures, "pixel_range": [0.0, 4095.0]}, "split_by": "name"}}
+    assert arguments_as_trained({**node, "image_size": 4}, deep) == {"split_by": "name", "pixel_range": [0.0, 4095.0]}
+    assert arguments_as_trained({**node, "image_size": 4, "pixel_range": [0, 9]}, deep) == {"split_by": "name"}
     of_before = {"config": {"data": {"root": "./a"}}}
     assert arguments_as_trained(node, None, [{}, {"config": {"data": {"root": "b"}}}]) == {}
     assert arguments_as_trained(node, None, [of_before]) == {"split_by": "number"}  # of a network that it starts from
@@ -189,6 +204,92 @@ def test_the_split_of_a_checkpoint_from_before() -> None:
     assert arguments_as_trained({**node, "_target_": "test_other_pictures.Narrow"}, now) == {}
     for other in ("qconv.data.CIFARDataModule", "my_data.Own", "os.path.join"):
         assert arguments_as_trained({"_target_": other, "test_size": 0.2}, now) == {}
+
+
+def stripes(root: Path, bits: int, factor: int = 1) -> Path:
+    """Two classes of images of 12 bits that differ by 200 in their stripes alone, in files of 16 bits, or cut to 8."""
+    generator = np.random.default_rng(0)
+    for split, count in (("train", 20), ("test", 8)):
+        for name, axis in (("across", 0), ("along", 1)):
+            (root / split / name).mkdir(parents=True)
+            for number in range(count):
+                bright = np.indices((16, 16))[axis] % 8 < 4
+                pixels = (1150 + 200 * bright + generator.integers(-20, 20, (16, 16))) * factor
+                stored = pixels.astype(np.uint16) if bits == 16 else (pixels >> 4).astype(np.uint8)
+                Image.fromarray(stored).save(root / split / name / f"{number}.png")
+    return root
+
+
+def folder_of(root: Path, place: Path, **options: Any) -> ImageFolderDataModule:
+    return ImageFolderDataModule(str(root), cache=str(place), **options)
+
+
+LARGE: dict[str, Any] = {"image_size": 16, "resize": 16, "workers": 0, "val_size": 4}
+
+
+def large_of(root: Path, place: Path, **options: Any) -> ImageNetDataModule:
+    del place
+    return ImageNetDataModule(str(root), **LARGE, **options)
+
+
+def prepared_of(root: Path, place: Path, form: Form = "raw", **options: Any) -> PreparedDataModule:
+    prepare_pictures(root, place / f"{root.name}-{form}", size=16, form=form, **options)
+    return PreparedDataModule(str(place / f"{root.name}-{form}"), **LARGE)
+
+
+def shards_of(root: Path, place: Path, **options: Any) -> WebDatasetDataModule:
+    for split in ("train", "test"):
+        with tarfile.open(root / f"{split}.tar", "w") as tar:
+            for number, path in enumerate(sorted((root / split).rglob("*.png"))):
+                (path.parent / "label.cls").write_text("1" if path.parent.name == "along" else "0")
+                tar.add(path, f"{number:04}.png")
+                tar.add(path.parent / "label.cls", f"{number:04}.cls")
+    tars = {split: str(root / f"{split}.tar") for split in ("train", "test")}
+    return WebDatasetDataModule(
+        tars["train"], val=tars["test"], test=tars["test"], index=str(place / "index"), **LARGE, **options
+    )
+
+
+@pytest.mark.parametrize("made", [folder_of, large_of, prepared_of, partial(prepared_of, form="jpeg"), shards_of])
+def test_pictures_of_12_bits_in_files_of_16(made: Any, tmp_path: Path) -> None:
+    """Whatever reads them: as those that were cut to 8 bits before, or refused with the remedy."""
+
+    def pixels_of(root: Path, **options: Any) -> torch.Tensor:
+        data = made(root, tmp_path, **options)
+        data.prepare_data()
+        data.setup("fit")
+        batches = [data.on_before_batch_transfer(batch, 0) for batch in data.test_dataloader()]
+        return torch.cat([images for images, *_ in batches])
+
+    whole = pixels_of(stripes(tmp_path / "8", 8))
+    deep = stripes(tmp_path / "12", 16)
+    assert pixels_of(deep, pixel_range=(0, 4095)).equal(whole)
+    assert len(whole.unique()) > 5
+    shutil.rmtree(tmp_path / "12-raw", ignore_errors=True)
+    shutil.rmtree(tmp_path / "12-jpeg", ignore_errors=True)
+    with pytest.raises(
+        BrokenPictureError, match=r"grey levels would be left, of values up to 1,\d\d\d: in training, data"
+    ):
+        pixels_of(deep)
+    with pytest.raises(ValueError, match=r"pixel_range \(=\(4095, 0\)\) must be two numbers, the lower one first"):
+        pixels_of(deep, pixel_range=(4095, 0))
+
+
+def test_a_run_on_12_bits_says_how_it_reads_files(tmp_path: Path) -> None:
+    """To `predict`, and to an evaluation elsewhere."""
+    root, run = stripes(tmp_path / "data", 16), tmp_path / "run"
+    words = ("data=image_folder", "data.val_size=0.2", "data.augment=[]", "data.pixel_range=[1000,1500]")
+    result = program.train(config(*SHORT, *words, *folder_words(root, tmp_path), f"run_dir={run}"))
+    assert result.test_accuracy is not None
+    assert result.test_accuracy > 0.7
+    assert evaluated(run, f"data.root={stripes(tmp_path / 'other', 16)}") == result.test_accuracy
+    predictor, trained = Predictor(run), FinishedRun(run)
+    assert predictor.pictures.pixel_range == [1000, 1500]
+    files = sorted((root / "test").rglob("*.png"))
+    fed = torch.cat([images for images, _ in trained.batches("test")])
+    assert torch.stack([predictor.read(path) for path in files]).equal(fed)
+    right = [predictor(path)[0].label == path.parent.name for path in files]
+    assert sum(right) / len(right) == result.test_accuracy
 
 
 def test_a_data_module_of_somebody_else() -> None:

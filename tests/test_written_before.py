@@ -82,6 +82,7 @@ CHANGED = {
     "qconv.data.TensorLoader",  # and resize
     "qconv.quantizers.LSQInput",
     "qconv.data.ImageFolderDataModule",  # test_size
+    *(f"qconv.data.{name}DataModule" for name in ("ImageNet", "WebDataset")),  # pixel_range
     "qconv.schemes.reste",  # o follows the authors' code
     "qconv.quantizers.ReSTE",
     "qconv.quantizers.FixedPoint",  # bound

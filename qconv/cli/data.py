@@ -36,6 +36,14 @@ def _add_prepare(kinds: Any) -> None:
     parser.add_argument("--quality", type=int, default=90, help="of JPEG, 1 to 100")
     parser.add_argument("--pictures-per-file", type=int, default=1000, metavar="COUNT", help="images in a tar file")
     parser.add_argument(
+        "--pixel-range",
+        nargs=2,
+        type=float,
+        metavar=("LOW", "HIGH"),
+        help="values of grey images of more than 8 bits that become black and white, such as 0 4095 of 12 bits in 16 "
+        "(those that their format states)",
+    )
+    parser.add_argument(
         "--broken",
         choices=["fatal", "skip"],
         default="fatal",
@@ -57,6 +65,7 @@ def _prepare(options: argparse.Namespace) -> int:
         form=options.form,
         quality=options.quality,
         pictures_per_file=options.pictures_per_file,
+        pixel_range=options.pixel_range,
         broken=options.broken,
     )
     splits = prepared.splits

@@ -13,6 +13,7 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import Progress
 
+from ..checks import check_pixel_range
 from ..files import DamagedFileError, atomic_file, load_tensors
 from ..images import DecodingError, ReadingError, read_picture
 from ..progress import terminal
@@ -20,7 +21,7 @@ from .pictures import Pictures, PicturesDataModule
 from .tree import Files, SplitBy, Tree, common_size, fingerprint, scan
 
 SMALL = 1 << 13  # bytes of a file: an image of 32×32 has about 1,000, one of 256×256 about 30,000
-FORMAT = 3  # of the cache file; each number has its own file
+FORMAT = 4  # of the cache file; each number has its own file
 Broken = Literal["fatal", "skip"]
 
 
@@ -50,7 +51,7 @@ class ImageFolderDataModule(PicturesDataModule):
 
     The images are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after these settings and
     paths, sizes and times of the files; it is rewritten when one of them changes or when it is damaged. Grey, palette,
-    CMYK and 16-bit images become `channels` channels of 8 bits, and of an animation the first image counts;
+    CMYK and 16-bit images become `channels` channels of 8 bits, and of an animation or of pages the first image counts;
     images are turned as their EXIF orientation says, and transparency is ignored.
 
     Args:
@@ -58,6 +59,9 @@ class ImageFolderDataModule(PicturesDataModule):
         image_size: side, or (height, width); images are resized to cover it and cropped at the centre. None takes
             their size if they have one, and a side of at most 64 pixels if they have several.
         channels: 3, or 1 for grey.
+        pixel_range: the values of grey images of more than 8 bits that become 0 and 255, such as (0, 4095) of 12 bits
+            in 16; those beyond them do, too. None takes what their format states; images are broken if it states
+            nothing, as of signed and floating-point numbers, or if less than 32 grey levels would be left of many.
         broken: what to do with files that cannot be decoded completely: ``"fatal"`` names them in an error, ``"skip"``
             reports them and leaves them out. Those that can't be read for another reason, such as an error of the disk,
             are an error in any case.
@@ -79,6 +83,7 @@ class ImageFolderDataModule(PicturesDataModule):
         *,
         image_size: int | Sequence[int] | None = None,
         channels: int = 3,
+        pixel_range: Sequence[float] | None = None,
         broken: Broken = "fatal",
         test_size: float = 0.2,
         split_by: SplitBy = "name",
@@ -94,7 +99,7 @@ class ImageFolderDataModule(PicturesDataModule):
             raise ValueError(f"test_size (={test_size!r}) must be a share, above 0 and below 1")
         if split_by not in ("name", "number"):
             raise ValueError(f"split_by (={split_by!r}) must be 'name' or 'number'")
-        self.split_by = split_by
+        self.split_by, self.pixel_range = split_by, check_pixel_range(pixel_range)
         self.root, self.in_channels, self.broken = Path(root).expanduser(), channels, broken
         self.tree = scan(self.root, test_size, self.split_seed, split_by)
         self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
@@ -102,7 +107,9 @@ class ImageFolderDataModule(PicturesDataModule):
         for line in filter(None, (*self.tree.told, told)):
             _tell(line)
         self.cached: Decoded | None = None
-        self.cache = cache_file(cache, self.root, self.tree, f"{self.image_size} {channels} {broken}")
+        self.cache = cache_file(
+            cache, self.root, self.tree, f"{self.image_size} {channels} {self.pixel_range} {broken}"
+        )
 
     def prepare_data(self) -> None:
         """Decode the images into the cache, in one process per machine."""
@@ -150,7 +157,9 @@ class ImageFolderDataModule(PicturesDataModule):
 
         def decode(index: int) -> None:
             try:
-                images[index] = read_picture(files[index][0], self.image_size, self.in_channels, resize=True)
+                images[index] = read_picture(
+                    files[index][0], self.image_size, self.in_channels, resize=True, pixel_range=self.pixel_range
+                )
             except DecodingError as error:
                 problems[index] = error
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..images import DecodingError, decode, problem
+from ..checks import check_pixel_range
+from ..images import DecodingError, PixelRange, decode, problem
 from .large import Crop, CroppingLoader, Item, LargePicturesDataModule
 from .loader import epoch_order, split_of
 from .pictures import share_out
@@ -24,6 +25,7 @@ class ImageNetDataModule(LargePicturesDataModule):
         root: the folder of the tree.
         val_size: number or share of the training images used for validation.
         split_seed: chooses these images.
+        pixel_range: as for `ImageFolderDataModule`.
         options: those of `LargePicturesDataModule`.
 
     Raises:
@@ -31,8 +33,17 @@ class ImageNetDataModule(LargePicturesDataModule):
         BrokenPictureError: a file that cannot be decoded.
     """
 
-    def __init__(self, root: str, *, val_size: float = 0.01, split_seed: int = 0, **options: Any) -> None:
+    def __init__(
+        self,
+        root: str,
+        *,
+        val_size: float = 0.01,
+        split_seed: int = 0,
+        pixel_range: Sequence[float] | None = None,
+        **options: Any,
+    ) -> None:
         super().__init__(**options)
+        self.pixel_range = check_pixel_range(pixel_range)
         self.root = Path(root).expanduser()
         self.tree: Tree = scan(self.root)
         self.classes, self.num_classes = self.tree.classes, len(self.tree.classes)
@@ -53,7 +64,7 @@ class ImageNetDataModule(LargePicturesDataModule):
         """The files of the split."""
         files = split_of(self.splits, name)
         order = epoch_order(self, len(files), name, shuffle=train)
-        return CroppingLoader(order, LargePictures(files, self.crop(train=train)), self.workers)
+        return CroppingLoader(order, LargePictures(files, self.crop(train=train), self.pixel_range), self.workers)
 
 
 class LargePictures(Dataset[Any]):
@@ -62,12 +73,13 @@ class LargePictures(Dataset[Any]):
     Args:
         files: paths and labels.
         crop: crops them.
+        pixel_range: as for `ImageFolderDataModule`.
     """
 
-    def __init__(self, files: Sequence[tuple[Path, int]], crop: Crop) -> None:
+    def __init__(self, files: Sequence[tuple[Path, int]], crop: Crop, pixel_range: PixelRange | None = None) -> None:
         self.paths = [str(path) for path, _ in files]
         self.labels = [label for _, label in files]
-        self.crop = crop
+        self.crop, self.pixel_range = crop, pixel_range
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -76,6 +88,7 @@ class LargePictures(Dataset[Any]):
         """Return image and label, or the problem with the file."""
         epoch, index = item
         try:
-            return self.crop(decode(self.paths[index]), epoch, index), self.labels[index]
+            image = decode(self.paths[index], pixel_range=self.pixel_range)
+            return self.crop(image, epoch, index), self.labels[index]
         except DecodingError as error:
             return problem(f"{self.paths[index]} cannot be decoded ({error})", error)

@@ -8,7 +8,7 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from ..images import Normalize, Passing, centre_crop, resize_bytes
+from ..images import Normalize, Passing, PixelRange, centre_crop, resize_bytes
 from ..progress import terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader, EpochOrder
@@ -29,8 +29,8 @@ class LargePicturesDataModule(LightningDataModule):
     random, as for Inception; validation and test images are resized and cropped at the centre. All this is done on
     uint8 pixels; on the device they are normalized with ImageNet's mean and deviation. The treatment of an image is a
     function of (seed, epoch, image) alone. Formats and modes are those of `qconv.images`: grey, palette, CMYK and
-    16-bit images become RGB of 8 bits. A JPEG file whose bytes are wrong but complete cannot be recognized as
-    damaged.
+    16-bit images become RGB of 8 bits, by `pixel_range`. A JPEG file whose bytes are wrong but complete cannot be
+    recognized as damaged.
 
     Args:
         image_size: side of the images.
@@ -47,6 +47,7 @@ class LargePicturesDataModule(LightningDataModule):
     """
 
     in_channels = 3
+    pixel_range: PixelRange | None = None
 
     def __init__(
         self,

@@ -3,7 +3,7 @@
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,8 +14,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ..checks import check_pixel_range
 from ..files import atomic_file
-from ..images import DecodingError, ReadingError, decode, opened
+from ..images import DecodingError, PixelRange, ReadingError, decode, opened
 from ..progress import shown, terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import ahead
@@ -35,6 +36,7 @@ def prepare_pictures(
     form: Form = "raw",
     quality: int = 90,
     pictures_per_file: int = 1000,
+    pixel_range: Sequence[float] | None = None,
     broken: Broken = "fatal",
 ) -> Prepared:
     """Write the images of a tree into tar files, resized to a shorter side of ``size`` pixels if theirs is longer.
@@ -50,6 +52,7 @@ def prepare_pictures(
             decoding takes longer. JPEG files that are small enough are copied as they are.
         quality: of JPEG, 1 to 100.
         pictures_per_file: images in a tar file.
+        pixel_range: as in `ImageFolderDataModule`.
         broken: as in `ImageFolderDataModule`.
 
     Returns:
@@ -77,13 +80,15 @@ def prepare_pictures(
     settings: dict[str, Any] = {"size": size, "form": form, "pictures_per_file": pictures_per_file}
     if form == "jpeg":
         settings["quality"] = quality
+    if (values := check_pixel_range(pixel_range)) is not None:
+        settings["pixel_range"] = list(values)
     settings["source"] = fingerprint(source, tree, "")
     begin(folder, settings)
     if (folder / INDEX).is_file():
         prepared = read_index(folder)
         check_nothing_left_out(folder, prepared, tree, broken)
         return prepared
-    encode = partial(picture_file, size=size, form=form, quality=quality)
+    encode = partial(picture_file, size=size, form=form, quality=quality, pixel_range=values)
     parts = [
         Part(f"{name}-{number:05d}.tar", number * pictures_per_file, files)
         for name, all_files in tree.splits.items()
@@ -206,13 +211,13 @@ class Part(NamedTuple):
                 terminal().print(f"left out: {path} ({data})", soft_wrap=True)
 
 
-def picture_file(path: Path, size: int, form: Form, quality: int) -> bytes:
+def picture_file(path: Path, size: int, form: Form, quality: int, pixel_range: PixelRange | None = None) -> bytes:
     """The bytes of a PPM or JPEG file of an image whose shorter side is at most ``size``.
 
     Raises:
         DecodingError: it is not a complete image.
     """
-    image = decode(path)
+    image = decode(path, pixel_range=pixel_range)
     is_small = min(image.shape[1:]) <= size
     if form == "raw":
         return ppm(image if is_small else shrink(image, size))

@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ..checks import check_pixel_range
 from ..images import DecodingError, decode, problem
 from .large import Batch, Crop, LargePicturesDataModule
 from .loader import EpochLoader, EpochOrder, ahead, epoch_order, split_of
@@ -68,6 +69,7 @@ class PreparedDataModule(LargePicturesDataModule):
                 f"the pixels in {self.root} need no decoding"
             )
         self.decode: Literal["cpu", "device"] = decode
+        self.pixel_range = check_pixel_range(self.prepared.settings.get("pixel_range"))  # that of the original files
         self.classes, self.num_classes = self.prepared.classes, len(self.prepared.classes)
         self.val_size, self.split_seed = val_size, split_seed
         self.splits: dict[str, tuple[Stored, Tensor]] = {}

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..images import DecodingError, decode, problem
+from ..checks import check_pixel_range
+from ..images import DecodingError, PixelRange, decode, problem
 from .large import Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order
 from .pictures import check_val_size
@@ -42,6 +43,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
         val_size: number (at least one) or share of the training shards used for validation if `val` or `test` is
             missing.
         split_seed: chooses these shards.
+        pixel_range: as for `ImageFolderDataModule`.
         options: those of `LargePicturesDataModule`.
 
     Raises:
@@ -62,9 +64,11 @@ class WebDatasetDataModule(LargePicturesDataModule):
         buffer: int = 2000,
         val_size: float = 0.01,
         split_seed: int = 0,
+        pixel_range: Sequence[float] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        self.pixel_range = check_pixel_range(pixel_range)
         if val is None and test is None:
             raise ValueError("val and test (=None) must not both be missing: name the shards to evaluate with")
         if buffer < 0:
@@ -84,7 +88,7 @@ class WebDatasetDataModule(LargePicturesDataModule):
         """Return batches of the split; for training mixed by the buffer."""
         shards = self.splits[name]
         order = epoch_order(self, sum(shard.samples for shard in shards), name, shuffle=train)
-        stream = ShardStream(shards, order, self.crop(train=train), self.buffer if train else 0)
+        stream = ShardStream(shards, order, self.crop(train=train), self.buffer if train else 0, self.pixel_range)
         return ShardLoader(order, stream, self.workers)
 
 
@@ -143,10 +147,19 @@ class ShardStream(IterableDataset[Any]):
         order: the order of the epoch: seed, epoch, rank and number of steps.
         crop: crops an image.
         buffer: images in the buffers of all lanes.
+        pixel_range: as for `ImageFolderDataModule`.
     """
 
-    def __init__(self, shards: Sequence[Shard], order: EpochOrder, crop: Crop, buffer: int) -> None:
+    def __init__(
+        self,
+        shards: Sequence[Shard],
+        order: EpochOrder,
+        crop: Crop,
+        buffer: int,
+        pixel_range: PixelRange | None = None,
+    ) -> None:
         self.shards, self.order, self.crop, self.buffer = shards, order, crop, buffer
+        self.pixel_range = pixel_range
         self.start = 0
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor, list[str]]]:
@@ -204,6 +217,7 @@ class ShardStream(IterableDataset[Any]):
     def _item(self, number: int, sample: dict[str, Any]) -> tuple[Tensor, int] | str:
         name = f"{sample['__url__']}: {sample['__key__']}"
         try:
-            return self.crop(decode(picture(sample) or b""), self.order.epoch, number), label(sample)
+            image = decode(picture(sample) or b"", pixel_range=self.pixel_range)
+            return self.crop(image, self.order.epoch, number), label(sample)
         except DecodingError as error:
             return problem(f"{name} cannot be decoded ({error})", error)

@@ -21,6 +21,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
+from ..checks import check_pixel_range
+
 FORMAT, OLDEST, VERSION = "qconv-packed", 1, 2
 
 Size = Annotated[int, Field(ge=0, le=2**40)]
@@ -84,17 +86,21 @@ class Pictures(_Strict):
             just cover the size.
         mean: the mean of each channel.
         std: the standard deviation of each channel.
+        pixel_range: the values of grey images of more than 8 bits that become pixels of 0 and 255; None takes those
+            that their format states.
     """
 
     size: list[Annotated[int, Field(ge=1, le=2**20)]] = Field(min_length=3, max_length=3)
     resize: Annotated[int, Field(ge=1, le=2**20)] | None = None
     mean: list[float]
     std: list[Annotated[float, Field(gt=0)]]
+    pixel_range: list[float] | None = None
 
     @model_validator(mode="after")
     def _one_for_each_channel(self) -> "Pictures":
         if not len(self.mean) == len(self.std) == self.size[0]:
             raise ValueError(f"mean and std must have a number for each of {self.size[0]} channels")
+        check_pixel_range(self.pixel_range)
         return self
 
 

@@ -71,7 +71,7 @@ def save_packed(
         path: the file, by convention ``*.safetensors``.
         network: the call of a function of `qconv.models` that builds the float network, in Hydra's notation:
             ``{"_target_": "qconv.models.resnet20", "num_classes": 10}``. Without it, `load_packed` needs a model.
-        pictures: the input of the network, as `header.Pictures`: size, resize, mean, std.
+        pictures: the input of the network, as `header.Pictures`: size, resize, mean, std, pixel_range.
         classes: names of the outputs.
         example: a batch of inputs, used only for its shape; unnecessary with `pictures`, or if inputs of a usual shape
             suit: 32, 64, 224, 28, 16 or 8 pixels a side, 64 or 1024 in a row.

@@ -36,7 +36,7 @@ def _pictures(data: Any) -> dict[str, Any] | None:
     normalize, resize = getattr(data, "normalize", None), getattr(data, "resize", None)
     channels, size = getattr(data, "in_channels", None), getattr(data, "image_size", None)
     mean, std = _numbers(getattr(normalize, "mean", None)), _numbers(getattr(normalize, "std", None))
-    sides = _numbers(size)
+    sides, values = _numbers(size), _numbers(getattr(data, "pixel_range", None))
     if not isinstance(channels, int) or sides is None or mean is None or std is None:
         return None
     return {
@@ -44,6 +44,7 @@ def _pictures(data: Any) -> dict[str, Any] | None:
         "resize": resize if isinstance(resize, int) else None,
         "mean": mean,
         "std": std,
+        **({} if values is None else {"pixel_range": values}),
     }
 
 
@@ -129,8 +130,8 @@ def arguments_as_trained(
 ) -> dict[str, Any]:
     """Return arguments of an `ImageFolderDataModule` that its config leaves open, as in the training of a checkpoint.
 
-    These are the size of the images, and which of a folder without splits are tested: in checkpoints that don't say
-    it, their numbers decide.
+    These are the size of the images, the values of those of more than 8 bits that are black and white, and which of a
+    folder without splits are tested: in checkpoints that don't say it, their numbers decide.
 
     Args:
         node: the config of the data module.
@@ -142,8 +143,11 @@ def arguments_as_trained(
     pictures = _of(checkpoint).get("pictures")
     if kind is None:
         return more
-    if pictures is not None and node.get("image_size") is None and _takes(kind, "image_size"):
-        more["image_size"] = list(pictures["size"][1:])
+    if pictures is not None:
+        as_trained = {"image_size": list(pictures["size"][1:]), "pixel_range": pictures.get("pixel_range")}
+        for name, value in as_trained.items():
+            if value is not None and node.get(name) is None and _takes(kind, name):
+                more[name] = value
     if "split_by" not in node and _takes(kind, "split_by"):
         if checkpoint is not None:
             more["split_by"] = _split_by(checkpoint)
