@@ -4,6 +4,7 @@ import errno
 import os
 import pickle
 import shutil
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -282,7 +283,7 @@ def test_folders_without_splits(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As a phone leaves them: no splits, other sizes, other files."""
-    monkeypatch.setattr("qconv.data.tree.readable_suffixes", lambda: SUFFIXES)  # as without pillow-heif
+    monkeypatch.setattr("qconv.data.class_folders.readable_suffixes", lambda: SUFFIXES)  # as without pillow-heif
     root = tmp_path / "photos"
     for label, (name, count) in enumerate({"cat": 20, "dog": 10, "one": 1, "none": 0}.items()):
         (root / name).mkdir(parents=True)
@@ -338,7 +339,7 @@ TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
     "no train": (
         lambda tree: (tree / "train").rename(tree / "training"),
         FileNotFoundError,
-        r"must hold train/<class>/\* and test/<class>/\* \(or val\); it has test, training",
+        r"must hold train/<class>/\* and test/<class>/\* \(or val\); it has test, training$",
     ),
     "classes without images": (
         lambda tree: [remove(path) for path in tree.glob("*/*")] and [path.rmdir() for path in tree.iterdir()],
@@ -359,6 +360,30 @@ TREES: dict[str, tuple[Callable[[Path], Any], type[Exception], str]] = {
         ],
         ValueError,
         r"data.root \(=.*tree\) has 1 class with images \(cat\); it must have at least 2",
+    ),
+    "one folder too high": (
+        lambda tree: tree.rename(tree.parent / "x") and (tree.mkdir(), (tree.parent / "x").rename(tree / "data")),
+        FileNotFoundError,
+        r"it has data; images lie deeper, in .*tree/data/test/cat: give data.root=.*tree/data$",
+    ),
+    "one folder too high, without splits": (
+        lambda tree: (
+            [remove(tree / "test" / name) for name in ("cat", "dog")]
+            and ((tree / "test").rmdir(), (tree / "train").rename(tree / "data"))
+        ),
+        FileNotFoundError,
+        r"it has data; images lie deeper, in .*tree/data/cat: give data.root=.*tree/data$",
+    ),
+    "classes one folder deeper": (
+        lambda tree: (
+            [(tree / f"train/{name}").rename(tree / name) for name in ("cat", "dog")]
+            and [
+                ((tree / f"train/{name}").mkdir(), (tree / name).rename(tree / f"train/{name}/2024"))
+                for name in ("cat", "dog")
+            ]
+        ),
+        ValueError,
+        r"train has 0 class with images; it must have at least 2; images lie deeper, in .*tree/train/cat/2024$",
     ),
     "class in test only": (
         lambda tree: (tree / "test/dog").rename(tree / "test/fox"),
@@ -441,6 +466,64 @@ def test_class_folders_without_pictures_are_named(tmp_path: Path) -> None:
         "no images in train/fox, which is no class",
         "left out: 3 folders in folders of classes",
     )
+
+
+def many(folder: Path, count: int = 3) -> None:
+    folder.mkdir(parents=True)
+    for index in range(count):
+        picture(index).save(folder / f"{folder.parent.name}_{index}.png")
+
+
+def test_tiny_imagenet_as_it_is_published(tmp_path: Path) -> None:
+    """Images a folder deeper, a list for validation, and a test without classes."""
+    for name in ("n01", "n02"):
+        many(tmp_path / "train" / name / "images")
+        (tmp_path / "train" / name / f"{name}_boxes.txt").write_text("n01_0.JPEG\t0\t0\t7\t7\n")
+    many(tmp_path / "val/images")
+    many(tmp_path / "test/images")
+    (tmp_path / "wnids.txt").write_text("n01\nn02\n")
+    lines = tmp_path / "val/val_annotations.txt"
+    lines.write_text("val_0.png\tn02\t0\t0\t7\t7\nval_1.png\tn01\t0\t0\t7\t7\nval_2.png\tn02\t0\t0\t7\t7\n\n")
+    found = scan(tmp_path)
+    assert found.classes == ["n01", "n02"]
+    assert [(path.name, label) for path, label in found.splits["train"]][2:4] == [("n01_2.png", 0), ("n02_0.png", 1)]
+    assert [(path.name, label) for path, label in found.splits["test"]] == [
+        ("val_1.png", 0),
+        ("val_0.png", 1),
+        ("val_2.png", 1),
+    ]
+    without = "images lie deeper, in test/images, and neither folders nor test/test_annotations.txt name their classes"
+    assert found.told == (f"left out: {without}",)
+    assert made(tmp_path, image_size=8).splits["test"].labels.tolist() == [0, 1, 1]
+    lines.write_text("val_0.png\tn02\nval_7.png\tn01\n")
+    with pytest.raises(BrokenPictureError, match=r"1 of 2 files are no whole image: .*val_7.png \(No such file"):
+        made(tmp_path, image_size=8)
+    lines.write_text("val_0.png\tn03\n")
+    with pytest.raises(ValueError, match="class 'n03' is in val, but has no training images"):
+        scan(tmp_path)
+    lines.unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"deeper, in val/images, test/images, and neither .* name their classes"
+    ):
+        scan(tmp_path)
+    for name in ("n01", "n02"):  # as many rearrange it
+        many(tmp_path / "val" / name)
+    shutil.rmtree(tmp_path / "val/images")
+    lines.write_text("val_0.png\tn02\n")
+    assert len(scan(tmp_path).splits["test"]) == 6
+
+
+def test_names_of_classes_are_composed(tmp_path: Path) -> None:
+    """A Mac's é has two characters: the name of a class is the same in all splits, and so is its number."""
+    names = "café", "cafz", "b"
+    for name in names:
+        many(tmp_path / "train" / unicodedata.normalize("NFD", name))
+        many(tmp_path / "test" / unicodedata.normalize("NFC", name))
+    many(tmp_path / "train" / unicodedata.normalize("NFC", "café"), 2)
+    found = scan(tmp_path)
+    assert found.classes == ["b", "cafz", "café"]
+    assert [label for _, label in found.splits["train"]] == [0] * 3 + [1] * 3 + [2] * 5
+    assert [label for _, label in found.splits["test"]] == [0] * 3 + [1] * 3 + [2] * 3
 
 
 def test_small_files_are_decoded_by_few_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,7 +47,8 @@ class ImageFolderDataModule(PicturesDataModule):
     Of folders without splits a part of each class is the test split, the same for every seed, chosen by hashes of the
     files' names: another image leaves the others where they are, or moves a single one. With only `test`, or
     without splits, a part of the training images is used for validation; with only `val`, that is the test split.
-    What was split, resized and left out is said on stderr at each run, and the number of images.
+    What was split, resized and left out is said on stderr at each run, and the number of images. Tiny-ImageNet is read
+    as it is published: images in `train/<class>/images`, classes of the others in `val/val_annotations.txt`.
 
     The images are decoded once, in parallel, into a file of uint8 tensors in `cache`, named after these settings and
     paths, sizes and times of the files; it is rewritten when one of them changes or when it is damaged. Grey, palette,

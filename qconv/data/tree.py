@@ -1,7 +1,6 @@
 """The files of a folder of images: their classes, their splits, and what is left out."""
 
 import hashlib
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -10,11 +9,10 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..images import HEIF_REMEDY, HEIF_SUFFIXES, DecodingError, ReadingError, opened, readable_suffixes, size_of
+from ..images import DecodingError, ReadingError, opened, size_of
+from .class_folders import WITHIN, by_class, deeper, is_seen, left_out, no_class, no_names, some
 
 SPLITS = ("train", "val", "test")
-NO_PICTURES = ("thumbs.db", "desktop.ini")
-"""What operating systems leave beside images."""
 SAMPLED = 1000
 """The number of images whose size is read before all are decoded."""
 COMPARED = 64
@@ -49,6 +47,9 @@ def scan(
 ) -> Tree:
     """Return the tree below ``root``, without hidden files and files without an image's suffix.
 
+    As in Tiny-ImageNet, the images of a class may be in ``<class>/images``, and ``val/val_annotations.txt`` may name
+    the classes of those in ``val/images``. Names of classes are composed (NFC): a Mac may write é as two characters.
+
     Args:
         root: a folder with ``train/<class>/*`` and ``test/<class>/*``, ``val/<class>/*`` or both; or ``<class>/*``.
         test_size: the share of a folder without splits that is the test split; None refuses such a folder.
@@ -62,14 +63,20 @@ def scan(
     if not root.is_dir():
         raise FileNotFoundError(f"{called} (={root}): there is no such folder")
     names = [name for name in SPLITS if (root / name).is_dir()]
-    folders = [path for path in sorted(root.iterdir()) if _is_seen(path)]
+    folders = [path for path in sorted(root.iterdir()) if is_seen(path)]
     if test_size is not None and not names:
-        files = {folder.name: pictures_in(folder) for folder in folders}
+        files, places = by_class(root)
         classes = [name for name, pictures in files.items() if pictures]
         if len(classes) > 1:
-            return _without_splits(root, files, folders, test_size, seed, split_by)
+            return _without_splits(root, files, places, test_size, seed, split_by)
         if classes:
-            raise ValueError(f"{called} (={root}) has 1 class with images ({classes[0]}); it must have at least 2")
+            only_one = f"{called} (={root}) has 1 class with images ({classes[0]}); it must have at least 2"
+            raise ValueError(only_one + deeper(root, called))
+    read = {name: by_class(root / name) for name in names}
+    files = {name: pictures for name, (pictures, _) in read.items()}
+    classes = [name for name, pictures in files.get("train", {}).items() if pictures]
+    unnamed = [name for name in names if [*files[name]] == [WITHIN] != classes]
+    names = [name for name in names if name not in unnamed]
     if "train" not in names or len(names) < 2:
         needed = "train/<class>/* and test/<class>/* (or val)"
         if test_size is not None and not names:
@@ -77,11 +84,11 @@ def scan(
         raise FileNotFoundError(
             f"{called} (={root}) must hold {needed}; it has "
             + (", ".join(sorted(path.name for path in root.iterdir())[:5]) or "nothing")
+            + (f"; {no_names(unnamed)}" if unnamed else "" if read else deeper(root, called))
         )
-    files = {name: {d.name: pictures_in(d) for d in sorted((root / name).iterdir()) if _is_seen(d)} for name in names}
-    classes = [name for name, pictures in files["train"].items() if pictures]
     if len(classes) < 2:
-        raise ValueError(f"{called} (={root}): train has {len(classes)} class with images; it must have at least 2")
+        too_few = f"{called} (={root}): train has {len(classes)} class with images; it must have at least 2"
+        raise ValueError(too_few + deeper(root / "train", called))
     for name in names:
         only = [other for other, pictures in files[name].items() if pictures and other not in classes]
         if only:
@@ -96,26 +103,16 @@ def scan(
     if "test" not in listed:
         listed["test"] = listed.pop("val")
     others = [folder.name for folder in folders if folder.name not in SPLITS]
-    told = () if not others else (f"left out: {_some(others)}; splits are {', '.join(SPLITS)}",)
+    told = () if not others else (f"left out: {some(others)}; splits are {', '.join(SPLITS)}",)
+    told += (f"left out: {no_names(unnamed)}",) if unnamed else ()
     told += no_class([f"train/{name}" for name in files["train"] if name not in classes])
-    return Tree(
-        classes, listed, (*told, *left_out([root / name / label for name in names for label in files["train"]]))
-    )
-
-
-def _is_seen(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".")
-
-
-def no_class(empty: Sequence[str]) -> tuple[str, ...]:
-    """Say which folders are no class, as they hold no images."""
-    return (f"no images in {_some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class",) if empty else ()
+    return Tree(classes, listed, (*told, *left_out([place for name in names for place in read[name][1]])))
 
 
 def _without_splits(
     root: Path,
     files: dict[str, list[Path]],
-    folders: Sequence[Path],
+    class_folders: Sequence[Path],
     test_size: float,
     seed: int,
     split_by: SplitBy,
@@ -141,10 +138,10 @@ def _without_splits(
     )
     alone = [name for name in classes if len(files[name]) == 1]
     if alone:
-        told += f"; not of {_some(alone)}, with a single image"
-    for words in no_class([folder.name for folder in folders if folder.name not in classes]):
+        told += f"; not of {some(alone)}, with a single image"
+    for words in no_class([name for name in files if name not in classes]):
         told += f"; {words}"
-    return Tree(classes, splits, (told, *left_out(folders)))
+    return Tree(classes, splits, (told, *left_out(class_folders)))
 
 
 def _drawn(seed: int, label: str, name: str) -> bytes:
@@ -185,36 +182,6 @@ def _sample(files: Files, most: int) -> Files:
     return files[:: max(-(-len(files) // most), 1)]
 
 
-def pictures_in(folder: Path) -> list[Path]:
-    """The files of a folder that should be images, in order."""
-    suffixes = readable_suffixes()
-    return sorted(
-        path for path in folder.iterdir() if path.suffix.lower() in suffixes and not path.name.startswith(".")
-    )
-
-
-def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
-    """Count the other files in these folders, by suffix, and the folders; say what would make HEIC readable."""
-    suffixes = readable_suffixes()
-    others = [
-        path
-        for folder in folders
-        if folder.is_dir()
-        for path in folder.iterdir()
-        if path.suffix.lower() not in suffixes
-        if not path.name.startswith(".") and path.name.lower() not in NO_PICTURES
-    ]
-    if not others:
-        return ()
-    kinds = Counter(path.suffix.lower() or "without a suffix" for path in others if path.is_file())
-    within = sum(path.is_dir() for path in others)
-    parts = [f"{within} folder{'s' * (within > 1)} in folders of classes"] if within else []
-    for kind, count in kinds.most_common():
-        remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
-        parts.append(f"{count} {kind}{remedy}")
-    return (f"left out: {', '.join(parts)}",)
-
-
 def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
     """Return the size of the images, or the one to resize them to if they differ, and a line about it then.
 
@@ -248,7 +215,3 @@ def common_size(files: Files) -> tuple[tuple[int, int], str] | None:
 
 def _area(size: tuple[int, int]) -> int:
     return size[0] * size[1]
-
-
-def _some(names: Sequence[str], most: int = 5) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")

@@ -1,0 +1,99 @@
+"""Folders of classes: the images in them, and what is said of everything else."""
+
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..images import HEIF_REMEDY, HEIF_SUFFIXES, readable_suffixes
+
+NO_PICTURES = ("thumbs.db", "desktop.ini")
+"""What operating systems leave beside images."""
+WITHIN = "images"
+"""The folder in which Tiny-ImageNet has the images of a class, and those of a split whose classes a file lists."""
+
+
+def by_class(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
+    """Return the images of each class in a folder of classes, in order, and the folders in which they are."""
+    folders = sorted(path for path in folder.iterdir() if is_seen(path))
+    lines = folder / f"{folder.name}_annotations.txt"
+    found: dict[str, list[Path]] = {}
+    if [each.name for each in folders] == [WITHIN] and lines.is_file():
+        for line in filter(None, lines.read_text("utf-8", "backslashreplace").splitlines()):
+            name, label = (*line.split("\t"), "")[:2]
+            found.setdefault(label, []).append(folder / WITHIN / name)
+        return dict(sorted(found.items())), []
+    places = [_place(each) for each in folders]
+    for each, place in zip(folders, places, strict=True):
+        found.setdefault(unicodedata.normalize("NFC", each.name), []).extend(pictures_in(place))
+    return dict(sorted(found.items())), places
+
+
+def _place(folder: Path) -> Path:
+    """The folder in which the images of a class are."""
+    within = folder / WITHIN
+    return within if within.is_dir() and not pictures_in(folder) else folder
+
+
+def no_names(unnamed: Sequence[str]) -> str:
+    """Say of which splits nothing names the classes of the images."""
+    places, lists = (
+        ", ".join(form.format(name) for name in unnamed) for form in ("{0}/images", "{0}/{0}_annotations.txt")
+    )
+    return f"images lie deeper, in {places}, and neither folders nor {lists} name their classes"
+
+
+def deeper(root: Path, called: str) -> str:
+    """Say where below ``root`` images lie deeper than in its folders."""
+    for pattern in ("*/*", "*/*/*"):
+        for folder in sorted(root.glob(pattern)):
+            if is_seen(folder) and pictures_in(folder):
+                alone = len([*filter(is_seen, root.iterdir())]) == 1
+                above = root / folder.relative_to(root).parts[0]
+                return f"; images lie deeper, in {folder}" + (f": give {called}={above}" if alone else "")
+    return ""
+
+
+def is_seen(path: Path) -> bool:
+    """Whether it is a folder, and not a hidden one."""
+    return path.is_dir() and not path.name.startswith(".")
+
+
+def no_class(empty: Sequence[str]) -> tuple[str, ...]:
+    """Say which folders are no class, as they hold no images."""
+    return (f"no images in {some(empty)}, which {'is' if len(empty) == 1 else 'are'} no class",) if empty else ()
+
+
+def pictures_in(folder: Path) -> list[Path]:
+    """The files of a folder that should be images, in order."""
+    suffixes = readable_suffixes()
+    return sorted(
+        path for path in folder.iterdir() if path.suffix.lower() in suffixes and not path.name.startswith(".")
+    )
+
+
+def left_out(folders: Sequence[Path]) -> tuple[str, ...]:
+    """Count the other files in these folders, by suffix, and the folders; say what would make HEIC readable."""
+    suffixes = readable_suffixes()
+    others = [
+        path
+        for folder in folders
+        if folder.is_dir()
+        for path in folder.iterdir()
+        if path.suffix.lower() not in suffixes
+        if not path.name.startswith(".") and path.name.lower() not in NO_PICTURES
+    ]
+    if not others:
+        return ()
+    kinds = Counter(path.suffix.lower() or "without a suffix" for path in others if path.is_file())
+    within = sum(path.is_dir() for path in others)
+    parts = [f"{within} folder{'s' * (within > 1)} in folders of classes"] if within else []
+    for kind, count in kinds.most_common():
+        remedy = f" ({HEIF_REMEDY} to read them)" if kind in HEIF_SUFFIXES else ""
+        parts.append(f"{count} {kind}{remedy}")
+    return (f"left out: {', '.join(parts)}",)
+
+
+def some(names: Sequence[str], most: int = 5) -> str:
+    """The first names, and how many more there are."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
