@@ -146,7 +146,6 @@ def test_processors_without_vnni(name: str, tmp_path: Path, monkeypatch: pytest.
     scheme, saturates = WIDE[name]
     model = trained(chain(activation=nn.ReLU), scheme, input)
     compared = qconv.export_onnx(model, path, input)
-    assert compared is not None
     assert compared.decisions == 0
     assert compared.saturating == (("3", "6") if saturates else ())
     assert (f"unless {OPTION} is 1" in str(compared)) == saturates
@@ -176,7 +175,6 @@ def test_equal_layers_in_the_precise_mode(tmp_path: Path, monkeypatch: pytest.Mo
         nn.init.constant_(conv.weight, 0.1)
     trained(model, schemes.minmax(8, 8), input)
     compared = qconv.export_onnx(model, path, input)
-    assert compared is not None
     assert compared.decisions == 0
     assert len(compared.saturating) == 4
     assert is_precise(OnnxModel(path))
@@ -202,7 +200,6 @@ def test_saturating_layers_have_the_names_of_the_model(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Conv2d(3, 8, 3), *itertools.chain(*parts), nn.Flatten(), nn.Linear(8 * 7 * 6, 4))
     trained(model, schemes.minmax(8, 8), input)
     compared = qconv.export_onnx(model, tmp_path / "model.onnx", input, round_outputs=True)
-    assert compared is not None
     assert compared.saturating == ("1", "4", "7")
 
 
@@ -505,7 +502,6 @@ def test_a_network_in_parts_with_one_output_a_sample(round_outputs: bool, tmp_pa
     input = torch.randn(6, 3, 8, 8)
     model = trained(Shared(), schemes.lsq(4, 4), input, skip=("stem",))
     compared = qconv.export_onnx(model, tmp_path / "model.onnx", input, round_outputs=round_outputs)
-    assert compared is not None
     assert compared.close == 6 or round_outputs
     got = OnnxModel(tmp_path / "model.onnx")(input)
     torch.testing.assert_close(
@@ -572,7 +568,6 @@ def test_wrappers_are_removed(tmp_path: Path) -> None:
     input = torch.randn(4, 3, 9, 8)
     model = trained(chain(), schemes.lsq(4, 4), input)
     found = qconv.export_onnx(nn.DataParallel(model), tmp_path / "model.onnx", input)
-    assert found is not None
     assert found.samples == 4
     agree(model, tmp_path / "model.onnx", input)
 
@@ -584,7 +579,6 @@ def test_powers_of_two_below_one_are_no_whole_numbers(input: Any, weight: Any, t
     model = qconv.convert(nn.Sequential(nn.Conv2d(8, 8, 3), nn.Flatten()), scheme, skip=())
     model(x := torch.randn(4, 8, 6, 6))
     found = qconv.export_onnx(model.eval(), tmp_path / "model.onnx", x)
-    assert found is not None
     assert found.agrees
 
 
@@ -612,3 +606,68 @@ def test_a_fixed_number_of_images_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"makes a Python number of the batch's size.*use x.shape\[0\]"):
         qconv.export_onnx(model, tmp_path / "model.onnx", torch.randn(2, 3, 8, 8))
     assert not any(tmp_path.iterdir())
+
+
+class ScatteredMean(nn.Module):
+    def forward(self, input: Tensor) -> Tensor:
+        return input.scatter_reduce(1, torch.zeros_like(input, dtype=torch.long), input, "mean")
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (nn.AvgPool2d(2, divisor_override=3), "avg_pool2d"),
+        (nn.Sequential(nn.Unflatten(1, (8, 1)), nn.AvgPool3d((1, 2, 2), divisor_override=3)), "avg_pool3d"),
+        (
+            partial(nn.functional.interpolate, scale_factor=1.7, mode="bicubic", antialias=True),
+            "_upsample_bicubic2d_aa",
+        ),
+        (ScatteredMean(), "scatter_reduce"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+@pytest.mark.parametrize("is_last", [False, True])
+def test_operators_that_torch_writes_wrongly_are_refused(part: Any, name: str, is_last: bool, tmp_path: Path) -> None:
+    """The file would be off by several percent."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.part = nn.Conv2d(3, 8, 3, padding=1), part if isinstance(part, nn.Module) else None
+
+        def forward(self, input: Tensor) -> Tensor:
+            output = (self.part or part)(self.conv(input))
+            return output if is_last else torch.relu(output).flatten(2).mean(2)
+
+    model = qconv.convert(Net(), schemes.bwn(), skip=()).eval()
+    where = "the model's forward" if isinstance(part, partial) else "'part"
+    words = rf"Net\): its ONNX file would be wrong, .*aten.{name}.* in {where}.* differs from torch's by up to \d"
+    with pytest.raises(ValueError, match=words):
+        qconv.export_onnx(model, tmp_path / "model.onnx", torch.randn(2, 3, 8, 10))
+    assert not any(tmp_path.iterdir())
+
+
+class Floats(nn.Module):
+    """Operators that torch's exporter rewrites, one after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3)
+        self.pools = nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False), nn.AdaptiveAvgPool2d((3, 5))
+        self.norms = nn.ModuleList([nn.GroupNorm(4, 8), nn.InstanceNorm2d(8), nn.LocalResponseNorm(3, alpha=0.3)])
+        self.pads = nn.ReflectionPad2d((2, 1, 0, 1)), nn.CircularPad2d(1), nn.ReplicationPad2d(2)
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = nn.functional.gelu(self.first(input))
+        x = nn.functional.interpolate(x, scale_factor=1.7, mode="bicubic", align_corners=True) // 0.01 * 0.01
+        for part in (*self.norms, *self.pads):
+            x = part(x)
+        values, places = nn.functional.max_pool2d(x, 3, 2, 1, 2, return_indices=True)
+        x = torch.cat([self.second(x).std((2, 3), correction=2), *(pool(x).amax((2, 3)) for pool in self.pools)], 1)
+        return x + values.mean() + places.float().mean() + (x.cumsum(1) / x.topk(2, 1).values[:, 1:]).clamp(-1, 1)
+
+
+def test_operators_that_torch_writes_rightly_are_exported(tmp_path: Path) -> None:
+    input = torch.randn(3, 3, 8, 10)
+    compared = qconv.export_onnx(qconv.convert(Floats(), schemes.bwn(), skip=()).eval(), tmp_path / "one.onnx", input)
+    assert compared.close == 3

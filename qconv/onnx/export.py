@@ -6,7 +6,6 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from ..inference.sign_conv import SignConv2d
 from ..packed.tensors import inner_model
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d, StoredCodes
+from .operators import check_operators
 from .ranges import Ranges, ranges
 from .run import ROUNDED, SATURATING, OnnxComparison, compare_onnx
 from .sums import round_sums
@@ -43,7 +43,7 @@ def export_onnx(
     *,
     round_outputs: bool = False,
     metadata: Mapping[str, str] | None = None,
-) -> OnnxComparison | None:
+) -> OnnxComparison:
     """Write a trained model as an ONNX file of standard operators, with a batch of any size.
 
     The model is frozen (`qconv.freeze`): batch norm is folded, and layers pass on codes. A layer that outputs codes
@@ -64,6 +64,9 @@ def export_onnx(
     reproduces them exactly; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of DSQ with more
     than 4 bits, into which the exporter multiplies a batch norm's factors.
 
+    torch's exporter writes some operators wrongly, in version 2.15 ``AvgPool2d(divisor_override=3)``. So ONNX Runtime
+    computes each operator of the file from the same numbers as torch; if one differs, no file is written.
+
     Args:
         model: the trained model.
         path: the file to write; it appears when it is complete.
@@ -73,18 +76,19 @@ def export_onnx(
             mean and std, as JSON) and ``classes``. Those of qconv's own names are replaced.
 
     Returns:
-        The result of `compare_onnx` for the file and the trained model on up to 64 inputs of `example`; None if ONNX
-        Runtime is missing.
+        The result of `compare_onnx` for the file and the trained model on up to 64 inputs of `example`.
 
     Raises:
-        ImportError: onnx and onnxscript are missing: ``pip install "qconv[onnx]"``.
+        ImportError: onnx, onnxscript or ONNX Runtime is missing: ``pip install "qconv[onnx]"``.
         TypeError: `model` is not a module, or does not give a tensor; `example` is not a float tensor.
-        ValueError: `qconv.freeze` refuses the model; ONNX has no operator for a layer; the example is empty.
+        ValueError: `qconv.freeze` refuses the model; ONNX has no operator for a layer, or computes it otherwise; the
+            example is empty.
         OSError: the file can't be written.
     """
     with needed("export to ONNX"):
         import onnx
         import onnx_ir
+        import onnxruntime  # noqa: F401  # which runs the file
         import onnxscript  # noqa: F401  # torch.onnx needs it
     from .store import own_weights, store_integers
 
@@ -140,10 +144,15 @@ def export_onnx(
     program.model.metadata_props[SATURATING] = "\n".join(_name_of(name_in_model(name), frozen) for name in saturating)
     content = onnx_ir.to_proto(program.model)
     onnx.checker.check_model(content, full_check=True)
+    try:
+        check_operators(content, program.exported_program, example[:1].repeat(3, *[1] * (example.ndim - 1)))
+    except ValueError as error:
+        raise ValueError(
+            f"model ({type(model).__name__}): its ONNX file would be wrong, so that none was written: {error}. torch's "
+            "exporter or ONNX Runtime has a fault there: use another operator in its place"
+        ) from error
     with atomic_file(path) as file:
         file.write(content.SerializeToString())
-    if find_spec("onnxruntime") is None:
-        return None
     return compare_onnx(model, path, example[:_COMPARED])
 
 

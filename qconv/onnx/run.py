@@ -38,12 +38,12 @@ class OnnxModel:
             raise ValueError(f"ONNX file {path}: there is no such file")
         threads = torch.get_num_threads() if threads is None else threads
         has_vnni = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_vnni", "avx_vnni"))
-        self.session = _load(path, threads, optimized=has_vnni)  # without VNNI it only tells what the file says
+        self.session = load(str(path), threads, optimized=has_vnni)  # without VNNI it only tells what the file says
         said = self.session.get_modelmeta().custom_metadata_map
         self.is_rounded = said.get(ROUNDED) == "true"
         self.saturating = tuple(said.get(SATURATING, "").splitlines())
         if not has_vnni:
-            self.session = _load(path, threads, precise=bool(self.saturating))
+            self.session = load(str(path), threads, precise=bool(self.saturating))
             if SATURATING not in said:
                 warnings.warn(
                     f"ONNX file {path}: it was written by an earlier version, whose files with 8-bit inputs can give "
@@ -61,22 +61,23 @@ class OnnxModel:
         return torch.from_numpy(output)
 
 
-def _load(path: str | os.PathLike[str], threads: int, *, precise: bool = False, optimized: bool = True) -> Any:
-    """Return a session of ONNX Runtime."""
+def load(file: str | bytes, threads: int, *, precise: bool = False, optimized: bool = True) -> Any:
+    """Return a session of ONNX Runtime for a path or the content of a file; raise a ValueError if it has none."""
     with needed("running ONNX files"):
         import onnxruntime
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # what it would print is raised
     options.add_session_config_entry("session.force_spinning_stop", "1")  # leaves the cores to others between runs
     if precise:
         options.add_session_config_entry(*PRECISE)
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
     except Exception as error:  # its own kinds, which it does not export
-        raise ValueError(f"ONNX file {path}: {str(error).splitlines()[0]}") from error
+        name = f"ONNX file {file}" if isinstance(file, str) else "the ONNX file"
+        raise ValueError(f"{name}: {str(error).splitlines()[0]}") from error
 
 
 @dataclass(frozen=True)
