@@ -1,5 +1,6 @@
 """Swapping the layers of a model, and back."""
 
+import copy
 from functools import partial
 from typing import Any
 
@@ -7,11 +8,12 @@ import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import qconv
 from qconv import schemes
 from qconv.convert.steps import QUANTIZED
-from qconv.quantizers import FP8
+from qconv.quantizers import FP8, ScaledSign
 
 
 def small() -> nn.Sequential:
@@ -149,14 +151,14 @@ def test_subclasses_and_quantized_layers_are_left_alone(capsys: pytest.CaptureFi
     model = nn.Sequential(
         nn.Conv2d(3, 4, 3), Special(4, 4, 3), nn.LazyConv2d(4, 3), nn.Conv2d(4, 4, 1), nn.Linear(4, 2)
     )
-    nn.utils.parametrizations.weight_norm(model[0])
-    with pytest.warns(UserWarning, match=r"layer '0' stays float: its weight is computed \(WeightNorm\)"):
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    with pytest.warns(UserWarning, match=r"layer '0' stays float: its weight is computed \(pruning\).* keeps no zeros"):
         qconv.convert(model, schemes.bnn(), skip=("last",))
     assert type(model[1]) is Special
     capsys.readouterr()
     qconv.plan(model, schemes.bwn(), skip=())
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith("0  ParametrizedConv2d stays: its weight is computed (WeightNorm): call torch.nn.utils.")
+    assert lines[0].startswith("0  Conv2d stays: its weight is computed (pruning): call torch.nn.utils.")
     assert lines[1] == "1  Special stays: a subclass of Conv2d"
     assert lines[2] == "2  LazyConv2d stays: a subclass of Conv2d"
     assert lines[3] == "3  QConv2d stays: quantized already, bnn()"
@@ -167,7 +169,7 @@ def test_to_float_undoes_convert(scheme: qconv.Scheme) -> None:
     input = torch.randn(2, 3, 8, 8)
     expected, state = model(input), model.state_dict()
     qconv.convert(model, scheme, skip=("first",))
-    quantized = model(input)
+    (quantized := model(input)).sum().backward()  # until then, learned tensors replace no weight
     assert qconv.to_float(model) is model
     assert kinds(model) == ["Conv2d", "ReLU", "Conv2d"]
     assert model.state_dict().keys() == state.keys()
@@ -215,9 +217,9 @@ def test_an_override_that_would_have_no_effect() -> None:
     def model(*, second: nn.Module) -> nn.Module:
         return nn.Sequential(nn.Conv2d(3, 4, 3), second, nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 4))
 
-    computed = nn.utils.parametrizations.weight_norm(nn.Conv2d(4, 4, 3))
+    computed = prune.l1_unstructured(nn.Conv2d(4, 4, 3), "weight", 0.5)
     quantized = qconv.QConv2d(4, 4, 3, scheme=schemes.bwn())
-    for second, reason in ((computed, "WeightNorm"), (Own(4, 4, 3), "subclass of Conv2d"), (quantized, "already")):
+    for second, reason in ((computed, "pruning"), (Own(4, 4, 3), "subclass of Conv2d"), (quantized, "already")):
         with pytest.raises(ValueError, match=rf"overrides '1': layer '1' \(.*\) can't be quantized: .*{reason}"):
             qconv.plan(model(second=second), schemes.bnn(), overrides={"1": schemes.bwn()})
         plan = qconv.plan(model(second=second), schemes.bnn(), overrides={"[12]": schemes.bwn(), "0": None})
@@ -334,9 +336,9 @@ def test_tied_weights_that_steps_would_change_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
-def test_computed_weights_are_left_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_says_which_computed_weights_stay(capsys: pytest.CaptureFixture[str]) -> None:
     model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 3)), nn.Conv2d(4, 4, 3))
-    qconv.plan(model, schemes.bnn(), skip=())
+    qconv.plan(model, schemes.shift_ps(), skip=())
     assert (
         capsys.readouterr()
         .out.splitlines()[0]
@@ -383,3 +385,44 @@ def test_a_model_in_evaluation_stays_there(scheme: qconv.Scheme) -> None:
     assert not any(module.training for module in model.modules())
     images = torch.randn(2, 3, 8, 8)
     assert torch.equal(model(images), model(images))
+
+
+def test_layers_that_quantize_nothing_count_as_float(scheme: qconv.Scheme) -> None:
+    torch.manual_seed(0)
+    model = small()[:3]
+    layer, input = model[2], torch.randn(2, 3, 8, 8)
+    expected = qconv.convert(copy.deepcopy(model), scheme, skip=("first",))
+    qconv.convert(model, schemes.identity(), skip=("first",))
+    plan = qconv.plan(model, scheme, skip=("first",))
+    assert [step.becomes for step in plan.steps] == [None, qconv.QConv2d]
+    assert repr(layer).endswith("scheme=identity())")
+    qconv.convert(model, scheme, skip=("first",))
+    assert model[2] is layer
+    assert repr(layer) == repr(expected[2])
+    assert model.state_dict().keys() == expected.state_dict().keys()
+    torch.manual_seed(1)
+    output = model(input)
+    torch.manual_seed(1)
+    assert torch.equal(output, expected(input))
+    assert kinds(qconv.to_float(model)) == ["Conv2d", "ReLU", "Conv2d"]
+
+
+def test_a_conversion_that_fails_leaves_layers_that_quantize_nothing() -> None:
+    class Choosy(ScaledSign):
+        def initialize(self, x: Tensor) -> None:
+            if len(x) == 5:
+                raise ValueError("not this filter")
+
+    model = nn.Sequential(*(nn.Conv2d(4, width, 3) for width in (4, 4, 5)))
+    model[2].weight.requires_grad_(False)
+    qconv.convert(model, schemes.identity(), skip=("first",))
+    model[1].weight.requires_grad_(False)
+    input = torch.randn(1, 4, 9, 9)
+    expected = model(input)
+    for skip in (("first",), ("first", "1")):  # the layer that fails is the second or the first one
+        with pytest.raises(ValueError, match=r"layer '2' \(QConv2d, identity\(\)\): not this filter"):
+            qconv.convert(model, qconv.Scheme("choosy", weight=Choosy), skip=skip)
+        assert [type(layer) for layer in model] == [nn.Conv2d, qconv.QConv2d, qconv.QConv2d]
+        assert all(repr(layer).endswith("scheme=identity())") for layer in model[1:])
+        assert [layer.weight.requires_grad for layer in model] == [True, False, False]
+        assert torch.equal(model(input), expected)

@@ -92,6 +92,8 @@ def test_a_converted_model_is_measured_against_its_latent_weights_and_other_samp
     nothing = qconv.sensitivity(network(), [IMAGES], scheme=schemes.identity())
     assert {row.error for row in nothing.rows} == {0.0}
     assert (nothing.rows[0].sqnr, nothing.loss) == (float("inf"), None)
+    of_float = qconv.sensitivity(qconv.convert(network(), schemes.identity()), [IMAGES], scheme=schemes.lsq(2, 2))
+    assert of_float.costs == qconv.sensitivity(network(), [IMAGES], scheme=schemes.lsq(2, 2)).costs
 
 
 class Same(nn.Conv2d):

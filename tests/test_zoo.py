@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import qconv
-from qconv import zoo
+from qconv import schemes, zoo
 from qconv.cli import main
 from qconv.data import DigitsDataModule
 from qconv.packed import PackedFileError
@@ -52,6 +52,19 @@ def test_accuracy_is_that_of_the_card() -> None:
             right += int((model(images).argmax(1) == labels).sum())
             count += len(labels)
     assert right / count == pytest.approx(zoo.card(DIGITS).test_accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.bireal()], ids=str)
+def test_the_float_network_can_be_converted(scheme: qconv.Scheme) -> None:
+    loaded, by_hand = (qconv.load("resnet20-float-cifar10") for _ in range(2))
+    qconv.convert(loaded, scheme).train()
+    qconv.convert(qconv.to_float(by_hand), scheme).train()
+    images = torch.randn(2, 3, 32, 32)
+    for model in (loaded, by_hand):
+        model(images).square().sum().backward()
+    grads = [[parameter.grad for parameter in model.parameters()] for model in (loaded, by_hand)]
+    assert all(grad is not None for grad in grads[0])
+    assert all(map(torch.equal, *grads))
 
 
 def test_load_takes_runs_and_files(tmp_path: Path) -> None:

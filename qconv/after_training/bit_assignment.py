@@ -298,7 +298,7 @@ def _check(
             check_whole(name, value)
     if measure not in ("hessian", "measured"):
         raise ValueError(f"measure (={measure!r}) must be 'hessian' or 'measured'")
-    if any(isinstance(module, QuantizedLayer) for module in model.modules()):
+    if any(isinstance(module, QuantizedLayer) and not module.is_float for module in model.modules()):
         raise ValueError(f"model ({type(model).__name__}) is converted already: give the float one")
 
 

@@ -174,7 +174,7 @@ def sensitivity(
     """
     check_module(model)
     batches = batches_of(model, images, labels, batch_size, max_samples)
-    is_converted = any(isinstance(module, QuantizedLayer) for module in model.modules())
+    is_converted = any(isinstance(module, QuantizedLayer) and not module.is_float for module in model.modules())
     if is_converted == (scheme is not None):
         here = "converted already: leave scheme out" if is_converted else "float: give scheme=qconv.schemes.lsq(4, 4)"
         raise ValueError(f"model ({type(model).__name__}) is {here}")

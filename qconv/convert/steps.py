@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from torch import nn
 
@@ -183,7 +183,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
     quantized = _quantized(asked.subclasses)
     names = layer_names(model, quantized)
     tied = tied_parameters(model)
-    if not any(base_of(layer) in quantized for layer in names):
+    if all(_quantized_class(layer, quantized) is None for layer in names):
         raise ValueError(f"model ({type(model).__name__}) has no layer to convert: " + _what_there_is(names))
     excepted = first_and_last(names, words)
     skip_patterns = {
@@ -199,8 +199,8 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         uncalled = names.keys() - watch.called
 
     def step(layer: nn.Module, at: tuple[str, ...]) -> Step:
-        kind, known = type(layer), base_of(layer)
-        if isinstance(layer, QuantizedLayer):
+        kind, becomes = type(layer), _quantized_class(layer, quantized)
+        if isinstance(layer, QuantizedLayer) and becomes is None:
             return Step(at, layer, kind, None, f"quantized already, {layer.scheme.name}")
         if layer in bypassed:
             pattern = first_match(override_patterns, at)
@@ -208,7 +208,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
             if pattern is not None and overrides[pattern] is not None:
                 raise ValueError(f"overrides {pattern!r}: {name_of(layer, at[0])} can't be quantized: {reason}")
             return Step(at, layer, kind, None, reason)
-        if reason := _why_changed(layer, known in quantized):
+        if reason := _why_changed(layer, becomes is not None):
             if (pattern := first_match(override_patterns, at)) is not None:
                 asked_for = overrides[pattern] is not None
             elif layer in excepted:
@@ -219,7 +219,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         weight = layer._parameters.get("weight")
         if weight is not None and weight.is_complex():
             return Step(at, layer, kind, None, "its weight is complex")
-        if known not in quantized:
+        if becomes is None:
             twin = next(float_type for float_type in quantized if isinstance(layer, float_type))
             return Step(at, layer, kind, None, f"{SUBCLASS}{twin.__name__}")
         chosen, reason, grad = scheme, "", asked.grad_quantizer
@@ -235,12 +235,12 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         if chosen is not None:
             if grad is not None:
                 chosen = chosen.with_grad(grad)
-            check_fits(layer, quantized[known], chosen, at, tied)
+            check_fits(layer, becomes, chosen, at, tied)
             if why := why_not_computed(layer, chosen.weight()):
                 return Step(at, layer, kind, None, why, is_changed=True)
             if layer in uncalled:
                 reason = ", ".join(filter(None, (reason, "not called with the example")))
-        return Step(at, layer, kind, chosen, reason, None if chosen is None else quantized[known])
+        return Step(at, layer, kind, chosen, reason, None if chosen is None else becomes)
 
     steps = _by_depth(step(layer, at) for layer, at in names.items())
     check_tied(model, steps)
@@ -257,6 +257,13 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         step.layer: step.names[0] for step in steps if step.scheme is not None and step.scheme.input().splits_at_zero
     }
     return Plan(steps, find_steps(model, takes_sign, asked.before_sign))
+
+
+def _quantized_class(layer: nn.Module, quantized: Kinds) -> type[QuantizedLayer] | None:
+    """Return a layer's class once it is quantized; None if it is so already, or of an unknown subclass."""
+    if isinstance(layer, QuantizedLayer):
+        return cast(type[QuantizedLayer], base_of(layer)) if layer.is_float else None
+    return quantized.get(base_of(layer))
 
 
 def _why_changed(layer: nn.Module, is_known: bool) -> str:

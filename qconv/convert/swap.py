@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..checks import check_flags, check_module
 from ..layers import QuantizedLayer
+from ..layers.adopt import undo
 from ..layers.bypassed import forget, watch_first_forwards
 from ..layers.naming import name_of
 from ..layers.parents import call_children_, undo_
@@ -132,11 +133,12 @@ def convert(
     layers stay shared, and hooks and an optimizer's parameters stay valid; learned tensors of a scheme are new
     parameters, frozen if the layer's weight is (``requires_grad=False``), except the slopes of ``"prelu"``. Linear and
     (transposed, deformable) convolution layers are converted. Their subclasses stay as they are, except those in
-    ``subclasses`` (with a warning if they are most of the layers). So do layers that are quantized already, and those
-    whose weight is no parameter, such as parametrized and pruned ones, or a fixed kernel in a buffer. If anything
-    fails, the model is left unchanged. A plain convolution that makes the offsets of a deformable one is treated like
-    any other: name it in ``skip``. Activations before signs change with the layers, see ``before_sign``; a warning
-    names the layers whose signs stay constant because an activation can't be replaced.
+    ``subclasses`` (with a warning if they are most of the layers). So do layers that are quantized already, except by
+    `schemes.identity`, which quantizes nothing, and those whose weight is no parameter, such as parametrized and pruned
+    ones, or a fixed kernel in a buffer. If anything fails, the model is left unchanged. A plain convolution that makes
+    the offsets of a deformable one is treated like any other: name it in ``skip``. Activations before signs change with
+    the layers, see ``before_sign``; a warning names the layers whose signs stay constant because an activation can't be
+    replaced.
 
     The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
     model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
@@ -207,8 +209,8 @@ def _warn_of_layers_left(steps: Sequence[Step]) -> None:
         )
 
 
-Done = list[tuple[QuantizedLayer, type[nn.Module], list[bool]]]
-"""The layers that were changed, with their former classes, and which of their parameters were trained."""
+Done = list[tuple[QuantizedLayer, Scheme | None, list[bool]]]
+"""The layers that were changed, with their former schemes, and which of their parameters were trained."""
 
 
 @contextmanager
@@ -224,8 +226,8 @@ def _all_or_nothing(model: nn.Module, made: Plan) -> Iterator[Done]:
     except BaseException:
         for module in activations:
             restore_(module)
-        for layer, kind, required in reversed(done):
-            layer.without_quantizers_(kind)
+        for layer, former, required in reversed(done):
+            undo(layer, former)
             for parameter, is_trained in zip(layer.parameters(), required, strict=True):
                 parameter.requires_grad_(is_trained)
         undo_(model)
@@ -238,17 +240,16 @@ def _adopt(steps: Sequence[Step], done: Done) -> None:
     for step in steps:
         if step.scheme is None or step.becomes is None:
             continue
-        trained, name = (
-            [parameter.requires_grad for parameter in step.layer.parameters()],
-            name_of(step.layer, step.names[0]),
-        )
+        trained = [parameter.requires_grad for parameter in step.layer.parameters()]
+        former = step.layer.scheme if isinstance(step.layer, QuantizedLayer) else None
+        name = name_of(step.layer, step.names[0])
         try:
             step.becomes.adopt(step.layer, step.scheme)
         except (ValueError, TypeError, RuntimeError) as error:
             if type(error) in (ValueError, TypeError, RuntimeError):
                 raise type(error)(f"{name}: {error}") from error
             raise
-        done.append((cast(QuantizedLayer, step.layer), step.kind, trained))
+        done.append((cast(QuantizedLayer, step.layer), former, trained))
 
 
 def to_float(model: Model) -> Model:

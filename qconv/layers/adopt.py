@@ -32,19 +32,30 @@ def adopt(layer: nn.Module, kind: "type[QuantizedLayer]", scheme: Scheme | None)
     """`QuantizedLayer.adopt`; if the scheme is refused, the layer is what it was."""
     scheme = checked(scheme)
     kind.check_scheme(scheme)
-    before, trained = type(layer), {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
+    trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
+    adopted, former = cast("QuantizedLayer", layer), None
+    if base_of(layer) is kind:  # it quantizes nothing
+        former = adopted.scheme
+        without_quantizers(adopted, with_base(layer, adopted.float_type))
     twin = base_of(layer)
     layer.__class__ = with_base(layer, kind)
-    adopted = cast("QuantizedLayer", layer)
     if twin is not kind.float_type:
         adopted.__dict__["float_type"] = twin
     try:
         adopted.set_scheme(scheme)
     except BaseException:
-        without_quantizers(adopted, before)
+        undo(adopted, former)
         for name, parameter in layer.named_parameters():
             parameter.requires_grad_(trained[name])
         raise
+
+
+def undo(layer: "QuantizedLayer", former: Scheme | None) -> None:
+    """Make a layer what it was before `adopt`: float, or of a scheme that quantizes nothing."""
+    kind = base_of(layer)
+    without_quantizers(layer, with_base(layer, layer.float_type))
+    if former is not None:
+        adopt(layer, cast("type[QuantizedLayer]", kind), former)
 
 
 def without_quantizers(layer: "QuantizedLayer", kind: type[nn.Module]) -> None:

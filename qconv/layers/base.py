@@ -15,7 +15,7 @@ from ..function.kept_input import Lean
 from ..function.operations import ExtendedOperation, Operation
 from ..function.quantized_op import LayerQuantizers, quantized_op
 from ..processes import is_distributed, leaving
-from ..quantizers import Codes, Quantizer
+from ..quantizers import Codes, Identity, Quantizer
 from ..quantizers.flags import is_readable
 from ..quantizers.observers import Observer
 from ..scheme import Scheme
@@ -124,6 +124,11 @@ class QuantizedLayer(nn.Module):
         if computed_by(self):
             return any(parameter.requires_grad for parameter in trained_weights(self))
         return self.weight.requires_grad
+
+    @property
+    def is_float(self) -> bool:
+        """Whether it quantizes nothing, and so computes as its float twin does."""
+        return all(isinstance(quantizer, Identity) for quantizer in self.quantizers().values())
 
     @property
     def is_bypassed(self) -> bool:
