@@ -108,6 +108,15 @@ def test_the_cache_is_used_until_a_file_changes(tree: Path, capsys: pytest.Captu
         assert "is made anew" in capsys.readouterr().err.replace("\n", " ")
 
 
+def test_a_cache_that_can_not_be_written_is_named(tree: Path) -> None:
+    (tree / "file").touch()
+    data = ImageFolderDataModule(str(tree), cache=str(tree / "file" / "cache"))
+    with pytest.raises(
+        ValueError, match=r"data.cache \(=.*file/cache\), the folder of decoded images, can't be written"
+    ):
+        data.prepare_data()
+
+
 def test_trees_that_differ_in_pixels_alone(tree: Path) -> None:
     """As of archives that keep no times, and images without compression."""
     for path in tree.rglob("*.png"):

@@ -52,6 +52,10 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
             ["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", "ckpt_path=last"],
             "init_from must be given: init_",
         ),
+        (
+            ["init_from=epoch=9.ckpt"],
+            "can't read 'init_from=epoch=9.ckpt': a value with brackets, colons, commas or = needs quotes, 'init_from=\"epoch=9.ckpt\"'",
+        ),
         (["a..b=1"], "can't read 'a..b=1' (qconv train --help lists the keys)"),
         (["experiment=cifar10"], "experiment=cifar10 is a folder: it has experiment=cifar10/adabin_resnet20, "),
         (["model="], "there is no model=; there are "),

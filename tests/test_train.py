@@ -796,6 +796,16 @@ def test_more_classes_in_the_checkpoint_than_in_the_data(
             "+callbacks.sums={_target_:pytorch_lightning.callbacks.GradientAccumulationScheduler,scheduling:{0:2}}",
             "GradientAccumulationScheduler changes the number of steps",
         ),
+        (
+            "+callbacks.rate._target_=pytorch_lightning.callbacks.LearningRateFinder",
+            "LearningRateFinder changes what a run is told to do: try several rates, such as -m optimizer.lr=",
+        ),
+        (
+            "+callbacks.size._target_=pytorch_lightning.callbacks.BatchSizeFinder",
+            "BatchSizeFinder changes what a run is told to do: give data.batch_size=N",
+        ),
+        ("optimizer._target_=torch.optim.RMSprop", "write optimizer.optimizer.path=torch.optim.RMSprop"),
+        ("model._target_=torchvision.models.resnet18", "is called with in_channels, num_classes, width"),
     ],
 )
 def test_values_that_make_no_run(argument: str, message: str, fails: Callable[..., str]) -> None:

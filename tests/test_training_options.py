@@ -305,6 +305,17 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
         assert load_weights(model, str(tmp_path / name)) == ""
         assert all(value.equal(state[key]) for key, value in qconv.float_state_dict(model).items() if key in content)
         assert model[1].running_mean.equal(source[1].running_mean)  # pyright: ignore
+    average = torch.optim.swa_utils.AveragedModel(source)
+    average.update_parameters(source)
+    raw = network(None).state_dict() | {"0.weight": torch.zeros_like(state["0.weight"])}
+    for content, told in (
+        (average.state_dict(), "the weights are the average of 1 models"),
+        ({"model": raw, "model_ema": average.state_dict()}, "the weights are the average of 1 models"),
+        ({"state_dict": raw, "state_dict_ema": state, "epoch": 3}, "the averaged weights, 'state_dict_ema', are taken"),
+    ):
+        torch.save(content, tmp_path / "average")
+        assert load_weights(model := network(None), str(tmp_path / "average")) == told
+        assert all(value.equal(state[key]) for key, value in model.state_dict().items())
     save_file(state, tmp_path / "w.safetensors")
     load_weights(model := network(None), str(tmp_path / "w.safetensors"))
     assert model[2].weight.equal(source[2].weight)  # pyright: ignore

@@ -33,9 +33,13 @@ def message(error: BaseException) -> str:
         return str(error.__cause__)
     if isinstance(error, OverrideParseException) and "=" not in error.override and error.override[:1] != "~":
         return f"{error.override!r} is not KEY=VALUE (qconv train --help lists the keys)"
-    if isinstance(error, OverrideParseException) and set("[]{}():,") & set(error.override.partition("=")[2]):
-        key = error.override.partition("=")[0]
-        return f"can't read {error.override!r}: a value with brackets, colons or commas needs quotes, {key}='\"…\"'"
+    if isinstance(error, OverrideParseException) and set("[]{}():,=") & set(error.override.partition("=")[2]):
+        key, _, value = error.override.partition("=")
+        quoted = "…" if {"'", '"'} & {*value} else value
+        return (
+            f"can't read {error.override!r}: a value with brackets, colons, commas or = needs quotes, "
+            f"'{key}=\"{quoted}\"'"
+        )
     if isinstance(error, OverrideParseException):
         return f"can't read {error.override!r} (qconv train --help lists the keys)"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options is not None:

@@ -125,6 +125,9 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
 
     Returns:
         A line for each function, which says what is left out.
+
+    Raises:
+        ValueError: an optimizer in place of what makes one for the network.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     named = {each.key_or_group for each in parsed}
@@ -132,6 +135,11 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     for key in sorted(key for key in named if key.endswith("._target_")):
         node, place = OmegaConf.select(cfg, key.removesuffix("._target_")), key.removesuffix("._target_")
         taken = _arguments(node["_target_"]) if isinstance(node, DictConfig) else None
+        if place == "optimizer" and taken is not None and "params" in taken:
+            raise ValueError(
+                f"{key} (={node['_target_']}) is an optimizer, which needs the network's parameters: write "
+                f"optimizer.optimizer.path={node['_target_']}"
+            )
         if taken is None:
             continue
         others = [str(name) for name in node if not str(name).startswith("_") and name not in taken]

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryFile
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -129,7 +130,7 @@ class ImageFolderDataModule(PicturesDataModule):
             for line in decoded.left_out:
                 _tell(line)
             return decoded
-        self.cache.parent.mkdir(parents=True, exist_ok=True)
+        make_cache_folder(self.cache.parent)
         decoded = Decoded({}, [])
         for name in self.tree.splits:
             decoded.splits[name] = self._decode(name, decoded.left_out)
@@ -191,6 +192,19 @@ def cache_file(folder: str | None, root: Path, tree: Tree, settings: str) -> Pat
     base = Path(folder).expanduser() if folder else cache_folder()
     digest = fingerprint(root, tree, f"{FORMAT} {settings}")
     return base / f"{root.resolve().name}-{digest}.pt"
+
+
+def make_cache_folder(folder: Path) -> None:
+    """Make the folder of cached files; raise a ValueError if files can't be written there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"data.cache (={folder}), the folder of decoded images, can't be written ({error.strerror}): give "
+            "data.cache=FOLDER, or set XDG_CACHE_HOME"
+        ) from error
 
 
 def cache_folder() -> Path:

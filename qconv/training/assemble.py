@@ -5,9 +5,11 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
+from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder
 from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
@@ -33,6 +35,11 @@ from .trained_on import (
 
 C = TypeVar("C", bound=Callback)
 TEACHER = "loss.weights"
+FINDERS: dict[type, str] = {
+    LearningRateFinder: "try several rates, such as -m optimizer.lr=0.003,0.01,0.03",
+    BatchSizeFinder: "give data.batch_size=N",
+}
+"""Callbacks of Lightning that are refused, and what to do instead."""
 
 
 def made(node: Any, **more: Any) -> Any:
@@ -145,7 +152,17 @@ def check_sizes(model: nn.Module, data: Any) -> None:
 
 def float_model(cfg: DictConfig, data: Any) -> nn.Module:
     """Return the network for these images and classes, before it is quantized."""
-    model = made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+    try:
+        model = made(cfg.model, in_channels=data.in_channels, num_classes=data.num_classes)
+    except InstantiationException as error:
+        target = cfg.model.get("_target_", "")
+        if not isinstance(error.__cause__, TypeError) or str(target).startswith("qconv."):
+            raise
+        keys = ", ".join(["in_channels", "num_classes", *(str(key) for key in cfg.model if key != "_target_")])
+        raise ValueError(
+            f"model._target_ (={target}) is called with {keys}: {error.__cause__}. ~model.KEY leaves one out; the "
+            "first two it must take: write a function of your own that takes them, or model=torchvision_resnet"
+        ) from error
     return draw_weights(model, cfg.get("weight_init", "default"))
 
 
@@ -187,6 +204,10 @@ def started(cfg: DictConfig) -> Iterator[tuple[Trainer, list[Callback]]]:
         if word in cfg.trainer:
             raise ValueError(f"trainer.{word} must not be given: {instead}= adds to those of the run")
     callbacks = [made(node) for node in cfg.callbacks.values() if node is not None]
+    for callback in callbacks:
+        if isinstance(callback, tuple(FINDERS)):
+            kind = type(callback)
+            raise ValueError(f"callbacks: {kind.__name__} changes what a run is told to do: {FINDERS[kind]}")
     with started_loggers(cfg) if cfg.evaluate is None else nullcontext([]) as loggers:
         yield made(cfg.trainer)(callbacks=callbacks, logger=loggers), callbacks
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from torch import Tensor, nn
 
@@ -21,8 +21,12 @@ from .checkpoint_io import CheckpointError
 
 PREFIXES = ("model.", "module.", "_orig_mod.")
 """What Lightning, DataParallel and `torch.compile` put before all names."""
-AROUND = ("state_dict", "model_state_dict", "state_dict_ema", "model", "net")
+AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema", "averaged_model")
+"""The keys under which training programs keep the averages of weights, which they evaluate: those are taken."""
+AROUND = (*AVERAGED, "state_dict", "model_state_dict", "model", "net")
 """The keys under which training programs keep a state dict."""
+COUNT = "n_averaged"
+"""The number of models in an average of `torch.optim.swa_utils`, beside the tensors in its state dict."""
 ROLES = (".input_quantizer.", ".weight_quantizer.", ".grad_quantizer.")
 SIGN = re.compile(r"signed=\w+")
 """Part of a quantizer's description that its tensors decide."""
@@ -45,8 +49,9 @@ def load_weights(model: nn.Module, path: str) -> str:
     """Load the network's weights from `path`, a checkpoint of `qconv train` or a state dict; return what to tell of it.
 
     State dicts are those that `torch.save` or safetensors wrote, of torchvision or timm for example; the prefixes and
-    the dictionaries around them that training programs add are taken off. If the network's last layer has another
-    number of outputs than in the file, or none there, it starts as in a new network, and the result says so.
+    the dictionaries around them that training programs add are taken off. Of a file that has averages of the weights,
+    too, as timm's, these are taken, and the result says so. If the network's last layer has another number of outputs
+    than in the file, or none there, it starts as in a new network, and the result says so.
 
     Learned tensors of quantizers are loaded if the checkpoint has the same quantizer. If it has one of the same class
     with other arguments (other bits), they are loaded, and then those that come from data are set anew: a weight's step
@@ -57,7 +62,19 @@ def load_weights(model: nn.Module, path: str) -> str:
         CheckpointError: a missing or damaged file, or one of another network: it names the first tensor that is
             missing, left over, or of another shape, and the nearest names.
     """
-    weights, kinds = read_weights(path)
+    return "; ".join(filter(None, load(model, path)))
+
+
+class Loaded(NamedTuple):
+    """What there is to tell of loaded weights: that they are averages, and what the file does not have."""
+
+    averaged: str
+    left_out: str
+
+
+def load(model: nn.Module, path: str) -> Loaded:
+    """`load_weights`."""
+    weights, kinds, averaged = read_weights(path)
     # The activations before its signs are this network's own choice, as is its scheme.
     weights, own = (
         {name: tensor for name, tensor in state.items() if not name.endswith(f".input_quantizer.{KEY}")}
@@ -85,7 +102,7 @@ def load_weights(model: nn.Module, path: str) -> str:
     for name in again:
         layer, place = name.rpartition(".")[0], name.rpartition(".")[2]
         _start_again(cast(QuantizedLayer, model.get_submodule(layer)), place)
-    return told
+    return Loaded(averaged, told)
 
 
 def without_prefix(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -176,14 +193,19 @@ def _start_again(layer: QuantizedLayer, place: str) -> None:
     quantizer.go_on_from_(loaded, layer.filters().detach() if place == "weight_quantizer" else None)
 
 
-def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors in the file by their names, and the descriptions of its quantizers if given."""
+def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    """Return the tensors in the file by their names, the descriptions of its quantizers if given, and what to tell."""
     content = _read(path)
     around = content if isinstance(content, dict) else {}
-    state = next((around[key] for key in AROUND if isinstance(around.get(key), dict)), content)
+    key = next((key for key in AROUND if isinstance(around.get(key), dict)), "")
+    state = around.get(key, content)
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"weights file {path}: neither a checkpoint of qconv train nor a state dict")
-    return dict(state), {} if state is content else around.get("quantizers", {})
+    told = f"the averaged weights, {key!r}, are taken" if key in AVERAGED else ""
+    if COUNT in state:
+        told = f"the weights are the average of {int(state[COUNT])} models"
+    tensors = {name: tensor for name, tensor in state.items() if name != COUNT}
+    return tensors, {} if state is content else around.get("quantizers", {}), told
 
 
 def checkpoint_of_run(path: str) -> dict[str, Any]:

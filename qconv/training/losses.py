@@ -1,5 +1,6 @@
 """Losses to minimize: modules `(logits, labels, images) -> loss`. Validation and test always report cross-entropy."""
 
+import logging
 from typing import Any
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from ..distillation import distribution_loss
 from .checkpoint_io import CheckpointError
-from .initial_weights import load_weights
+from .initial_weights import load
 
 
 class CrossEntropy(nn.Module):
@@ -54,8 +55,12 @@ class Distillation(nn.Module):
             raise ValueError(f"share (={share}) must be from 0 to 1")
         if not 0 < temperature < float("inf"):
             raise ValueError(f"temperature (={temperature}) must be positive and finite")
-        if weights is not None and (left_out := load_weights(teacher, weights)):
-            raise CheckpointError(f"loss.weights (={weights}) are not those of the teacher: {left_out}")
+        if weights is not None:
+            averaged, left_out = load(teacher, weights)
+            if left_out:
+                raise CheckpointError(f"loss.weights (={weights}) are not those of the teacher: {left_out}")
+            if averaged:
+                logging.getLogger("qconv").warning("loss.weights=%s: %s", weights, averaged)
         self._teacher = [teacher.eval().requires_grad_(False)]  # in a list, so that it is not a child
         self.share, self.temperature = share, temperature
 
