@@ -54,7 +54,8 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         ),
         (
             ["init_from=epoch=9.ckpt"],
-            "can't read 'init_from=epoch=9.ckpt': a value with brackets, colons, commas or = needs quotes, 'init_from=\"epoch=9.ckpt\"'",
+            "can't read 'init_from=epoch=9.ckpt': a value with brackets, colons, commas or = needs quotes, "
+            "'init_from=\"epoch=9.ckpt\"'",
         ),
         (["a..b=1"], "can't read 'a..b=1' (qconv train --help lists the keys)"),
         (["experiment=cifar10"], "experiment=cifar10 is a folder: it has experiment=cifar10/adabin_resnet20, "),
