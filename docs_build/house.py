@@ -1,6 +1,7 @@
 """The image of the package: its modules and packages, and which of them imports which, read from the code."""
 
 import ast
+import math
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def places(house: Rooms) -> dict[str, tuple[float, float]]:
     tied = {room: house[room] | {other for other in house if room in house[other]} for room in house}
     for _ in range(30):
         for story in stories:
-            wanted = {room: sum(at[o] for o in tied[room]) / max(len(tied[room]), 1) for room in story}
+            wanted = {room: math.fsum(at[o] for o in tied[room]) / max(len(tied[room]), 1) for room in story}
             for place, room in enumerate(sorted(story, key=lambda room: (wanted[room], room))):
                 at[room] = (place + 0.5) / len(story)
     return {room: (at[room], floor) for floor, story in enumerate(stories) for room in story}
