@@ -105,6 +105,17 @@ def test_every_kind_of_scheme(name: str, tmp_path: Path) -> None:
         assert all(kind in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) for kind in stored.values())
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")  # of the old one
+def test_torchs_exporter_takes_layers_that_are_not_frozen(method: Scheme, tmp_path: Path) -> None:
+    """Its old one is refused, in one way for all."""
+    layer, input, path = qconv.QConv2d(3, 8, 3, scheme=method), torch.randn(4, 3, 9, 8), tmp_path / "model.onnx"
+    qconv.calibrate(layer, [input])
+    torch.onnx.export(layer.eval(), (input,), path, dynamo=True, verbose=False)
+    torch.testing.assert_close(OnnxModel(path)(input), layer(input))
+    with pytest.raises(ValueError, match=r"export\(dynamo=False\) has no operators.*: call qconv.export_onnx\(model"):
+        torch.onnx.export(layer, (input,), path, dynamo=False)
+
+
 @pytest.mark.parametrize(("highest", "count"), [(255, 1), (255, 5), (128, 3), (15, 2), (1, 4)])
 def test_which_sums_of_two_products_may_saturate(highest: int, count: int) -> None:
     for most in (1, 63, 64, 65, 127):

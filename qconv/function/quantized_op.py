@@ -89,6 +89,11 @@ def quantized_op(
     counts = len(extra), len(of_input), len(of_weight), len(of_grad), len(looked_up), len(kept)
     tensors = *extra, *of_input, *of_weight, *of_grad, *looked_up, *kept, *again
     arguments = input, weight, bias, op, called, keeping, sizes, counts, *tensors
+    if torch.jit.is_tracing() and torch.onnx.is_in_onnx_export():  # pyright: ignore[reportPrivateImportUsage]
+        raise ValueError(
+            f"{name()}: torch.onnx.export(dynamo=False) has no operators for quantized layers: call "
+            "qconv.export_onnx(model, path, images)"
+        )
     # Without gradients torch 2.11 compiles a Function wrongly: it passes a context to forward, too.
     if torch.compiler.is_compiling() and not torch.is_grad_enabled():
         return _QuantizedOp.forward(*arguments)

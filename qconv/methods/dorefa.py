@@ -196,13 +196,13 @@ def _layer_max(t: Tensor) -> tuple[Tensor, Tensor]:
     """The largest magnitude, and the divisor: 1 in place of a maximum too small to have a finite inverse."""
     if not t.numel():
         return t.new_zeros(()), t.new_ones(())
-    maximum = t.abs().amax()
+    maximum = t.abs().max()  # the exporter to ONNX has no amax without dimensions
     return maximum, torch.where(maximum < torch.finfo(t.dtype).tiny, 1.0, maximum)
 
 
 def _sample_max(x: Tensor) -> Tensor:
     if x.ndim < 2:
-        return x.abs().amax() if x.numel() else x.new_zeros(())
+        return x.abs().max() if x.numel() else x.new_zeros(())
     if not x[:1].numel():
         return x.new_zeros(x.shape[0], *[1] * (x.ndim - 1))
     return x.abs().amax(dim=tuple(range(1, x.ndim)), keepdim=True)

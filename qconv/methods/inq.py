@@ -208,7 +208,7 @@ def constant(share: Tensor, flag: Tensor) -> Tensor:
 def _top(frozen: Tensor, code: Tensor, top: Tensor) -> Tensor:
     """n1, which was set when the first weight got a level other than 0."""
     levels = frozen * (code != 0)
-    return constant(top, levels.amax() if levels.numel() else levels.sum())
+    return constant(top, levels.max() if levels.numel() else levels.sum())
 
 
 @named

@@ -119,7 +119,7 @@ def _halves(magnitudes: Tensor) -> tuple[Tensor, Tensor]:
     b = torch.full_like(magnitudes, -1.0)
     if not larger or not len(rows):
         return b, magnitudes.new_zeros(shape)
-    smallest = rows.kthvalue(rows.shape[1] - larger + 1, dim=1, keepdim=True).values
+    smallest = rows.topk(larger, dim=1, sorted=False).values.amin(1, keepdim=True)
     above, equal = rows > smallest, rows == smallest
     missing = larger - above.sum(1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(1) <= missing))

@@ -17,9 +17,10 @@ _COPIES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 def as_called(quantizer: "Quantizer") -> "Quantizer":
     """Return what a Function gets: a snapshot if a backward may follow after the quantizer has changed, else itself.
 
-    Compiled code traces forward and backward together.
+    Compiled code traces forward and backward together. `torch.jit.trace` checks its result without gradients.
     """
-    if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+    is_traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
+    if torch.compiler.is_compiling() or not (torch.is_grad_enabled() or is_traced):
         return quantizer
     return quantizer.snapshot()
 

@@ -38,9 +38,9 @@ def extent(rows: Tensor, percentile: float, symmetric: bool) -> tuple[Tensor, Te
         high = rows.amax(1)
         low = -high if symmetric else rows.amin(1)
     else:
-        rank = _rank(percentile, count)
-        high = rows.kthvalue(rank, 1).values
-        low = -high if symmetric else rows.kthvalue(count + 1 - rank, 1).values
+        beyond = int(count) + 1 - _rank(percentile, count)  # ONNX has no kthvalue
+        high = rows.topk(beyond, 1).values[:, -1]
+        low = -high if symmetric else rows.topk(beyond, 1, largest=False).values[:, -1]
     return low.clamp(max=0), high.clamp(min=0)
 
 
@@ -56,7 +56,7 @@ def quantile(values: Tensor, share: float) -> Tensor:
 
 
 def _rank(percentile: float, count: int) -> int:
-    return max(math.ceil(round(percentile * count / 100, 6)), 1)  # 99.9 % of 1000 is a little more than 999
+    return max(math.ceil(round(percentile * int(count) / 100, 6)), 1)  # 99.9 % of 1000 is a little more than 999
 
 
 class Percentiles(Extremes):

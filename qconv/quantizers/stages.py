@@ -50,6 +50,7 @@ class Stages(Quantizer):
     """
 
     begun: Tensor
+    _place: slice | None = None  # of a snapshot
 
     def __init__(self, stages: Sequence[tuple[float, Callable[[], Quantizer]]]) -> None:
         super().__init__()
@@ -243,7 +244,9 @@ class Stages(Quantizer):
 
     def snapshot(self) -> Self:
         self._stage = self.stage  # it shares the buffer that the next stage changes
-        return super().snapshot()
+        made = super().snapshot()
+        made._place = self._own()  # where `torch.jit.trace` records a Function, no other tensors may be read
+        return made
 
     def hold(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         # Of waiting tensors only the shape is read, and the next stage writes into them.
@@ -335,6 +338,8 @@ class Stages(Quantizer):
 
     def _own(self) -> slice:
         """The place of the current stage's tensors among all."""
+        if self._place is not None:
+            return self._place
         counts = [len(quantizer.tensors()) for quantizer in self._all()]
         first = sum(counts[: self.stage])
         return slice(first, first + counts[self.stage])
