@@ -242,7 +242,7 @@ def test_a_budget_is_kept_by_the_file(measure: Any, labelled: bool, tmp_path: Pa
     assert [layer.scheme.name for layer in layers] == [row.scheme for row in found.rows]
     assert qconv.summarize(converted, (1, 7, 7)).packed_bytes == found.packed_bytes
     qconv.save_packed(converted, tmp_path / "a.qconv")
-    assert (tmp_path / "a.qconv").stat().st_size <= budget + 200  # with what tests the file when it is loaded
+    assert (tmp_path / "a.qconv").stat().st_size == found.packed_bytes
     assert (found.traces == {}) == (measure == "measured")
 
 
@@ -277,7 +277,8 @@ def test_a_model_that_is_one_layer() -> None:
     assert [(row.layer, row.weight_bits) for row in whole.rows] == [("", 8)]
     less = assign(model, images, labels, max_bytes=whole.packed_bytes - 1)
     assert less.rows[0].weight_bits == 4
-    assert less.packed_bytes == whole.packed_bytes - (whole.rows[0].packed_bytes - less.rows[0].packed_bytes)
+    (saved,) = (more.packed_bytes - row.packed_bytes for more, row in zip(whole.rows, less.rows, strict=True))
+    assert less.packed_bytes == pytest.approx(whole.packed_bytes - saved, abs=8)  # headers end at a multiple of 8
 
 
 class Calls(nn.Module):
@@ -348,6 +349,11 @@ def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr("qconv.processes.process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="assign_bits works in one process, here are 2"):
         assign(network(), *pictures())
+
+
+def test_layers_that_quantize_nothing_count_as_float() -> None:
+    model = qconv.convert(network(), schemes.identity())
+    assert assign(model, *pictures(), probes=1).rows == assign(network(), *pictures(), probes=1).rows
 
 
 def test_a_converted_model_and_no_samples_are_refused() -> None:
@@ -438,7 +444,7 @@ def test_every_budget_that_one_scheme_meets_is_met() -> None:
     images, choices = torch.rand(4, 3, 8, 8), [schemes.bwn(), schemes.ttq(), schemes.sawb(3, 3)]
     whole = [qconv.summarize(qconv.convert(copy.deepcopy(model), choice), (3, 8, 8)).packed_bytes for choice in choices]
     costs = []
-    for most in (*sorted(whole), 3000, 10**6):
+    for most in (*sorted(whole), 3400, 10**6):
         found = qconv.assign_bits(model, images, choices=choices, max_bytes=most, measure="measured")
         assert found.packed_bytes <= most
         costs.append(found.cost)

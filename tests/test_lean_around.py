@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -305,15 +306,91 @@ def test_networks_of_others(name: str) -> None:
 @pytest.mark.parametrize("shape", [(2, 8, 1, 1), (2, 8, 3, 3), (2, 1, 4, 4), (2, 8, 5, 1)])
 @pytest.mark.parametrize("outputs", [1, 8])
 @pytest.mark.parametrize("kernel", [1, 3])
-def test_strides_where_a_side_is_one(shape: tuple[int, ...], outputs: int, kernel: int) -> None:
-    """The next layer may choose its algorithm by them."""
+@pytest.mark.parametrize("exact", [False, True])
+def test_strides(shape: tuple[int, ...], outputs: int, kernel: int, exact: bool) -> None:
+    """The next layer may choose its algorithm by them, where a side is 1, too, and a user's ``x.view`` needs them."""
     layer = qconv.QConv2d(shape[1], outputs, kernel, padding=kernel // 2, scheme=schemes.bireal())
     for weights in (torch.contiguous_format, torch.channels_last):
         layer = layer.to(memory_format=weights)
-        lean = qconv.lean(copy.deepcopy(layer), exact=True)
+        lean = qconv.lean(copy.deepcopy(layer), exact=exact)
         for inputs in (torch.contiguous_format, torch.channels_last):
             x = torch.randn(shape).contiguous(memory_format=inputs)
             assert lean(x.clone().requires_grad_()).stride() == layer(x).stride(), (weights, inputs)
+
+
+class Viewing(nn.Module):
+    """A network that flattens the output of one of its modules by ``x.view``, and notes the strides of its images."""
+
+    def __init__(self, place: str, channels: int, scheme: qconv.Scheme) -> None:
+        super().__init__()
+        self.place, self.seen = place, []
+        conv = qconv.QConv2d(8, 8, 3, padding=1, scheme=scheme)
+        self.parts = nn.ModuleDict(
+            {
+                "stem": nn.Conv2d(channels, 8, 3, padding=1, bias=False),
+                "norm": nn.BatchNorm2d(8),
+                "conv": conv,
+                "act": nn.Hardtanh(),
+                "pool": nn.MaxPool2d(2),
+            }
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(x.stride())
+        for name, part in self.parts.items():
+            x = part(x)
+            if name == self.place:
+                return x.view(x.size(0), -1)
+        return x.flatten(1)
+
+
+@pytest.mark.parametrize("place", ["stem", "norm", "conv", "act", "pool"])
+@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bwn(), schemes.lsq()], ids=str)
+def test_a_forward_that_views_images(place: str, scheme: qconv.Scheme) -> None:
+    torch.manual_seed(0)
+    model, x = Viewing(place, 3, scheme), torch.randn(4, 3, 8, 8)
+    model(x)
+    lean = qconv.lean(copy.deepcopy(model))
+    assert_close(gradients(lean, x), gradients(model, x))
+    assert lean.seen == model.seen == 2 * [x.stride()]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_forward_that_views_no_images(channels: int) -> None:
+    """It has them in the format of the kernels; in evaluation it has what came in."""
+    torch.manual_seed(0)
+    model, x = Viewing("", channels, schemes.bnn()), torch.randn(4, channels, 8, 8)
+    model(x)
+    last = x.clone(memory_format=torch.channels_last).stride()
+    lean = pickle.loads(pickle.dumps(qconv.lean(copy.deepcopy(model))))
+    assert_close(gradients(lean, x), gradients(model, x))
+    assert_close(gradients(copy.deepcopy(lean), x), gradients(model, x))
+    with torch.no_grad():
+        assert torch.equal(lean(x), model(x))
+    assert lean.seen == [x.stride(), last, x.stride()]
+    gradients(qconv.lean(lean, False), x)
+    assert lean.seen[-1] == x.stride()
+    assert not lean._forward_pre_hooks
+
+
+def test_images_that_a_lean_model_returns() -> None:
+    """Their format is that of the images that it got: what follows may view them."""
+    model = qconv.lean(nn.Sequential(nn.Conv2d(3, 8, 3), qconv.QConv2d(8, 8, 3, scheme=schemes.bnn()), nn.ReLU()))
+    for form in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(4, 3, 8, 8).contiguous(memory_format=form)
+        assert model(x).is_contiguous(memory_format=form)
+
+
+def test_a_model_that_cannot_be_copied_keeps_the_format() -> None:
+    model = Viewing("", 3, schemes.bnn())
+    model.lock = threading.Lock()  # pyright: ignore[reportArgumentType]
+    assert qconv.lean(model)(torch.randn(4, 3, 8, 8)).requires_grad
+    assert model.seen == [(192, 64, 8, 1)]
+
+
+def assert_close(one: Any, other: Any) -> None:
+    for a, b in zip((one[0], *one[1]), (other[0], *other[1]), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
 
 
 def laid_out(*shape: int) -> dict[str, Tensor]:

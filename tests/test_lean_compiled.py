@@ -57,7 +57,7 @@ def test_a_budget() -> None:
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4 * float(other.abs().max()))
     assert sizes[1] * 4 < sizes[0]
     if torch.__version__ >= "2.12":  # before, the compiler keeps the input in floats
-        assert sizes[1] < eager
+        assert sizes[1] < eager + input.nbytes  # that of a first layer that keeps its images in a format of its own
 
 
 def test_operations_of_signs_and_codes() -> None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def layers(scheme: qconv.Scheme) -> Iterator[tuple[str, Any, Any, Tensor]]:
         torch.manual_seed(0)
         _, layer = pair(twin, arguments, scheme)
         input = torch.randn(shape) * 1.5
-        layer(input)
+        qconv.calibrate(layer, [input])
         layer.weight.data = layer.weight.data.bfloat16().float()  # the same numbers in float64
         yield name, layer, qconv.lean(copy.deepcopy(layer)), input
 
@@ -171,15 +172,19 @@ def test_what_needs_no_gradient(frozen: str) -> None:
 
 
 def test_memory_formats() -> None:
-    """Images are channels_last; the gradient of a weight has its format."""
-    for last in (torch.contiguous_format, torch.channels_last):
-        lean = qconv.lean(qconv.QConv2d(**PAYING)).to(memory_format=last)  # pyright: ignore
-        input = torch.randn(4, 32, 16, 16).requires_grad_()
-        output = lean(input)
-        assert output.is_contiguous(memory_format=torch.channels_last)
-        output.sum().backward()
-        assert lean.weight.grad is not None
-        assert lean.weight.grad.stride() == lean.weight.stride()
+    """Output and gradient of the input have those of a layer that is not lean; the gradient of a weight has its own."""
+    formats = torch.contiguous_format, torch.channels_last
+    for of_weight, of_input in product(formats, formats):
+        layer = qconv.QConv2d(**PAYING).to(memory_format=of_weight)  # pyright: ignore
+        strides = []
+        for net in (layer, qconv.lean(copy.deepcopy(layer))):
+            input = torch.randn(4, 32, 16, 16).contiguous(memory_format=of_input).requires_grad_()
+            copied = input * 1  # a parameter's gradient would get the format of the parameter
+            output = net(copied)
+            grad_input, grad_weight = torch.autograd.grad(output.square().sum(), (copied, net.weight))
+            strides.append((output.stride(), grad_input.stride()))
+        assert grad_weight.stride() == net.weight.stride()  # pyright: ignore
+        assert strides[0] == strides[1], (of_weight, of_input)
 
 
 def test_where_it_multiplies() -> None:

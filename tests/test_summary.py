@@ -186,6 +186,41 @@ def test_totals_are_those_of_the_state_dict() -> None:
         assert table.parameters == sum(parameter.numel() for parameter in model.parameters())
 
 
+class Segments(nn.Sequential):
+    def forward(self, input: Tensor) -> dict[str, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return {"out": super().forward(input), "mean": input.mean((1, 2, 3))}
+
+
+FILES: dict[str, tuple[Any, tuple[int, ...], bool]] = {
+    # the network, the size of an input, and whether save_packed needs an example of it
+    "small_cnn": (lambda: small_cnn(1, 10), (1, 8, 8), False),
+    "resnet20": (lambda: resnet20(num_classes=100, shortcut="per_conv"), (3, 32, 32), False),
+    "fixed": (lambda: nn.Sequential(*map(conv, (3, 4, 4), (4, 4, 2)), nn.Flatten(), nn.Linear(2, 2)), (3, 7, 7), True),
+    "outputs": (lambda: Segments(*map(conv, (3, 4, 4), (4, 4, 2))), (3, 64, 64), False),
+    "linear": (lambda: nn.Sequential(nn.Linear(7, 9), nn.Linear(9, 9), nn.Linear(9, 1)), (7,), False),
+}
+
+
+def conv(inputs: int, outputs: int) -> nn.Module:
+    return nn.Conv2d(inputs, outputs, 3)
+
+
+@pytest.mark.parametrize(("make", "size", "by_example"), FILES.values(), ids=FILES)
+@pytest.mark.parametrize(
+    "scheme",
+    [schemes.identity(), schemes.bnn(), schemes.adabin(), schemes.twn(), schemes.lsq(4, 4), schemes.shift_q(), None],
+    ids=str,
+)
+def test_packed_bytes_are_those_of_the_file(
+    scheme: qconv.Scheme | None, make: Any, size: tuple[int, ...], by_example: bool, tmp_path: Path
+) -> None:
+    model = make() if scheme is None else qconv.convert(make(), scheme)
+    images = torch.randn(4, *size)
+    model(images)  # sets ranges
+    qconv.save_packed(model.eval(), tmp_path / "model", example=images if by_example else None)
+    assert summarize(model, size).packed_bytes == (tmp_path / "model").stat().st_size
+
+
 def test_buffers_that_no_checkpoint_has_take_no_bytes() -> None:
     model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
     for module in model:
@@ -491,6 +526,7 @@ NETWORKS = [
 )
 def test_bytes_if_lean_are_those_of_the_lean_model(make, scheme, side: int, starts_from_inputs: bool) -> None:
     model = qconv.convert(make(), scheme)
+    qconv.calibrate(model, [torch.rand(2, 3, side, side)])  # what is fresh keeps copies of learned tensors
     table = summarize(model, (3, side, side))
     one, other = (summarize(qconv.lean(model, exact=exact), (3, side, side)) for exact in (False, True))
     expected = [(row.name, row.lean_bytes, row.keeps_float) for row in table.rows if row.lean_bytes]

@@ -212,9 +212,7 @@ def test_the_packed_model_is_the_one_that_was_tested(whole: tuple[Path, Any]) ->
     pictures, labels = data.splits["test"]
     assert (model(pictures).argmax(1) == labels).float().mean().item() == pytest.approx(result.test_accuracy)
     assert path.stat().st_size == result.about["packed_bytes"]
-    assert (
-        0 < path.stat().st_size - qconv.summarize(model, (1, 8, 8)).packed_bytes < 500
-    )  # network, images, classes, test
+    assert 0 < path.stat().st_size - qconv.summarize(model, (1, 8, 8)).packed_bytes < 500  # network, images, classes
     found = read_header(path)
     assert found.classes == list("0123456789")
     assert found.pictures is not None

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from test_train import QUICK, SHORT, config
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 import qconv
@@ -42,7 +42,7 @@ def network(*kinds: qconv.Scheme | None) -> nn.Sequential:
 )
 def test_what_is_asked_is_done_and_said(asked: Any, on_cpu: bool, word: str, mode: str | None) -> None:
     model = network(BNN)
-    assert make_lean(model, asked, on_cpu=on_cpu, compiled=False) == word
+    assert make_lean(model, asked, on_cpu=on_cpu, compiled=False, takes_channels_last=True) == word
     assert {module.__dict__.get("lean") for module in model[0].children()} == {mode}
 
 
@@ -51,7 +51,7 @@ def test_what_is_asked_is_done_and_said(asked: Any, on_cpu: bool, word: str, mod
 def test_float_networks_stay_as_they_are(asked: Any, schemes_: Any) -> None:
     model = network(*schemes_)
     kinds = [type(module) for module in model.modules()]
-    assert make_lean(model, asked, on_cpu=True, compiled=False).endswith("off")
+    assert make_lean(model, asked, on_cpu=True, compiled=False, takes_channels_last=True).endswith("off")
     assert [type(module) for module in model.modules()] == kinds
     assert not any(is_lean(module) for module in model.modules())
 
@@ -70,10 +70,13 @@ def test_float_networks_stay_as_they_are(asked: Any, schemes_: Any) -> None:
 )
 def test_auto_is_on_where_half_of_the_layers_gain(kinds: Any, on: bool) -> None:
     model = network(*kinds)
-    assert make_lean(model, "auto", on_cpu=True, compiled=True) == "auto, off"
-    assert make_lean(model, "auto", on_cpu=True, compiled=False) == f"auto, {'on' if on else 'off'}"
+    assert make_lean(model, "auto", on_cpu=True, compiled=True, takes_channels_last=True) == "auto, off"
+    assert (
+        make_lean(model, "auto", on_cpu=True, compiled=False, takes_channels_last=True)
+        == f"auto, {'on' if on else 'off'}"
+    )
     assert any(is_lean(module) for module in model.modules()) == on
-    assert make_lean(model, True, on_cpu=True, compiled=False) == "true, on"
+    assert make_lean(model, True, on_cpu=True, compiled=False, takes_channels_last=True) == "true, on"
 
 
 @pytest.mark.parametrize(
@@ -89,9 +92,12 @@ def test_auto_is_on_where_half_of_the_layers_gain(kinds: Any, on: bool) -> None:
 )
 def test_auto_is_on_for_wide_layers_of_codes(layer: nn.Module, on: bool) -> None:
     model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), LSQ, skip=())
-    assert make_lean(model, "auto", on_cpu=True, compiled=False) == f"auto, {'on' if on else 'off'}"
+    assert (
+        make_lean(model, "auto", on_cpu=True, compiled=False, takes_channels_last=True)
+        == f"auto, {'on' if on else 'off'}"
+    )
     model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), schemes.twn(), skip=())
-    assert make_lean(model, "auto", on_cpu=True, compiled=False) == "auto, off"
+    assert make_lean(model, "auto", on_cpu=True, compiled=False, takes_channels_last=True) == "auto, off"
 
 
 @pytest.mark.parametrize("value", ["fast", "true", "", 1, 0, None, [True]])
@@ -129,6 +135,36 @@ def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pyte
     best = rest / "checkpoints/best.ckpt"
     evaluation = program.evaluate(config(*QUICK, "lean=true", f"run_dir={tmp_path / 'eval'}", f"evaluate={best}"))
     assert evaluation.test_loss == result.test_loss
+
+
+class Viewed(nn.Module):
+    """A network of one's own that flattens its images by ``x.view``."""
+
+    def __init__(self, in_channels: int, num_classes: int) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(in_channels, 8, 3), nn.Conv2d(8, 8, 3)
+        self.norm, self.head = nn.BatchNorm2d(8), nn.Linear(8 * 4 * 4, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(self.second(self.first(x)))
+        return self.head(x.view(x.size(0), -1))
+
+
+@pytest.mark.parametrize(
+    ("asked", "word", "mode"),
+    [
+        ("auto", "lean: auto, off: the forward takes no images that are channels_last", "off"),
+        ("true", "lean: true, on: slower, for the forward takes no images that are channels_last", "fast"),
+        ("exact", "lean: exact, on\n", "exact"),
+    ],
+)
+def test_a_network_that_views_images(
+    asked: str, word: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "~model.width", "model._target_=test_training_lean.Viewed", f"lean={asked}"
+    program.train(config(*SHORT[1:], "trainer.max_epochs=1", *words, f"run_dir={tmp_path}"))
+    assert word in capsys.readouterr().out
+    assert json.loads((tmp_path / "result.json").read_text())["lean"] == mode
 
 
 def test_a_compiled_run_that_is_lean_learns_the_same(tmp_path: Path) -> None:

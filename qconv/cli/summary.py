@@ -1,6 +1,8 @@
 """``qconv summary``: the contents of a model."""
 
 import argparse
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from .source import add_model
@@ -27,8 +29,11 @@ def run(options: argparse.Namespace) -> int:
     from ..summary.screen import screen_text
     from ..table import screen_width
 
-    model, _, pictures = load_for_pictures(options.model.packed_file)
+    file = options.model.packed_file
+    model, _, pictures = load_for_pictures(file)
     table = summarize(model, pictures.size)
+    of_rows = sum(row.packed_bytes for row in table.rows)
+    table = replace(table, header_bytes=Path(file).stat().st_size - of_rows)  # with its descriptions
     if options.csv:
         table.to_csv(options.csv)
     if options.json:

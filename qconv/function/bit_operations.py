@@ -12,7 +12,7 @@ from ..grad.kernel import Gradients
 from ..kernels.window import Window
 from ..quantizers.form import Form
 from .operations import OutputMask
-from .sign_weight import Filters, input_gradient, picture_of
+from .sign_weight import Filters, as_by_torch, input_gradient, picture_of
 
 _ops = torch.ops.qconv
 
@@ -58,12 +58,13 @@ def forward_of_bits(operands: BitOperands, factor: Tensor | None = None, summand
     return _like_input(output, operands).to(form.dtype)
 
 
-def backward_of_bits(operands: BitOperands, grad_output: Tensor, mask: OutputMask) -> Gradients:
+def backward_of_bits(operands: BitOperands, grad_output: Tensor, latent: Tensor, mask: OutputMask) -> Gradients:
     """Return the gradients of input, weight and bias; None where ``mask`` is False.
 
     Args:
         operands: those of the forward.
         grad_output: gradient of the output.
+        latent: the weight before it was quantized, for its memory format.
         mask: which gradients are requested.
     """
     form, weight = operands.form, operands.weight
@@ -72,6 +73,7 @@ def backward_of_bits(operands: BitOperands, grad_output: Tensor, mask: OutputMas
     if mask[0]:
         scales = None if weight.scales is None else weight.scales.float()
         grad_input = input_gradient(grad_output, weight, scales, operands.window, form.shape)
+        grad_input = as_by_torch(grad_input, form, latent)
     if mask[1]:
         kernel = weight.kernel_size
         grad_weight = _ops.sign_grad_weight(

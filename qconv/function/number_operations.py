@@ -16,8 +16,9 @@ from ..kernels.look_up import is_fast, weight_pays
 from ..kernels.sizes import Sizes
 from ..quantizers import Quantizer
 from ..quantizers.base import is_plain_cpu
+from ..quantizers.form import Form
 from .operations import Linear, OutputMask
-from .sign_weight import Filters, input_gradient, picture_of, window_of
+from .sign_weight import Filters, as_by_torch, input_gradient, picture_of, window_of
 
 _ops = torch.ops.qconv
 _PACKED = 1 << 22  # multiplications that make up for quantizing and packing the weight apart
@@ -85,8 +86,9 @@ def backward_of_numbers(
         filters: the weight.
         sizes: of the convolution.
         grad_output: gradient of the output.
-        input: the quantized input; only its shape is read unless the gradient of the weight is requested.
-        weight: whose memory format its gradient gets; its values are not read.
+        input: the quantized input; only its form is read unless the gradient of the weight is requested.
+        weight: its gradient gets its memory format, that of the input, too, if it is channels_last; its values are not
+            read.
         mask: which gradients are requested.
     """
     last = torch.channels_last if len(filters.shape) == 4 else torch.contiguous_format
@@ -96,7 +98,7 @@ def backward_of_numbers(
         scales = None if scales is None else scales.to(grad_output.dtype).float()
         grad = _picture(grad_output, filters)
         of_picture = input_gradient(grad, filters, scales, sizes.window, sizes.input)
-        grad_input = of_picture.reshape(input.shape)
+        grad_input = as_by_torch(of_picture.reshape(input.shape), Form.of(input), weight)
     stand_in = grad_output.new_empty(filters.shape).to(memory_format=last)  # its values are not read
     if mask[1]:
         input = input.contiguous(memory_format=last)

@@ -16,12 +16,12 @@ from ..kernels.sizes import Sizes
 from ..kernels.window import Window
 from ..quantizers import Quantizer
 from ..quantizers.base import Whole
-from ..quantizers.form import Form, is_like_channels_last
+from ..quantizers.form import Form
 from ..quantizers.node import as_called
 from .bit_operations import BitOperands, forward_of_bits
 from .kept_input import Keeping, Restored, stand_in
 from .number_operations import forward_of_numbers
-from .sign_weight import Filters, filters_of, window_of
+from .sign_weight import Filters, as_by_torch, filters_of, window_of
 from .sums import HALF, Quantized, output_scale, plus, runs_in_integers, scaled_sums, whole_input
 
 
@@ -68,7 +68,8 @@ def output_of(
         whole = None if input.dtype in HALF else whole_input(input, op, of_input)
         values, scale = whole or Whole(of_input[0].quantize(input, *of_input[1]))
         scale = output_scale(scale, filters.scale, input.dtype)
-        return forward_of_numbers(values.to(input.dtype), filters, scale, bias, sizes)
+        output = forward_of_numbers(values.to(input.dtype), filters, scale, bias, sizes)
+        return output if output.ndim != 4 else as_by_torch(output, Form.of(input), weight)
     output = None if extra else scaled_sums(input, weight, bias, op, of_input, of_weight, rounds)
     if output is not None:
         return output
@@ -98,19 +99,13 @@ def output_of_bits(
     of_weight: Quantized,
     affine: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Return the output; of an exact layer in the memory format of one that is not lean."""
+    """Return the output, in the memory format of a layer that is not lean."""
     operands = bit_operands(op, keeping, signs, weight, of_weight)
     if affine is not None:
         factor, summand = affine
         summand = summand if bias is None else summand + factor * bias
-        return forward_of_bits(operands, factor.float(), summand.float())
-    output = forward_of_bits(operands)
-    is_last = operands.form.picture_is_last or (
-        weight.ndim == 4 and is_like_channels_last(weight.shape, weight.stride())
-    )
-    if not is_last and (keeping.lean == "exact" or output.ndim != 4):
-        # A copy, for where a side is 1 it is contiguous already, but with strides by which others choose their format.
-        output = output.contiguous() if output.ndim == 2 else output.clone(memory_format=torch.contiguous_format)
+        return as_by_torch(forward_of_bits(operands, factor.float(), summand.float()), operands.form, weight)
+    output = as_by_torch(forward_of_bits(operands), operands.form, weight)
     return output if bias is None else plus(output, bias, weight)
 
 

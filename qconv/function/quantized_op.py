@@ -168,7 +168,7 @@ class _QuantizedOp(torch.autograd.Function):
         is_fast = keeping is not None and keeping.lean == "fast" and quantizers.backward_weight == "quantized"
         if is_fast and keeping is not None and runs_on_bits(op, quantizers, keeping):
             operands = bit_operands(op, keeping, kept[0], weight, (quantizers.weight, weight_tensors))
-            grads = backward_of_bits(operands, grad_output, output_mask)
+            grads = backward_of_bits(operands, grad_output, weight, output_mask)
         elif is_fast and sizes is not None:
             filters = Filters(weight.shape, *looked_up)
             operand = input.operand() if needs_weight else input.stand_in()

@@ -14,6 +14,7 @@ from ..kernels import sign_gradients as _registered  # noqa: F401
 from ..kernels.window import Window
 from ..quantizers import Quantizer, Whole
 from ..quantizers.base import whole_of
+from ..quantizers.form import Form, is_like_channels_last
 from .held import form_of_weight
 from .operations import Convolution, Linear
 
@@ -72,6 +73,14 @@ def _filters(weight: Tensor, quantizer: Quantizer, tensors: Sequence[Tensor], gr
 def picture_of(x: Tensor) -> Tensor:
     """View ``(N, C, *spatial)`` as an image, ``(N, C, H, W)``."""
     return x.view(*x.shape[:2], *(1, 1, *x.shape[2:])[-2:])
+
+
+def as_by_torch(result: Tensor, input: Form, weight: Tensor) -> Tensor:
+    """Give a result of the kernels, channels_last, the format of torch's convolution: that of input or weight."""
+    if input.picture_is_last or (weight.ndim == 4 and is_like_channels_last(weight.shape, weight.stride())):
+        return result
+    # A copy, for where a side is 1 it is contiguous already, but with strides by which others choose their format.
+    return result.contiguous() if result.ndim == 2 else result.clone(memory_format=torch.contiguous_format)
 
 
 def input_gradient(

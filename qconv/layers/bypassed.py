@@ -172,7 +172,7 @@ def forget(model: nn.Module) -> None:
     """Remove `FirstForwards` from a model and its parts."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if is_own_hook(hook)]:
+            for key in [key for key, hook in hooks.items() if isinstance(_owner_of(hook), FirstForwards)]:
                 hooks.pop(key, None)
                 module._forward_hooks_always_called.pop(key, None)
 
@@ -183,8 +183,12 @@ def has_own_forward(module: nn.Module) -> bool:
 
 
 def is_own_hook(hook: Any) -> bool:
-    """Whether a hook is one of `FirstForwards`."""
-    return isinstance(getattr(hook, "__self__", None), FirstForwards)
+    """Whether a hook is one of qconv's, which change no values: a function or a method."""
+    return str(getattr(_owner_of(hook), "__module__", "")).startswith("qconv.")
+
+
+def _owner_of(hook: Any) -> Any:
+    return getattr(hook, "__self__", hook)
 
 
 def mark(model: nn.Module, layers: Iterable[nn.Module]) -> None:

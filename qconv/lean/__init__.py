@@ -1,4 +1,9 @@
 """Lean training: what a forward keeps for its backward is bits, statistics, or nothing."""
 
+from .format import (
+    choose_format as choose_format,
+    keep_format as keep_format,
+    takes_channels_last as takes_channels_last,
+)
 from .reasons import why_float as why_float
 from .swap import is_lean as is_lean, lean as lean, plain_type as plain_type, while_not_lean as while_not_lean

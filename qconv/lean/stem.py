@@ -29,8 +29,6 @@ class LeanConv2d(nn.Conv2d):
             return super().forward(input)
         if overruns(self.in_channels // self.groups, self.kernel_size, self.stride):
             input = input.contiguous()
-        elif self.lean == "fast" and input.ndim == 4:
-            input = input.contiguous(memory_format=torch.channels_last)  # as the layers of bits after it
         weight, bias = self.weight, self.bias  # each once: they may be computed, as by a parametrization
         output = self._conv_forward(input, weight, bias)
         if self.padding_mode != "zeros" or not input.is_floating_point():

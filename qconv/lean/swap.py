@@ -12,6 +12,7 @@ from ..function.kept_input import Lean
 from ..layers import QuantizedLayer
 from ..layers.computed import with_base
 from . import activation, norm
+from .format import choose_format, keep_format
 from .pool import LeanMaxPool2d
 from .stem import CHANNELS, LeanConv2d
 
@@ -37,12 +38,15 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
     and computes its input again from the codes, bit for bit. An activation keeps a bit for each element.
     Layers find each other while the model runs; what has been changed in place in between is kept as a float.
 
-    Parameters, state dict and hooks stay as they are. By default gradients of layers of signs are sums in float32 in
-    another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of 8-bit codes are
-    exact, not rounded. Images between layers are channels_last, in which torch's own batch norms and poolings sum in
-    another order, too; all other numbers of the forward stay as they are. An input that a gradient needs may be
-    computed again as a difference, with rounding errors: in bfloat16 of 1 to 3 % of its largest value. A forward that
-    calls ``x.view`` on such images must call ``x.reshape``, as in any model that is channels_last.
+    Parameters, state dict and the hooks of others stay as they are. By default gradients of layers of signs are sums in
+    float32 in another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of
+    8-bit codes are exact, not rounded. All other numbers of the forward stay as they are. An input that a gradient
+    needs may be computed again as a difference, with rounding errors: in bfloat16 of 1 to 3 % of its largest value.
+
+    Images keep their memory format from layer to layer. Steps are fastest in channels_last, in which torch's own batch
+    norms and poolings sum in another order, too. So the first forward that is recorded runs a copy of the model on such
+    images; if that succeeds and returns no images, a hook makes the images of every recorded forward channels_last. It
+    fails where the forward calls ``x.view`` on them: ``x.reshape`` takes them.
 
     ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
     and the batch norm after it, which reads the layer's weight: if that was freed by then, the backward raises.
@@ -70,9 +74,12 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
         from ..kernels import flops as _registered  # noqa: F401  # not before: it imports Triton
 
     for module in model.modules():
+        keep_format(module)
         _undo(module)
         if on:
             _make_lean(module, "exact" if exact else "fast")
+    if on and not exact:
+        choose_format(model)
     return model
 
 
@@ -84,7 +91,8 @@ def while_not_lean(model: nn.Module, *, swaps: bool = True) -> Iterator[None]:
     the others; without `swaps` none is new.
     """
     modes: dict[nn.Module, Lean] = {module: module.__dict__["lean"] for module in model.modules() if is_lean(module)}
-    lean(model, False)
+    for module in model.modules():
+        _undo(module)
     try:
         yield
     finally:

@@ -155,15 +155,24 @@ def _warn_of_hooks(model: nn.Module) -> None:
             return
 
 
-def packed_sizes(model: nn.Module) -> tuple[dict[str, int], int]:
+def packed_sizes(model: nn.Module, size: tuple[int, ...] | None = None) -> tuple[dict[str, int], int]:
     """Return the bytes of each module's tensors in the file of `save_packed`, by its name, and those of the header.
 
-    They do not include the descriptions of network, images and classes, nor the outputs of the test. For a model that
-    can't be packed yet they are the later ones: codes are evenly spaced, with one scale if the weight has none yet.
+    The header is that of a file without descriptions of network, images and classes. For a model that can't be packed
+    yet they are the later ones: codes are evenly spaced, with one scale if the weight has none yet.
+
+    Args:
+        model: the model.
+        size: the shape of an input, without the batch, for the test of outputs if no usual one suits.
     """
     with evaluated(model):
         described, entries = describe_model(model, strict=False)
-    described = described.model_copy(update={"sha256": "0" * 64})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what can't be packed yet
+        is_tried = can_be_tried(model) and not why_not_copied(model)
+        shape = (find_shape(model) or size) if is_tried else None
+        trial = make_trial(model, shape) if shape else None
+    described = described.model_copy(update={"sha256": "0" * 64, "trial": trial})
     listed: dict[str, Any] = {"__metadata__": {"qconv": to_json(described)}}
     sizes: Counter[str] = Counter()
     order = {dtype: number for number, dtype in enumerate(DTYPES)}

@@ -101,10 +101,10 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
         trace = _trace(copied(model), size)
     from ..packed import packed_sizes  # pydantic and safetensors, which `import qconv` does not need
 
+    packed, header = packed_sizes(model, size)
     seen: set[Tensor] = set()
     rows = []
     with evaluated(model):
-        packed, header = packed_sizes(model)
         for name, module in _modules(model):
             own = _unseen(_tensors(module), seen)
             if own or trace.macs[name] or trace.saved.bytes[name] or trace.lean.bytes[name]:

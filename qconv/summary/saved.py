@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from ..layers import QuantizedLayer
-from ..lean import is_lean, lean, why_float
+from ..lean import is_lean, keep_format, lean, why_float
 from ..quantizers import Quantizer
 
 REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
@@ -52,6 +52,7 @@ def kept_in_training(
     before = {module for module in model.modules() if is_lean(module)}
     kept = _of_sample(model, modules, size)
     lean(model, exact=any(module.__dict__["lean"] == "exact" for module in before))
+    keep_format(model)  # it takes no other bytes, and to choose it is another forward
     if before == {module for module in model.modules() if is_lean(module)}:
         return kept, kept
     return kept, _of_sample(model, modules, size)

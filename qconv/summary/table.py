@@ -92,7 +92,7 @@ class Summary:
 
     Attributes:
         rows: the modules.
-        header_bytes: bytes of the packed file's header: names, shapes, storage of each weight.
+        header_bytes: bytes of the packed file's header: names, shapes, storage of each weight, a test of outputs.
         costs: what quantizing a layer costs, by its name.
     """
 
@@ -134,7 +134,8 @@ class Summary:
     def packed_bytes(self) -> int:
         """Bytes of the file that `qconv.save_packed` writes: the rows' and the header.
 
-        A file that holds a test of its outputs (`save_packed` computes it where it can) has a few hundred bytes more.
+        An ``example`` is counted as given if inputs of no usual shape suit; descriptions of network, images and classes
+        are not counted, except by the command ``qconv summary``, whose file has them.
         """
         return self.header_bytes + sum(row.packed_bytes for row in self.rows)
 

@@ -14,9 +14,11 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
 from ..convert import convert
+from ..lean import takes_channels_last
 from ..names import short_call
 from ..scheme import Scheme
 from ..summary import summarize
+from ..summary.saved import sample_of
 from .classifier import Classifier
 from .initial_weights import checkpoint_of_run, draw_weights, load_weights
 from .loggers import started_loggers
@@ -73,7 +75,8 @@ def build(
         told = load_weights(model, cfg.init_from)
         if told:
             rank_zero_only(show_note)(f"init_from={cfg.init_from}: {told}")
-    table = summarize(model, (data.in_channels, *data.image_size))
+    size = data.in_channels, *data.image_size
+    table = summarize(model, size)
     if cfg.evaluate is None:
         check_sizes(model, data)
     about = about_run(config, scheme.name, table)
@@ -92,6 +95,7 @@ def build(
         step_rules=[] if cfg.evaluate is not None else made(cfg.step_rules),
         dampening=cfg.dampening,
         sine_penalty=cfg.sine_penalty,
+        takes_channels_last=takes_channels_last(model, sample_of(model, (2, *size), random=True)),
     )
     return data, classifier, about
 

@@ -97,13 +97,15 @@ class Classifier(LightningModule):
         config: plain dictionary stored in every checkpoint; `check_config` compares it.
         loss: the loss of `(logits, labels, images)` to minimize (`qconv.training.losses`); None is cross-entropy, which
             validation and test always report.
-        channels_last: whether network and images have this memory format; None means True on a GPU.
+        channels_last: whether network and images have this memory format; None means True on a GPU, if the network
+            takes it.
         shift_decay: weight decay of DeepShift-PS in the loss, the factor of `qconv.optim.shift_penalty`.
         compile: whether to run the network through `torch.compile`, or the mode to do it in.
         step_rules: what else happens to weights around each optimizer step, see `qconv.optim.StepRule`.
         dampening: the factor of `qconv.optim.dampening_penalty` in the loss at the end of training, to which it rises
             from 0 as half a cosine, from a quarter of the training on.
         sine_penalty: the factor of `qconv.optim.sine_penalty` in the loss, BiPer's.
+        takes_channels_last: whether the network does; one whose forward calls ``x.view`` on images does not.
     """
 
     def __init__(
@@ -119,13 +121,14 @@ class Classifier(LightningModule):
         step_rules: Sequence[StepRule] = (),
         dampening: float = 0.0,
         sine_penalty: float = 0.0,
+        takes_channels_last: bool = True,
     ) -> None:
         super().__init__()
         check_mode(compile)
         if channels_last is not None:
             check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
-        self.sine_penalty = sine_penalty
+        self.sine_penalty, self.takes_channels_last = sine_penalty, takes_channels_last
         for name, factor in (("shift_decay", shift_decay), ("dampening", dampening), ("sine_penalty", sine_penalty)):
             check_numbers(**{name: factor})
             if not 0 <= factor < math.inf:
@@ -167,7 +170,11 @@ class Classifier(LightningModule):
         """The requested memory format; by default channels_last on GPUs, whose convolutions are fastest so."""
         if self._channels_last is not None:
             return self._channels_last
-        return self._trainer is not None and isinstance(self.trainer.accelerator, CUDAAccelerator)
+        return (
+            self.takes_channels_last
+            and self._trainer is not None
+            and isinstance(self.trainer.accelerator, CUDAAccelerator)
+        )
 
     def setup(self, stage: str) -> None:
         """Convert the weights to the memory format for the device, and to the dtype of ``trainer.precision``.

@@ -5,10 +5,11 @@ from typing import Literal
 from torch import nn
 
 from ..layers import QuantizedLayer
-from ..lean import is_lean, lean
+from ..lean import choose_format, is_lean, lean
 from ..quantizers import Identity
 
 _WIDE = 64  # channels
+VIEWED = "the forward takes no images that are channels_last: where it calls x.view, x.reshape does"
 Asked = bool | Literal["exact", "auto"]
 
 
@@ -18,20 +19,22 @@ def check_lean(asked: object) -> None:
         raise ValueError(f"lean (={asked}) must be true, false, exact or auto")
 
 
-def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool) -> str:
+def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool, takes_channels_last: bool) -> str:
     """Make the model lean (`qconv.lean`) as asked, and return what was asked and done, as "auto, on".
 
     A float model, whose layers quantize neither inputs nor weights, stays as it is. With "auto", so does one that
     trains elsewhere than on the CPU: on a GPU steps took 2.6 times as long; one that is compiled, since torch no longer
-    fuses a layer with the operations around it (steps of ResNet-20 took 1.1 to 2.0 times as long); and one where fewer
-    than half of the quantized layers gain by it: see `_gains`. State dicts are the same either way, so a run may be
-    resumed with another value.
+    fuses a layer with the operations around it (steps of ResNet-20 took 1.1 to 2.0 times as long); one where fewer
+    than half of the quantized layers gain by it: see `_gains`; and one that takes no images that are channels_last,
+    in which lean steps are the faster ones. State dicts are the same either way, so a run may be resumed with another
+    value.
 
     Args:
         model: the network before its first step, with the stages of its quantizers as they begin.
         asked: true, false, "exact" or "auto".
         on_cpu: whether it will be trained on the CPU.
         compiled: whether by ``torch.compile``.
+        takes_channels_last: whether its forward takes images in this format.
 
     Raises:
         ValueError: ``asked`` is not one of these values.
@@ -41,9 +44,14 @@ def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool) -
     on = asked is not False and any(_is_quantized(layer) for layer in layers)
     if asked == "auto":
         on = on and on_cpu and not compiled and 2 * sum(map(_gains, layers)) >= len(layers)
+    is_viewed = on and asked != "exact" and not takes_channels_last
+    on = on and not (is_viewed and asked == "auto")
     if on:
         lean(model, exact=asked == "exact")
-    return f"{str(asked).lower()}, {'on' if on else 'off'}"
+    if on and asked != "exact":
+        choose_format(model, takes_channels_last)
+    word = f"{str(asked).lower()}, {'on' if on else 'off'}"
+    return f"{word}: {'slower, for ' if on else ''}{VIEWED}" if is_viewed else word
 
 
 def mode_of(model: nn.Module) -> Literal["off", "fast", "exact"]:

@@ -102,6 +102,7 @@ def fit_and_test(
     word = make_lean(
         classifier.model,
         cfg.lean,
+        takes_channels_last=classifier.takes_channels_last,
         on_cpu=isinstance(trainer.accelerator, CPUAccelerator),
         compiled=cfg.compile is not False,
     )

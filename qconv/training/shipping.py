@@ -43,8 +43,8 @@ def _in_float32(model: nn.Module) -> nn.Module:
 def note_shipped(checkpoint: Path, about: dict[str, Any]) -> None:
     """Put the size of the run's packed model into `about`, if it was made of ``checkpoint``, the best one.
 
-    That of another checkpoint stays `Summary.packed_bytes`, which counts no description of the network and no test. The
-    best checkpoint is newer than the packed model where a run went on and was interrupted.
+    That of another checkpoint stays `Summary.packed_bytes`, which counts no description of the network. The best
+    checkpoint is newer than the packed model where a run went on and was interrupted.
     """
     path = checkpoint.parent.parent / PACKED
     is_best = checkpoint == path.parent / BEST
