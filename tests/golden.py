@@ -696,7 +696,7 @@ def apot_input(v: Array, g: Array, alpha: float, input_bits: int = 4, variant: s
         q = nearest_level(min(max(z, Fraction(0)), Fraction(1)), input_bits)
         if z > 1:
             return alpha, 0.0, 1.0
-        if z < 0 and variant == "imagenet":
+        if z < 0:
             return 0.0, 0.0, 0.0
         return alpha * q, 1.0, q - float(z)
 

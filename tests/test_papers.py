@@ -590,15 +590,15 @@ def test_project_takes_the_nearest_and_the_smaller_of_two() -> None:
     assert ends[3] == 0
 
 
-@pytest.mark.parametrize(("variant", "below"), [("cifar", 3.0), ("imagenet", 0.0)])
-def test_apot_input_at_its_ends(variant: str, below: float) -> None:
+@pytest.mark.parametrize("variant", ["cifar", "imagenet"])
+def test_apot_input_at_its_ends(variant: str) -> None:
     alpha = torch.tensor(1.7, dtype=torch.float64)
     x = torch.stack([alpha, torch.nextafter(alpha, 2 * alpha), 0 * alpha, -0.0 * alpha, -alpha])
     quantizer = APoTInput(3, variant)  # pyright: ignore[reportArgumentType]
     torch.testing.assert_close(quantizer.quantize(x, alpha), torch.tensor([1.7, 1.7, 0, 0, 0]).double())
     dx, _ = quantizer.backward(torch.full_like(x, 3.0), x, alpha)
     assert dx is not None
-    assert dx.tolist() == [3, 0, 3, 3, below]
+    assert dx.tolist() == [3, 0, 3, 3, 0]
     ends = quantizer.quantize(torch.tensor([math.inf, -math.inf, math.nan]), torch.tensor(2.0))
     assert ends[:2].tolist() == [2, 0]
     assert ends[2].isnan()

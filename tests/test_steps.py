@@ -69,6 +69,30 @@ def test_shift_parameters_stay_in_range() -> None:
     assert (shift.min().item(), shift.max().item()) == (-14.0, 0.0)
 
 
+@pytest.mark.parametrize("scheme", [schemes.apot(), schemes.lsq(), schemes.ttq(), schemes.shift_ps()], ids=str)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_range_that_becomes_nan_is_named(scheme: qconv.Scheme, by_hand: bool) -> None:
+    model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=scheme), nn.ReLU(), qconv.QConv2d(4, 4, 3, scheme=scheme))
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    name, tensor = [*model[2].named_parameters()][-1]
+    optimizer = torch.optim.SGD([tensor], lr=1e-3)
+    if not by_hand:
+        qconv.after_every_step(optimizer, model)
+
+    def step() -> None:
+        optimizer.step()
+        if by_hand:
+            qconv.after_step(model)
+
+    step()
+    assert tensor.grad is not None
+    tensor.grad.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=rf"NaN or inf of 2\.{name}, .*smaller learning rate"):
+        step()
+    tensor.requires_grad_(False)  # no optimizer's concern
+    qconv.after_step(model)
+
+
 def trained(model: nn.Module, *optimizers: torch.optim.Optimizer, steps: int = 25) -> list[str]:
     """Train, with a step of each optimizer, and return the warnings."""
     images = torch.randn(8, 3, 6, 6)
@@ -101,7 +125,7 @@ def network() -> nn.Sequential:
 )
 def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out: list[str]) -> None:
     model = network()
-    early = torch.optim.SGD(model.parameters(), lr=1e-2)
+    early = torch.optim.SGD(model.parameters(), lr=1e-4)
     model = qconv.convert(model, scheme)
     qconv.after_every_step(early, model)
     told = trained(model, early)
@@ -112,8 +136,8 @@ def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out:
         assert "after qconv.convert" in told[0]
     assert not trained(model, early)  # only once
     parameters = dict(model.named_parameters())
-    late = torch.optim.SGD([parameters[name] for name in left_out] or list(model.parameters()), lr=1e-2)
-    for optimizers in ((early, late), (torch.optim.SGD(model.parameters(), lr=1e-2),)):
+    late = torch.optim.SGD([parameters[name] for name in left_out] or list(model.parameters()), lr=1e-4)
+    for optimizers in ((early, late), (torch.optim.SGD(model.parameters(), lr=1e-4),)):
         handle = qconv.after_every_step(optimizers[0], model)
         assert not trained(model, *optimizers)
         handle.remove()

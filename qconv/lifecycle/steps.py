@@ -19,6 +19,8 @@ from ..layers.naming import name_of
 from ..layers.steps import PATIENCE
 from ..layers.twins import quantized_layers
 from ..quantizers import Quantizer, Stages
+from ..quantizers.base import is_plain, is_plain_cpu
+from ..quantizers.part import Part
 
 _INSIDE = ("torch", "qconv", "pytorch_lightning", "lightning", "lightning_fabric", "accelerate")
 """Packages that call an optimizer's step for somebody else."""
@@ -34,9 +36,12 @@ def after_step(model: nn.Module) -> None:
 
     Raises:
         TypeError: ``model`` is not a module.
+        FloatingPointError: NaN or inf in a learned tensor on the CPU. From another device it is not read: that would
+            wait.
     """
     check_module(model)
     _after_step(model, quantized_layers(model).values())
+    _check_learned(model)
 
 
 def _after_step(model: nn.Module, layers: Iterable[QuantizedLayer]) -> None:
@@ -45,6 +50,23 @@ def _after_step(model: nn.Module, layers: Iterable[QuantizedLayer]) -> None:
     with torch.no_grad():
         for quantizer in _alone(model):
             quantizer.after_step_(None)
+
+
+def _check_learned(model: nn.Module, wait: bool = False) -> None:
+    """Raise for NaN or inf in what quantizers have learned, which no checkpoint may hold.
+
+    On other devices than the CPU only with ``wait``.
+    """
+    for name, part in model.named_modules():
+        for own, tensor in part._parameters.items() if isinstance(part, Part) else ():
+            if tensor is None or not tensor.requires_grad or not (is_plain_cpu(tensor) or (wait and is_plain(tensor))):
+                continue
+            if not tensor.isfinite().all():
+                raise FloatingPointError(
+                    f"an optimizer's step has made NaN or inf of {f'{name}.{own}'.lstrip('.')}, which stays so: the "
+                    "training diverges. Start again from before with a smaller learning rate or clipped gradients "
+                    "(torch.nn.utils.clip_grad_norm_)"
+                )
 
 
 def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
@@ -65,6 +87,8 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
 
     Raises:
         TypeError: ``optimizer`` is not a torch optimizer and wraps none; ``model`` is not a module.
+        FloatingPointError: a step leaves NaN or inf in a learned tensor. Tensors that are not on the CPU are read every
+            20 steps; none is if the optimizer's step is compiled.
     """
     inside = innermost(optimizer)
     check_module(model)
@@ -106,6 +130,8 @@ class _AfterStep:
         if [*map(id, quantizers)] != [*map(id, self.quantizers)]:  # at first, and after `set_scheme` or `convert`
             self.quantizers, self.steps = quantizers, 0
             self.stages = [module for module in self.model.modules() if isinstance(module, Stages)]
+        self.steps += 1
+        _check_learned(self.model, wait=self.steps % PATIENCE == 0)
         waiting = [*_waiting(self.stages)]
         for tensor in waiting:
             _set_back(optimizer, tensor)
@@ -113,12 +139,9 @@ class _AfterStep:
             if isinstance(slow := optimizer.state.get(tensor, {}).get(_SLOW), Tensor):
                 slow.copy_(tensor.detach())
         self.waiting = waiting
-        if self.steps > PATIENCE:
-            return
-        self.steps += 1
         if self.steps == 1:
             self.left_out = list(_left_out(optimizer, self.model))
-        elif self.steps > PATIENCE:
+        elif self.steps == PATIENCE + 1:
             held = _held(optimizer)
             _warn_untrained([one for one in self.left_out if id(one.tensor) not in held and one.is_untrained()])
             self.left_out = []

@@ -113,6 +113,10 @@ class APoTWeight(_APoT):
     and 92.45 % of ResNet-20 with 2, 3 and 4 bits). ``"imagenet"``: ``dŵ = g · 1[|z| <= 1]`` (with 2 bits g, too), and
     mean and std are differentiated, as in that for ImageNet (66.46 to 70.75 % of ResNet-18 with 2 to 5 bits).
 
+    ŵ has a deviation of 1, whatever the weight's is, so outputs are larger than those of the float layer, about by the
+    root of the number of its inputs: a normalization has to follow. Without one, as in timm's NF-RegNet, they grow from
+    layer to layer, and the training diverges.
+
     ``alpha`` starts at 3 and is clamped to 2^-20 or more after each optimizer step. The authors train it with a
     learning rate of 0.02 (CIFAR-10) and a weight decay of 1e-4, in its own group. Latent weights are not clipped. Their
     first and last layer have 8-bit weights, rounded to multiples of ``max w / 127``, which is not the largest
@@ -186,9 +190,8 @@ class APoTInput(_APoT, Coded):
     and one of ``{0, 1/4, 1/16, 1/64}`` over 3/4; 5: of ``{0, 1/2, 1/8, 1/64}``, ``{0, 1/4, 1/16, 1/128}`` and ``{0,
     1/32}`` over 25/32.
 
-    ``dx = g · 1[x <= alpha]``, ``dalpha = Σ g · (1 where x > alpha, else q − x / alpha)``. With ``variant="cifar"``,
-    the default, this also holds for negative x, as in the authors' code for CIFAR-10, which relies on a ReLU before.
-    With ``"imagenet"``, as in their code for ImageNet, negative x gives 0 to both.
+    ``dx = g · 1[0 <= x <= alpha]``, ``dalpha = Σ g · (1 where x > alpha, else q − x / alpha)``, and negative x gives 0
+    to both, as in the authors' code for ImageNet. That for CIFAR-10 has no mask below 0 and relies on a ReLU before.
 
     ``alpha`` starts at 8 (6 with ``"imagenet"``) for 4 bits and more, and at ``(2^b − 1) / 15`` times that for 2 and 3
     bits; the authors start these from the network with one bit more. From 8, 2 bits would turn everything up to 1 into
@@ -197,7 +200,7 @@ class APoTInput(_APoT, Coded):
 
     Args:
         input_bits: 2 to 5.
-        variant: ``"cifar"`` or ``"imagenet"``.
+        variant: ``"cifar"`` or ``"imagenet"``, which differ in where ``alpha`` starts.
 
     Raises:
         ValueError: ``input_bits`` out of range, ``variant`` neither of the two, or alpha in a checkpoint not positive.
@@ -228,12 +231,10 @@ class APoTInput(_APoT, Coded):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         multiples, _ = self._multiples(wide(x), *tensors)
-        wider = grad.to(multiples.dtype)
-        values = project(multiples.clamp(min=0), self.grid)
+        wider = grad.to(multiples.dtype) * (multiples >= 0)
+        multiples = multiples.clamp(min=0)
+        values = project(multiples, self.grid)
         inside = multiples <= self.grid[-1]
-        if self.variant == "imagenet":
-            wider = wider * (multiples >= 0)
-            multiples = multiples.clamp(min=0)
         return (wider * inside).to(grad.dtype), self._grad_alpha(wider, multiples, values, inside, *tensors)
 
     def extra_repr(self) -> str:
