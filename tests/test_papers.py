@@ -797,6 +797,7 @@ def test_stochastic_ps_ends_as_it_is_evaluated() -> None:
     layer = qconv.QConv2d(4, 8, 3, scheme=shift_ps(4, rounding="stochastic"))
     for tensor in layer.weight_quantizer.parameters():
         nn.init.uniform_(tensor, -1.5, 0)
+    layer.weight_quantizer.settle_()  # they do not come from the weight
     input = torch.randn(2, 4, 6, 6)
     evaluated = layer.eval()(input)
     for progress, is_random in ((0.0, True), (0.79, True), (0.8, False), (0.9, False)):
