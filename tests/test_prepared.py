@@ -38,7 +38,7 @@ from qconv.training.report.result import Result
 from qconv.training.run import train
 
 SIZE = 20
-SMALL = {"image_size": 16, "resize": SIZE, "val_size": 4, "batch_size": 5, "workers": 0}
+SMALL: dict[str, Any] = {"image_size": 16, "resize": SIZE, "val_size": 4, "batch_size": 5, "workers": 0}
 
 
 def picture(seed: int, height: int, width: int) -> Image.Image:
