@@ -101,8 +101,18 @@ def test_every_kind_of_scheme(name: str, tmp_path: Path) -> None:
     floats = [each for each, kind in stored.items() if kind == onnx.TensorProto.FLOAT]
     assert len(stored) >= 3
     assert not floats or name == "fp8", stored  # 253 numbers, which batch norm's factors make one set for each channel
+    assert not four_bits(path)
     if name in ("bnn", "lsq2", "lsq4", "bwn", "twn"):
-        assert all(kind in (onnx.TensorProto.INT4, onnx.TensorProto.UINT4) for kind in stored.values())
+        output = OnnxModel(path)(input)
+        qconv.export_onnx(model, path, input, four_bits=True)
+        assert len(four_bits(path)) >= 3
+        assert OnnxModel(path)(input).equal(output)
+
+
+def four_bits(path: Path) -> set[str]:
+    """The weights of a file that take 4 bits, which few programs read."""
+    kinds = onnx.TensorProto.INT4, onnx.TensorProto.UINT4
+    return {each.name for each in onnx.load(path).graph.initializer if each.data_type in kinds}
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")  # of the old one

@@ -38,6 +38,9 @@ def add(commands: Any) -> None:
         help="ONNX: round to 8 bits between layers, over the range that some hundred images show; much faster with "
         "many channels, and decisions can change",
     )
+    parser.add_argument(
+        "--four-bits", action="store_true", help="ONNX: store 4-bit integers in half a byte, which few programs read"
+    )
     parser.set_defaults(run=run, more="pictures")
 
 
@@ -58,8 +61,8 @@ def run(options: argparse.Namespace) -> int:
     folder = source.path if source.is_run else source.path.parent
     compared = None
     if options.to == "packed":
-        if options.pictures or options.round_outputs:
-            raise ValueError("IMAGE and --round-outputs are for --to onnx")
+        if options.pictures or options.round_outputs or options.four_bits:
+            raise ValueError("IMAGE, --round-outputs and --four-bits are for --to onnx")
         if not source.is_run:
             raise ValueError(f"{source.path} must be the folder of a run: this is a packed model already")
         out = options.out or folder / PACKED
@@ -70,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
         out = options.out or folder / "model.onnx"
         example = source.inputs(options.pictures, PICTURES, "train")
         model = source.predictor.model if options.pictures else source.shipped()
-        compared = export_onnx(model, out, example, round_outputs=options.round_outputs, metadata=_described(source))
+        chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits")}
+        compared = export_onnx(model, out, example, **chosen, metadata=_described(source))
     print(f"{out}: {out.stat().st_size:,} bytes")
     if compared is not None:
         print(f"against the trained model: {compared}")

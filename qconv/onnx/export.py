@@ -42,6 +42,7 @@ def export_onnx(
     example: Tensor,
     *,
     round_outputs: bool = False,
+    four_bits: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> OnnxComparison:
     """Write a trained model as an ONNX file of standard operators, with a batch of any size.
@@ -60,18 +61,20 @@ def export_onnx(
     mode, which `OnnxModel` takes there. The result names the layers concerned. Codes of 7 bits can't saturate, nor can
     weights whose whole numbers are at most 64.
 
-    The file stores weights as integers of 4, 8 or 16 bits, or as indices into a list of numbers, wherever that
-    reproduces them exactly; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of DSQ with more
-    than 4 bits, into which the exporter multiplies a batch norm's factors.
+    The file stores weights as integers of 8 or 16 bits (of 4 with `four_bits`), or as indices into a list of numbers,
+    wherever that reproduces them exactly; otherwise as floats: those of fp8, of float inputs with 8-bit weights and of
+    DSQ with more than 4 bits, into which the exporter multiplies a batch norm's factors.
 
     torch's exporter writes some operators wrongly, in version 2.15 ``AvgPool2d(divisor_override=3)``. So ONNX Runtime
-    computes each operator of the file from the same numbers as torch; if one differs, no file is written.
+    computes each operator that the exporter gets from the same numbers as torch; if one differs, no file is written.
 
     Args:
         model: the trained model.
         path: the file to write; it appears when it is complete.
         example: typical inputs (N, C, H, W); a few hundred with `round_outputs`.
         round_outputs: compute float outputs in integers, too, rounded to 8 bits.
+        four_bits: store integers that fit in 4 bits so, which takes half of the bytes. ONNX Runtime reads that; other
+            programs often do not, or compute wrong results from it.
         metadata: more entries for the file's metadata, such as the classes; ``qconv export`` writes ``pictures`` (size,
             mean and std, as JSON) and ``classes``. Those of qconv's own names are replaced.
 
@@ -136,7 +139,7 @@ def export_onnx(
     for node in program.model.graph:  # where in Python it was made
         node.metadata_props.clear()
     own_weights(program.model)
-    store_integers(program.model)
+    store_integers(program.model, four_bits)
     program.model.producer_name = "qconv"
     program.model.metadata_props.update(metadata or {})
     program.model.metadata_props[ROUNDED] = str(round_outputs).lower()

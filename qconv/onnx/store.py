@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 _SMALL = 256  # bytes; for smaller tensors the nodes do not pay off
 
 
-def store_integers(model: ir.Model) -> None:
-    """Replace the initializers of a model by integers of 4, 8 or 16 bits wherever that reproduces the numbers exactly.
+def store_integers(model: ir.Model, four_bits: bool) -> None:
+    """Replace the initializers of a model by integers of 8 or 16 bits wherever that reproduces the numbers exactly.
 
     These are whole numbers; or indices into a list of at most 256 levels, times a scale for each output channel; or
-    indices into a list of at most 16 levels for each channel.
+    indices into a list of at most 16 levels for each channel. With ``four_bits``, those that fit have 4 bits.
     """
     graph = model.graph
     for value in list(graph.initializers.values()):
@@ -22,10 +22,10 @@ def store_integers(model: ir.Model) -> None:
         if tensor is None or tensor.nbytes < _SMALL:
             continue
         array = tensor.numpy()
-        if array.dtype == np.int8:
+        if array.dtype == np.int8 and four_bits:
             _store_int8(graph, value, array)
         elif array.dtype == np.float32 and array.ndim >= 2:
-            _store_float(graph, value, array)
+            _store_float(graph, value, array, four_bits)
 
 
 def own_weights(model: ir.Model) -> None:
@@ -61,19 +61,20 @@ def _store_int8(graph: ir.Graph, value: ir.Value, array: NDArray[np.int8]) -> No
     _replace(graph, value, build.cast(integers, ir.DataType.INT8))
 
 
-def _store_float(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -> None:
+def _store_float(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32], four_bits: bool) -> None:
+    small = uint4 if four_bits else np.uint8
     largest = np.abs(array).reshape(len(array), -1).max(1, initial=0)
     is_whole = bool((largest <= 32767).all() and (np.trunc(array) == array).all())
     if is_whole and (largest <= 127).all():
         codes = array.astype(np.int8)
-        _store_whole(graph, value, codes.astype(int4) if _fits_4_bits(codes) else codes)
+        _store_whole(graph, value, codes.astype(int4) if four_bits and _fits_4_bits(codes) else codes)
         return
     scale = np.where(largest == 0, 1, largest).astype(np.float32).reshape(-1, *[1] * (array.ndim - 1))
     alone, scaled = _levels(array), _levels(array / scale)
     if scaled is not None and not np.array_equal(scaled[0][scaled[1]] * scale, array):
         scaled = None
     fewest = min((len(coded[0]) for coded in (alone, scaled) if coded is not None), default=257)
-    if fewest > 16 and _store_rows(graph, value, array):
+    if fewest > 16 and _store_rows(graph, value, array, small):
         return
     if fewest > 256:
         if is_whole:
@@ -81,7 +82,7 @@ def _store_float(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -
         return
     is_scaled = alone is None or (scaled is not None and len(scaled[0]) < len(alone[0]))
     levels, places = cast(Any, scaled if is_scaled else alone)
-    indices = places.astype(uint4 if len(levels) <= 16 else np.uint8)
+    indices = places.astype(small if len(levels) <= 16 else np.uint8)
     build = _Builder(graph, value)
     whole = build.cast(build.constant(indices, "places"), ir.DataType.INT32)
     floats = build.node("Gather", build.constant(levels, "levels"), whole)
@@ -96,8 +97,8 @@ def _store_whole(graph: ir.Graph, value: ir.Value, codes: NDArray[Any]) -> None:
     _replace(graph, value, build.cast(build.constant(codes, "codes"), ir.DataType.FLOAT))
 
 
-def _store_rows(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) -> bool:
-    """Store up to 16 levels for each output channel and 4-bit indices of all numbers, if these suffice."""
+def _store_rows(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32], small: Any) -> bool:
+    """Store up to 16 levels for each output channel and indices of all numbers, in dtype ``small``, if they do."""
     if not array.size or len(np.unique(array[0])) > 16:
         return False
     rows = [np.unique(row, return_inverse=True) for row in array.reshape(len(array), -1)]
@@ -105,7 +106,7 @@ def _store_rows(graph: ir.Graph, value: ir.Value, array: NDArray[np.float32]) ->
     if count > 16 or 2 * count > array[0].size:
         return False
     table = np.stack([np.pad(levels, (0, count - len(levels))) for levels, _ in rows]).ravel()
-    places = np.stack([places for _, places in rows]).reshape(array.shape).astype(uint4)
+    places = np.stack([places for _, places in rows]).reshape(array.shape).astype(small)
     firsts = count * np.arange(len(array), dtype=np.int32).reshape(-1, *[1] * (array.ndim - 1))
     build = _Builder(graph, value)
     whole = build.cast(build.constant(places, "places"), ir.DataType.INT32)
