@@ -23,8 +23,10 @@ from qconv.data.prepared import Encoded
 from qconv.images import DecodingError
 
 OTHER = "other"
-READS = {"siman()": 3}
-"""Methods that read from the device in each step, and how often: a percentile of each layer."""
+STAGED = "staged([(0, lsq(weight_bits=4, input_bits=4)), (0.5, lsq(weight_bits=2, input_bits=2))])"
+READS = {"siman()": 3, STAGED: 3}
+"""Methods that read from the device in the last step, and how often: a percentile of each layer, or the flag of its
+input, whose stage had its first backward in the step before."""
 DRAW = torch.Generator().manual_seed(0)
 BATCHES = [(torch.randn(4, 3, 9, 9, generator=DRAW), torch.randint(10, (4,), generator=DRAW)) for _ in range(4)]
 IMAGES = [images for images, _ in BATCHES]

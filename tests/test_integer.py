@@ -119,7 +119,7 @@ def test_sums_of_codes_are_those_of_floats(monkeypatch: pytest.MonkeyPatch, sche
 @pytest.mark.parametrize("place", ["input", "weight"])
 def test_codes_of_nan_run_on_floats(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     layer, input = layer_and_input(scheme=schemes.lsq(4, 4))
-    layer(input)
+    qconv.calibrate(layer, [input])
     outputs = in_integers(monkeypatch)
     with torch.no_grad():
         (input if place == "input" else layer.weight)[0, 0, 0, 0] = torch.nan

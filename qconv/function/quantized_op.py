@@ -148,7 +148,7 @@ class _QuantizedOp(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (grad_output,) = grad_outputs
         op, quantizers, keeping, sizes = ctx.op, ctx.quantizers, ctx.keeping, ctx.sizes
-        if not torch.compiler.is_compiling():
+        if not torch.compiler.is_compiling() and grad_output.numel():
             quantizers.settle_()
         if keeping is not None:
             forget(ctx)

@@ -67,7 +67,10 @@ def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 51
         ValueError: no batch, or none with a sample; ``max_samples`` not a whole number or less than 1; NaN or inf in
             the input of a layer, which is named. It is raised in all processes if in one, and no quantizer is set.
     """
-    return calibrate_layers(model, batches, max_samples)
+    done = calibrate_layers(model, batches, max_samples)
+    for layer in quantized_layers(model).values():
+        layer.weight_quantizer.settle_()
+    return done
 
 
 def calibrate_layers(
@@ -82,7 +85,6 @@ def calibrate_layers(
     quantized = quantized_layers(model)
     for layer in quantized.values():
         layer.follow_weight_()
-        layer.weight_quantizer.settle_()
     layers = {
         name: layer
         for name, layer in quantized.items()

@@ -140,10 +140,14 @@ class NeedsData(Part):
         key = f"{prefix}calibrated"
         if flag is None or not any(other.startswith(prefix) for other in state_dict):
             return
+        if key not in state_dict and getattr(self, "roles", ()) != ("weight",):
+            missing_keys.append(key)
+            return
         if key in unexpected_keys:
             unexpected_keys.remove(key)
         # If a step was missing or had another shape, it was not loaded; the present one still waits for data.
         if len(missing_keys) + len(error_msgs) == before:
+            # Earlier versions had no flag for what starts from the weight.
             self._load_flag(state_dict.get(key, True), local_metadata.get("assign_to_params_buffers", False))
 
     def _load_flag(self, value: bool | Tensor, assign: bool) -> None:

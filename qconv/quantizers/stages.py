@@ -196,7 +196,8 @@ class Stages(Quantizer):
         return self.current.reads_fresh()
 
     def settle_(self) -> None:
-        self.current.settle_()
+        for quantizer in self._all():
+            quantizer.settle_()
 
     def had_data(self) -> bool:
         """As for the current stage."""
