@@ -230,6 +230,7 @@ def test_float_checkpoint_there_and_back(method: Scheme) -> None:
     theirs, back = (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(4, 2)) for _ in range(2))
     ours, again = quantized(), quantized()
     ours.load_state_dict(theirs.state_dict())
+    layer: Any
     for layer in ours:
         layer.weight_quantizer.settle_()  # until then, learned tensors replace no weight
     back.load_state_dict(qconv.float_state_dict(ours))
