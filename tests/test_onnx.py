@@ -437,7 +437,7 @@ def test_encoders() -> None:
 def test_a_residual_network_with_batches_of_any_size(tmp_path: Path) -> None:
     input = torch.randn(16, 3, 16, 16)
     model = trained(resnet20(num_classes=10), schemes.lsq(4, 4), input)
-    qconv.export_onnx(model, tmp_path / "model.onnx", input[:1])
+    qconv.export_onnx(model, tmp_path / "model.onnx", input[:1], four_bits=True)
     agree(model, tmp_path / "model.onnx", input)
     assert OnnxModel(tmp_path / "model.onnx")(input[:0]).shape == (0, 10)
     weights = sum(module.weight.numel() for module in model.modules() if isinstance(module, qconv.QConv2d))
