@@ -2,12 +2,9 @@
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +17,6 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from PIL import Image
 from pytorch_lightning import Trainer
-from torch import nn
 
 import qconv
 from qconv.cli.mistakes import FILE
@@ -102,21 +98,6 @@ def loaded(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
     return load
 
 
-@pytest.fixture
-def on_gpu(loaded: Callable[[str], Any]) -> Any:
-    """The program of experiments/gpu, with a network that is made at once."""
-    module = loaded("gpu")
-    assert set(module.NETWORKS) < set(module.networks().NETWORKS)
-    assert {method for method, _ in module.STUDY.values()} < set(loaded("cifar10_methods").METHODS)
-
-    def build(network: str, kind: str) -> nn.Module:
-        model = small_cnn(3, 10, width=16)
-        return model if kind == "float" else qconv.lean(qconv.convert(model, qconv.schemes.bnn()), kind == "lean")
-
-    module.networks = lambda: SimpleNamespace(build=build)
-    return module
-
-
 def test_an_evaluation_of_the_best_checkpoint_is_not_that_of_the_last(
     loaded: Callable[[str], Any], tmp_path: Path
 ) -> None:
@@ -147,82 +128,21 @@ def test_each_setting_of_the_study_makes_a_network(loaded: Callable[[str], Any])
         assert final_from(model) <= 1 - 1 / study.EPOCHS + 1e-9, name
 
 
-def options_of(on_gpu: Any, out: Path, monkeypatch: pytest.MonkeyPatch, *more: str) -> Any:
-    words = ["--device=cpu", "--size=16", "--batch=2", "--rounds=2", "--memory-gib=0.0003", "--pictures=200"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *words, f"--out={out}", *more])
-    return on_gpu.parsed()
-
-
-def test_what_is_measured_on_a_gpu(on_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = options_of(on_gpu, tmp_path, monkeypatch)
-    network = on_gpu.NETWORKS[0]
-    on_gpu.steps(options, network, "eager", *on_gpu.KINDS)
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    on_gpu.steps(options, network, "compiled", "float", "lean")
-    rows = read_csv(tmp_path / "steps.csv")
-    assert [(row["mode"], row["kind"]) for row in rows] == [
-        *(("eager", kind) for kind in ("float", "today", "lean")),
-        *(("compiled", kind) for kind in ("float", "lean")),
-    ]
-    assert float(rows[0]["ratio"]) == 1
-    assert float(rows[0]["kept_mib"]) > 4 * float(rows[2]["kept_mib"]) > 0
-    on_gpu.batches(options, network)
-    largest = {row["kind"]: int(row["batch"]) for row in read_csv(tmp_path / "batches.csv")}
-    assert 0 < 2 * largest["float"] < largest["lean"]
-
-
-def test_an_epoch_of_the_study_on_a_gpu(on_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = options_of(on_gpu, tmp_path, monkeypatch)
-
-    def trained(command: list[str], **_: Any) -> None:
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            config = compose("config", command[2:])
-        assert (config.lean, config.trainer.max_epochs, config.compile) == (True, 1, False)
-        assert len(list(Path(config.data.root).rglob("*.png"))) == 200
-        assert {path.name for path in Path(config.data.root).iterdir()} == {"train", "test"}
-        Path(config.run_dir).mkdir()
-        (Path(config.run_dir) / "result.json").write_text('{"seconds": 1.5, "test_accuracy": 0.25}')
-
-    on_gpu.subprocess = SimpleNamespace(run=trained)
-    on_gpu.epoch(options, "lean")
-    (row,) = read_csv(tmp_path / "epochs.csv")
-    assert (row["method"], row["seconds"], row["data"]) == ("Bi-Real", "1.5", "200 made images")
-
-
-def test_pieces_that_fail_or_take_too_long_cost_no_other(
-    on_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_is_measured_on_a_gpu(
+    loaded: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text('#!/bin/sh\ncase "$3" in tests) exit 0 ;; steps*) exit 3 ;; *) sleep 60 ;; esac\n')
-    python.chmod(0o755)
-    options_of(on_gpu, tmp_path, monkeypatch, "--pieces", "steps, Bi-Real-18, bireal", "tests")
-    monkeypatch.setattr(on_gpu, "sys", SimpleNamespace(executable=python, argv=sys.argv))
-    for _ in range(2):
-        on_gpu.main()
-    failed, done, again, known = capsys.readouterr().out.splitlines()
-    assert done.startswith("tests: done, ")
-    assert known == "tests: done before"
-    assert all(
-        line.startswith("steps, Bi-Real-18, bireal: failed with 3: log.txt says why") for line in (failed, again)
-    )
-    assert on_gpu.in_time("epoch, lean", 0.01, tmp_path / "log.txt") == "stopped after 0 s"
-    assert "=== epoch, lean" in (tmp_path / "log.txt").read_text()
-    sys.argv[1:] = [f"--out={tmp_path}", "--device=cpu", "--minutes=0"]
-    on_gpu.main()
-    assert set(capsys.readouterr().out.splitlines()) == {f"{piece}: no time left" for piece in on_gpu.PIECES}
-
-
-def test_tests_are_counted(on_gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match="0"):
-        on_gpu.tests(options_of(on_gpu, tmp_path, monkeypatch, "--tests=tests/test_table.py"))
-    (row,) = read_csv(tmp_path / "tests.csv")
-    assert int(row["tests"]) > 0
-    assert (row["failures"], row["errors"], row["skipped"]) == ("0", "0", "0")
-
-
-def test_the_gpu_command_starts_the_program() -> None:
-    script, given = CONFIGS.parent / "experiments/gpu/run.sh", ("--device", "cpu")
-    words = subprocess.run(
-        [script, *given], env={**os.environ, "PYTHON": "echo"}, capture_output=True, check=True
-    ).stdout
-    assert words.decode().split() == ["experiments/gpu/run.py", *given]
+    program = loaded("gpu")
+    assert {side.removeprefix("lean ") for group in program.GROUPS for side in group.sides} == {
+        "float",
+        *program.SCHEMES,
+    }
+    small = program.Group(lambda scheme: small_cnn(3, 1000, width=16), "eager", 2, ("float", "bnn", "lean lsq 4/4"))
+    monkeypatch.setattr(torch, "compile", lambda model, **options: model)
+    options = SimpleNamespace(device="cpu", size=16, rounds=2, sides=None, warm=False, out=tmp_path, commit="abc")
+    for group in (small, small._replace(mode="default")):
+        program.measure(options, group)
+    rows = read_csv(tmp_path / "steps.csv")
+    assert [(row["mode"], row["scheme"]) for row in rows] == [
+        (mode, side) for mode in ("eager", "default") for side in small.sides
+    ]
+    assert all(float(row["ratio"]) == 1 for row in rows if row["scheme"] == "float")
