@@ -78,6 +78,8 @@ def check_no_kernel(device: str) -> None:
     for given, divisor in ((x.double(), one), (x[:0], one), (strided, one), (x, one.double()), (x, x.abs())):
         assert gpu_levels.round_codes(given, divisor, 0.0, 3.0, 1.0, 0) is None
         assert gpu_levels.step_backward(given, given, divisor, 0, 3, False) is None
+        assert gpu_levels.round_values(given, divisor, divisor, 0.0, 3.0, 1.0) is None
+    assert gpu_levels.round_values(x, None, x[:, :1, :1, :1], 0.0, 3.0, 1.0) is None
     assert gpu_levels.step_backward(x[:1], x, one, 0, 3, False) is None
     assert gpu_levels.step_backward(x.double(), x, one, 0, 3, False) is None
     assert gpu_levels.step_backward(x, x, one, 0, 2**21, False) is None
@@ -207,10 +209,27 @@ def check_levels(seed: int, device: str) -> None:
                         wanted = levels.step_backward(g, given, divisor, low, high, strict)
                         found = gpu_levels.step_backward(g, given, divisor, low, high, strict)
                         assert found is not None
-                        if g.stride() != given.stride():
-                            found = (*(x.contiguous() for x in found),)
-                            wanted = (*(x.contiguous() for x in wanted),)
-                        assert all(map(same, found, wanted)), (dtype, low, high, strict)
+                        (found, parts), (wanted, terms) = found, wanted
+                        assert same(found.contiguous(), wanted.contiguous()), (dtype, low, high, strict)
+                        if divisor.numel() > 1:
+                            assert same(parts.contiguous(), terms.contiguous()), (dtype, low, high, strict)
+                        else:
+                            total, close = (
+                                terms.double().sum(),
+                                1e-6 * float(terms.double().abs().nansum().clamp(max=1e30)),
+                            )
+                            torch.testing.assert_close(parts.double().sum(), total, rtol=0, atol=close, equal_nan=True)
+                    scale = rng.choice([divisor, divisor.flatten()[0] * 0.7])
+                    half = dtype == torch.bfloat16 and device == "cpu"  # to which the interpreter does not round
+                    for by in (divisor, None) if scale.numel() == 1 else (divisor,):
+                        asked = given, by, scale, float(low), float(high), rng.choice([1.0, 3.0])
+                        wanted, found = levels.round_values(*asked), gpu_levels.round_values(*asked)
+                        assert found is not None
+                        assert found.stride() == given.stride()
+                        if half:
+                            torch.testing.assert_close(found, wanted, rtol=2**-6, atol=1e-30, equal_nan=True)
+                        else:
+                            assert same(found + 0.0, wanted + 0.0), (dtype, low, high)  # zeros have either sign
 
 
 def check_halves(device: str) -> None:
@@ -343,11 +362,11 @@ def check_it_compiles(capability: int) -> None:
 
     with patch.object(JITFunction, "run", compiled):
         _compile_all(torch.float32 if capability < 90 else torch.bfloat16)
-    assert len(made) == 14, made.keys()
+    assert len(made) == 15, made.keys()
     multiplied = "mma.sync" if capability < 90 else "wgmma.mma_async"
     assert multiplied in made["qconv.kernels.gpu.convolution._convolve"]
     assert "cvt.rn.bf16" in made["qconv.kernels.gpu.passes._slope"]
-    for name in ("_round", "_step"):
+    for name in ("_round", "_step", "_values"):
         ptx = made[f"qconv.kernels.gpu.levels.{name}"]
         assert "div.rn.f32" in ptx
         assert "div.full" not in ptx
@@ -367,6 +386,7 @@ def _compile_all(dtype: torch.dtype) -> None:
     passes.approx_sign_backward_(x.bfloat16(), x.bfloat16())
     gpu_levels.round_codes(x, torch.ones(2, 1, 1, 1), 0.0, 15.0, 1.0, 0)
     gpu_levels.step_backward(x, x, torch.ones(()), 0, 15, False)
+    gpu_levels.round_values(x, torch.ones(()), torch.ones(()), 0.0, 15.0, 1.0)
     gpu_rprelu.rprelu(x, *torch.zeros(3, 128))
     gpu_rprelu.rprelu_backward(x, x, *torch.zeros(2, 128))
     convolution.pack_weight(torch.zeros(64, 128, 3, 3))

@@ -23,12 +23,14 @@ class Keeping(NamedTuple):
         form: of the input, if bits are kept.
         bits: the number of tensors of bits.
         restore: gives the input from the tensors after them; None if it is not needed.
+        counts: whether bits of signs are counted for sums; on a GPU cuDNN multiplies in a quarter of that time.
     """
 
     lean: Lean
     form: Form | None
     bits: int
     restore: Callable[..., Tensor] | None
+    counts: bool
 
 
 def keep(
@@ -52,11 +54,11 @@ def keep(
             bits = quantizer.keep(input.detach(), form, *tensors)
             bits = None if bits is None else shared(input, bits)
     if bits is not None and not quantizer.needs_input:
-        return Keeping(lean, form, len(bits), None), bits
+        return Keeping(lean, form, len(bits), None, not input.is_cuda), bits
     restored = saved(input, name, exact=lean == "exact" or not quantizer.is_continuous)
     if bits is None:
-        return Keeping(lean, None, 0, restored.restore), restored.tensors
-    return Keeping(lean, form, len(bits), restored.restore), (*bits, *restored.tensors)
+        return Keeping(lean, None, 0, restored.restore, False), restored.tensors
+    return Keeping(lean, form, len(bits), restored.restore, not input.is_cuda), (*bits, *restored.tensors)
 
 
 class Restored:

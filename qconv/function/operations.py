@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..grad import conv_backward
+from ..grad.aten import aten_gradients
 from ..grad.kernel import Gradients
 from ..kernels.window import Window
 
@@ -87,16 +87,9 @@ class Convolution:
         )
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
-        grad_input, grad_weight, grad_bias = conv_backward(
-            grad_output,
-            self._pad(input),
-            weight,
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            output_mask=output_mask,
-        )
+        geometry = self.stride, self.padding, self.dilation, False, (0,) * len(self.stride), self.groups
+        grads = aten_gradients(grad_output, self._pad(input), weight, grad_output.shape[1:2], *geometry, output_mask)
+        grad_input, grad_weight, grad_bias = grads
         if grad_input is not None and self.border:
             grad_input = F.pad(grad_input, [-side for side in self.border])
         return grad_input, grad_weight, grad_bias
@@ -129,18 +122,10 @@ class TransposedConvolution:
         )
 
     def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: OutputMask) -> Gradients:
-        grad_input, grad_weight, grad_bias = conv_backward(
-            grad_output,
-            input,
-            exchange_channels(weight, self.groups),
-            self.stride,
-            self.padding,
-            self.dilation,
-            self.groups,
-            transposed=True,
-            output_padding=self.output_padding,
-            output_mask=output_mask,
-        )
+        geometry = self.stride, self.padding, self.dilation, True, self.output_padding, self.groups
+        filters = exchange_channels(weight, self.groups)
+        grads = aten_gradients(grad_output, input, filters, grad_output.shape[1:2], *geometry, output_mask)
+        grad_input, grad_weight, grad_bias = grads
         if grad_weight is not None:
             grad_weight = exchange_channels(grad_weight, self.groups)
         return grad_input, grad_weight, grad_bias

@@ -51,12 +51,12 @@ def output_of(
     op: Any,
     of_input: Quantized,
     of_weight: Quantized,
-    keeping: Keeping | None,
-    sizes: Sizes | None,
-    looked_up: Sequence[Tensor],
+    keeping: Keeping | None = None,
+    sizes: Sizes | None = None,
+    looked_up: Sequence[Tensor] = (),
     *extra: Tensor,
-) -> Tensor:
-    """Return the output, from quantizers and their tensors.
+) -> tuple[Tensor, Tensor | None]:
+    """Return the output, from quantizers and their tensors, and the quantized weight if the output was made of it.
 
     ``sizes`` is that of `number_operations.sizes_of`, and if it is not None ``looked_up`` the tensors of the filters.
     Codes whose sums run in 8-bit integers are not looked up, which takes longer.
@@ -69,19 +69,21 @@ def output_of(
         values, scale = whole or Whole(of_input[0].quantize(input, *of_input[1]))
         scale = output_scale(scale, filters.scale, input.dtype)
         output = forward_of_numbers(values.to(input.dtype), filters, scale, bias, sizes)
-        return output if output.ndim != 4 else as_by_torch(output, Form.of(input), weight)
+        return (output if output.ndim != 4 else as_by_torch(output, Form.of(input), weight)), None
     output = None if extra else scaled_sums(input, weight, bias, op, of_input, of_weight, rounds)
     if output is not None:
-        return output
-    input_q, weight_q = (q.quantize(x, *tensors) for x, (q, tensors) in ((input, of_input), (weight, of_weight)))
-    return op.forward(input_q, weight_q.to(input.dtype), bias, *extra)
+        return output, None
+    input_q = of_input[0].quantize(input, *of_input[1])
+    weight_q = of_weight[0].quantize(weight, *of_weight[1]).to(input.dtype)
+    return op.forward(input_q, weight_q, bias, *extra), weight_q
 
 
 def runs_on_bits(op: Any, quantizers: LayerQuantizers, keeping: Keeping) -> bool:
     """Whether the output is a sum of products of signs that is then scaled; if exact, bit for bit."""
     dtypes = (torch.float32,) if keeping.lean == "exact" else (torch.float32, torch.bfloat16)
     of_signs = quantizers.input.signs and quantizers.weight.is_binary
-    return of_signs and keeping.form is not None and keeping.form.dtype in dtypes and window_of(op) is not None
+    has_bits = keeping.counts and keeping.form is not None and keeping.form.dtype in dtypes
+    return of_signs and has_bits and window_of(op) is not None
 
 
 def bit_operands(op: Any, keeping: Keeping, signs: Tensor, weight: Tensor, of_weight: Quantized) -> BitOperands:
@@ -130,4 +132,4 @@ def output_again(
     if runs_on_bits(op, quantizers, keeping):
         return output_of_bits(op, keeping, bits[0], weight, bias, of_weight, affine)
     of_kept: Any = Restored(quantizers.input, keeping, bits), tensors[third:fourth]
-    return output_of(stand_in(keeping, bits), weight, bias, op, of_kept, of_weight, keeping, sizes, looked_up)
+    return output_of(stand_in(keeping, bits), weight, bias, op, of_kept, of_weight, keeping, sizes, looked_up)[0]

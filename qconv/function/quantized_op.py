@@ -34,7 +34,7 @@ from .output import (
 )
 from .recipes import Recipe, forget, hang, is_recorded, with_autocast_of_now
 from .sign_weight import Filters, filters_of
-from .sums import quantized_weight, runs_in_integers
+from .sums import HALF, quantized_weight, runs_in_integers
 
 T = TypeVar("T")
 
@@ -70,7 +70,11 @@ def quantized_op(
     """
     of_input, of_weight = quantizers.input.tensors(), quantizers.weight.tensors()
     of_grad = () if quantizers.grad is None else quantizers.grad.tensors()
-    called, keeping, sizes = quantizers.as_called(), None, None
+    called = quantizers.as_called()
+    if lean is None and not extra and not torch.compiler.is_compiling() and not _is_transformed():
+        ends = len(of_input), len(of_input) + len(of_weight)
+        return _Plain.apply(input, weight, bias, op, called, ends, *of_input, *of_weight, *of_grad)
+    keeping = sizes = None
     kept: tuple[Tensor, ...] = ()
     again: tuple[Tensor, ...] = ()
     looked_up: tuple[Tensor, ...] = ()
@@ -108,7 +112,86 @@ def quantized_op(
     return output
 
 
+def _is_transformed() -> bool:
+    """Whether `torch.func` is at work, or something that runs on values of this call alone."""
+    return torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()  # pyright: ignore
+
+
+class _Plain(torch.autograd.Function):
+    """A layer that keeps its input, in the least Python time: on a GPU that is what an eager step takes.
+
+    In half precision it keeps the quantized weight as well, as autocast keeps the cast weights of a float network.
+    """
+
+    @staticmethod
+    def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        op: Any,
+        quantizers: LayerQuantizers,
+        ends: tuple[int, int],
+        *tensors: Tensor,
+    ) -> Tensor:
+        first, second = ends
+        of_input, of_weight, of_grad = tensors[:first], tensors[first:second], tensors[second:]
+        output, weight_q = output_of(
+            input, weight, bias, op, (quantizers.input, of_input), (quantizers.weight, of_weight)
+        )
+        own = [*quantizers.input.hold(*of_input), *quantizers.weight.hold(*of_weight)]
+        if quantizers.grad is not None:
+            own += quantizers.grad.hold(*of_grad)
+        if weight_q is not None and input.dtype in HALF and quantizers.backward_weight == "quantized":
+            own.append(weight_q)
+        ctx.op, ctx.quantizers, ctx.ends = op, quantizers, (*ends, len(tensors))
+        ctx.save_for_backward(input, weight, *own)
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]  # the decorator hides the names
+        ctx: Any, *grad_outputs: Tensor
+    ) -> tuple[Tensor | None, ...]:
+        (grad_output,), (input, weight, *tensors) = grad_outputs, ctx.saved_tensors
+        quantizers, needs, (first, second, last) = ctx.quantizers, ctx.needs_input_grad, ctx.ends
+        of_input, of_weight, of_grad, kept = (
+            tensors[:first],
+            tensors[first:second],
+            tensors[second:last],
+            tensors[last:],
+        )
+        if grad_output.numel():
+            quantizers.settle_()
+        if quantizers.grad is not None:
+            grad_output = quantizers.grad.quantize(grad_output, *of_grad)
+        needs_input, needs_weight = (
+            needs[0] or any(needs[6 : 6 + first]),
+            needs[1] or any(needs[6 + first : 6 + second]),
+        )
+        # The gradient of each operand reads the other one.
+        input_q = quantizers.input.quantize(input, *of_input) if needs_weight else input
+        if kept:
+            weight_q = kept[0]
+        elif needs_input and quantizers.backward_weight == "quantized":
+            weight_q = quantizers.weight.quantize(weight, *of_weight).to(input.dtype)
+        else:
+            weight_q = weight.to(input.dtype)
+        grads = ctx.op.backward(grad_output, input_q, weight_q, (needs_input, needs_weight, needs[2]))
+        grad_input, grad_weight, grad_bias = grads
+        input_grads: tuple[Tensor | None, ...] = (None,) * (1 + first)
+        weight_grads: tuple[Tensor | None, ...] = (None,) * (1 + len(of_weight))
+        if grad_input is not None:
+            input_grads = quantizers.input.backward(grad_input, input, *of_input)
+        if grad_weight is not None:
+            weight_grads = quantizers.weight.backward(grad_weight.to(weight.dtype), weight, *of_weight)
+        nones = None, None, None, *input_grads[1:], *weight_grads[1:], *(None for _ in of_grad)
+        return input_grads[0], weight_grads[0], grad_bias, *nones
+
+
 class _QuantizedOp(torch.autograd.Function):
+    """Any layer: lean, compiled, with extra tensors, or under `torch.func`."""
+
     @staticmethod
     def forward(
         input: Tensor,
@@ -125,7 +208,8 @@ class _QuantizedOp(torch.autograd.Function):
         of_input, of_weight = (quantizers.input, input_tensors), (quantizers.weight, weight_tensors)
         if keeping is not None and not extra and runs_on_bits(op, quantizers, keeping):
             return as_result(output_of_bits(op, keeping, kept[0], weight, bias, of_weight))
-        return as_result(output_of(input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra))
+        given = input, weight, bias, op, of_input, of_weight, keeping, sizes, looked_up, *extra
+        return as_result(output_of(*given)[0])
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

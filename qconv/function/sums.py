@@ -50,7 +50,7 @@ def scaled_sums(
     Sums that float32 may not hold are rounded as a float convolution rounds them, unless ``rounds`` is False: then they
     are exact where that is faster.
     """
-    if not isinstance(op, _BILINEAR):
+    if not isinstance(op, _BILINEAR) or (input.dtype in HALF and not input.is_cpu):
         return None
     in_integers = runs_in_integers(input, weight, op, of_input[0], of_weight[0], rounds)
     if input.dtype in HALF and not (in_integers and bias is None and input.dtype == torch.bfloat16):
@@ -121,6 +121,8 @@ def runs_in_integers(
     input: Tensor, weight: Tensor, op: Any, of_input: Quantizer, of_weight: Quantizer, rounds: bool = True
 ) -> bool:
     """Whether sums are computed in 8-bit integers, unless an operand has a NaN: faster, and equal if it ``rounds``."""
+    if not (is_plain_cpu(input) and is_plain_cpu(weight)) or torch.compiler.is_compiling():
+        return False
     ends = of_input.whole_ends, of_weight.whole_ends
     ends_x, ends_w = (ends[0], ends[1] or (_BYTE if of_weight.code_dtype == torch.int8 else None))
     if ends_x is None or ends_w is None or not isinstance(op, Convolution):
@@ -131,8 +133,6 @@ def runs_in_integers(
     return (
         (is_byte and (largest < _EXACT or not rounds))
         and (input.ndim == 4 and input.dtype in dtypes)
-        and (is_plain_cpu(input) and is_plain_cpu(weight))
-        and not torch.compiler.is_compiling()
         and integers_pay(input, weight, cast(Window, op.window), -ends_x[0])
     )
 

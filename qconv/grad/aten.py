@@ -33,7 +33,8 @@ from torch import Tensor
 from .kernel import Gradients, Ints, gradients, of_input, of_transposed_input, of_transposed_weight, of_weight
 
 
-def _aten(grad_output: Tensor, *arguments: Any) -> Gradients:
+def aten_gradients(grad_output: Tensor, *arguments: Any) -> Gradients:
+    """`conv_backward` without its checks: a `Kernel`, for operands that a forward has checked."""
     if not grad_output.is_floating_point():
         raise TypeError(f"dtype (={grad_output.dtype}) must be floating point; qconv.grad.composed takes integers too")
     *geometry, (needs_input, needs_weight, needs_bias) = arguments
@@ -93,14 +94,14 @@ def conv_backward(
     [(2, 4, 9, 9), (6, 2, 3, 3), (6,)]
     """
     geometry = (stride, padding, dilation, groups, transposed, output_padding)
-    return gradients(_aten, grad_output, input, weight, *geometry, output_mask)
+    return gradients(aten_gradients, grad_output, input, weight, *geometry, output_mask)
 
 
-conv1d_input, conv2d_input, conv3d_input = (of_input(_aten, n, __name__) for n in (1, 2, 3))
-conv1d_weight, conv2d_weight, conv3d_weight = (of_weight(_aten, n, __name__) for n in (1, 2, 3))
+conv1d_input, conv2d_input, conv3d_input = (of_input(aten_gradients, n, __name__) for n in (1, 2, 3))
+conv1d_weight, conv2d_weight, conv3d_weight = (of_weight(aten_gradients, n, __name__) for n in (1, 2, 3))
 conv_transpose1d_input, conv_transpose2d_input, conv_transpose3d_input = (
-    of_transposed_input(_aten, n, __name__) for n in (1, 2, 3)
+    of_transposed_input(aten_gradients, n, __name__) for n in (1, 2, 3)
 )
 conv_transpose1d_weight, conv_transpose2d_weight, conv_transpose3d_weight = (
-    of_transposed_weight(_aten, n, __name__) for n in (1, 2, 3)
+    of_transposed_weight(aten_gradients, n, __name__) for n in (1, 2, 3)
 )

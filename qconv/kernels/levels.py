@@ -20,6 +20,9 @@ LIBRARY.define(
     "round_codes(Tensor input, Tensor divisor, float low, float high, float factor, int offset) -> (Tensor, Tensor)"
 )
 LIBRARY.define(
+    "round_values(Tensor input, Tensor? divisor, Tensor scale, float low, float high, float factor) -> Tensor"
+)
+LIBRARY.define(
     "step_backward(Tensor grad, Tensor input, Tensor step, int low, int high, bool strict) -> (Tensor, Tensor)"
 )
 
@@ -59,6 +62,31 @@ def round_codes(
     return codes, is_nan.any()
 
 
+def round_values(
+    input: Tensor, divisor: Tensor | None, scale: Tensor, low: float, high: float, factor: float
+) -> Tensor:
+    """Return ``round(clamp(input / divisor, low, high) · factor) · scale``, half to even, in the dtype of ``input``.
+
+    It is computed in at least float32. The other arguments are those of `round_codes`; without a divisor it is 1.
+
+    Args:
+        input: numbers of any shape.
+        divisor: broadcasts against ``input``.
+        scale: one number, or of the shape of ``divisor``.
+        low: the smallest of the clamped numbers.
+        high: the largest one.
+        factor: what they are multiplied with.
+
+    Example:
+        >>> step = torch.tensor(0.5)
+        >>> round_values(torch.tensor([-3.0, 0.6, 1.2, 99.0]), step, step, -2.0, 5.0, 1.0)
+        tensor([-1.0000,  0.5000,  1.0000,  2.5000])
+    """
+    wide = input.to(torch.promote_types(input.dtype, torch.float32))
+    values = (wide if divisor is None else wide / divisor).clamp(low, high)
+    return (values.mul_(factor).round_() * scale).to(input.dtype)
+
+
 def check_fit(low: float, high: float, factor: float, offset: int) -> None:
     """Raise a ValueError unless the codes of `round_codes` fit a byte."""
     ends = low * factor + offset, high * factor + offset
@@ -69,7 +97,9 @@ def check_fit(low: float, high: float, factor: float, offset: int) -> None:
 def step_backward(
     grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradient of ``input`` through LSQ's levels, and each element's part of that of ``step``.
+    """Return the gradient of ``input`` through LSQ's levels, and parts that add up to that of ``step``.
+
+    There is a part for each element; if there is one step, a kernel may have added some of them up.
 
     With ``z = input / step``, ``c = clamp(z, low, high)`` and ``between = 1[low < z < high]``: ``grad · 1[c = z]``, or
     if ``strict`` ``grad · between``; and ``grad · (round(c) − c · between)``, in at least float32.
@@ -172,8 +202,9 @@ def _step_backward(
     return step_backward(grad, input, step, low, high, strict) if found is None else found
 
 
-for _definition, _kernel in ((round_codes, _round_codes), (step_backward, _step_backward)):
+for _definition, _kernel in ((round_codes, _round_codes), (step_backward, _step_backward), (round_values, None)):
     LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
-    LIBRARY.impl(_definition.__name__, _kernel, "CPU")
+    if _kernel is not None:
+        LIBRARY.impl(_definition.__name__, _kernel, "CPU")
     LIBRARY.impl(_definition.__name__, by_triton(f"levels.{_definition.__name__}", _definition), "CUDA")
     torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)

@@ -183,6 +183,18 @@ class QuantizedLayer(nn.Module):
         with self.as_evaluated() as (quantizer, filters):
             return quantizer.codes(filters, *quantizer.tensors())
 
+    @property
+    def is_stepped_by_quantizers(self) -> bool:
+        """Whether `after_step_` steps no more than the quantizers in `stepped`."""
+        return type(self).after_step_ is QuantizedLayer.after_step_ and type(self).filters is QuantizedLayer.filters
+
+    def stepped(self) -> list[tuple[Quantizer, Tensor | None]]:
+        """The quantizers, each with the tensor that its `after_step_` gets."""
+        self.is_stepped = True
+        self.__dict__.pop("_trained_at", None)  # of no more interest
+        weight = None if self._is_frozen or computed_by(self) else self.filters()
+        return [(self.weight_quantizer, weight), *((quantizer, None) for quantizer in self._other_quantizers())]
+
     @torch.no_grad()
     def after_step_(self) -> None:
         """Update after an optimizer step: clamp the latent weight to the range of its quantizer.
@@ -190,16 +202,10 @@ class QuantizedLayer(nn.Module):
         Frozen tensors (buffers, or ``requires_grad=False``), the weight or learned ones, stay as they are. So does what
         a weight is computed from.
         """
-        self.is_stepped = True
-        self.__dict__.pop("_trained_at", None)  # of no more interest
-        if self._is_frozen or computed_by(self):
-            self.weight_quantizer.after_step_(None)
-        else:
-            filters = self.filters()
-            self.weight_quantizer.after_step_(filters)
-            self._put_back(filters)
-        for quantizer in self._other_quantizers():
-            quantizer.after_step_(None)
+        for quantizer, filters in self.stepped():
+            quantizer.after_step_(filters)
+            if filters is not None:
+                self._put_back(filters)
 
     @torch.no_grad()
     def set_progress_(self, progress: float) -> None:

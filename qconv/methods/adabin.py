@@ -1,5 +1,6 @@
 """AdaBin: adaptive binary sets, with a centre and a distance (Tu et al., arXiv:2208.08084)."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from types import MappingProxyType
@@ -7,10 +8,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..quantizers.base import Codes
+from ..quantizers.base import Bounds, Codes
 from ..quantizers.filters import standardize, standardize_backward
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, wide
+from ..quantizers.numbers import SMALLEST, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.signs import Binary, sign
 from ..quantizers.surrogates import EDE, ApproxSign, Make, Surrogate, chosen
@@ -130,8 +131,9 @@ class AdaBinInput(Binary):
         grads = grad_x.to(x.dtype), grad_alpha.to(alpha.dtype), grad_beta.to(beta.dtype)
         return *grads, *(None for _ in schedule)
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.alpha, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {"alpha": (SMALLEST, math.inf)}
 
     def differs_from_authors(self) -> str:
         if self.offset == "code":

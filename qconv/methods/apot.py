@@ -1,5 +1,6 @@
 """APoT: levels that are sums of powers of two, on a learned range (Li, Dong and Wang, arXiv:1909.13144)."""
 
+import math
 from functools import partial
 from itertools import pairwise, product
 from typing import Literal
@@ -8,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import Bounds, Quantizer, Whole
 from ..quantizers.identity import Identity
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, positive, scalars, set_parameter, wide
+from ..quantizers.numbers import SMALLEST, learned, positive, scalars, set_parameter, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named
 
@@ -90,8 +91,9 @@ class _APoT(Quantizer):
         error = torch.where(inside, values - multiples, values)
         return ((grad * error).sum() / self.grid[-1]).to(alpha.dtype)
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.alpha, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {"alpha": (SMALLEST, math.inf)}
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checks import check_flags, check_numbers
-from ..quantizers.base import Quantizer, Whole
+from ..quantizers.base import WEIGHT, Bounds, Quantizer, Whole
 from ..quantizers.form import Form
 from ..quantizers.levels import Levels
 from ..quantizers.numbers import wide
@@ -107,11 +107,9 @@ class Sign(Quantizer):
         """Whether these are the tensors of training, in which signs are drawn at random."""
         return len(tensors) > len(self.surrogate.tensors())
 
-    def after_step_(self, x: Tensor | None) -> None:
-        if self.weight_clip is not None and x is not None:
-            x.clamp_(-self.weight_clip, self.weight_clip)
-        if self.stream is not None:
-            self.stream.after_step_()
+    @property
+    def bounds(self) -> Bounds:
+        return {} if self.weight_clip is None else {WEIGHT: (-self.weight_clip, self.weight_clip)}
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         self.surrogate.set_progress_(progress)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_numbers, check_whole
-from ..quantizers.base import Codes, Quantizer, Whole
+from ..quantizers.base import Bounds, Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE, flag_of
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import clamp_trained_, set_parameter, wide
+from ..quantizers.numbers import set_parameter, wide
 from ..quantizers.part import Rule, has_begun
 from ..quantizers.stochastic import Stream, uniform
 from ..scheme import Factory, Scheme, named
@@ -120,8 +120,7 @@ class ShiftQ(Passing):
     def after_step_(self, x: Tensor | None) -> None:
         if x is not None:
             x.copy_(x.abs().clamp_(2.0**self.low, 1.0).mul_(x.sign()))
-        if self.stream is not None:
-            self.stream.after_step_()
+        super().after_step_(x)
 
     def extra_repr(self) -> str:
         return f"weight_bits={self.bits}, rounding={self.rounding!r}"
@@ -212,10 +211,9 @@ class ShiftPS(Quantizer):
     def levels(self, *tensors: Tensor) -> Levels:
         return _power_levels(self.low)
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.shift, self.low, 0)
-        if self.stream is not None:
-            self.stream.after_step_()
+    @property
+    def bounds(self) -> Bounds:
+        return {"shift": (self.low, 0)}
 
     def rules(self) -> dict[str, Rule]:
         return {"is_random": SHARE}

@@ -170,9 +170,6 @@ class DoReFaGradient(Quantizer):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad, *(None for _ in tensors)
 
-    def after_step_(self, x: Tensor | None) -> None:
-        self.stream.after_step_()
-
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Odd whole numbers from −n to n, and the step m / n of each sample."""
         key, step = tensors

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_numbers
-from ..quantizers.base import Codes
+from ..quantizers.base import Bounds, Codes
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding
 from ..quantizers.learned_range import LearnedRange
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import clamp_trained_, learned, scalars, set_parameter, wide
+from ..quantizers.numbers import learned, scalars, set_parameter, wide
 from ..quantizers.observers import Extremes
 from ..quantizers.part import Rule
 from ..scheme import Scheme, named, of_input
@@ -74,9 +74,9 @@ class _DSQ(LearnedRange):
         grads = grad_lower, grad_upper, grad_alpha
         return (grad * slope).to(x.dtype), *(g.to(tensor.dtype) for g, tensor in zip(grads, tensors, strict=True))
 
-    def after_step_(self, x: Tensor | None) -> None:
-        super().after_step_(x)
-        clamp_trained_(self.alpha, *ALPHA_RANGE)
+    @property
+    def bounds(self) -> Bounds:
+        return {"alpha": ALPHA_RANGE}
 
     def _position(self, x: Tensor, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """The position of x in steps of the range; its distance from its interval's middle; its level; the step."""

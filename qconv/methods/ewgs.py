@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import Bounds, Whole
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding
 from ..quantizers.learned_range import LearnedRange
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
+from ..quantizers.numbers import SMALLEST, learned, scalars, set_parameter, wide
 from ..quantizers.observers import Values
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
@@ -179,9 +179,9 @@ class EWGSWeight(EWGS):
         of_learned = (g.view_as(t).to(t.dtype) for g, t in zip(grads, tensors[:3], strict=True))
         return grad_x.to(x.dtype), *of_learned, None
 
-    def after_step_(self, x: Tensor | None) -> None:
-        super().after_step_(x)
-        clamp_trained_(self.scale, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {"scale": (SMALLEST, math.inf)}
 
     def rules(self) -> dict[str, Rule]:
         return {**super().rules(), "scale": POSITIVE}

@@ -52,9 +52,6 @@ class Int8Stochastic(Quantizer):
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad, None, None
 
-    def after_step_(self, x: Tensor | None) -> None:
-        self.stream.after_step_()
-
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         count = 2 ** (self._bits - 1) - 1
         wide_x = wide(x)

@@ -1,5 +1,6 @@
 """LSQ: uniform levels with a learned step (arXiv:1902.08153)."""
 
+import math
 from functools import partial
 from typing import Literal
 
@@ -7,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags, check_numbers
-from ..quantizers.base import Whole, is_plain
+from ..quantizers.base import Bounds, Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues
 from ..quantizers.codes import integer_dtype
 from ..quantizers.filters import filter_scale
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, positive, scalars, wide
+from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Magnitudes
 from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.rounding import Rounding
@@ -179,8 +180,9 @@ class LSQ(Coded):
         (learned,) = tensors
         return grad_x, grad_step.reshape(learned.shape).to(learned.dtype)
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.step, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {"step": (SMALLEST, math.inf)}
 
     def _step(self, x: Tensor, step: Tensor) -> Tensor:
         """The step so that it broadcasts against ``x``."""

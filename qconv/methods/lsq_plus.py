@@ -1,17 +1,18 @@
 """LSQ+: a learned step and a learned offset, for inputs with negative values (arXiv:2004.09576)."""
 
+import math
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from ..checks import check_bits
-from ..quantizers.base import Codes
+from ..quantizers.base import Bounds, Codes
 from ..quantizers.codes import integer_dtype
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, positive, scalars, wide
+from ..quantizers.numbers import SMALLEST, learned, positive, scalars, wide
 from ..quantizers.observers import Values
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
@@ -124,8 +125,9 @@ class LSQPlusInput(FromData[Values], Coded):
         step, beta = tensors
         return Levels(0, self.high, wide(positive(step)), offset=wide(beta))
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.step, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {"step": (SMALLEST, math.inf)}
 
     def rules(self) -> dict[str, Rule]:
         return {"step": POSITIVE}

@@ -1,16 +1,17 @@
 """N2UQ: learned thresholds, uniform levels (Liu et al., arXiv:2111.14826)."""
 
+import math
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from ..checks import check_bits, check_flags
-from ..quantizers.base import Whole
+from ..quantizers.base import Bounds, Whole
 from ..quantizers.filters import filter_scale
 from ..quantizers.kept_codes import Coded, Coding
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import SMALLEST, clamp_trained_, count_below, learned, scalars, wide
+from ..quantizers.numbers import SMALLEST, count_below, learned, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named, of_input
 
@@ -146,10 +147,12 @@ class N2UQInput(Coded):
         grad_x = (grad_z * input_scale).to(x.dtype)
         return grad_x, *(grad.to(tensor.dtype) for grad, tensor in zip(grads, tensors, strict=True))
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.widths, SMALLEST_WIDTH)
-        clamp_trained_(self.input_scale, SMALLEST)
-        clamp_trained_(self.output_scale, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {
+            "widths": (SMALLEST_WIDTH, math.inf),
+            **dict.fromkeys(("input_scale", "output_scale"), (SMALLEST, math.inf)),
+        }
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
         """Whole numbers from 0 to n, and the step 2/n · s2."""

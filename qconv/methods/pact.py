@@ -1,5 +1,6 @@
 """PACT: activations clipped at a learned bound (Choi et al., arXiv:1805.06085)."""
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import cast
@@ -8,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..checks import check_bits, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import Bounds, Whole
 from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import Levels
-from ..quantizers.numbers import BELOW_ZERO, SMALLEST, clamp_trained_, learned, positive, scalars, wide
+from ..quantizers.numbers import BELOW_ZERO, SMALLEST, learned, positive, scalars, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..quantizers.rounding import Rounding
 from ..scheme import Scheme, named, of_input
@@ -112,8 +113,9 @@ class PACT(Passing):
         above = form.codes(kept[0], self.coding.bits or 8, torch.uint8) > 0
         return grad_x, (stopped * above).sum().to(alpha.dtype)
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.alpha, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {"alpha": (SMALLEST, math.inf)}
 
     def rules(self) -> dict[str, Rule]:
         return {"alpha": POSITIVE}

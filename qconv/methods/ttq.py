@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from ..checks import check_numbers
-from ..quantizers.base import Codes, Quantizer
+from ..quantizers.base import Bounds, Codes, Quantizer
 from ..quantizers.levels import ternary
-from ..quantizers.numbers import SMALLEST, clamp_trained_, learned, scalars, set_parameter, wide
+from ..quantizers.numbers import SMALLEST, learned, scalars, set_parameter, wide
 from ..quantizers.part import POSITIVE, Rule
 from ..scheme import Scheme, named
 
@@ -83,9 +83,9 @@ class TTQ(Quantizer):
         wide_x = wide(x)
         return wide_x, wide_x.abs().max() * self.threshold if x.numel() > 0 else wide_x.new_zeros(())
 
-    def after_step_(self, x: Tensor | None) -> None:
-        clamp_trained_(self.positive, SMALLEST)
-        clamp_trained_(self.negative, SMALLEST)
+    @property
+    def bounds(self) -> Bounds:
+        return {"positive": (SMALLEST, math.inf), "negative": (SMALLEST, math.inf)}
 
     def rules(self) -> dict[str, Rule]:
         return {"positive": POSITIVE, "negative": POSITIVE}

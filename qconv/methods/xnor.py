@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..checks import check_flags, check_numbers
-from ..quantizers.base import Whole
+from ..quantizers.base import WEIGHT, Bounds, Whole
 from ..quantizers.filters import filter_scale
 from ..quantizers.numbers import wide
 from ..quantizers.signs import Binary, sign
@@ -130,13 +130,14 @@ class ScaledSign(Binary):
         grad_sign = self.surrogate.backward(grad, x, *tensors) * scale
         return torch.addcmul(grad_sign, signs, grad_scale / count)
 
+    @property
+    def bounds(self) -> Bounds:
+        return {} if self.weight_clip is None else {WEIGHT: (-self.weight_clip, self.weight_clip)}
+
     def after_step_(self, x: Tensor | None) -> None:
-        if x is None:
-            return
-        if self.center and x.ndim > 1 and x.shape[1] > 1:
+        if self.center and x is not None and x.ndim > 1 and x.shape[1] > 1:
             x.sub_(x.mean(1, keepdim=True))
-        if self.weight_clip is not None:
-            x.clamp_(-self.weight_clip, self.weight_clip)
+        super().after_step_(x)
 
     def extra_repr(self) -> str:
         return (

@@ -1,7 +1,7 @@
 """The contract of a quantizer: a forward and a pseudo-gradient, as two pure functions."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -16,6 +16,10 @@ from .levels import Levels
 from .node import Quantize, as_called
 from .observers import Observer, Samples
 from .part import as_it_is_now
+from .stochastic import Stream
+
+Bounds = Mapping[str, tuple[float, float]]
+WEIGHT = "weight"
 
 
 class Quantizer(InBits, NeedsData):
@@ -121,6 +125,10 @@ class Quantizer(InBits, NeedsData):
 
     def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
         """Return the quantized tensor ``x_q``, the product of `whole`, in the shape, dtype and device of ``x``."""
+        if x.is_cuda and is_plain(x) and not torch.compiler.is_compiling():
+            rounding = self.known_rounding(x, *tensors)
+            if rounding is not None:
+                return rounding.quantized(x)
         whole = self.whole(x, *tensors)
         if whole is None:
             raise NotImplementedError(f"{type(self).__name__} defines neither whole() nor quantize()")
@@ -251,11 +259,28 @@ class Quantizer(InBits, NeedsData):
             if mine.shape == theirs.shape:
                 mine.copy_(theirs)
 
+    @property
+    def bounds(self) -> Bounds:
+        """The ends between which a step leaves a learned tensor, by its name, and the latent weight, by `WEIGHT`."""
+        return {}
+
+    def bounded(self, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
+        """Yield the tensors of `bounds`, but for frozen ones, with their ends; ``x`` as in `after_step_`."""
+        for name, (low, high) in self.bounds.items():
+            tensor = x if name == WEIGHT else self._parameters[name]
+            if tensor is not None and (tensor is x or tensor.requires_grad):
+                yield tensor, low, high
+
     def after_step_(self, x: Tensor | None) -> None:
-        """Update in place after an optimizer step: clamp latent tensors to their range, advance random streams.
+        """Update in place after an optimizer step: clamp what has `bounds`, advance a `Stream` named ``stream``.
 
         ``x`` is the latent weight, or None for quantizers of inputs and gradients.
         """
+        for tensor, low, high in self.bounded(x):
+            tensor.clamp_(low, high)
+        stream = self._modules.get("stream")
+        if isinstance(stream, Stream):
+            stream.after_step_()
 
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         """Set the buffers of a schedule; ``progress`` goes from 0 at the start of training to 1 at its end.

@@ -32,6 +32,7 @@ class LearnedRange(Coded):
         elif self.lower.requires_grad:
             below = torch.nextafter(self.upper, torch.full_like(self.upper, -torch.inf))
             self.lower.copy_(self.lower.minimum(self.upper - SMALLEST).minimum(below))
+        super().after_step_(x)
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         super().check_state(state_dict, prefix)

@@ -51,12 +51,6 @@ def set_parameter(parameter: nn.Parameter | None, values: Tensor) -> nn.Paramete
     return parameter
 
 
-def clamp_trained_(parameter: nn.Parameter, low: float, high: float | None = None) -> None:
-    """Clamp a learned tensor to ``[low, high]`` in place; a frozen one stays as it is."""
-    if parameter.requires_grad:
-        parameter.clamp_(low, high)
-
-
 def positive(x: Tensor) -> Tensor:
     """Return a learned scale as at least `SMALLEST`: it is that also where nobody calls `after_step_`."""
     return x.clamp(min=SMALLEST)

@@ -32,6 +32,10 @@ class Rounding(NamedTuple):
         clamped = (x if self.divisor is None else x / self.divisor).clamp(self.low, self.high)
         return (clamped if self.factor == 1 else clamped.mul_(self.factor)).round_()
 
+    def quantized(self, x: Tensor) -> Tensor:
+        """Return `values` times the scale in the dtype of ``x``, in one pass on a GPU."""
+        return _ops.round_values(x, self.divisor, self.scale, self.low, self.high, self.factor)
+
     def codes(self, x: Tensor, offset: int) -> tuple[Tensor, Tensor]:
         """Return `values` plus ``offset`` as uint8, modulo 256, and whether one is NaN; its code is arbitrary."""
         return _codes(x, offset, self.low, self.high, self.factor, self.divisor)

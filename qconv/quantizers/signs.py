@@ -12,6 +12,7 @@ from .surrogates import Surrogate
 
 _ops = torch.ops.qconv
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_FEW = 1 << 13  # values to which 0 is added in less time than an operator's call takes
 
 
 def sign(x: Tensor) -> Tensor:
@@ -26,8 +27,8 @@ def sign(x: Tensor) -> Tensor:
     # On the CPU copysign and addition take as long as a copy; comparisons and `where` are not vectorized and take ten
     # times that. Only -0.0 needs the addition, which makes it +0.0, and looking for one is cheaper than adding.
     x = x.detach().resolve_neg()
-    one = torch.ones((), dtype=x.dtype, device=x.device)
-    if is_plain_cpu(x) and not _has_negative_zero(x):
+    one = torch.ones((), dtype=x.dtype, device="cpu" if x.is_cuda else x.device)  # a GPU gets it with the call
+    if is_plain_cpu(x) and (x.numel() > _FEW and not _has_negative_zero(x)):
         return torch.copysign(one, x)
     positive_zero = x + 0.0
     return torch.copysign(one, positive_zero, out=positive_zero)

@@ -36,6 +36,27 @@ def round_codes(
     return codes, is_nan.view(torch.bool)
 
 
+def round_values(
+    input: Tensor, divisor: Tensor | None, scale: Tensor, low: float, high: float, factor: float
+) -> Tensor | None:
+    """`levels.round_values`."""
+    places = _places(input, scale if divisor is None else divisor, low * factor, high * factor)
+    if places is None or scale.dtype != torch.float32 or scale.device != input.device:
+        return None
+    if scale.numel() > 1 and (divisor is None or scale.shape != divisor.shape):
+        return None
+    output = torch.empty_like(input)
+    launch(
+        *(_values, triton.cdiv(input.numel(), _BLOCK)),
+        *(input, scale if divisor is None else divisor.contiguous(), scale.contiguous(), output, *places),
+        *(float(low), float(high), float(factor)),
+        DIVIDES=divisor is not None,
+        SCALES=scale.numel() > 1,
+        BLOCK=_BLOCK,
+    )
+    return output
+
+
 def step_backward(
     grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
 ) -> tuple[Tensor, Tensor] | None:
@@ -45,11 +66,15 @@ def step_backward(
         return None
     if grad.stride() != input.stride():
         grad = torch.empty_like(input, dtype=grad.dtype).copy_(grad)
-    grad_input, terms = torch.empty_like(grad), torch.empty_like(input, dtype=torch.float32)
+    programs, adds = triton.cdiv(input.numel(), _BLOCK), step.numel() == 1
+    grad_input = torch.empty_like(grad)
+    of_programs = torch.empty(programs, device=input.device) if adds else None
+    terms = torch.empty_like(input, dtype=torch.float32) if of_programs is None else of_programs
     launch(
-        *(_step, triton.cdiv(input.numel(), _BLOCK)),
+        *(_step, programs),
         *(grad, input, step.contiguous(), grad_input, terms, *places, float(low), float(high)),
         STRICT=strict,
+        ADDS=adds,
         BLOCK=_BLOCK,
     )
     return grad_input, terms
@@ -102,9 +127,25 @@ def _round(
 
 
 @jit
+def _values(
+    input, divisor, scale, output, count, inner, divisors, low, high, factor,
+    DIVIDES: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    if DIVIDES:
+        z = _divided(input, divisor, at, mask, inner, divisors)
+    else:
+        z = tl.load(input + at, mask=mask, other=0).to(tl.float32)
+    level = _clamped(z, low, high) * factor
+    step = tl.load(scale + (at // inner % divisors if SCALES else at * 0), mask=mask, other=0)
+    tl.store(output + at, (((level + _ROUNDS) - _ROUNDS) * step).to(output.dtype.element_ty), mask=mask)
+
+
+@jit
 def _step(
     grad, input, step, grad_input, terms, count, inner, divisors, low, high,
-    STRICT: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+    STRICT: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
 ):  # fmt: skip
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     mask = at < count
@@ -116,4 +157,7 @@ def _step(
     product = g * passes.to(tl.float32)
     term = g * ((level + _ROUNDS) - _ROUNDS - level * between.to(tl.float32))
     tl.store(grad_input + at, product.to(grad_input.dtype.element_ty), mask=mask)
-    tl.store(terms + at, term, mask=mask)
+    if ADDS:
+        tl.store(terms + tl.program_id(0), tl.sum(tl.where(mask, term, 0.0), axis=0))
+    else:
+        tl.store(terms + at, term, mask=mask)
