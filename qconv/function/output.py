@@ -132,4 +132,8 @@ def output_again(
     if runs_on_bits(op, quantizers, keeping):
         return output_of_bits(op, keeping, bits[0], weight, bias, of_weight, affine)
     of_kept: Any = Restored(quantizers.input, keeping, bits), tensors[third:fourth]
-    return output_of(stand_in(keeping, bits), weight, bias, op, of_kept, of_weight, keeping, sizes, looked_up)[0]
+    output, _ = output_of(stand_in(keeping, bits), weight, bias, op, of_kept, of_weight, keeping, sizes, looked_up)
+    if affine is None:
+        return output
+    factor, summand = (each.view(-1, *[1] * (weight.ndim - 2)) for each in affine)
+    return output.mul_(factor).add_(summand)

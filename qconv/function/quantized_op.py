@@ -107,7 +107,8 @@ def quantized_op(
         on_bits = runs_on_bits(op, called, keeping)
         compute_with = with_autocast_of_now(partial(output_again, *given), input.device)
         compute = partial(compute_with, None)
-        affine = compute_with if keeping.lean == "fast" and on_bits else None
+        folds = on_bits or not keeping.counts  # in one kernel, or in the memory of the output
+        affine = compute_with if keeping.lean == "fast" and folds else None
         hang(output, Recipe(again, compute if on_bits else Held(compute), 1, affine=affine))
     return output
 
