@@ -163,7 +163,7 @@ def launches(options: argparse.Namespace, step: Callable[[], None]) -> tuple[int
         step()
         wait(options)
     events = [event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA]
-    events = [event for event in events if "#" not in event.name]  # the range of an optimizer's step
+    events = [event for event in events if not event.name.startswith("Optimizer.")]  # the range of a step
     return len(events), round(sum(event.device_time for event in events) / 1e3, 3)
 
 
