@@ -692,3 +692,85 @@ def test_operators_that_torch_writes_rightly_are_exported(tmp_path: Path) -> Non
     input = torch.randn(3, 3, 8, 10)
     compared = qconv.export_onnx(qconv.convert(Floats(), schemes.bwn(), skip=()).eval(), tmp_path / "one.onnx", input)
     assert compared.close == 3
+
+
+def upscaling(mode: str) -> nn.Sequential:
+    parts = nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
+    return nn.Sequential(*parts, nn.Conv2d(8, 12, 3, padding=1), nn.PixelShuffle(2), nn.Upsample(None, 2, mode))
+
+
+def pooled(size: Any) -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.AdaptiveAvgPool2d(size), nn.Flatten())
+
+
+class OfItsSize(nn.Module):
+    """Two layers, and a function of what they give and of the input."""
+
+    def __init__(self, function: Any, stride: int = 1, head: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, stride, 1), nn.Conv2d(8, 8, 3, padding=1)
+        self.function, self.head = function, head
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.function(self, torch.relu(self.second(self.first(input))), input)
+
+
+ANY_SIZE = {
+    "nearest": lambda: upscaling("nearest"),
+    "bilinear": lambda: upscaling("bilinear"),
+    "classifier": lambda: nn.Sequential(pooled(1), nn.Linear(8, 5)),
+    "attention": lambda: OfItsSize(lambda net, x, _: torch.softmax(x.flatten(2).mT @ x.flatten(2), 2).mean(1)),
+    "even sizes": lambda: OfItsSize(lambda net, x, taken: torch.cat([x.repeat(1, 1, 2, 2), taken], 1), 2),
+}
+
+
+@pytest.mark.parametrize("scheme", [schemes.lsq(4, 4), schemes.bnn(), schemes.lsq(8, 8)], ids=str)
+@pytest.mark.parametrize("name", ANY_SIZE)
+def test_images_of_any_size(name: str, scheme: Scheme, tmp_path: Path) -> None:
+    input, path = torch.randn(4, 3, 6, 8), tmp_path / "model.onnx"
+    model = trained(ANY_SIZE[name](), scheme, input, skip=())
+    qconv.export_onnx(model, path, input, any_size=True)
+    (taken,) = onnxruntime.InferenceSession(path).get_inputs()
+    assert taken.shape == ["batch", 3, "height", "width"]
+    for size in ((10, 4), (4, 18)) if name == "even sizes" else ((9, 5), (5, 17), (6, 8)):
+        other = torch.randn(3, 3, *size)
+        wanted, got = freeze(model)(other), OnnxModel(path)(other)
+        assert got.shape == wanted.shape
+        assert float((got - wanted).abs().mean()) < (1e-2 if "8" in str(scheme) else 1e-3) * float(wanted.abs().mean())
+    qconv.export_onnx(model, path, input, round_outputs=True)
+    assert onnxruntime.InferenceSession(path).get_inputs()[0].shape == ["batch", 3, 6, 8]
+
+
+@pytest.mark.parametrize(
+    ("net", "words"),
+    [
+        (lambda: pooled((2, 3)), r"for images of 7x11 .* off by \d.*, and by 0.00% at the example's size \(6x8\)"),
+        (
+            lambda: OfItsSize(lambda net, x, _: net.head(x.flatten(1)), head=nn.Linear(384, 5)),
+            "OfItsSize\\) takes no images of another size than 6x8: with 12x24, 'head' says: input has shape",
+        ),
+        (
+            lambda: OfItsSize(lambda net, x, _: x + x.new_ones(6, 8)),
+            "OfItsSize\\) takes no images of another size than 6x8: with 12x24, its forward says: The size of tensor a",
+        ),
+        (
+            lambda: OfItsSize(lambda net, x, _: x * (2 if x.shape[3] > 8 else 1)),
+            "for images of 7x11 the file's outputs would be off by 50",
+        ),
+        (
+            lambda: OfItsSize(lambda net, x, _: nn.functional.interpolate(x, (int(x.shape[2]) * 2, 9))),
+            r"Python number of the height, with which .* use x.shape\[2\] as it is, in place of int\(x.shape\[2\]\)",
+        ),
+    ],
+    ids=["pooling", "linear", "constant", "branch", "number"],
+)
+def test_networks_of_one_size_are_refused_as_any_size(net: Any, words: str, tmp_path: Path) -> None:
+    input = torch.randn(4, 3, 6, 8)
+    model = trained(net(), schemes.lsq(4, 4), input, skip=())
+    with pytest.raises(ValueError, match=words):
+        qconv.export_onnx(model, tmp_path / "model.onnx", input, any_size=True)
+    assert not any(tmp_path.iterdir())
+    assert qconv.export_onnx(model, tmp_path / "model.onnx", input).samples == 4
+    flat = qconv.convert(nn.Sequential(nn.Linear(4, 4)), schemes.bwn(), skip=()).eval()
+    with pytest.raises(ValueError, match=r"any_size: example \(of shape \(2, 4\)\) has no height and width"):
+        qconv.export_onnx(flat, tmp_path / "flat.onnx", torch.randn(2, 4), any_size=True)

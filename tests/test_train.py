@@ -28,7 +28,7 @@ from qconv.cli.sweep import SweepTable, read_runs
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
 from qconv.models import small_cnn
-from qconv.onnx import compare_onnx
+from qconv.onnx import OnnxModel, compare_onnx
 from qconv.packed import read_header
 from qconv.training import load_checkpoint
 from qconv.training.report.result import check_objective, objective
@@ -166,11 +166,12 @@ def test_what_a_run_exports(whole: tuple[Path, Any], tmp_path: Path, capsys: pyt
     data = DigitsDataModule()
     data.setup("test")
     pictures, _ = data.splits["test"]
-    for run in (folder, unpacked):
+    for run, words in ((folder, ()), (unpacked, ("--any-size",))):
         file = tmp_path / "model.onnx"
-        assert cli(["export", str(run), "--to", "onnx", "--out", str(file)]) == 0
+        assert cli(["export", str(run), "--to", "onnx", "--out", str(file), *words]) == 0
         found = compare_onnx(qconv.load_packed(packed), file, pictures)
         assert (found.decisions, found.close) == (0, len(pictures))
+        assert (OnnxModel(file).session.get_inputs()[0].shape[2:] == ["height", "width"]) == bool(words)
 
 
 def test_what_a_run_ships_is_verified(

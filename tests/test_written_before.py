@@ -90,7 +90,7 @@ CHANGED = {
     *(f"qconv.models.{name}" for name in ("resnet18", "resnet20", "resnet32", "resnet44", "resnet56", "ResNet")),
     *(f"qconv.models.{name}" for name in ("vgg_small", "VGG")),  # norm_outputs
     "qconv.training.schedules.steps",  # only
-    *(f"qconv.{module}export_onnx" for module in ("", "onnx.")),  # metadata, four_bits
+    *(f"qconv.{module}export_onnx" for module in ("", "onnx.")),  # metadata, four_bits, any_size
     "qconv.packed.packed_sizes",  # size
     "qconv.training.losses.load_weights",  # it is in qconv.training.initial_weights
     *(f"qconv.{module}parameter_groups" for module in ("", "optim.")),  # lr

@@ -41,6 +41,11 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--four-bits", action="store_true", help="ONNX: store 4-bit integers in half a byte, which few programs read"
     )
+    parser.add_argument(
+        "--any-size",
+        action="store_true",
+        help="ONNX: take images of any height and width that the network takes, not only those of its training",
+    )
     parser.set_defaults(run=run, more="pictures")
 
 
@@ -61,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
     folder = source.path if source.is_run else source.path.parent
     compared = None
     if options.to == "packed":
-        if options.pictures or options.round_outputs or options.four_bits:
-            raise ValueError("IMAGE, --round-outputs and --four-bits are for --to onnx")
+        if options.pictures or options.round_outputs or options.four_bits or options.any_size:
+            raise ValueError("IMAGE, --round-outputs, --four-bits and --any-size are for --to onnx")
         if not source.is_run:
             raise ValueError(f"{source.path} must be the folder of a run: this is a packed model already")
         out = options.out or folder / PACKED
@@ -73,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
         out = options.out or folder / "model.onnx"
         example = source.inputs(options.pictures, PICTURES, "train")
         model = source.predictor.model if options.pictures else source.shipped()
-        chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits")}
+        chosen = {name: getattr(options, name) for name in ("round_outputs", "four_bits", "any_size")}
         compared = export_onnx(model, out, example, **chosen, metadata=_described(source))
     print(f"{out}: {out.stat().st_size:,} bytes")
     if compared is not None:

@@ -23,6 +23,7 @@ from ..inference.layers import IntegerConv2d, IntegerLayer
 from ..inference.parts import find, name_in_model
 from ..inference.sign_conv import SignConv2d
 from ..packed.tensors import inner_model
+from .any_size import compare_sizes, of_other_sizes, sides
 from .codes import OPSET, zero_point
 from .layers import FloatConv2d, QuantizedConv2d, StoredCodes
 from .operators import check_operators
@@ -43,6 +44,7 @@ def export_onnx(
     *,
     round_outputs: bool = False,
     four_bits: bool = False,
+    any_size: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> OnnxComparison:
     """Write a trained model as an ONNX file of standard operators, with a batch of any size.
@@ -75,6 +77,9 @@ def export_onnx(
         round_outputs: compute float outputs in integers, too, rounded to 8 bits.
         four_bits: store integers that fit in 4 bits so, which takes half of the bytes. ONNX Runtime reads that; other
             programs often do not, or compute wrong results from it.
+        any_size: let the file take images of any height and width (any dimensions behind the channels) that the model
+            takes, as super-resolution and fully convolutional networks do. It is compared with the model at two other
+            sizes, too. Otherwise it takes those of the example.
         metadata: more entries for the file's metadata, such as the classes; ``qconv export`` writes ``pictures`` (size,
             mean and std, as JSON) and ``classes``. Those of qconv's own names are replaced.
 
@@ -85,7 +90,8 @@ def export_onnx(
         ImportError: onnx, onnxscript or ONNX Runtime is missing: ``pip install "qconv[onnx]"``.
         TypeError: `model` is not a module, or does not give a tensor; `example` is not a float tensor.
         ValueError: `qconv.freeze` refuses the model; ONNX has no operator for a layer, or computes it otherwise; the
-            example is empty.
+            example is empty; with `any_size`, the model takes no other size, or its file would not or would give other
+            numbers there.
         OSError: the file can't be written.
     """
     with needed("export to ONNX"):
@@ -116,7 +122,9 @@ def export_onnx(
     if not isinstance(output, Tensor):
         raise TypeError(f"model gives {type(output).__name__}; it must give a tensor")
     network = in_onnx(frozen, example, round_outputs)
+    others = of_other_sizes(model, example) if any_size else []
     one = example[:1].repeat(2, *[1] * (example.ndim - 1))  # a batch of 1 would become a constant
+    dims = {0: "batch", **(sides(example) if any_size else {})}
     with warnings.catch_warnings(), _Quiet():
         warnings.simplefilter("ignore")
         try:
@@ -127,15 +135,17 @@ def export_onnx(
                 opset_version=OPSET,
                 input_names=["input"],
                 output_names=["output"],
-                dynamic_shapes=({0: torch.export.Dim("batch")},),
+                dynamic_shapes=({dim: torch.export.Dim(name) for dim, name in dims.items()},),
             )
         except (torch.onnx.OnnxExporterError, RuntimeError) as error:
             raise ValueError(f"model ({type(model).__name__}) can't be written as ONNX: {_reason(error)}") from error
-    if isinstance(program.model.graph.inputs[0].shape[0], int):
-        raise ValueError(
-            f"model ({type(model).__name__}) makes a Python number of the batch's size, with which the file would take "
-            "no other: use x.shape[0] as it is, in place of len(x) or int(x.shape[0])"
-        )
+    for dim, name in dims.items():
+        if isinstance(program.model.graph.inputs[0].shape[dim], int):
+            what, made = ("batch's size", "len(x) or ") if dim == 0 else (name, "")
+            raise ValueError(
+                f"model ({type(model).__name__}) makes a Python number of the {what}, with which the file "
+                f"would take no other: use x.shape[{dim}] as it is, in place of {made}int(x.shape[{dim}])"
+            )
     for node in program.model.graph:  # where in Python it was made
         node.metadata_props.clear()
     own_weights(program.model)
@@ -147,15 +157,19 @@ def export_onnx(
     program.model.metadata_props[SATURATING] = "\n".join(_name_of(name_in_model(name), frozen) for name in saturating)
     content = onnx_ir.to_proto(program.model)
     onnx.checker.check_model(content, full_check=True)
+    written = content.SerializeToString()
+    if any_size:
+        compare_sizes(model, written, example, others)
     try:
-        check_operators(content, program.exported_program, example[:1].repeat(3, *[1] * (example.ndim - 1)))
+        for images in (example[:1].repeat(3, *[1] * (example.ndim - 1)), *others):
+            check_operators(content, program.exported_program, images)
     except ValueError as error:
         raise ValueError(
             f"model ({type(model).__name__}): its ONNX file would be wrong, so that none was written: {error}. torch's "
             "exporter or ONNX Runtime has a fault there: use another operator in its place"
         ) from error
     with atomic_file(path) as file:
-        file.write(content.SerializeToString())
+        file.write(written)
     return compare_onnx(model, path, example[:_COMPARED])
 
 
