@@ -4,9 +4,10 @@ import copy
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -450,19 +451,68 @@ def test_labels_and_outputs_of_other_types(measure: str) -> None:
     for data in ((IMAGES, CLASSES[:2]), ([(IMAGES, CLASSES[:2])],), (IMAGES, CLASSES[0])):
         with pytest.raises(ValueError, match=r"labels \(of shape \(2?,?\)\) must be one for each of the images"):
             call(model, *data)
-    with pytest.raises(TypeError, match=r"model \(Named\) must return one tensor of outputs, not dict: wrap it"):
-        call(Named(), IMAGES)
 
 
-class Named(nn.Module):
-    """Returns its logits by name."""
+class Pair(NamedTuple):
+    aux: Tensor
+    out: Tensor
 
-    def __init__(self) -> None:
+
+@dataclass
+class Outputs:
+    aux: Tensor
+    out: Tensor
+
+
+class Several(nn.Module):
+    """Returns its logits beside others."""
+
+    def __init__(self, join: Callable[[Tensor, Tensor], Any]) -> None:
         super().__init__()
-        self.net = classifier()
+        self.net, self.join = classifier(), join
 
-    def forward(self, x: Tensor) -> dict[str, Tensor]:
-        return {"logits": self.net(x)}
+    def forward(self, x: Tensor) -> Any:
+        return self.join(3 * (logits := self.net(x)), logits)
+
+
+SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor], Any], tuple[Any, ...], str]] = {
+    "tuple": (lambda aux, out: (aux, out), (1, -1, lambda given: given[1]), "tuple of 2"),
+    "list": (lambda aux, out: [aux, out], (1,), "list of 2"),
+    "dict": (lambda aux, out: {"aux": aux, "out": out}, ("out", lambda given: given["out"]), "dict of 'aux', 'out'"),
+    "numbered": (lambda aux, out: {0: aux, 1: out}, (1,), "dict of 0, 1"),
+    "named tuple": (Pair, ("out", 1), "Pair of 'aux', 'out'"),
+    "dataclass": (Outputs, ("out", lambda given: given.out), "Outputs of 'aux', 'out'"),
+    "nested": (lambda aux, out: {"one": {"aux": aux, "out": out}}, (lambda given: given["one"]["out"],), "of 'one'"),
+}
+
+
+@pytest.mark.parametrize("kind", SEVERAL)
+@pytest.mark.parametrize("measure", ["sensitivity", "hessian", "measured"])
+def test_one_of_several_outputs(measure: str, kind: str) -> None:
+    named = {} if measure == "sensitivity" else {"measure": measure}
+    call = partial(AFTER_TRAINING["assign_bits" if named else measure], **named)
+    join, choices, told = SEVERAL[kind]
+
+    def rows(model: nn.Module, **options: Any) -> list[tuple[str, str, float]]:
+        found = call(model, IMAGES, CLASSES, **options).rows
+        return [(row.layer.removeprefix("net."), row.scheme, row.cost) for row in found]
+
+    torch.manual_seed(0)
+    model = Several(join)
+    wanted = rows(model.net)
+    for choice in choices:
+        assert rows(model, output=choice) == wanted
+    with pytest.raises(TypeError, match=rf"model \(Several\) must return one tensor .*{told}.* choose one by output="):
+        call(Several(join), IMAGES)
+    if kind in ("tuple", "list", "named tuple"):
+        assert rows(model, output=0) != wanted
+    for wrong in (7, "logits", "count"):
+        with pytest.raises(ValueError, match=rf"output \(={wrong!r}\) must be an output of model \(Several\), which"):
+            call(Several(join), IMAGES, output=wrong)
+    with pytest.raises(ValueError, match=r"output \(=0\) must .* model \(Sequential\), which returns one tensor,"):
+        call(classifier(), IMAGES, output=0)
+    with pytest.raises(TypeError, match=r"output \(=.*\) must give a tensor of outputs for each sample, not a"):
+        call(Several(join), IMAGES, output=lambda given: torch.ones(()))
 
 
 PICTURES = torch.rand(3, 4, 5, 5, generator=torch.Generator().manual_seed(3))

@@ -30,7 +30,7 @@ from ..table import Column, lines, write_csv
 from .hessian import expected_losses, traces
 from .integer_program import cheapest
 from .layer_chart import BLUE, layer_chart
-from .samples import Batches, batches_of
+from .samples import Batches, Output, batches_of
 from .sensitivity import sensitivity
 
 Measure = Literal["hessian", "measured"]
@@ -139,6 +139,7 @@ def assign_bits(
     max_bops: int | None = None,
     measure: Measure = "hessian",
     skip: Sequence[str] = ("first", "last"),
+    output: Output | None = None,
     probes: int = 16,
     batch_size: int = 64,
     max_samples: int = 128,
@@ -168,7 +169,8 @@ def assign_bits(
         >>> qconv.convert(model, lsq(4, 4), overrides=found.overrides)  # doctest: +SKIP
 
     Args:
-        model: a float model that takes one tensor and returns logits. It is not changed.
+        model: a float model that takes one tensor and returns logits, or several outputs of which ``output`` chooses
+            them. It is not changed.
         images: a tensor of samples, or batches, alone or with labels, as from a DataLoader; those on the CPU are moved
             to the model's device.
         labels: the samples' classes, beside a tensor of images. Without labels the loss is the cross-entropy to the
@@ -179,6 +181,7 @@ def assign_bits(
         max_bops: the most bit operations of the whole model for one sample, as `qconv.summary` counts them.
         measure: ``"hessian"`` or ``"measured"``.
         skip: layers that stay float, as for `qconv.convert`; they count in the budget.
+        output: as for `qconv.sensitivity`: the index or key of the logits, or a function that gives them.
         probes: random vectors for each tensor and batch; a product of the Hessian takes a few times as long as a step.
         batch_size: of a tensor of images.
         max_samples: the number of samples that are used.
@@ -188,7 +191,8 @@ def assign_bits(
     Raises:
         ValueError: no choices, two with one name, or one that changes in the course of the training; neither budget; a
             budget that the cheapest choices exceed; a converted model; no samples; labels that are not one for each
-            image; an unknown measure; a number below 1; traces of a model with one output, whose loss is constant.
+            image; an unknown measure; an ``output`` that the model does not have; a number below 1; traces of a model
+            with one output, whose loss is constant.
         TypeError: a choice that is no scheme, and as for `qconv.sensitivity`.
         RuntimeError: several processes, which would come to different choices; `torch.inference_mode`.
         FloatingPointError: NaN or inf in the model's outputs or second derivatives.
@@ -212,12 +216,13 @@ def assign_bits(
     # Layers that get the scheme of `first_last`, whatever the choice is, are not chosen for.
     asked = list(quantized_layers(convert(copied(model), choices[0], **{**options, "first_last": "float"})))
     if measure == "measured":
-        costs, of_weights = [_measured(each, batches) for each in converted], {}
+        costs, of_weights = [_measured(each, batches, output) for each in converted], {}
     else:
         for name, layer in quantized_layers(converted[0]).items():
             if layer.filters_are_computed:
                 raise TypeError(f"{name} quantizes what it computes from its weight: take measure='measured'")
-        found = traces(converted[0], batches, probes, seed, of_inputs=_differ_in_inputs(converted))
+        of_inputs = _differ_in_inputs(converted)
+        found = traces(converted[0], batches, probes, seed, of_inputs=of_inputs, output=output)
         costs = [expected_losses(each, batches, found) for each in converted]
         of_weights = {name: of_weight for name, (of_weight, _) in found.items()}
     input_size = tuple(batches[0][0].shape[1:])
@@ -319,9 +324,9 @@ def _differ_in_inputs(models: Sequence[nn.Module]) -> bool:
     return len(kinds) > 1
 
 
-def _measured(model: nn.Module, batches: Batches) -> dict[str, float]:
+def _measured(model: nn.Module, batches: Batches, output: Output | None) -> dict[str, float]:
     given = ((images,) if labels is None else (images, labels) for images, labels in batches)
-    found = sensitivity(model, given, max_samples=sum(len(images) for images, _ in batches))
+    found = sensitivity(model, given, output=output, max_samples=sum(len(images) for images, _ in batches))
     # By chance the loss may fall where little is lost; a divergence can't.
     return {row.layer: row.error if row.kl is None else row.kl for row in found.rows}
 

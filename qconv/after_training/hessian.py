@@ -15,7 +15,7 @@ from ..layers import QuantizedLayer
 from ..layers.trial import trial
 from ..layers.twins import quantized_layers
 from ..progress import shown
-from .samples import Batches, output_of
+from .samples import Batches, Output, output_of
 from .sensitivity import float_but
 
 _ONCE = (
@@ -55,7 +55,13 @@ def differentiated_twice(remedy: str) -> Iterator[None]:
 
 
 def traces(
-    model: nn.Module, batches: Batches, probes: int, seed: int, *, of_inputs: bool = True
+    model: nn.Module,
+    batches: Batches,
+    probes: int,
+    seed: int,
+    *,
+    of_inputs: bool = True,
+    output: Output | None = None,
 ) -> dict[str, tuple[float, list[float]]]:
     """Return the means of the Hessians' diagonals by the weight of each layer, and by the input of each call of it.
 
@@ -64,11 +70,11 @@ def traces(
     all of them would have the same expectation, but the coupling of layers as noise.
     """
     with differentiated_twice("take measure='measured', which needs no second derivative"):
-        return _traces(model, batches, probes, seed, of_inputs)
+        return _traces(model, batches, probes, seed, of_inputs, output)
 
 
 def _traces(
-    model: nn.Module, batches: Batches, probes: int, seed: int, of_inputs: bool
+    model: nn.Module, batches: Batches, probes: int, seed: int, of_inputs: bool, output: Output | None
 ) -> dict[str, tuple[float, list[float]]]:
     layers = quantized_layers(model)
     generator = torch.Generator().manual_seed(seed)
@@ -83,7 +89,7 @@ def _traces(
             layer.weight.requires_grad_()
         for images, labels in batches:
             with float_but(layers.values()), _inputs(layers, grad=True) as inputs, torch.enable_grad():
-                loss = _loss(output_of(model, images), labels)
+                loss = _loss(output_of(model, images, output), labels)
             tensors = [(name, -1, layer.weight) for name, layer in layers.items()]
             for name, each in inputs.items():
                 tensors += [(name, call, input) for call, input in enumerate(each) if of_inputs]

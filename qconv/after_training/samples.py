@@ -1,6 +1,7 @@
 """The samples on which a trained model is looked at: batches of images, with labels perhaps."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -10,6 +11,8 @@ from ..layers.placement import on_device_of
 
 Batches = Sequence[tuple[Tensor, Tensor | None]]
 """Images, and their labels if they are known."""
+Output = int | str | Callable[[Any], Tensor]
+"""One of several outputs of a model: its index, its key, or a function of what the model returns that gives it."""
 
 
 def images_of(model: nn.Module, images: Tensor | Iterable[Any], batch_size: int, max_samples: int) -> list[Tensor]:
@@ -47,20 +50,53 @@ def batches_of(
     return found
 
 
-def output_of(model: nn.Module, images: Tensor) -> Tensor:
-    """Return the output of a model.
+def output_of(model: nn.Module, images: Tensor, output: Output | None = None) -> Tensor:
+    """Return the output of a model; of several, the one that ``output`` chooses.
 
     Raises:
-        TypeError: it is not one tensor of outputs for each sample.
+        TypeError: that is not one tensor of outputs for each sample.
+        ValueError: the model has no output of this index or key.
     """
-    output = model(images)
-    if not isinstance(output, Tensor) or not output.ndim:
-        kind = "a tensor of shape ()" if isinstance(output, Tensor) else type(output).__name__
+    given = model(images)
+    chosen, name = given, f"model ({type(model).__name__})"
+    if callable(output):
+        chosen = output(given)
+    elif output is not None:
+        keys = _keys(given)
+        if output not in keys:
+            has = "one tensor, which needs none" if isinstance(given, Tensor) else _told(given)
+            raise ValueError(f"output (={output!r}) must be an output of {name}, which returns {has}")
+        is_attribute = isinstance(output, str) and not isinstance(given, Mapping)
+        chosen = getattr(given, str(output)) if is_attribute else given[output]
+    if not isinstance(chosen, Tensor) or not chosen.ndim:
+        if output is not None:
+            raise TypeError(f"output (={output!r}) must give a tensor of outputs for each sample, not {_told(chosen)}")
         raise TypeError(
-            f"model ({type(model).__name__}) must return one tensor of outputs, not {kind}: wrap it in a module that "
-            "returns its logits"
+            f"{name} must return one tensor of outputs for each sample, not {_told(given)}: choose one by output=, an "
+            "index, a key, or a function that takes what the model returns and gives the tensor"
         )
-    return output
+    return chosen
+
+
+def _keys(given: Any) -> list[Any]:
+    """What chooses one of several outputs."""
+    if isinstance(given, Mapping):
+        return list(given)
+    if is_dataclass(given):
+        return [field.name for field in fields(given)]
+    if not isinstance(given, tuple | list):
+        return []
+    return [*getattr(given, "_fields", ()), *range(-len(given), len(given))]
+
+
+def _told(given: Any) -> str:
+    """What a model returns, in words."""
+    if isinstance(given, Tensor):
+        return f"a tensor of shape {tuple(given.shape)}"
+    names = [key for key in _keys(given) if not isinstance(given, tuple | list) or isinstance(key, str)]
+    if names:
+        return f"{type(given).__name__} of {', '.join(map(repr, names))}"
+    return type(given).__name__ + (f" of {len(given)}" if isinstance(given, tuple | list) else "")
 
 
 def _read(

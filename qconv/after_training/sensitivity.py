@@ -27,7 +27,7 @@ from ..progress import shown
 from ..scheme import Scheme
 from ..table import Column, lines, write_csv
 from .layer_chart import BLUE, layer_chart
-from .samples import Batches, batches_of, output_of
+from .samples import Batches, Output, batches_of, output_of
 
 COLUMNS = (
     Column("layer"),
@@ -132,6 +132,7 @@ def sensitivity(
     scheme: Scheme | None = None,
     skip: Sequence[str] = (),
     overrides: Mapping[str, Scheme | None] | None = None,
+    output: Output | None = None,
     batch_size: int = 64,
     max_samples: int = 512,
     **options: Any,
@@ -153,7 +154,7 @@ def sensitivity(
     Low bits do most harm when nothing is trained in between, so use the order of the layers, not the size of the loss.
 
     Args:
-        model: takes one tensor and returns one.
+        model: takes one tensor and returns one, or several of which ``output`` chooses one.
         images: a tensor of samples, or batches, alone or with labels, as from a DataLoader; those on the CPU are moved
             to the model's device.
         labels: the samples' (or pixels') classes, beside a tensor of images; with them the loss (cross-entropy) is the
@@ -161,15 +162,18 @@ def sensitivity(
         scheme: for a float model; None for a converted one.
         skip: as for `qconv.convert`; by default nothing, so that the first and the last layer are measured, too.
         overrides: as for `qconv.convert`.
+        output: the output that is measured, if the model returns several: the index or key of one, such as ``"out"``,
+            or a function that takes what the model returns and gives one tensor.
         batch_size: of a tensor of images.
         max_samples: the number of samples that are used.
         options: further ones of `qconv.convert`. ``before_sign`` is "keep" by default.
 
     Raises:
         ValueError: a float model without ``scheme``, or a converted one with it; a scheme that changes in the course of
-            the training; no samples; labels that are not one for each image; ``batch_size`` or ``max_samples`` below 1.
-        TypeError: a batch, labels or an output that are no tensor; labels beside batches; and as for `qconv.convert`
-            and `qconv.calibrate`.
+            the training; no samples; labels that are not one for each image; an ``output`` that the model does not
+            have; ``batch_size`` or ``max_samples`` below 1.
+        TypeError: a batch, labels or an output that are no tensor, such as several outputs without ``output``; labels
+            beside batches; and as for `qconv.convert` and `qconv.calibrate`.
         FloatingPointError: outputs with NaN or inf.
     """
     check_module(model)
@@ -193,12 +197,12 @@ def sensitivity(
                 layer.weight.copy_(layer.float_weight())
     with trial(model):
         with float_but(layers.values()):
-            reference = [output_of(model, images) for images, _ in batches]
+            reference = [output_of(model, images, output) for images, _ in batches]
         rows = []
         for name, layer in shown(list(layers.items()), "sensitivity", len(layers)):
             with float_but([other for other in layers.values() if other is not layer]):
-                rows.append(_cost(name, layer.scheme.name, model, batches, reference))
-        together = _cost(ALL, "", model, batches, reference)
+                rows.append(_cost(name, layer.scheme.name, model, batches, reference, output))
+        together = _cost(ALL, "", model, batches, reference, output)
     loss = _mean_loss(reference, batches)
     return Sensitivity(
         tuple(sorted(rows, key=lambda row: -row.cost)), together, sum(len(images) for images, _ in batches), loss
@@ -234,8 +238,9 @@ def _cost(
     model: nn.Module,
     batches: Batches,
     reference: Sequence[Tensor],
+    output: Output | None,
 ) -> Cost:
-    outputs = [output_of(model, images) for images, _ in batches]
+    outputs = [output_of(model, images, output) for images, _ in batches]
     noise = sum(_energy(y_q - y) for y_q, y in zip(outputs, reference, strict=True))
     if not math.isfinite(noise):
         is_float = not all(map(math.isfinite, map(_energy, reference)))
