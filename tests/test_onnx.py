@@ -26,6 +26,7 @@ from qconv.onnx.codes import LinearEncode, OtherEncode, Quantize, encoder
 from qconv.onnx.export import TOLERANCE, in_onnx
 from qconv.onnx.layers import QuantizedConv2d, may_saturate
 from qconv.onnx.rounding import whole_bias
+from qconv.onnx.run import load
 from qconv.onnx.sums import steps_of_a_sum
 from qconv.scheme import Scheme
 from tests.test_freeze import chain, trained
@@ -296,6 +297,40 @@ def by_torch(name: str, input: Tensor, *others: Tensor, dtype: torch.dtype, **at
     if name == "QuantizeLinear":
         return ((input / scale).round() + zero).clamp(0, 255).to(dtype)
     return ((input.double() - zero) * scale).to(dtype)
+
+
+IN_FLOATS = "bnn", "twn", "shift"
+"""Their layers are float convolutions in the file."""
+GUARDED = {
+    **{name: SCHEMES[name] for name in (*IN_FLOATS, "lsq4", "lsq8", "apot", "minmax8")},
+    "minmax8 symmetric": schemes.minmax(8, 8),
+    "pact4": schemes.pact(4, 4),
+    "dorefa": schemes.dorefa(),
+}
+
+
+@pytest.mark.parametrize("round_outputs", [False, True])
+@pytest.mark.parametrize("name", GUARDED)
+def test_what_runtimes_may_fuse_is_in_integers(name: str, round_outputs: bool, tmp_path: Path) -> None:
+    """A Conv between quantizers becomes one of integers, floats in it too; of two quantizers in a row one is left."""
+    input, path = torch.randn(32, 3, 9, 8), tmp_path / "model.onnx"
+    model = trained(Residual(nn.ReLU), GUARDED[name], input, skip=("stem", "head"))
+    qconv.export_onnx(model, path, input, round_outputs=round_outputs)
+    graph = onnx.load(path).graph
+    maker = {output: node for node in graph.node for output in node.output}
+    of_codes = 0
+    for node in graph.node:
+        makers = [maker[each].op_type if each in maker else "" for each in node.input]
+        if node.op_type == "Conv" and "DequantizeLinear" in makers:
+            of_codes += 1
+            assert makers == ["DequantizeLinear"] * 3, node.name  # input, weight and bias
+            assert {each.op_type for each in graph.node if node.output[0] in each.input} == {"QuantizeLinear"}
+        assert node.op_type != "QuantizeLinear" or makers[0] != "DequantizeLinear", node.name
+    assert of_codes == (0 if name in IN_FLOATS else 5 if round_outputs else 0 if name == "apot" else 2)
+    sessions = (load(str(path), 1, optimized=optimized) for optimized in (False, True))
+    one, other = (torch.from_numpy(each.run(None, {"input": input.numpy()})[0]) for each in sessions)
+    off = (one - other).abs().amax(1) > 1e-4 * one.abs().max()
+    assert int(off.sum()) <= 1, off
 
 
 class Sums(nn.Module):
