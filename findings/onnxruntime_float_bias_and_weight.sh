@@ -8,9 +8,7 @@
 # Seen, as the largest difference from a session without optimizations, in steps of the output: float bias 2; float
 # weight 1; the same two without QuantizeLinear behind the Conv 0 and 0.
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python onnx==1.23.2 onnxruntime==1.32.0 numpy==2.4.6
 environment/bin/python - <<'END'

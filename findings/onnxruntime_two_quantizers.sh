@@ -7,9 +7,7 @@
 # another operator in between, such as MaxPool or LeakyRelu(alpha=1), both quantizers stay.
 # Seen, as the largest difference from a session without optimizations: in a row 0.1; MaxPool 0.0; LeakyRelu 0.0
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python onnx==1.23.2 onnxruntime==1.32.0 numpy==2.4.6
 environment/bin/python - <<'END'

@@ -6,9 +6,7 @@
 # with its numbers from 0 to 4095, and nothing in the image says so. Its tag does.
 # Seen: stored [0, 2048, 4095]: PGM [0, 32776, 65535], TIFF [0, 2048, 4095].
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6
 environment/bin/python - <<'END'

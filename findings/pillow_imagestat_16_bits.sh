@@ -6,9 +6,7 @@
 # `ImageStat.Stat` computes with it, without an error.
 # Seen: numpy 32767.5, ImageStat 95.5.
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6
 environment/bin/python - <<'END'

@@ -6,9 +6,7 @@
 # Happens: without an error, the numbers of an "I;16B" image come back with their bytes exchanged.
 # Seen: stored [1, 2, 256, 4095]: little-endian [1, 2, 256, 4095], big-endian [256, 512, 1, 65295].
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6 tifffile==2026.3.3
 environment/bin/python - <<'END'

@@ -6,9 +6,7 @@
 # without an error. A smooth ramp of little-endian bytes stays a ramp.
 # Seen: little-endian [6266, 7187, 8219, 9251], big-endian [43824, 54071, 55103, 56135].
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6 tifffile==2026.3.3
 environment/bin/python - <<'END'

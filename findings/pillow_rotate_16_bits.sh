@@ -6,9 +6,7 @@
 # right, and so is BILINEAR after a conversion to "I".
 # Seen: NEAREST 1000, BILINEAR 232, BICUBIC 232, BILINEAR in mode I 1000 (in the centre).
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6
 environment/bin/python - <<'END'

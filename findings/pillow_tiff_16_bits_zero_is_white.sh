@@ -7,9 +7,7 @@
 # everyone after it; a data set of both depths has negatives among its images.
 # Seen: 8 bits: stored 0 becomes 255; 16 bits: stored 0 becomes 0.
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6 tifffile==2026.3.3
 environment/bin/python - <<'END'

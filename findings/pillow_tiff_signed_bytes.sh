@@ -6,9 +6,7 @@
 # Happens: the image is in mode "L", and -128 to -1 are 128 to 255: what is darkest becomes brightest.
 # Seen: stored [-128, -1, 0, 127]: 8 bits read as [128, 255, 0, 127], 16 bits as [-128, -1, 0, 127].
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6 tifffile==2026.3.3
 environment/bin/python - <<'END'

@@ -5,9 +5,7 @@
 # Happens: mode "I" has a sign, and the number is read as -1,294,967,296 without an error.
 # Seen: stored [1, 2147483647, 3000000000], read [1, 2147483647, -1294967296].
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6 tifffile==2026.3.3
 environment/bin/python - <<'END'

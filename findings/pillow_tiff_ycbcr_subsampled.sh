@@ -7,9 +7,7 @@
 # file is cut off.
 # Seen: "image file is truncated (0 bytes not processed)"; by libtiff RGB [231, 197, 133] everywhere.
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python pillow==13.0.0 numpy==2.4.6
 environment/bin/python - <<'END'

@@ -7,9 +7,7 @@
 # Seen, as the largest error (program, file) for cells (2, 3) of an image 0, 1, 2 ... and an example of 6x8:
 # 6x8 0.0 0.0; 7x11 0.0 15.7; 9x12 0.0 29.4; 12x24 0.0 177.1
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python torch==2.15.0 onnx==1.23.2 onnxscript==0.7.2 onnxruntime==1.32.0 numpy==2.4.6
 environment/bin/python -W ignore - <<'END'

@@ -6,9 +6,7 @@
 # Happens: files with Adobe's marker hold 255 - ink, and UNCHANGED returns just that; ImageReadMode.RGB undoes it.
 # Seen: white paper: Pillow [0, 0, 0, 0], UNCHANGED [255, 255, 255, 255], RGB [255, 255, 255].
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python torch==2.15.0 torchvision==0.29.2 pillow==13.0.0 numpy==2.4.6
 environment/bin/python - <<'END'

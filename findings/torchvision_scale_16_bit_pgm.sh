@@ -6,9 +6,7 @@
 # 1: 65,535 becomes 0.00003. From PNG it is uint16, and 65,535 becomes 1.
 # Seen: PNG 1.0, PGM 3.05e-05.
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python torch==2.15.0 torchvision==0.29.2 pillow==13.0.0 numpy==2.4.6
 environment/bin/python - <<'END'

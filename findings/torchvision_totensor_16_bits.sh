@@ -6,9 +6,7 @@
 # -1. Of mode "I;16B" (big-endian TIFF) the lower byte is left, as float32 from 0 to 1.
 # Seen: stored [0, 32767, 32768, 65535]: PNG [0, 32767, -32768, -1], big-endian TIFF [0.0, 1.0, 0.0, 1.0].
 set -euo pipefail
-folder=$(mktemp -d)
-trap 'rm -rf "$folder"' EXIT
-cd "$folder"
+cd "$(mktemp -d)" && trap 'rm -rf "$PWD"' EXIT
 uv venv --quiet environment
 uv pip install --quiet --python environment/bin/python torch==2.15.0 torchvision==0.29.2 pillow==13.0.0 numpy==2.4.6 tifffile==2026.3.3
 environment/bin/python - <<'END'
