@@ -1,7 +1,7 @@
 """Large images that are prepared once: what is stored, what is read, and what is said of damage."""
 
-import math
 import itertools
+import math
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -28,7 +28,7 @@ from ..summary import Summary, summarize
 from ..summary.table import row_name
 from ..table import Column, lines, write_csv
 from .hessian import expected_losses, traces
-from .integer_program import cheapest
+from .integer_program import Choice as Choice, cheapest
 from .layer_chart import BLUE, layer_chart
 from .samples import Batches, Output, batches_of
 from .sensitivity import sensitivity
@@ -40,29 +40,6 @@ COLUMNS = (
     Column("scheme"),
     *(Column(head, is_right=True) for head in ("bits w/in", "cost", "packed bytes", "BOPs")),
 )
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One scheme for one layer.
-
-    Attributes:
-        layer: the name of the layer.
-        scheme: the name of the scheme.
-        weight_bits: of the layer's weight.
-        input_bits: of its input.
-        cost: the expected increase of the loss, or what was measured in its place, see `assign_bits`.
-        packed_bytes: of the layer in a packed file.
-        bops: bit operations for one sample, as `qconv.summary` counts them.
-    """
-
-    layer: str
-    scheme: str
-    weight_bits: float
-    input_bits: float
-    cost: float
-    packed_bytes: int
-    bops: int
 
 
 @dataclass(frozen=True, repr=False)

@@ -2,17 +2,36 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 from ..extras import needed
 
-if TYPE_CHECKING:
-    from .bit_assignment import Choice
+
+@dataclass(frozen=True)
+class Choice:
+    """One scheme for one layer.
+
+    Attributes:
+        layer: the name of the layer.
+        scheme: the name of the scheme.
+        weight_bits: of the layer's weight.
+        input_bits: of its input.
+        cost: the expected increase of the loss, or what was measured in its place, see `assign_bits`.
+        packed_bytes: of the layer in a packed file.
+        bops: bit operations for one sample, as `qconv.summary` counts them.
+    """
+
+    layer: str
+    scheme: str
+    weight_bits: float
+    input_bits: float
+    cost: float
+    packed_bytes: int
+    bops: int
 
 
-def cheapest(
-    others: Mapping[str, "tuple[Choice, ...]"], budgets: Mapping[str, tuple[int | None, int]]
-) -> dict[str, int]:
+def cheapest(others: Mapping[str, tuple[Choice, ...]], budgets: Mapping[str, tuple[int | None, int]]) -> dict[str, int]:
     """Return the number of the choice for each layer, of least cost in all.
 
     Args:
@@ -69,7 +88,7 @@ def cheapest(
     return {name: [next(taken) for _ in choices].index(1) for name, choices in others.items()}
 
 
-def _is_above(taken: Sequence[float], flat: "Sequence[Choice]", budgets: Mapping[str, tuple[int | None, int]]) -> bool:
+def _is_above(taken: Sequence[float], flat: Sequence[Choice], budgets: Mapping[str, tuple[int | None, int]]) -> bool:
     """Whether an assignment exceeds a budget, in whole numbers."""
     chosen = [choice for is_taken, choice in zip(taken, flat, strict=True) if is_taken]
     sums = {figure: rest + sum(getattr(choice, figure) for choice in chosen) for figure, (_, rest) in budgets.items()}

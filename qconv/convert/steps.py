@@ -243,7 +243,7 @@ def plan_of(model: nn.Module, asked: Request) -> Plan:
         return Step(at, layer, kind, chosen, reason, None if chosen is None else becomes)
 
     steps = _by_depth(step(layer, at) for layer, at in names.items())
-    check_tied(model, steps)
+    check_tied(model, [(step.names[0], step.layer, step.scheme) for step in steps if step.scheme is not None])
     for pattern, chosen in overrides.items():
         named = [step for step in steps if chosen is not None and first_match(override_patterns, step.names) == pattern]
         if named and all(step.scheme is None for step in named):

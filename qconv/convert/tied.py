@@ -1,7 +1,7 @@
 """Whether layers can follow their schemes: not if several modules hold a weight that one of them would change."""
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +10,6 @@ from ..layers import QuantizedLayer
 from ..layers.computed import writes
 from ..layers.naming import name_of
 from ..scheme import Scheme
-
-if TYPE_CHECKING:
-    from .steps import Step
 
 
 def check_fits(
@@ -31,24 +28,28 @@ def check_fits(
 
 
 @torch.no_grad()
-def check_tied(model: nn.Module, steps: "Sequence[Step]") -> None:
-    """Raise a ValueError if an optimizer step would change a weight that a module holds which does not follow it."""
-    follows = {step.layer: step.scheme for step in steps if step.scheme is not None}
+def check_tied(model: nn.Module, planned: Iterable[tuple[str, nn.Module, Scheme]]) -> None:
+    """Raise a ValueError if an optimizer step would change a weight that a module holds which does not follow it.
+
+    ``planned`` are the layers that will be quantized, with their names and schemes.
+    """
+    planned = [*planned]
+    follows = {layer: scheme for _, layer, scheme in planned}
     holders = _holders(model)
-    for step in steps:
-        layer: Any = step.layer
-        others = holders.get(layer._parameters.get("weight"), {})
-        if step.scheme is None or len(others) < 2:
+    for name_of_layer, layer, scheme in planned:
+        weight: Any = layer._parameters.get("weight")
+        others = holders.get(weight, {})
+        if len(others) < 2:
             continue
-        quantizer, own = step.scheme.weight(), repr(step.scheme.weight())
-        probe = torch.linspace(-1, 1, layer.weight.numel()).view(layer.weight.shape)
+        quantizer, own = scheme.weight(), repr(scheme.weight())
+        probe = torch.linspace(-1, 1, weight.numel()).view(weight.shape)
         quantizer.initialize(probe)
         for other, name in others.items():
             same = other in follows and repr(follows[other].weight()) == own
             if not same and writes(quantizer, probe):
                 raise ValueError(
-                    f"{name_of(layer, step.names[0])}: its weight is tied to that of {name_of(other, name)}, and "
-                    f"{step.scheme.name} would clamp or freeze both after every step; leave it float by skip or "
+                    f"{name_of(layer, name_of_layer)}: its weight is tied to that of {name_of(other, name)}, and "
+                    f"{scheme.name} would clamp or freeze both after every step; leave it float by skip or "
                     "overrides, or untie them"
                 )
 

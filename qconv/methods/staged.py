@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 
 from ..checks import check_numbers
-from ..quantizers import Identity, Stages
+from ..quantizers.identity import Identity
+from ..quantizers.stages import Stages
 from ..scheme import Factory, Scheme, Starts, split_name
 
 

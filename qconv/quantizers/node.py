@@ -2,19 +2,17 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from .base import Quantizer
-
+Q = TypeVar("Q")
 _COPIES = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15)
 """Whether `as_result` copies: 2.11 needs it, 2.15 does not, and those between were not tried."""
 
 
-def as_called(quantizer: "Quantizer") -> "Quantizer":
+def as_called(quantizer: Q) -> Q:
     """Return what a Function gets: a snapshot if a backward may follow after the quantizer has changed, else itself.
 
     Compiled code traces forward and backward together. `torch.jit.trace` checks its result without gradients.
@@ -22,10 +20,10 @@ def as_called(quantizer: "Quantizer") -> "Quantizer":
     is_traced = torch.jit.is_tracing()  # pyright: ignore[reportPrivateImportUsage]
     if torch.compiler.is_compiling() or not (torch.is_grad_enabled() or is_traced):
         return quantizer
-    return quantizer.snapshot()
+    return quantizer.snapshot()  # pyright: ignore[reportAttributeAccessIssue]  # a quantizer
 
 
-def held(quantizer: "Quantizer", tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+def held(quantizer: Any, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
     """Return the quantizer's tensors in the form in which a Function saves them."""
     return tensors if torch.compiler.is_compiling() else quantizer.hold(*tensors)
 
@@ -103,7 +101,7 @@ class Quantize(torch.autograd.Function):
     """Stand-alone form of a quantizer: ``quantize`` forward, ``backward`` backward."""
 
     @staticmethod
-    def forward(x: Tensor, quantizer: "Quantizer", *tensors: Tensor) -> Tensor:
+    def forward(x: Tensor, quantizer: Any, *tensors: Tensor) -> Tensor:
         x_q = quantizer.quantize(x, *tensors)
         return x.view_as(x) if x_q is x else as_result(x_q)  # autograd wants an input that is returned as a view
 
