@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from .after_training.reconstruct import Reconstruction as Reconstruction, reconstruct as reconstruct
     from .after_training.sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
     from .bench.model import compare_models as compare_models
+    from .check import check as check
     from .convert import (
         Plan as Plan,
         convert as convert,
@@ -92,6 +93,7 @@ _PLACES = {
     "after_training.reconstruct": ("Reconstruction", "reconstruct"),
     "after_training.sensitivity": ("Sensitivity", "sensitivity"),
     "bench.model": ("compare_models",),
+    "check": ("check",),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
     "ewgs_deltas": ("set_ewgs_deltas",),
     "inference": ("freeze", "verify"),

@@ -1,9 +1,7 @@
 """Layers that a model never calls though it computes with their weights: found, said, and not shipped."""
 
 import copy
-import pickle
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import pytest
@@ -11,11 +9,9 @@ import torch
 import torch.nn.functional as F
 import torchvision
 from torch import Tensor, nn
-from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 import qconv
 from qconv import schemes
-from qconv.layers.bypassed import Watch
 
 
 class Attention(nn.Module):
@@ -63,34 +59,6 @@ class Skipping(nn.Sequential):
         return input
 
 
-MESSAGE = (
-    r"Network computes with the float weights of quantized layers that it never calls \(1\): "
-    r"'attention\.inner' in Attention\."
-)
-
-
-def test_the_first_forward_says_it() -> None:
-    model = qconv.convert(Network(), schemes.bnn())
-    with pytest.warns(UserWarning, match=MESSAGE):
-        model(torch.randn(2, 8)).sum().backward()
-    layers: Any = model
-    assert layers.attention.inner.is_bypassed
-    assert not layers.attention.outer.is_bypassed
-    assert not layers.never.is_bypassed
-    with pytest.warns(UserWarning, match=MESSAGE):
-        model.eval()(torch.randn(2, 8))
-    model(torch.randn(2, 8))  # it has been said
-    assert not model._forward_hooks
-    assert not model._forward_pre_hooks
-
-
-def test_a_path_of_evaluation_alone_is_seen() -> None:
-    model = qconv.convert(Network(called_in_training=True), schemes.bnn())
-    model(torch.randn(2, 8))
-    with pytest.warns(UserWarning, match=MESSAGE):
-        model.eval()(torch.randn(2, 8))
-
-
 def test_healthy_models_are_left_in_peace() -> None:
     model = torchvision.models.googlenet(weights=None, init_weights=False, aux_logits=True)
     qconv.convert(model, schemes.bnn())
@@ -102,20 +70,17 @@ def test_healthy_models_are_left_in_peace() -> None:
 
 
 def test_nothing_is_shipped_with_it(tmp_path: Path) -> None:
-    model = qconv.convert(Network(), schemes.bnn()).eval()
-    with pytest.warns(UserWarning, match=MESSAGE):
-        model(torch.randn(2, 8))
+    model, input = qconv.convert(Network(), schemes.bnn()).eval(), torch.randn(2, 8)
     message = (
         r"layer 'attention.inner' \(QLinear, bnn\(\)\) is quantized, but the model reads its weight and never calls it"
     )
     with pytest.raises(ValueError, match=message):
-        qconv.save_packed(model, tmp_path / "model.safetensors")
+        qconv.save_packed(model, tmp_path / "model.safetensors", example=input)
     with pytest.raises(ValueError, match=message):
-        qconv.freeze(model)
+        qconv.freeze(model, example=input)
     qconv.convert(qconv.to_float(model), schemes.bnn(), skip=("first", "last", ".*inner"))
-    model(torch.randn(2, 8))
-    qconv.freeze(model)
-    qconv.save_packed(model, tmp_path / "model.safetensors")
+    qconv.freeze(model, example=input)
+    qconv.save_packed(model, tmp_path / "model.safetensors", example=input)
 
 
 def test_summary_counts_it_as_float() -> None:
@@ -195,29 +160,6 @@ def test_a_packed_encoder_calls_its_layers(tmp_path: Path) -> None:
         assert loaded(input).equal(expected)
 
 
-def test_copies_and_files_of_a_watched_model() -> None:
-    model = qconv.convert(Network(), schemes.bnn())
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        with pytest.warns(UserWarning, match=MESSAGE):
-            twin(torch.randn(2, 8))
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        model(torch.randn(2, 9))  # what fails is watched to its end
-    assert _get_current_dispatch_mode() is None
-    assert qconv.to_float(model)._forward_hooks == {}
-
-
-def test_threads_do_not_end_each_others_watch() -> None:
-    model = qconv.convert(Network(), schemes.bnn(), skip=("first", "last", ".*inner")).eval()
-    before, after = next(iter(model._forward_pre_hooks.values())), next(iter(model._forward_hooks.values()))
-    before(model, ())
-    thread = Thread(target=model, args=(torch.randn(2, 8),))
-    thread.start()
-    thread.join()
-    assert isinstance(_get_current_dispatch_mode(), Watch)
-    after(model, (), None)
-    assert _get_current_dispatch_mode() is None
-
-
 def test_a_compiled_model_stays_in_one_graph() -> None:
     model = qconv.convert(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)), schemes.bnn())
     input = torch.randn(2, 8)
@@ -258,37 +200,6 @@ def test_parts_are_compiled_in_the_first_forward(compile_a_part: Any) -> None:
     with torch.no_grad():
         assert model(input).equal(twin(input))
         assert model.eval()(input).equal(twin.eval()(input))
-    assert not model._forward_pre_hooks
-
-
-class WarmedUp(Network):
-    """Reads ``head`` in its first forward, and calls it later."""
-
-    def forward(self, input: Tensor, depth: int = 0) -> Tensor:
-        return self.last(self.head(input)) if depth else self.last(F.linear(input, self.head.weight))
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_a_layer_that_is_called_later_is_shipped(training: bool) -> None:
-    model = qconv.convert(WarmedUp(), schemes.bnn()).train(training)
-    head: Any = model.head
-    with pytest.warns(UserWarning, match="'head' in WarmedUp"):
-        model(torch.randn(2, 8))
-    assert head.is_bypassed
-    model.train()(torch.randn(2, 8), 1)
-    assert head.is_bypassed != training  # evaluation may read it still
-    model.eval()(torch.randn(2, 8), 1)
-    assert not head.is_bypassed
-
-
-def test_the_first_forward_may_be_in_a_transform() -> None:
-    """Tensors of `torch.func` have no storage; the forward after it is watched."""
-    model = qconv.convert(Network(), schemes.bwn(), skip=())
-    parameters = {name: tensor.detach() for name, tensor in model.named_parameters()}
-    input = torch.randn(2, 8)
-    torch.func.grad(lambda values: torch.func.functional_call(model, values, (input,)).sum())(parameters)
-    with pytest.warns(UserWarning, match="never calls"):
-        model(input)
 
 
 def test_a_quantized_layer_is_not_mapped() -> None:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import qconv
 from qconv import Scheme
+from qconv.check import watch
 from qconv.layers.placement import on_device_of
 from qconv.quantizers import Identity, Quantizer, Sign, Stages
 
@@ -84,8 +85,7 @@ def test_a_data_loader_and_few_samples() -> None:
 
 def test_the_first_training_step_calibrates() -> None:
     model, (first, second) = network(), batches()
-    with pytest.warns(UserWarning, match="is evaluated before Scaled has had data"):
-        model.eval()(first)
+    model.eval()(first)
     assert scales(model) == [1.0, 1.0]  # evaluation leaves a quantizer as it was made
     model.train()
     model(first[:0])
@@ -234,8 +234,10 @@ def test_evaluation_before_calibration_is_told_once_by_layer() -> None:
 
 def test_a_part_in_evaluation_while_the_rest_trains_is_told() -> None:
     model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=SCHEME).eval(), qconv.QConv2d(4, 4, 3, scheme=SCHEME))
+    watch(model)
     (message,) = evaluated(model, IMAGES)
-    assert message.startswith(f"{model[0]!r} is evaluated before Scaled has had data")
+    assert message.startswith("layer '0' (QConv2d, ")
+    assert "is evaluated before Scaled has had data" in message
     assert scales(model)[0] == 1.0
     qconv.calibrate(model, [IMAGES])
     assert scales(model)[0] == IMAGES.abs().max().item()
@@ -257,11 +259,10 @@ def test_what_is_no_evaluation_is_not_warned_of() -> None:
         training.eval()(IMAGES)
 
 
-def test_a_compiled_model_stays_whole_and_is_told_too() -> None:
+def test_a_compiled_model_stays_whole_and_is_not_watched() -> None:
     model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=qconv.schemes.minmax(4, 4))).eval()
+    watch(model)
     compiled: Any = torch.compile(model, fullgraph=True, backend="eager")
-    (message,) = evaluated(compiled, IMAGES)
-    assert "is evaluated before MinMaxInput has had data" in message
     assert evaluated(compiled, IMAGES) == []
 
 

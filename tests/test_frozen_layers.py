@@ -13,6 +13,7 @@ from torch import nn
 
 import qconv
 from qconv import Scheme, quantizers, schemes
+from qconv.check import watch
 from qconv.lifecycle.steps import is_final
 
 SCHEMES = [
@@ -162,6 +163,7 @@ def test_from_the_first_training_step_on_they_do_not(scheme: Scheme) -> None:
 
 @pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "no optimizer has them"])
 @pytest.mark.parametrize("way", ["training", "evaluation", "compiled"])
+@pytest.mark.filterwarnings("ignore:an optimizer's step did not end")
 def test_nor_when_the_weight_alone_is_trained(way: str, frozen: bool) -> None:
     """Evaluation mode is usual where norms are frozen; in compiled code nothing sees a training begin."""
     torch._dynamo.reset()
@@ -260,27 +262,28 @@ MISSED = {
 def test_steps_without_what_follows_them_are_told_once(what: str) -> None:
     scheme = MISSED[what]
     model = nn.Sequential(*(qconv.QConv2d(3, 3, 3, padding=1, scheme=scheme) for _ in range(2)))
+    watch(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     with warnings.catch_warnings(record=True) as told:
-        warnings.simplefilter("default")
-        for _ in range(50):
+        warnings.simplefilter("always")
+        for _ in range(5):
             stepped(model, optimizer)
     (message,) = (str(warning.message) for warning in told)
     assert (
-        f"20 optimizer steps did not end with qconv.after_step, which {what} with {scheme}: call qconv.aft" in message
+        f"an optimizer's step did not end with qconv.after_step, which {what} with {scheme}: call qconv.aft" in message
     )
 
 
 @pytest.mark.parametrize("scheme", [schemes.minmax(), schemes.identity(), schemes.dorefa(2, 2)], ids=str)
 def test_schemes_without_anything_after_a_step(scheme: Scheme) -> None:
     layer = qconv.QConv2d(3, 3, 3, padding=1, scheme=scheme)
+    watch(layer)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
-    for _ in range(25):
+    for _ in range(5):
         stepped(layer, optimizer)
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.filterwarnings("ignore:20 optimizer steps did not end")
 def test_no_scheme_needs_the_hook_to_go_on(name: str) -> None:
     layer = qconv.QConv2d(3, 3, 3, padding=1, scheme=METHODS[name])
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-4)
@@ -290,7 +293,8 @@ def test_no_scheme_needs_the_hook_to_go_on(name: str) -> None:
 
 def test_what_no_optimizer_changes_is_not_told() -> None:
     layer = qconv.QConv2d(3, 3, 3, padding=1, scheme=schemes.bnn())
-    for _ in range(25):
+    watch(layer)
+    for _ in range(5):
         others = {name: tensor.detach().clone().requires_grad_() for name, tensor in layer.named_parameters()}
         torch.func.functional_call(layer, others, (torch.randn(2, 3, 6, 6),)).sum().backward()
 
@@ -298,10 +302,10 @@ def test_what_no_optimizer_changes_is_not_told() -> None:
 def test_a_late_hook_is_in_time() -> None:
     layer = qconv.BNNConv2d(3, 3, 3, padding=1)
     optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
-    for _ in range(15):
-        stepped(layer, optimizer)
+    watch(layer)
+    stepped(layer, optimizer)
     qconv.after_every_step(optimizer, layer)
-    for _ in range(25):
+    for _ in range(4):
         stepped(layer, optimizer)
 
 

@@ -477,6 +477,7 @@ def test_dampening_of_a_run_is_checked() -> None:
 def test_what_a_wrapped_optimizer_saves() -> None:
     model = network(schemes.lsq(3, 8))
     optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.1))
+    qconv.after_every_step(optimizer, model)
     Oscillations(freeze=0.02).attach(model, optimizer)
     steps(model, optimizer, 2)
     saved = {name for state in optimizer.state_dict()["state"].values() for name in state}

@@ -213,7 +213,7 @@ def test_attentions_of_timm_call_their_layers(name: str) -> None:
     with torch.no_grad():
         expected = model(input)
         qconv.convert(model, schemes.identity())
-        torch.testing.assert_close(model(input), expected)  # the watch would warn
+        torch.testing.assert_close(model(input), expected)
         qkv = [layer for name, layer in model.named_modules() if name.endswith("attn.qkv")]
         assert {type(layer) for layer in qkv} == {qconv.QLinear}
         qconv.to_float(model)

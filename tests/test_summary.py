@@ -561,7 +561,7 @@ def test_a_lean_model_stays_as_it_is() -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert [(type(module), module.__dict__.get("lean"), module.training) for module in model.modules()] == about
     layers = [module for module in model.modules() if isinstance(module, qconv.QuantizedLayer)]
-    assert not any(layer.batches_watched or layer.input_quantizer.calibrated for layer in layers)
+    assert not any(layer.input_quantizer.calibrated for layer in layers)
     assert model.blocks[1] not in calls  # those of the copy
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name]), name

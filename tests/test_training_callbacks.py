@@ -400,7 +400,9 @@ class Own(LightningModule):
         self.log("valid_acc", (self.model(batch["x"]).argmax(1) == batch["y"]).float().mean())
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.Adam(self.parameters())
+        optimizer = torch.optim.Adam(self.parameters())
+        qconv.after_every_step(optimizer, self)
+        return optimizer
 
 
 def dictionaries() -> torch.utils.data.DataLoader[Any]:

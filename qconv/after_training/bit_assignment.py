@@ -15,7 +15,6 @@ from ..checks import check_at_least_one, check_module, check_whole
 from ..convert import convert
 from ..extras import needed
 from ..layers import QuantizedLayer
-from ..layers.bypassed import forget
 from ..layers.copies import copied
 from ..layers.trial import check_not_inference
 from ..layers.twins import quantized_layers
@@ -188,7 +187,7 @@ def assign_bits(
     if "overrides" in options:
         raise ValueError("overrides: they are what assign_bits chooses; name layers that stay float in skip")
     batches = batches_of(model, images, labels, batch_size, max_samples)
-    options = {"before_sign": "keep", "skip": skip, **options}
+    options = {"before_sign": "keep", "skip": skip, **options, "check": False}
     converted = [_converted(model, scheme, batches, options) for scheme in choices]
     # Layers that get the scheme of `first_last`, whatever the choice is, are not chosen for.
     asked = list(quantized_layers(convert(copied(model), choices[0], **{**options, "first_last": "float"})))
@@ -291,7 +290,6 @@ def _converted(model: nn.Module, scheme: Scheme, batches: Batches, options: Mapp
     lean(each, False)
     each.eval()
     calibrate(each, [images for images, _ in batches], max_samples=sum(len(images) for images, _ in batches))
-    forget(each)
     return each
 
 

@@ -16,9 +16,8 @@ from torch.nn import functional as F
 from ..checks import check_module
 from ..convert import convert
 from ..layers import QuantizedLayer
-from ..layers.bypassed import forget
 from ..layers.copies import copied
-from ..layers.trial import trial
+from ..layers.trial import trial, without_warnings
 from ..layers.twins import quantized_layers
 from ..lean import lean
 from ..lifecycle.calibrate import calibrate_layers
@@ -184,12 +183,11 @@ def sensitivity(
         raise ValueError(f"model ({type(model).__name__}) is {here}")
     model = copied(model)
     if scheme is not None:
-        convert(model, scheme, skip=skip, overrides=overrides, **{"before_sign": "keep", **options})
+        convert(model, scheme, skip=skip, overrides=overrides, **{"before_sign": "keep", **options, "check": False})
         check_final(model, "scheme")
     lean(model, False)
     model.eval()
     calibrate_what_waits(model, [images for images, _ in batches])
-    forget(model)
     layers = quantized_layers(model)
     for layer in layers.values():
         if layer.weight_quantizer.replaces_weight:  # learned tensors stand for the weight: there is no other
@@ -224,7 +222,8 @@ def float_but(layers: Iterable[QuantizedLayer]) -> Iterator[None]:
         # That of the class: the float_type of a layer may be a subclass of it, whose methods refuse this layer.
         layer.__dict__["forward"] = partial(type(layer).float_type.forward, layer)
     try:
-        yield
+        with without_warnings():
+            yield
     finally:
         for layer, forward in own.items():
             layer.__dict__.pop("forward", None)

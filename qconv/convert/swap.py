@@ -10,10 +10,10 @@ from typing import Any, TypeVar, cast
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ..check import forget, watch
 from ..checks import check_flags, check_module
 from ..layers import QuantizedLayer
 from ..layers.adopt import undo
-from ..layers.bypassed import forget, watch_first_forwards
 from ..layers.naming import name_of
 from ..layers.parents import call_children_, undo_
 from ..lean import lean as make_lean, while_not_lean
@@ -126,6 +126,7 @@ def convert(
     example: Any = None,
     subclasses: Kinds | None = None,
     lean: bool = False,
+    check: bool = True,
 ) -> Model:
     """Turn the layers of a model into quantized ones, in place, and return the model. The weights are kept.
 
@@ -140,15 +141,16 @@ def convert(
     the layers, see ``before_sign``; a warning names the layers whose signs stay constant because an activation can't be
     replaced.
 
-    The first forward in training and the first one in evaluation are watched: a warning names quantized layers that the
-    model never calls although it computes with their weights, and nothing is shipped with them. The fast paths of
-    `torch.nn.TransformerEncoderLayer` and others that would do so are switched off.
+    Hooks of the layers watch the first three training batches, and then remove themselves: they warn of inputs in one
+    level, of negative inputs that are clipped, of steps without `qconv.after_step`, and of evaluation before
+    calibration. ``check=False`` leaves them out; `qconv.check` tells the same at any time, and more. The fast paths of
+    `torch.nn.TransformerEncoderLayer` and others that would not call quantized layers are switched off.
 
     With ``lean=True`` the model is made lean afterwards, as by `qconv.lean`. In a model that is lean already, new
     quantized layers are as well; with ``lean=False``, too.
 
     Raises:
-        TypeError: ``lean`` is not a bool; and as for `plan`.
+        TypeError: ``lean`` or ``check`` is not a bool; and as for `plan`.
         ValueError: the model is wrapped in DistributedDataParallel; and as for `plan`.
 
     Example:
@@ -156,7 +158,7 @@ def convert(
         >>> convert(model, qconv.schemes.bnn())[1]
         QConv2d(8, 8, kernel_size=(3, 3), stride=(1, 1), scheme=bnn())
     """
-    check_flags(lean=lean)
+    check_flags(lean=lean, check=check)
     check_module(model)
     if any(isinstance(module, DistributedDataParallel) for module in model.modules()):
         raise ValueError(
@@ -181,15 +183,14 @@ def convert(
         _warn_of_layers_left(made.steps)
         with _all_or_nothing(model, made) as done:
             _adopt(made.steps, done)
-            count = sum(step.scheme is not None for step in made.steps)
             for step in made.steps:
                 if step.scheme is not None:
                     step.layer.__dict__["name_in_model"] = step.names[0]
-                    step.layer.__dict__["layers_in_model"] = count
             replace_all(made.activations)
             note_(model, made.activations, before_sign)
             call_children_(model)
-            watch_first_forwards(model)
+    if check:
+        watch(model)
     return make_lean(model) if lean else model
 
 
@@ -260,8 +261,8 @@ def to_float(model: Model) -> Model:
     model is no longer lean.
 
     Give the whole model that was converted. In a part of it, activations are put back that may precede signs outside,
-    and those outside that precede its layers stay replaced; a warning says so. To leave a part float, convert the float
-    model with ``overrides``.
+    and those outside that precede its layers stay replaced. To leave a part float, convert the float model with
+    ``overrides``.
 
     Raises:
         ValueError: the model has no quantized layer.
@@ -271,7 +272,6 @@ def to_float(model: Model) -> Model:
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     if not layers:
         raise ValueError(f"model ({type(model).__name__}) has no quantized layer")
-    _warn_of_part(model, layers)
     make_lean(model, False)
     for layer in layers:
         layer.release()
@@ -280,23 +280,6 @@ def to_float(model: Model) -> Model:
     undo_(model)
     forget(model)
     return model
-
-
-def _warn_of_part(model: nn.Module, layers: Sequence[QuantizedLayer]) -> None:
-    """Warn if the model is a part of one that was converted, and activations there were replaced."""
-    names = {module: f".{name}".rstrip(".") for name, module in model.named_modules()}
-    formerly = {layer: layer.__dict__.get("name_in_model", "") for layer in layers}
-    parts = (name.removesuffix(names[layer]) for layer, name in formerly.items() if name.endswith(names[layer]))
-    part = next(filter(None, parts), "")
-    is_part = any(layer.__dict__.get("layers_in_model", 0) > len(layers) for layer in layers)
-    are_behind = any(layer.input_quantizer.before_sign is not None for layer in layers)
-    if part and is_part and (are_behind or any(replaced(module) for module in model.modules())):
-        warnings.warn(
-            f"model ({type(model).__name__}) is a part, '{part}', of one that was converted: activations put back in "
-            "it may precede signs outside, which are then constant, and those replaced outside stay so. Give the whole "
-            f"model, or convert the float one with overrides={{r'{part}(\\..*)?': None}}",
-            stacklevel=3,
-        )
 
 
 def float_state_dict(model: nn.Module) -> dict[str, Tensor]:

@@ -13,12 +13,12 @@ from torch.utils._pytree import tree_map
 
 from ..checks import check_module
 from ..layers import QuantizedLayer
-from ..layers.bypassed import forget, is_own_hook
+from ..layers.bypassed import is_own_hook
 from ..layers.computed import computed_by
 from ..layers.copies import check_copies, copied
 from ..layers.naming import name_of
 from ..lean import lean
-from ..packed.layer import check_shippable, current
+from ..packed.layer import check_called, check_shippable, current
 from ..packed.tensors import check_values, inner_model, joined
 from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
@@ -259,7 +259,6 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         inside = getattr(module, "_orig_mod", None) if name else None
         if isinstance(inside, nn.Module) and any(isinstance(each, QuantizedLayer) for each in inside.modules()):
             raise ValueError(f"'{name}' is a torch.compile of a part: put its _orig_mod there, or call part.compile()")
-    forget(network)
     lean(network, False)
     if example is None:
         sample = find_sample(network)
@@ -270,6 +269,8 @@ def _build(model: nn.Module, tolerance: float, example: Tensor | None) -> Frozen
         except Exception as error:  # a foreign forward may raise anything
             what = f"example (of shape {tuple(example.shape)}) does not suit the model"
             raise ValueError(f"{what}: {str(error).partition(chr(10))[0]}") from error
+    if sample is not None:
+        check_called(network, sample)
     parts = Parts(network)
     if sample is not None:
         parts.prove(sample)

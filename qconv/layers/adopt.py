@@ -7,25 +7,12 @@ from torch import nn
 from ..scheme import Scheme
 from .computed import base_of, with_base
 from .given import checked
-from .steps import LIFE
 
 if TYPE_CHECKING:
     from .base import QuantizedLayer
 
 OWN = ("scheme", "input_quantizer", "weight_quantizer", "grad_quantizer", "padding_value")
-NOTES = (
-    *(
-        "_checked_maker",
-        "batches_watched",
-        "was_evaluated",
-        "name_in_model",
-        "layers_in_model",
-        "bypassed_in",
-        "float_type",
-        "lean",
-    ),
-    *("negative_inputs", *LIFE),
-)
+NOTES = ("_checked_maker", "name_in_model", "float_type", "lean")
 
 
 def adopt(layer: nn.Module, kind: "type[QuantizedLayer]", scheme: Scheme | None) -> None:

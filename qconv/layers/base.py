@@ -32,9 +32,6 @@ from .computed import (
 from .given import autocast_dtype, check_input, checked
 from .loading import refusal, translate
 from .naming import QUANTIZERS, name_of
-from .steps import backward_of, check_step, is_watched
-from .uncalibrated import warn_uncalibrated
-from .watch import watch
 
 
 class QuantizedLayer(nn.Module):
@@ -52,13 +49,7 @@ class QuantizedLayer(nn.Module):
         input_quantizer: quantizer of the input.
         weight_quantizer: quantizer of the weight.
         grad_quantizer: quantizer of the output's gradient, or None.
-        batches_watched: number of first training batches that `watch` has examined.
         name_in_model: the name under which `qconv.convert` found it; in ``__dict__`` only then.
-        layers_in_model: how many layers it converted with this one; in ``__dict__`` only then.
-        bypassed_in: the modes (``training``) of forwards seen to compute with ``weight`` without calling the layer,
-            until one calls it.
-        is_stepped: whether optimizer steps end with `after_step_` of this layer.
-        steps_missed: the number of changes by an optimizer, before it is stepped (`steps.check_step`).
         lean: what the backward keeps of the input: bits (`qconv.lean`), or the input itself if None.
         observe: called with every input while `qconv.calibrate` runs; None otherwise.
     """
@@ -74,12 +65,7 @@ class QuantizedLayer(nn.Module):
     input_quantizer: Quantizer
     weight_quantizer: Quantizer
     grad_quantizer: Quantizer | None
-    batches_watched: int = 0
     name_in_model: str
-    layers_in_model: int
-    bypassed_in: frozenset[bool] = frozenset()
-    is_stepped: bool = False
-    steps_missed: int = 0
     lean: Lean | None = None
     observe: Callable[[Tensor], None] | None = None
 
@@ -99,9 +85,8 @@ class QuantizedLayer(nn.Module):
         if isinstance(before, Quantizer):
             self.input_quantizer.before_sign = before.before_sign
         self.weight_quantizer = scheme.weight()
-        self.grad_quantizer = None if scheme.grad is None else scheme.grad()
+        self.register_module("grad_quantizer", None if scheme.grad is None else scheme.grad())
         self.scheme = scheme
-        self.batches_watched = 0
         self.input_quantizer.build(*self.input_channels())
         self._start_from_weight()
         stored = stored_weight(self)
@@ -129,11 +114,6 @@ class QuantizedLayer(nn.Module):
     def is_float(self) -> bool:
         """Whether it quantizes nothing, and so computes as its float twin does."""
         return all(isinstance(quantizer, Identity) for quantizer in self.quantizers().values())
-
-    @property
-    def is_bypassed(self) -> bool:
-        """Whether the model was seen to compute with ``weight`` without calling the layer."""
-        return bool(self.bypassed_in)
 
     @property
     def has_scale_map(self) -> bool:
@@ -190,8 +170,6 @@ class QuantizedLayer(nn.Module):
 
     def stepped(self) -> list[tuple[Quantizer, Tensor | None]]:
         """The quantizers, each with the tensor that its `after_step_` gets."""
-        self.is_stepped = True
-        self.__dict__.pop("_trained_at", None)  # of no more interest
         weight = None if self._is_frozen or computed_by(self) else self.filters()
         return [(self.weight_quantizer, weight), *((quantizer, None) for quantizer in self._other_quantizers())]
 
@@ -269,7 +247,6 @@ class QuantizedLayer(nn.Module):
         compiling = torch.compiler.is_compiling()
         if not compiling:
             check_computed_once(self, self.weight_quantizer, self.filters)
-            self._before_forward()
             if self.training and is_readable(input):
                 self.follow_weight_()
         elif torch.compiler.is_dynamo_compiling():
@@ -288,18 +265,11 @@ class QuantizedLayer(nn.Module):
             calibrates = self.input_quantizer.reads_fresh()
             if calibrates:
                 calibrate(self, input, settles=compiling)
-        if not (self.training or self.input_quantizer.calibrated or torch.compiler.is_dynamo_compiling()):
-            warn_uncalibrated(self, input)
-        if self.training and not compiling:
-            watch(self, input)
         output = self._compute(input, op, bias, quantizers, *extra)
         if self.training and not compiling and torch.is_grad_enabled() and not output.requires_grad:
             quantizers.settle_()  # it is frozen: there will be no backward
-        if not compiling and output.requires_grad:
-            if calibrates and is_distributed():
-                output.register_hook(leaving())
-            if self.training and is_watched(self):
-                output.register_hook(backward_of(self))
+        if calibrates and not compiling and output.requires_grad and is_distributed():
+            output.register_hook(leaving())
         return output
 
     def _compute(
@@ -321,7 +291,7 @@ class QuantizedLayer(nn.Module):
             )
 
     def _while_compiled(self, identity: int) -> None:
-        """Follow the weight and warn while Dynamo makes a graph; the call is not in it, so training begins here.
+        """Follow the weight while Dynamo makes a graph; the call is not in it, so training begins here.
 
         To ask for ``id(self)`` makes it the graph of this layer alone: of another one, its own call would be missing.
         """
@@ -330,19 +300,10 @@ class QuantizedLayer(nn.Module):
             self.follow_weight_()
         if torch.is_grad_enabled():
             self.weight_quantizer.settle_()
-        if not self.training and not self.input_quantizer.calibrated:
-            warn_uncalibrated(self)
 
     # As `torch.compiler.assume_constant_result` does, which loads the compiler. Of a function, torch 2.11 would take no
     # layer as its argument.
     _while_compiled._dynamo_marked_constant = True  # pyright: ignore[reportFunctionMemberAccess]
-
-    def _before_forward(self) -> None:
-        """Note that the layer is called, and look whether a step has followed the last backward."""
-        if self.bypassed_in:  # what ships is called in evaluation, so a call in training proves nothing
-            self.bypassed_in = self.bypassed_in - {True, self.training}
-        if "_trained_at" in self.__dict__ and self.training and torch.is_grad_enabled() and is_watched(self):
-            check_step(self)
 
     def calibrate_(self, input: Tensor) -> None:
         """Set the learned tensors of the input's quantizer from ``input``, the same in all processes.

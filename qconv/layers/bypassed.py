@@ -1,25 +1,17 @@
 """Layers that a forward never calls although it computes with their weights, so their quantizers have no effect."""
 
-import warnings
 from collections import Counter
 from collections.abc import Iterable
-from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from ..checks import in_a_line
-from . import QuantizedLayer
-from .negative import tell_of
 from .trial import trial
-
-LISTED = 8
-"""The number of layers that a message names."""
 
 
 class Watch(TorchDispatchMode):
@@ -105,106 +97,14 @@ def run(model: nn.Module, layers: Iterable[nn.Module], example: Any) -> Watch:
     return watch
 
 
-class FirstForwards:
-    """Watches a model's first forward in training and its first one in evaluation, then removes itself.
-
-    A warning names layers that are bypassed there, and they are marked, so that nothing is shipped with them. In
-    training, one message tells of negative inputs (`negative.tell_of`). Forwards
-    that are traced, compiled or have compiled parts are not watched.
-    """
-
-    def __init__(self) -> None:
-        self.left = {True, False}
-        self.watch: Watch | None = None
-        self.thread = 0  # of the watched forward: others may run at the same time
-
-    def before(self, model: nn.Module, args: tuple[Any, ...]) -> None:
-        """The hook before the forward."""
-        if (
-            torch.compiler.is_compiling()
-            or torch._C._get_tracing_state() is not None
-            or torch._C._functorch.peek_interpreter_stack() is not None  # pyright: ignore  # no storage there
-            or any(isinstance(argument, Proxy) for argument in args)
-        ):
-            return
-        if self.watch is not None or model.training not in self.left or getattr(model, "_is_replica", False):
-            return
-        self.left = self.left - {model.training}
-        if any(map(is_compiled, model.modules())):  # Dynamo compiles nothing under a dispatch mode
-            if not self.left:
-                forget(model)
-            return
-        self.thread = get_ident()
-        self.watch = Watch(model, [module for module in model.modules() if isinstance(module, QuantizedLayer)])
-        self.watch.__enter__()
-
-    def after(self, model: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        """The hook after the forward, called even if it fails."""
-        if torch.compiler.is_compiling() or self.watch is None or self.thread != get_ident():
-            return
-        watch, self.watch = self.watch, None
-        watch.__exit__(None, None, None)
-        if not self.left:
-            forget(model)
-        if watch.bypassed:
-            mark(model, watch.bypassed)
-        if model.training:
-            tell_of(model)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether `torch.compile` made a module from it, or compiled its call or forward."""
-    forward = getattr(module, "forward", None)
-    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(forward, "_torchdynamo_orig_callable")
-
-
-def watch_first_forwards(model: nn.Module) -> None:
-    """Attach `FirstForwards` anew; a model that is a single layer needs none."""
-    forget(model)
-    if isinstance(model, QuantizedLayer):
-        return
-    first = FirstForwards()
-    model.register_forward_pre_hook(first.before)
-    model.register_forward_hook(first.after, always_call=True)
-
-
-def forget(model: nn.Module) -> None:
-    """Remove `FirstForwards` from a model and its parts."""
-    for module in model.modules():
-        for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [key for key, hook in hooks.items() if isinstance(_owner_of(hook), FirstForwards)]:
-                hooks.pop(key, None)
-                module._forward_hooks_always_called.pop(key, None)
-
-
 def has_own_forward(module: nn.Module) -> bool:
     """Whether a call runs a forward that was put on the module itself, so that its class does not tell what it does."""
     return "forward" in vars(module)
 
 
 def is_own_hook(hook: Any) -> bool:
-    """Whether a hook is one of qconv's, which change no values: a function or a method."""
-    return str(getattr(_owner_of(hook), "__module__", "")).startswith("qconv.")
-
-
-def _owner_of(hook: Any) -> Any:
-    return getattr(hook, "__self__", hook)
-
-
-def mark(model: nn.Module, layers: Iterable[nn.Module]) -> None:
-    """Warn about bypassed layers by their names, and mark them."""
-    wrong = set(layers)
-    names = [name for name, module in model.named_modules() if module in wrong]
-    for layer in wrong:
-        layer.__dict__["bypassed_in"] = layer.__dict__.get("bypassed_in", frozenset()) | {model.training}
-    listed = ", ".join(f"'{name}' in {parent_of(model, name)}" for name in names[:LISTED])
-    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
-    warnings.warn(
-        f"{type(model).__name__} computes with the float weights of quantized layers that it never calls "
-        f"({len(names)}): {listed}{more}. Convert the float model with these in skip, or with example=input, which "
-        "leaves them float",
-        stacklevel=2,
-    )
+    """Whether a hook is one of qconv's, which change no values: a function, a method or an object."""
+    return str(getattr(getattr(hook, "__self__", hook), "__module__", "")).startswith("qconv.")
 
 
 def parent_of(model: nn.Module, name: str) -> str:

@@ -4,12 +4,29 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import nn
 
 from .state import State
-from .uncalibrated import without_warnings
+
+_QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Allow models to be run without being watched, when not their output but shapes, calls or bytes are wanted."""
+    token = _QUIET.set(True)
+    try:
+        yield
+    finally:
+        _QUIET.reset(token)
+
+
+def is_quiet() -> bool:
+    """Whether `without_warnings` is active."""
+    return _QUIET.get()
 
 
 @contextmanager

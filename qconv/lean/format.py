@@ -11,10 +11,8 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map
 
 from ..function.recipes import is_recorded, runs_as_written
-from ..layers.bypassed import forget
 from ..layers.copies import copied
-from ..layers.trial import as_written, random_state_kept
-from ..layers.uncalibrated import without_warnings
+from ..layers.trial import as_written, random_state_kept, without_warnings
 from ..quantizers.form import is_like_channels_last
 
 _REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
@@ -62,7 +60,6 @@ def takes_channels_last(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
         with as_written(), random_state_kept(model), without_warnings(), warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             copy = copied(model)
-            forget(copy)
             output = copy(*_in_channels_last(args), **_in_channels_last(kwargs))
     except _REFUSED:
         return False

@@ -14,7 +14,6 @@ from ..checks import check_at_least_one, check_module, in_a_line
 from ..layers import QuantizedLayer
 from ..layers.computed import stored_weight
 from ..layers.naming import name_of
-from ..layers.negative import judged, mark_told, tell
 from ..layers.placement import on_device_of
 from ..layers.trial import trial
 from ..layers.twins import quantized_layers
@@ -23,6 +22,7 @@ from ..progress import shown
 from ..quantizers import Identity
 from ..quantizers.observers import Observer, Several, Signs
 from .norms import batch_statistics
+from .told import judged, note, tell
 
 
 def calibrate(model: nn.Module, batches: Iterable[Any], *, max_samples: int = 512) -> list[str]:
@@ -91,9 +91,7 @@ def calibrate_layers(
         if layer.input_quantizer.needs_data and (only is None or name in only)
     }
     counts = {
-        name: Signs()
-        for name, layer in quantized.items()
-        if name in layers or (layer.input_quantizer.is_unsigned and layer.__dict__.get("negative_inputs") != "told")
+        name: Signs() for name, layer in quantized.items() if name in layers or (layer.input_quantizer.is_unsigned)
     }
     if not counts:
         return []
@@ -144,9 +142,9 @@ def _tell(layers: Mapping[str, QuantizedLayer], counts: Iterable[Signs], device:
     found = {}
     for (name, layer), negative, total in zip(layers.items(), sums[::2], sums[1::2], strict=True):
         if total and (what := judged(layer.input_quantizer, negative / total)) is not None:
-            found[name] = layer, what
+            found[name or name_of(layer)] = what
         if total and layer.input_quantizer.had_data():
-            mark_told(layer)
+            note([layer], "is_calibrated")
     tell(found)
 
 

@@ -1,9 +1,7 @@
 """Calls of a training loop beside the optimizer: after each optimizer step, and as training progresses."""
 
 import inspect
-import sys
 import warnings
-import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
@@ -16,14 +14,14 @@ from torch.utils.hooks import RemovableHandle
 from ..checks import check_module, in_a_line
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
-from ..layers.steps import PATIENCE
 from ..layers.twins import quantized_layers
 from ..quantizers import Quantizer, Stages
 from ..quantizers.base import is_plain, is_plain_cpu
 from ..quantizers.part import Part
+from .told import note
 
-_INSIDE = ("torch", "qconv", "pytorch_lightning", "lightning", "lightning_fabric", "accelerate")
-"""Packages that call an optimizer's step for somebody else."""
+PATIENCE = 20
+"""The number of optimizer steps between two looks at what other devices than the CPU hold."""
 
 
 def after_step(model: nn.Module) -> None:
@@ -41,6 +39,7 @@ def after_step(model: nn.Module) -> None:
     """
     check_module(model)
     held = _Held.by(model)
+    note(held.layers, "is_stepped")
     _after_step(held)
     _check_learned(model, held.learned)
 
@@ -136,8 +135,7 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     only Adam's moments, and for the slow weights of timm's Lookahead; not if the optimizer's step is compiled.
 
     An optimizer that was made before `qconv.convert` or a layer's ``set_scheme`` holds the weights, but not what the
-    scheme learns beside them, such as LSQ's steps. If such tensors have gradients and are the same after 20 steps, a
-    warning names them; not if the optimizer's step is compiled, or if the weights are computed by a parametrization.
+    scheme learns beside them, such as LSQ's steps. A warning names such tensors.
 
     Raises:
         TypeError: ``optimizer`` is not a torch optimizer and wraps none; ``model`` is not a module.
@@ -146,20 +144,16 @@ def after_every_step(optimizer: Optimizer, model: nn.Module) -> RemovableHandle:
     """
     inside = innermost(optimizer)
     check_module(model)
-    layers = weakref.WeakSet(quantized_layers(model).values())
-    for layer in layers:
-        layer.is_stepped, layer.steps_missed = True, 0
-    weakref.finalize(inside, _watch_again, layers).atexit = False
+    note(quantized_layers(model).values(), "is_stepped")
+    if names := left_out(inside, model):
+        more = f" and {len(names) - 1} other parameter{'s' * (len(names) > 2)}" if len(names) > 1 else ""
+        warnings.warn(
+            f"the optimizer holds weights, but not what their schemes learn beside them: {names[0]}{more}. Make it "
+            "after qconv.convert, or call optimizer.add_param_group; requires_grad_(False) says that nothing is to "
+            "change. Ignore this if another optimizer trains them",
+            stacklevel=2,
+        )
     return inside.register_step_post_hook(_AfterStep(model))
-
-
-def _watch_again(layers: Iterable[QuantizedLayer]) -> None:
-    """Have layers warn again of steps without `after_step`: the optimizer that was made to call it has been deleted.
-
-    This may happen in the middle of anything, such as a copy of a layer: no attribute is new.
-    """
-    for layer in layers:
-        layer.is_stepped, layer.steps_missed = False, 0
 
 
 class _AfterStep:
@@ -168,7 +162,6 @@ class _AfterStep:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.steps = 0
-        self.left_out: list[_LeftOut] = []
         self.quantizers: list[Quantizer] = []
         self.stages: list[Stages] = []
         self.waiting: list[Tensor] = []  # after the last step
@@ -193,12 +186,6 @@ class _AfterStep:
             if isinstance(slow := optimizer.state.get(tensor, {}).get(_SLOW), Tensor):
                 slow.copy_(tensor.detach())
         self.waiting = waiting
-        if self.steps == 1:
-            self.left_out = list(_left_out(optimizer, self.model))
-        elif self.steps == PATIENCE + 1:
-            held = _held(optimizer)
-            _warn_untrained([one for one in self.left_out if id(one.tensor) not in held and one.is_untrained()])
-            self.left_out = []
 
 
 _KNOWN = (
@@ -238,65 +225,24 @@ def _set_back(optimizer: Optimizer, tensor: Tensor) -> None:
             state[name] = values[name]
 
 
-class _LeftOut(NamedTuple):
-    """A learned tensor of a quantizer that is not among the parameters of an optimizer.
-
-    Attributes:
-        name: where it stands in the model.
-        tensor: the tensor.
-        before: its values at the first step.
-    """
-
-    name: str
-    tensor: Tensor
-    before: Tensor
-
-    def is_untrained(self) -> bool:
-        """Whether it has a gradient that no step has used."""
-        grad = self.tensor.grad
-        return (
-            self.tensor.requires_grad
-            and grad is not None
-            and bool(grad.any())
-            and torch.equal(self.tensor, self.before)
-        )
+def left_out(optimizer: Any, model: nn.Module) -> list[str]:
+    """The names of what quantizers learn of layers whose weight ``optimizer`` holds, but which it does not hold."""
+    held = {id(tensor) for group in innermost(optimizer).param_groups for tensor in group["params"]}
+    return [
+        ".".join(filter(None, (name, place, own)))
+        for name, layer in quantized_layers(model).items()
+        if id(layer._parameters.get("weight")) in held
+        for place, quantizer in layer.quantizers().items()
+        for own, tensor in quantizer.named_parameters()
+        if tensor.requires_grad and id(tensor) not in held
+    ]
 
 
-def _left_out(optimizer: Optimizer, model: nn.Module) -> Iterator[_LeftOut]:
-    """Yield what the quantizers learn of those layers whose weight ``optimizer`` holds, but which it does not hold."""
-    held = _held(optimizer)
-    for name, layer in quantized_layers(model).items():
-        if id(layer._parameters.get("weight")) in held:
-            for place, quantizer in layer.quantizers().items():
-                for own, tensor in quantizer.named_parameters():
-                    if tensor.requires_grad and id(tensor) not in held:
-                        whole = ".".join(part for part in (name, place, own) if part)
-                        yield _LeftOut(whole, tensor, tensor.detach().clone())
-
-
-def _held(optimizer: Optimizer) -> set[int]:
-    return {id(tensor) for group in optimizer.param_groups for tensor in group["params"]}
-
-
-def _warn_untrained(left_out: list[_LeftOut]) -> None:
-    if not left_out:
-        return
-    others = len(left_out) - 1
-    named = left_out[0].name + (f" and {others} other parameter{'s' * (others > 1)}" if others else "")
-    warnings.warn(
-        f"in {PATIENCE} steps no optimizer has changed {named}, in spite of gradients: the optimizer of the weights "
-        "does not hold what the scheme learns. Make it after qconv.convert, or call optimizer.add_param_group; "
-        "requires_grad_(False) says that nothing is to change. Ignore this if another optimizer trains them later",
-        stacklevel=_level_outside(),
-    )
-
-
-def _level_outside() -> int:
-    """Return the `stacklevel` for the caller's warning at which the training loop calls what steps."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
-        frame, level = frame.f_back, level + 1
-    return level
+def is_stepped_by(optimizer: Any, model: nn.Module) -> bool:
+    """Whether the steps of ``optimizer`` end with `after_step` of the model, or of one that has its layers."""
+    hooks = innermost(optimizer)._optimizer_step_post_hooks.values()
+    layers = set(quantized_layers(model).values())
+    return any(isinstance(hook, _AfterStep) and layers <= set(hook.model.modules()) for hook in hooks)
 
 
 _WRAPPED = "optimizer", "_optimizer", "base_optimizer", "_base_optimizer", "optim"

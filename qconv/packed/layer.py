@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from functools import partial
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
@@ -12,9 +12,10 @@ from torch.nn.utils import parametrize
 from .. import layers
 from ..convert.activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
-from ..layers.bypassed import has_own_forward
+from ..layers.bypassed import has_own_forward, run
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
+from ..layers.twins import quantized_layers
 from ..quantizers import Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.base import training_only
 from ..quantizers.behind import KEY
@@ -130,14 +131,9 @@ def check_shippable(name: str, layer: QuantizedLayer) -> None:
 
     Raises:
         ValueError: a quantizer still waits for data or is not final; the layer is not of a class of qconv, its weight
-            is computed, or the model never calls it.
+            is computed.
     """
     where = name_of(layer, name)
-    if layer.is_bypassed:
-        raise ValueError(
-            f"{where} is quantized, but the model reads its weight and never calls it: convert the float model with it "
-            "in skip"
-        )
     if has_own_forward(layer):
         raise ValueError(
             f"{where}: its forward is replaced on the layer itself, which would be lost: call del layer.forward"
@@ -149,6 +145,16 @@ def check_shippable(name: str, layer: QuantizedLayer) -> None:
         class_name(layer)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from error
+
+
+def check_called(model: nn.Module, input: Tensor) -> None:
+    """Raise a ValueError for a quantized layer whose weight a forward with ``input`` reads without calling it."""
+    layers = {layer: name for name, layer in quantized_layers(model).items()}
+    for layer in run(model, layers, input).bypassed:
+        raise ValueError(
+            f"{name_of(layer, layers[cast(QuantizedLayer, layer)])} is quantized, but the model reads its weight and "
+            "never calls it: convert the float model with it in skip"
+        )
 
 
 def _computed(layer: QuantizedLayer) -> str:

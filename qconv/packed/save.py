@@ -18,14 +18,15 @@ from ..files import atomic_file
 from ..layers import QuantizedLayer
 from ..layers.bypassed import is_own_hook
 from ..layers.computed import computed_by, evaluated, parts_of_weight
+from ..layers.copies import copied
 from ..layers.naming import QUANTIZERS, frozen_part, name_of
 from ..quantizers import Quantizer
 from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
-from .layer import check_quantizers, describe
+from .layer import check_called, check_quantizers, describe
 from .load import Content
 from .tensors import check_values, counters, inner_model, joined
-from .trial import can_be_tried, find_shape, make_trial, why_not_copied, why_refused
+from .trial import can_be_tried, find_shape, inputs_of, make_trial, why_not_copied, why_refused
 from .weight import Entry, entry
 
 DTYPES = {
@@ -99,6 +100,8 @@ def save_packed(
         except ValueError as error:
             raise ValueError(f"network (={dict(network)}) must be the model's: {error}") from error
     shape = _shape_of_input(model, described, example)
+    if shape and can_be_tried(model):
+        check_called(copied(model).to("cpu"), inputs_of(shape)[:1])
     described = described.model_copy(update={"trial": make_trial(model, shape) if shape else None})
     described = described.model_copy(update={"sha256": checksum(described, tensors)})
     data = save(tensors, {"qconv": to_json(described)})

@@ -28,7 +28,7 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
     """
     if not _is_float32(model):
         return None
-    inputs = _inputs(shape)
+    inputs = inputs_of(shape)
     try:
         outputs = _outputs(model, inputs)
         if outputs is None or not outputs.isfinite().all() or not outputs.abs().amax(1).all():
@@ -52,7 +52,7 @@ def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
 def why_refused(model: nn.Module, shape: tuple[int, ...]) -> str:
     """Return the model's error for inputs of this shape, without the batch; empty if it takes them."""
     try:
-        _outputs(model, _inputs(shape)[:2])
+        _outputs(model, inputs_of(shape)[:2])
     except FAILURES as error:
         return str(error).partition("\n")[0] or type(error).__name__
     return ""
@@ -62,7 +62,7 @@ def find_shape(model: nn.Module) -> tuple[int, ...] | None:
     """Return the first usual shape that the model takes, without the batch; the model is not changed."""
     for shape in usual_shapes(model):
         try:
-            outputs = _outputs(model, _inputs(shape)[:2])
+            outputs = _outputs(model, inputs_of(shape)[:2])
         except FAILURES:
             continue
         if outputs is not None:
@@ -103,7 +103,7 @@ def check_trial(model: nn.Module, trial: Trial) -> None:
     expected = torch.tensor(numbers, dtype=torch.float32, device="cpu").view(2, -1)
     check_copies(model)
     try:
-        outputs = _outputs(model, _inputs(tuple(trial.shape))[trial.inputs])
+        outputs = _outputs(model, inputs_of(tuple(trial.shape))[trial.inputs])
     except FAILURES as error:
         raise ValueError(f"the network can't take the inputs of the file's test: {error}") from error
     if outputs is None or outputs.shape != expected.shape:
@@ -132,7 +132,8 @@ def _moved(outputs: Tensor, expected: Tensor) -> Tensor:
     return ((outputs - expected).abs().amax(1) / expected.abs().amax(1)).nan_to_num(1.0)
 
 
-def _inputs(shape: tuple[int, ...]) -> Tensor:
+def inputs_of(shape: tuple[int, ...]) -> Tensor:
+    """The inputs of this shape, without the batch, on which models are tried."""
     # Whatever dtype and device are torch's default here, they are the same numbers.
     generator = torch.Generator("cpu").manual_seed(0)
     return torch.randn(CANDIDATES, *shape, generator=generator, dtype=torch.float32, device="cpu")

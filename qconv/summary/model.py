@@ -14,13 +14,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ..checks import check_module
 from ..layers import QuantizedLayer
-from ..layers.bypassed import Watch, forget
+from ..layers.bypassed import Watch
 from ..layers.computed import computed_by, evaluated, parts_of_weight
 from ..layers.copies import copied
 from ..layers.naming import frozen_part
 from ..layers.parents import FAST_PATHS
-from ..layers.trial import as_written, random_state_kept
-from ..layers.uncalibrated import without_warnings
+from ..layers.trial import as_written, random_state_kept, without_warnings
 from ..quantizers import Quantizer
 from ..table import screen_width
 from .saved import REFUSED, Kept, kept_in_training, sample_of
@@ -178,7 +177,6 @@ class _Trace:
 
 def _trace(model: nn.Module, size: tuple[int, ...]) -> _Trace:
     """Run the forwards on ``model``, a copy: those of training may change it, so they come last."""
-    forget(model)
     _call_all_children_(model)
     modules = dict(_modules(model))
     modes = {module: module.training or not model.training for module in model.modules()}

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
+from ..check import watch
 from ..checks import check_flags, check_numbers
 from ..layers import QuantizedLayer
 from ..lifecycle.steps import after_every_step
@@ -106,6 +107,7 @@ class Classifier(LightningModule):
             from 0 as half a cosine, from a quarter of the training on.
         sine_penalty: the factor of `qconv.optim.sine_penalty` in the loss, BiPer's.
         takes_channels_last: whether the network does; one whose forward calls ``x.view`` on images does not.
+        check: whether the first three training batches are watched, as by `qconv.convert`.
     """
 
     def __init__(
@@ -122,9 +124,12 @@ class Classifier(LightningModule):
         dampening: float = 0.0,
         sine_penalty: float = 0.0,
         takes_channels_last: bool = True,
+        check: bool = True,
     ) -> None:
         super().__init__()
         check_mode(compile)
+        check_flags(check=check)
+        self.watches_first_batches = check
         if channels_last is not None:
             check_flags(channels_last=channels_last)
         self._channels_last, self.shift_decay, self.dampening = channels_last, shift_decay, dampening
@@ -257,6 +262,8 @@ class Classifier(LightningModule):
         make = self.make_optimizer
         self._check_accumulation()
         optimizer = make(self.model) if isinstance(make, ModelOptimizer) else make(self.model.parameters())
+        if self.watches_first_batches:
+            watch(self.model)
         after_every_step(optimizer, self.model)
         steps = self.trainer.estimated_stepping_batches
         self.steps_per_epoch = steps_per_epoch(self.trainer)
