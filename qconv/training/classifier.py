@@ -30,9 +30,9 @@ from .step_counts import (
     STEPS,
     TOTAL,
     check_length,
+    check_steps,
     check_takes_steps,
     follow_length_,
-    follow_steps_,
     forget_lengths_,
     steps_per_epoch,
 )
@@ -276,8 +276,9 @@ class Classifier(LightningModule):
                     f"step_rules: {rule!r} must be a qconv.optim.StepRule, such as {{_target_: qconv.optim.OvSW}}"
                 )
             rule.attach(self.model, optimizer, total_steps=self.total_steps)
+        if self.goes_on_from is not None:
+            check_steps(self.goes_on_from, self.trainer)
         if self.make_scheduler is None:
-            self._follow_steps(None)
             return optimizer
         check_takes_steps(self.make_scheduler)
         rates = {float(group["lr"]) for group in optimizer.param_groups}
@@ -289,7 +290,6 @@ class Classifier(LightningModule):
                 f"{started.pop()}, but the rules of the optimizer ask for {', '.join(map(str, sorted(rates)))}: give "
                 "it a list, such as scheduler.max_lr=[…] of OneCycleLR, or take a schedule of qconv.training.schedules"
             )
-        self._follow_steps(scheduler)
         if self.goes_on_from is not None:
             check_length(self.goes_on_from, self.total_steps, scheduler, self.make_scheduler)
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
@@ -309,10 +309,6 @@ class Classifier(LightningModule):
                 f"trainer.accumulate_grad_batches (={batches}) must be 1 where compile replays CUDA graphs, which "
                 "overwrite the gradients of the last batch: compile=true does not"
             )
-
-    def _follow_steps(self, scheduler: LRScheduler | None) -> None:
-        if self.goes_on_from is not None:
-            follow_steps_(self.goes_on_from, self.trainer, scheduler, [rule.counter for rule in self.step_rules])
 
     def on_train_start(self) -> None:
         """Make the loader continue where the epoch stopped.

@@ -1,15 +1,13 @@
-"""What counts optimizer steps in a checkpoint, for a run that goes on with another number of them in an epoch."""
+"""What counts optimizer steps in a checkpoint, for a run that goes on to another end."""
 
 import inspect
-import logging
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from pytorch_lightning import Trainer
-from pytorch_lightning.utilities import rank_zero_only
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
@@ -66,10 +64,6 @@ def check_length(checkpoint: dict[str, Any], total: int | None, scheduler: Any, 
         ValueError: the schedule depends on the number, and keeps the former one.
     """
     before = checkpoint.get(TOTAL)
-    if before is None:  # as in earlier versions
-        epochs = ((checkpoint.get("config") or {}).get("trainer") or {}).get("max_epochs")
-        per_epoch = steps_before(checkpoint)
-        before = epochs * per_epoch if isinstance(epochs, int) and epochs > 0 and per_epoch is not None else None
     if before is None or total is None or before == total or type(scheduler) in FOLLOW:
         return
     with warnings.catch_warnings():
@@ -138,55 +132,11 @@ def follow_length_(scheduler: Any, before: Mapping[str, Any]) -> None:
     scheduler._last_lr = [*rates]
 
 
-def follow_steps_(checkpoint: dict[str, Any], trainer: Trainer, scheduler: Any, counters: Collection[str]) -> None:
-    """Let what counts steps in a checkpoint go on from the same part of the training, if an epoch has others now.
-
-    Args:
-        checkpoint: the checkpoint, from which the trainer has still to read, and which is changed.
-        trainer: the trainer that goes on.
-        scheduler: its schedule of the learning rate, or None.
-        counters: where step rules count in the optimizer's state.
-
-    Raises:
-        ValueError: the schedule can't go on so.
-    """
-    before, now = steps_before(checkpoint), steps_per_epoch(trainer)
-    if before is None or now is None or before == now:
-        return
-    words = f"an epoch has {now} optimizer steps from here on, {before} so far"
-    if scheduler is not None and type(scheduler) not in FOLLOW:
-        raise ValueError(f"{words}: scheduler ({type(scheduler).__name__}) can't follow, go on with as many")
-    scale_steps_(checkpoint, steps_done(checkpoint, now, trainer.accumulate_grad_batches), counters)
-    rank_zero_only(logging.getLogger("qconv").warning)("%s: schedules go on from the same epoch", words)
-
-
-def steps_before(checkpoint: dict[str, Any]) -> int | None:
-    """Return the number of steps in an epoch so far; earlier versions did not write it, but whole epochs tell it."""
-    if STEPS in checkpoint:
-        return checkpoint[STEPS]
-    (epochs, batches), steps = _progress(checkpoint), checkpoint["global_step"]
-    return steps // epochs if epochs and batches["is_last_batch"] and steps % epochs == 0 else None
-
-
-def steps_done(checkpoint: dict[str, Any], per_epoch: int, accumulate: int) -> int:
-    """Return how many steps the checkpoint's part of the training has, where an epoch has `per_epoch`."""
-    epochs, batches = _progress(checkpoint)
-    if batches["is_last_batch"]:
-        return epochs * per_epoch
-    return (epochs - 1) * per_epoch + min(batches["current"]["processed"] // accumulate, per_epoch)
-
-
-def _progress(checkpoint: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-    """Return the number of epochs that have begun, and Lightning's record of the batches of the last one."""
-    loop = checkpoint["loops"]["fit_loop"]
-    return loop["epoch_progress"]["current"]["ready"], loop["epoch_loop.batch_progress"]
-
-
-def scale_steps_(checkpoint: dict[str, Any], done: int, counters: Collection[str]) -> None:
-    """Set the steps that schedules have counted to `done`, and those of step rules to as large a part of it."""
-    before = checkpoint["global_step"]
-    for schedule in checkpoint.get("lr_schedulers", ()):
-        before, schedule["last_epoch"] = schedule["last_epoch"], done  # torch's word for steps
-    for state in checkpoint.get("optimizer_states", ()):
-        for kept in state["state"].values():
-            kept.update({name: round(kept[name] * done / before) for name in counters if name in kept and before})
+def check_steps(checkpoint: dict[str, Any], trainer: Trainer) -> None:
+    """Raise a ValueError if an epoch has another number of optimizer steps than so far: schedules count steps."""
+    before, now = checkpoint.get(STEPS), steps_per_epoch(trainer)
+    if before is not None and now is not None and before != now:
+        raise ValueError(
+            f"an epoch has {now} optimizer steps now, {before} so far: go on with as many, by data.batch_size, "
+            "trainer.devices and +trainer.accumulate_grad_batches, or start a run from these weights by init_from="
+        )
