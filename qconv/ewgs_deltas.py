@@ -17,6 +17,7 @@ from .after_training.sensitivity import float_but
 from .checks import check_at_least_one, check_whole
 from .layers import QuantizedLayer
 from .layers.computed import computed_by
+from .layers.given import check_input
 from .layers.naming import name_of
 from .layers.placement import on_device_of
 from .layers.trial import check_not_inference, trial
@@ -218,7 +219,7 @@ def _measured(model: nn.Module, positions: Positions) -> Iterator[dict[str, Tens
     def hook(layer: QuantizedLayer, quantizer: EWGS, found: list[Tensor]) -> Any:
         def quantize(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
             del module
-            layer.check_input(args[0])
+            check_input(layer, args[0])
             tensors = _constants(quantizer)
             q = _straight_through(quantizer, wide(args[0]), *tensors)
             if not q.requires_grad:  # of images

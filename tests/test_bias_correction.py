@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import schemes
+from qconv.layers.adopt import release
 
 
 def test_what_is_calibrated_stays_where_another_layer_waits() -> None:
@@ -295,7 +296,7 @@ def test_biases_that_are_shared_or_computed() -> None:
     with pytest.raises(TypeError, match="0 and 1 share a bias"):
         qconv.correct_bias(model, network, pictures())
     model = quantized(network)
-    model[1].release()  # a float layer has the bias, too
+    release(model[1])  # a float layer has the bias, too
     model[1].bias = model[0].bias
     with pytest.raises(TypeError, match="0 and 1 share a bias"):
         qconv.correct_bias(model, network, pictures())

@@ -18,6 +18,7 @@ from qconv import schemes
 from qconv.after_training.blocks import feature_dim_of
 from qconv.after_training.reconstruct import Reconstruction, reconstruct
 from qconv.after_training.rounding import Rounding
+from qconv.layers.adopt import release
 from qconv.table import read_csv
 
 QUICK: dict[str, Any] = {"iterations": 150, "learning_rate": 0.05, "batch_size": 16}
@@ -371,7 +372,7 @@ class Aliased(nn.Module):
 def test_what_cannot_work_is_said(make: Any, options: dict[str, Any], error: type[Exception], message: str) -> None:
     model = make()
     if options.pop("float", False):  # the other holder of the weight is no quantized layer
-        model[1].release()
+        release(model[1])
     with pytest.raises(error, match=message):
         reconstruct(model, pictures(), **{"iterations": 2, **options})
 

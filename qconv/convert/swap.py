@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..check import forget, watch
 from ..checks import check_flags, check_module
 from ..layers import QuantizedLayer
-from ..layers.adopt import undo
+from ..layers.adopt import adopt, release, undo
 from ..layers.naming import name_of
 from ..layers.parents import call_children_, undo_
 from ..lean import lean as make_lean, while_not_lean
@@ -245,7 +245,7 @@ def _adopt(steps: Sequence[Step], done: Done) -> None:
         former = step.layer.scheme if isinstance(step.layer, QuantizedLayer) else None
         name = name_of(step.layer, step.names[0])
         try:
-            step.becomes.adopt(step.layer, step.scheme)
+            adopt(step.layer, step.becomes, step.scheme)
         except (ValueError, TypeError, RuntimeError) as error:
             if type(error) in (ValueError, TypeError, RuntimeError):
                 raise type(error)(f"{name}: {error}") from error
@@ -274,7 +274,7 @@ def to_float(model: Model) -> Model:
         raise ValueError(f"model ({type(model).__name__}) has no quantized layer")
     make_lean(model, False)
     for layer in layers:
-        layer.release()
+        release(layer)
     for module in model.modules():
         restore_(module)
     undo_(model)

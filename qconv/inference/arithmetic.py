@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..kernels.operators import code_dtype
 from ..kernels.window import Window
-from ..layers import QConv2d, QLinear, QuantizedLayer
+from ..layers import QConv2d, QLinear, QuantizedLayer, SamePadded
 from ..quantizers import Identity
 from ..quantizers.levels import Levels
 from .layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
@@ -46,7 +46,7 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         return Arithmetic("float", "its input is not quantized")
     if not isinstance(layer, QConv2d | QLinear):
         return Arithmetic("float", f"{type(layer).__name__} has no integer operator")
-    if layer.pads_by_input:
+    if isinstance(layer, SamePadded) and layer.same_pad:
         return Arithmetic("float", "its padding depends on the size of its input")
     quantizer = layer.input_quantizer
     levels = quantizer.levels(*quantizer.tensors())

@@ -2,10 +2,11 @@
 
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import nn
 
 from ..scheme import Scheme
-from .computed import base_of, with_base
+from .computed import base_of, computed_by, with_base
 from .given import checked
 
 if TYPE_CHECKING:
@@ -16,7 +17,11 @@ NOTES = ("_checked_maker", "name_in_model", "float_type", "lean")
 
 
 def adopt(layer: nn.Module, kind: "type[QuantizedLayer]", scheme: Scheme | None) -> None:
-    """`QuantizedLayer.adopt`; if the scheme is refused, the layer is what it was."""
+    """Turn ``layer``, of type ``kind.float_type`` or an equivalent subclass, into a quantized one in place.
+
+    The object stays the same: its parameters, hooks and the places that share it are kept. If the scheme is refused,
+    the layer is what it was.
+    """
     scheme = checked(scheme)
     kind.check_scheme(scheme)
     trained = {name: parameter.requires_grad for name, parameter in layer.named_parameters()}
@@ -35,6 +40,16 @@ def adopt(layer: nn.Module, kind: "type[QuantizedLayer]", scheme: Scheme | None)
         for name, parameter in layer.named_parameters():
             parameter.requires_grad_(trained[name])
         raise
+
+
+def release(layer: "QuantizedLayer") -> None:
+    """Undo `adopt`: turn the layer into its ``torch.nn`` twin again, with `float_weight` as weight."""
+    if not computed_by(layer):  # a computed weight stays as it is
+        trained = layer.is_trained
+        with torch.no_grad():
+            layer.weight.copy_(layer.float_weight())
+        layer.weight.requires_grad_(trained)
+    without_quantizers(layer, with_base(layer, layer.float_type))
 
 
 def undo(layer: "QuantizedLayer", former: Scheme | None) -> None:

@@ -1,14 +1,13 @@
 """The base of all quantized layers: their quantizers, their forward, and what a model does with a layer."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, fx, nn
-from torch.fx.proxy import TraceError
+from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..function.kept_input import Lean
@@ -17,21 +16,20 @@ from ..function.quantized_op import LayerQuantizers, quantized_op
 from ..processes import is_distributed, leaving
 from ..quantizers import Codes, Identity, Quantizer
 from ..quantizers.flags import is_readable
-from ..quantizers.observers import Observer
 from ..scheme import Scheme
-from .adopt import adopt, without_quantizers
-from .calibration import calibrate, calibrate_from, lost
+from .adopt import release
+from .calibration import calibrate
 from .computed import (
     check_computed_once,
     computed_by,
     evaluated,
     stored_weight,
     trained_weights,
-    with_base,
 )
-from .given import autocast_dtype, check_input, checked
-from .loading import refusal, translate
+from .given import autocast_dtype, checked
+from .loading import on_meta, refusal, reset_quantizers, start_what_is_missing, translate
 from .naming import QUANTIZERS, name_of
+from .origin import follow_weight, refresh, start_from_weight
 
 
 class QuantizedLayer(nn.Module):
@@ -49,9 +47,7 @@ class QuantizedLayer(nn.Module):
         input_quantizer: quantizer of the input.
         weight_quantizer: quantizer of the weight.
         grad_quantizer: quantizer of the output's gradient, or None.
-        name_in_model: the name under which `qconv.convert` found it; in ``__dict__`` only then.
         lean: what the backward keeps of the input: bits (`qconv.lean`), or the input itself if None.
-        observe: called with every input while `qconv.calibrate` runs; None otherwise.
     """
 
     float_type: type[nn.Module]
@@ -65,9 +61,7 @@ class QuantizedLayer(nn.Module):
     input_quantizer: Quantizer
     weight_quantizer: Quantizer
     grad_quantizer: Quantizer | None
-    name_in_model: str
     lean: Lean | None = None
-    observe: Callable[[Tensor], None] | None = None
 
     def set_scheme(self, scheme: Scheme | None) -> None:
         """Give the layer the quantizers of ``scheme`` (BWN for None), with learned tensors set from the weight.
@@ -88,7 +82,7 @@ class QuantizedLayer(nn.Module):
         self.register_module("grad_quantizer", None if scheme.grad is None else scheme.grad())
         self.scheme = scheme
         self.input_quantizer.build(*self.input_channels())
-        self._start_from_weight()
+        start_from_weight(self)
         stored = stored_weight(self)
         for quantizer in self.quantizers().values():
             quantizer.to(stored.device, stored.dtype)
@@ -124,10 +118,9 @@ class QuantizedLayer(nn.Module):
         """The number of input channels, and their dimension in the input."""
         return self.in_channels, 1
 
-    @property
-    def pads_by_input(self) -> bool:
-        """Whether the padding depends on the size of the input."""
-        return False
+    def padded(self, input: Tensor) -> Tensor:
+        """The float input as it is quantized: what a layer surrounds it with counts in a range or a scale."""
+        return input
 
     def filters(self) -> Tensor:
         """The latent weight with the output channels in dimension 0, as quantizers expect it."""
@@ -199,29 +192,6 @@ class QuantizedLayer(nn.Module):
         for quantizer in self._other_quantizers():
             quantizer.set_progress_(progress, None)
 
-    @torch.no_grad()
-    def _start_from_weight(self) -> None:
-        """Set what the weight's quantizer learns from the weight; it is fresh (`NeedsData`)."""
-        with evaluated(self):
-            self.weight_quantizer.initialize(self.filters().detach())
-        self._refresh()
-
-    def _refresh(self) -> None:
-        for part in self.weight_quantizer.modules():
-            if isinstance(part, Quantizer) and part._parameters:
-                part.start_()
-
-    def follow_weight_(self) -> None:
-        """Set what a fresh quantizer has learned from the weight anew, as every forward in training does.
-
-        Not from tensors that only stand in for parameters, as in `torch.func.functional_call`.
-        """
-        if not self.weight_quantizer.is_fresh:
-            return
-        own = *trained_weights(self), *self.weight_quantizer.parameters()
-        if all(type(tensor) is nn.Parameter and not tensor.is_meta for tensor in own) and not lost(self, own):
-            self._start_from_weight()
-
     @property
     def _is_frozen(self) -> bool:
         """Whether the latent weight is a buffer, or a parameter that is not trained."""
@@ -248,14 +218,12 @@ class QuantizedLayer(nn.Module):
         if not compiling:
             check_computed_once(self, self.weight_quantizer, self.filters)
             if self.training and is_readable(input):
-                self.follow_weight_()
+                follow_weight(self)
         elif torch.compiler.is_dynamo_compiling():
             self._while_compiled(id(self))
         quantizers = LayerQuantizers(
             self.input_quantizer, self.weight_quantizer, self.grad_quantizer, self.scheme.backward_weight
         )
-        if self.observe is not None:
-            self.observe(input)
         calibrates = False
         if self.training and self.input_quantizer.is_fresh:
             if compiling:
@@ -265,30 +233,17 @@ class QuantizedLayer(nn.Module):
             calibrates = self.input_quantizer.reads_fresh()
             if calibrates:
                 calibrate(self, input, settles=compiling)
-        output = self._compute(input, op, bias, quantizers, *extra)
+        device, name = input.device.type, partial(name_of, self)
+        dtype = None if input.dtype == torch.float64 else autocast_dtype(device)  # which leaves float64 alone
+        with nullcontext() if dtype is None else torch.autocast(device, enabled=False):
+            if dtype is not None:
+                input, bias = input.to(dtype), None if bias is None else bias.to(dtype)
+            output = quantized_op(input, self.filters(), bias, op, quantizers, *extra, lean=self.lean, name=name)
         if self.training and not compiling and torch.is_grad_enabled() and not output.requires_grad:
             quantizers.settle_()  # it is frozen: there will be no backward
         if calibrates and not compiling and output.requires_grad and is_distributed():
             output.register_hook(leaving())
         return output
-
-    def _compute(
-        self,
-        input: Tensor,
-        op: Operation | ExtendedOperation,
-        bias: Tensor | None,
-        quantizers: LayerQuantizers,
-        *extra: Tensor,
-    ) -> Tensor:
-        device, name = input.device.type, partial(name_of, self)
-        dtype = autocast_dtype(device)
-        if dtype is None or input.dtype == torch.float64:  # autocast leaves float64 alone
-            return quantized_op(input, self.filters(), bias, op, quantizers, *extra, lean=self.lean, name=name)
-        with torch.autocast(device, enabled=False):
-            bias = None if bias is None else bias.to(dtype)
-            return quantized_op(
-                input.to(dtype), self.filters(), bias, op, quantizers, *extra, lean=self.lean, name=name
-            )
 
     def _while_compiled(self, identity: int) -> None:
         """Follow the weight while Dynamo makes a graph; the call is not in it, so training begins here.
@@ -297,7 +252,7 @@ class QuantizedLayer(nn.Module):
         """
         del identity
         if self.training:
-            self.follow_weight_()
+            follow_weight(self)
         if torch.is_grad_enabled():
             self.weight_quantizer.settle_()
 
@@ -308,8 +263,7 @@ class QuantizedLayer(nn.Module):
     def calibrate_(self, input: Tensor) -> None:
         """Set the learned tensors of the input's quantizer from ``input``, the same in all processes.
 
-        All processes must call it. They get the mean over those whose input has a range. If none has one, because
-        inputs are empty or all values are equal, nothing is set.
+        All processes must call it, and get the mean over those whose input has a range; if none has, nothing is set.
 
         Raises:
             ValueError: NaN or inf in the input of any process; learned tensors held by ``fully_shard``.
@@ -317,97 +271,20 @@ class QuantizedLayer(nn.Module):
         """
         calibrate(self, input, settles=True)
 
-    def calibrate_from_(self, observer: Observer) -> bool:
-        """As `calibrate_`, from the finite values that an observer of the input's quantizer has seen.
-
-        Returns:
-            Whether the quantizer was set, in all processes.
-        """
-        return calibrate_from(self, observer)
-
-    def as_node(self, *arguments: Any) -> Any:
-        """Record this call as one node of a graph of `torch.fx`, as for torch's own layers.
-
-        A tracer treats only the modules of ``torch.nn`` as units, and would trace into this one.
-        """
-        tracer: Any = next(argument.tracer for argument in arguments if isinstance(argument, fx.Proxy))
-        if tracer.root is self:
-            raise TraceError(f"{type(self).__name__} can't be the root that is traced: trace nn.Sequential(layer)")
-        return tracer.create_proxy("call_module", tracer.path_of_module(self), arguments, {})
-
-    def check_input(self, input: Tensor) -> None:
-        """Raise unless the input has a floating dtype, and the dtype and device of the weight.
-
-        Raises:
-            TypeError: no tensor; an integer, boolean or complex input, or without autocast a dtype other than the
-                weight's.
-            ValueError: a device other than the weight's.
-        """
-        check_input(self, input)
-
     def reset_parameters(self) -> None:
-        """Initialize as the ``torch.nn`` twin does, and start all quantizers anew, also in their stages and schedules.
-
-        Those that need data wait for it again. Quantizers of another kind than the scheme's stay as they are.
-        """
+        """Initialize as the ``torch.nn`` twin does, and start all quantizers of the scheme's kinds anew."""
         super().reset_parameters()  # pyright: ignore[reportAttributeAccessIssue]  # the twin comes next in the bases
         if "scheme" not in self.__dict__:  # the twin's constructor calls this before there are quantizers
             return
-        self._reset_quantizers()
-        self._start_from_weight()
-
-    def _reset_quantizers(self, places: Iterable[str] = QUANTIZERS) -> None:
-        """Start quantizers anew, but for what the weight's learns from the weight."""
-        fresh = self.scheme.input(), self.scheme.weight(), None if self.scheme.grad is None else self.scheme.grad()
-        fresh[0].build(*self.input_channels())
-        for place, new in zip(QUANTIZERS, fresh, strict=True):
-            own = getattr(self, place)
-            if place not in places or new is None or type(new) is not type(own):
-                continue
-            shapes = {name: tensor.shape for name, tensor in own.state_dict().items()}
-            state = dict(new.state_dict())  # without what it says of its bits
-            if place == "weight_quantizer":  # what it learns comes from the weight, below, perhaps in another shape
-                learned = {name for name, tensor in new.named_parameters() if shapes.get(name) != tensor.shape}
-                state = {name: tensor for name, tensor in state.items() if name not in learned}
-            if all(shapes.get(name) == tensor.shape for name, tensor in state.items()):
-                own.load_state_dict(state, strict=False)
-
-    def _on_meta(self) -> list[str]:
-        """The places of the quantizers that have tensors without values."""
-        return [
-            place
-            for place in QUANTIZERS
-            if (own := getattr(self, place, None)) is not None  # the twin's constructor may cast before there are any
-            and any(tensor.is_meta for tensor in (*own.parameters(), *own.buffers()))
-        ]
-
-    @classmethod
-    def adopt(cls, layer: nn.Module, scheme: Scheme | None) -> None:
-        """Turn ``layer``, of type ``cls.float_type`` or an equivalent subclass, into a quantized layer in place.
-
-        The object stays the same: its parameters, hooks and the places that share it are kept.
-        """
-        adopt(layer, cls, scheme)
-
-    def release(self) -> None:
-        """Undo `adopt`: turn this layer into its ``torch.nn`` twin again, with `float_weight` as weight."""
-        if not computed_by(self):  # a computed weight stays as it is
-            trained = self.is_trained
-            with torch.no_grad():
-                self.weight.copy_(self.float_weight())
-            self.weight.requires_grad_(trained)
-        self.without_quantizers_(with_base(self, self.float_type))
+        reset_quantizers(self)
+        start_from_weight(self)
 
     def bake_(self) -> None:
         """Turn this layer into a float one for evaluation: its weight is the quantized one."""
         weight_q = self.quantized_weight()
-        self.release()
+        release(self)
         with torch.no_grad():
             self.weight.copy_(weight_q)
-
-    def without_quantizers_(self, kind: type[nn.Module]) -> None:
-        """Remove everything that only a quantized layer has, and set the class to ``kind``."""
-        without_quantizers(self, kind)
 
     def _load_from_state_dict(
         self,
@@ -419,36 +296,26 @@ class QuantizedLayer(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        error_msgs += self.translate(state_dict, prefix)
+        error_msgs += translate(self, state_dict, prefix)
         if wrong := refusal(self, state_dict, prefix):
             error_msgs.append(wrong)
             return
         super()._load_from_state_dict(
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
-        learned = f"{prefix}weight_quantizer."
-        if not self.weight.is_meta:  # assigned from a checkpoint that has no quantizers
-            stored = tuple(
-                place for place in QUANTIZERS if any(key.startswith(f"{prefix}{place}.") for key in state_dict)
-            )
-            without = [place for place in self._on_meta() if place not in stored]
-            for place in without:
-                getattr(self, place).to_empty(device=self.weight.device)
-            self._reset_quantizers(without)
-        if f"{prefix}weight" in state_dict and not any(key.startswith(learned) for key in state_dict):
-            self._start_from_weight()
-
-    def translate(self, state_dict: dict[str, Any], prefix: str) -> list[str]:
-        """Give the tensors of a layer of a method's authors the names that they have here; return what forbids it."""
-        return translate(self, state_dict, prefix)
+        start_what_is_missing(self, state_dict, prefix)
+        if f"{prefix}weight" in state_dict and not any(
+            key.startswith(f"{prefix}weight_quantizer.") for key in state_dict
+        ):
+            start_from_weight(self)
 
     def _apply(self, *args: Any, **kwargs: Any) -> Self:
         """Cast or move the tensors, which is no change of what is learned; from the meta device, start it anew."""
-        before = self._on_meta()
+        before = on_meta(self)
         super()._apply(*args, **kwargs)
-        if before and not self._on_meta():  # `to_empty` leaves whatever the memory held
-            self._reset_quantizers(before)
-            self._refresh()
+        if before and not on_meta(self):  # `to_empty` leaves whatever the memory held
+            reset_quantizers(self, before)
+            refresh(self)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:

@@ -62,7 +62,11 @@ def lost(layer: "QuantizedLayer", tensors: Iterable[Tensor]) -> str:
 
 @torch.no_grad()
 def calibrate_from(layer: "QuantizedLayer", observer: Observer) -> bool:
-    """`QuantizedLayer.calibrate_from_`."""
+    """As `QuantizedLayer.calibrate_`, from the finite values that an observer of the input's quantizer has seen.
+
+    Returns:
+        Whether the quantizer was set, in all processes.
+    """
     initialize = partial(layer.input_quantizer.initialize_from, observer)
     return _set(layer, None if observer.is_blank else initialize, settles=True)
 

@@ -12,7 +12,7 @@ from ..function.operations import Convolution, TransposedConvolution, exchange_c
 from ..quantizers import input_scale
 from ..scheme import Factory, Scheme
 from .base import QuantizedLayer
-from .given import chosen
+from .given import as_node, check_input, chosen
 
 Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -81,6 +81,10 @@ class _QConv(QuantizedLayer):
             return self.padded_op([0] * 2 * len(self.stride))
         return self.padded_op(self.padding_sides)
 
+    def padded(self, input: Tensor) -> Tensor:
+        batch = input.unsqueeze(0) if input.ndim == len(self.kernel_size) + 1 else input
+        return batch if self.padding_mode == "zeros" else F.pad(batch, self.padding_sides, mode=self.padding_mode)
+
     def operation(self, input: Tensor) -> Convolution:
         """`op`; layers that pad according to the size of their input have one for each size."""
         return self.op
@@ -98,14 +102,13 @@ class _QConv(QuantizedLayer):
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):
-            return self.as_node(input)
-        self.check_input(input)
+            return as_node(self, input)
+        check_input(self, input)
         ndim = len(self.kernel_size) + 2
         check_shape(input, ndim, self.in_channels)
         if input.ndim == ndim - 1:
             return self.forward(input.unsqueeze(0)).squeeze(0)
-        if self.padding_mode != "zeros":
-            input = F.pad(input, self.padding_sides, mode=self.padding_mode)
+        input = self.padded(input)
         op = self.operation(input)
         if not self.has_scale_map:
             return self.apply_op(input, op, self.bias)
@@ -235,8 +238,8 @@ class _QConvTranspose(QuantizedLayer):
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         if isinstance(input, fx.Proxy):
-            return self.as_node(input, output_size)
-        self.check_input(input)
+            return as_node(self, input, output_size)
+        check_input(self, input)
         ndim = len(self.kernel_size) + 2
         check_shape(input, ndim, self.in_channels)
         padding = cast(tuple[int, ...], self.padding)

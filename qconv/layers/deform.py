@@ -16,7 +16,7 @@ from ..grad.deform import check_sizes, deform_conv2d_backward, wide
 from ..scheme import Factory, Scheme
 from .base import QuantizedLayer
 from .conv import check_groups, check_shape
-from .given import autocast_dtype, chosen
+from .given import as_node, autocast_dtype, check_input, chosen
 
 with needed("deformable convolution"):
     from torchvision.ops import DeformConv2d, deform_conv2d
@@ -127,8 +127,8 @@ class QDeformConv2d(QuantizedLayer, DeformConv2d):
 
     def forward(self, input: Tensor, offset: Tensor, mask: Tensor | None = None) -> Tensor:
         if isinstance(input, fx.Proxy):
-            return self.as_node(input, offset, mask)
-        self.check_input(input)
+            return as_node(self, input, offset, mask)
+        check_input(self, input)
         check_shape(input, 4, self.in_channels, unbatched=False)
         extra = (offset,) if mask is None else (offset, mask)
         self._check_extra(input, *extra)
@@ -300,8 +300,8 @@ class QDeformConv2dPack(QDeformConv2d, DeformConv2dPack):
 
     def forward(self, input: Tensor) -> Tensor:  # pyright: ignore[reportIncompatibleMethodOverride]
         if isinstance(input, fx.Proxy):
-            return self.as_node(input)
-        self.check_input(input)
+            return as_node(self, input)
+        check_input(self, input)
         check_shape(input, 4, self.in_channels, unbatched=False)
         return QDeformConv2d.forward(self, input, *self.offset_and_mask(input))
 

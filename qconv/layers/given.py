@@ -1,9 +1,10 @@
 """What a layer is given, checked: the scheme of its constructor, and the input of its forward."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch.fx.proxy import TraceError
 
 from .. import schemes
 from ..scheme import Factory, Scheme
@@ -40,7 +41,12 @@ def checked(scheme: Scheme | None) -> Scheme:
 
 
 def check_input(layer: "QuantizedLayer", input: Tensor) -> None:
-    """`QuantizedLayer.check_input`."""
+    """Raise unless the input has a floating dtype, and the dtype and device of the weight.
+
+    Raises:
+        TypeError: no tensor; an integer, boolean or complex input, or without autocast a dtype other than the weight's.
+        ValueError: a device other than the weight's.
+    """
     if not isinstance(input, Tensor):
         raise TypeError(f"input ({type(input).__name__}) must be a tensor, such as torch.as_tensor makes")
     weight = stored_weight(layer)
@@ -54,6 +60,17 @@ def check_input(layer: "QuantizedLayer", input: Tensor) -> None:
             f"input has dtype {input.dtype} and weight {weight.dtype}; "
             "they must be equal, unless torch.autocast casts them (not float64)"
         )
+
+
+def as_node(layer: "QuantizedLayer", *arguments: Any) -> Any:
+    """Record a call of the layer as one node of a graph of `torch.fx`, as for torch's own layers.
+
+    A tracer treats only the modules of ``torch.nn`` as units, and would trace into this one.
+    """
+    tracer: Any = next(argument.tracer for argument in arguments if isinstance(argument, fx.Proxy))
+    if tracer.root is layer:
+        raise TraceError(f"{type(layer).__name__} can't be the root that is traced: trace nn.Sequential(layer)")
+    return tracer.create_proxy("call_module", tracer.path_of_module(layer), arguments, {})
 
 
 def autocast_dtype(device: str) -> torch.dtype | None:

@@ -8,7 +8,7 @@ from ..checks import check_padding_value
 from ..function.operations import Linear
 from ..scheme import Factory, Scheme
 from .base import QuantizedLayer
-from .given import chosen
+from .given import as_node, check_input, chosen
 
 
 class QLinear(QuantizedLayer, nn.Linear):
@@ -47,8 +47,8 @@ class QLinear(QuantizedLayer, nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         if isinstance(input, fx.Proxy):
-            return self.as_node(input)
-        self.check_input(input)
+            return as_node(self, input)
+        check_input(self, input)
         if input.ndim == 0 or input.shape[-1] != self.in_features:
             raise ValueError(
                 f"input has shape {tuple(input.shape)}; its last dimension must be in_features (={self.in_features})"

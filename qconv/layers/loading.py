@@ -1,9 +1,12 @@
-"""What a quantized layer makes of a checkpoint before it loads it: other names, and what it refuses."""
+"""A quantized layer and checkpoints: other names, what it refuses, and what starts anew if it is missing."""
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..quantizers.behind import KEY, difference
 from ..quantizers.part import Part
+from .naming import QUANTIZERS
+from .origin import start_from_weight
 
 if TYPE_CHECKING:
     from .base import QuantizedLayer
@@ -49,6 +52,46 @@ def refusal(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) ->
             if key.startswith(parts) or "." not in key.removeprefix(prefix):
                 del state_dict[key]
     return wrong
+
+
+def start_what_is_missing(layer: "QuantizedLayer", state_dict: dict[str, Any], prefix: str) -> None:
+    """Start quantizers that a checkpoint does not have: those without values, and that of a weight that it has."""
+    stored = {place for place in QUANTIZERS if any(key.startswith(f"{prefix}{place}.") for key in state_dict)}
+    if not layer.weight.is_meta:  # assigned
+        without = [place for place in on_meta(layer) if place not in stored]
+        for place in without:
+            getattr(layer, place).to_empty(device=layer.weight.device)
+        reset_quantizers(layer, without)
+    if f"{prefix}weight" in state_dict and "weight_quantizer" not in stored:
+        start_from_weight(layer)
+
+
+def reset_quantizers(layer: "QuantizedLayer", places: Iterable[str] = QUANTIZERS) -> None:
+    """Start quantizers anew, but for what the weight's learns from the weight."""
+    scheme = layer.scheme
+    fresh = scheme.input(), scheme.weight(), None if scheme.grad is None else scheme.grad()
+    fresh[0].build(*layer.input_channels())
+    for place, new in zip(QUANTIZERS, fresh, strict=True):
+        own = getattr(layer, place)
+        if place not in places or new is None or type(new) is not type(own):
+            continue
+        shapes = {name: tensor.shape for name, tensor in own.state_dict().items()}
+        state = dict(new.state_dict())  # without what it says of its bits
+        if place == "weight_quantizer":  # what it learns comes from the weight, perhaps in another shape
+            learned = {name for name, tensor in new.named_parameters() if shapes.get(name) != tensor.shape}
+            state = {name: tensor for name, tensor in state.items() if name not in learned}
+        if all(shapes.get(name) == tensor.shape for name, tensor in state.items()):
+            own.load_state_dict(state, strict=False)
+
+
+def on_meta(layer: "QuantizedLayer") -> list[str]:
+    """The places of the quantizers that have tensors without values."""
+    return [
+        place
+        for place in QUANTIZERS
+        if (own := getattr(layer, place, None)) is not None  # the twin's constructor may cast before there are any
+        and any(tensor.is_meta for tensor in (*own.parameters(), *own.buffers()))
+    ]
 
 
 def _name(layer: "QuantizedLayer", prefix: str) -> str:

@@ -85,10 +85,6 @@ class SamePadded(QConv2d):
 
     same_pad: bool = True
 
-    @property
-    def pads_by_input(self) -> bool:
-        return self.same_pad
-
     def operation(self, input: Tensor) -> Convolution:
         if not self.same_pad:
             return self.op

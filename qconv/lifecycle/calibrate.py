@@ -12,8 +12,10 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ..checks import check_at_least_one, check_module, in_a_line
 from ..layers import QuantizedLayer
+from ..layers.calibration import calibrate_from
 from ..layers.computed import stored_weight
 from ..layers.naming import name_of
+from ..layers.origin import follow_weight
 from ..layers.placement import on_device_of
 from ..layers.trial import trial
 from ..layers.twins import quantized_layers
@@ -84,7 +86,7 @@ def calibrate_layers(
     check_at_least_one(max_samples=max_samples)
     quantized = quantized_layers(model)
     for layer in quantized.values():
-        layer.follow_weight_()
+        follow_weight(layer)
     layers = {
         name: layer
         for name, layer in quantized.items()
@@ -117,7 +119,7 @@ def calibrate_layers(
             )
     # Called by all processes, even if their own batches did not reach the layer.
     seen = [name for name, number in zip(layers, reached, strict=True) if number]
-    done = [name for name in seen if layers[name].calibrate_from_(observers[name])]
+    done = [name for name in seen if calibrate_from(layers[name], observers[name])]
     if blank := [name for name in seen if name not in done]:
         names = ", ".join(f"'{name}'" for name in blank)
         warnings.warn(
@@ -226,17 +228,20 @@ def _observed(
 ) -> Iterator[None]:
     """Make layers show their inputs, and some leave them unchanged."""
     quantizers = {layer: layer.input_quantizer for layer in unchanged}
+
+    def show(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        observe[layer](layer.padded(args[0] if args else kwargs["input"]))
+
+    handles = [layer.register_forward_hook(show, with_kwargs=True) for layer in observe]
     try:
         for layer in quantizers:
             layer.input_quantizer = Identity()
-        for layer, function in observe.items():
-            layer.observe = function
         yield
     finally:
         for layer, quantizer in quantizers.items():
             layer.input_quantizer = quantizer
-        for layer in observe:
-            layer.__dict__.pop("observe", None)
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

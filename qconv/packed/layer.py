@@ -12,6 +12,7 @@ from torch.nn.utils import parametrize
 from .. import layers
 from ..convert.activations import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
+from ..layers.adopt import adopt
 from ..layers.bypassed import has_own_forward, run
 from ..layers.computed import computed_by
 from ..layers.naming import name_of
@@ -208,7 +209,7 @@ def restore(layer: nn.Module, name: str, described: header.Layer) -> QuantizedLa
         padding_value=described.padding_value if hasattr(layer, "padding_mode") else 0,
         scale_map=described.scale_map,
     )
-    kind.adopt(layer, scheme)
+    adopt(layer, kind, scheme)
     restored: Any = layer
     shape = list(restored.filters().shape)
     if described.weight is not None and shape != described.weight.shape:

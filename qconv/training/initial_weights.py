@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from ..convert.swap import quantizer_prefixes
 from ..files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
+from ..layers.loading import translate
 from ..models import he_normal_
 from ..quantizers.base import training_only
 from ..quantizers.behind import KEY
@@ -83,7 +84,7 @@ def load(model: nn.Module, path: str) -> Loaded:
     for name, part in model.named_modules():
         if isinstance(part, QuantizedLayer):
             before = {*weights}
-            if wrong := part.translate(weights, f"{name}." if name else ""):
+            if wrong := translate(part, weights, f"{name}." if name else ""):
                 raise CheckpointError(f"weights file {path}: {wrong[0]}")
             translated = {key.rpartition(".")[0] for key in {*weights} - before}
             kinds = {**kinds, **{key: each for key, each in describe_quantizers(model).items() if key in translated}}
