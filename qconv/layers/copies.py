@@ -1,10 +1,8 @@
 """Copies of models that compute with tensors of their own."""
 
 import copy
-import dis
-from collections.abc import Iterator
 from functools import partial
-from types import CodeType, FunctionType, MethodType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,14 +22,14 @@ def copied(model: nn.Module) -> nn.Module:
 def check_copies(model: nn.Module) -> None:
     """Raise a TypeError if a copy of the model would compute with the original's tensors.
 
-    That is so for a forward that was put on a module, and is or calls a function that has a module or a tensor in its
-    closure or under a global name, such as a lambda that calls the former forward: copying does not look into
-    functions. What a method is bound to is copied, and so are the arguments of a `functools.partial`.
+    That is so for a forward that was put on a module, and is a function with a module, its method or a tensor in its
+    closure or its defaults, such as a lambda that calls the former forward: copying does not look into functions.
+    What it reaches by other functions or by global names is not looked for.
     """
     for name, module in model.named_modules():
         if hasattr(module, "_orig_mod"):  # of torch.compile, which makes its forward anew in a copy
             continue
-        if _reaches_tensors(_function_of(vars(module).get("forward")), set()):
+        if any(isinstance(getattr(held, "__self__", held), nn.Module | Tensor) for held in _held(module)):
             where = f"'{name}'" if name else "model"
             raise TypeError(
                 f"{where} ({type(module).__name__}): its forward is a function that was put on the module. A copy "
@@ -39,41 +37,12 @@ def check_copies(model: nn.Module) -> None:
             )
 
 
-def _function_of(forward: Any) -> Any:
-    """The function in a method, or in a partial of one."""
-    while isinstance(forward, partial | MethodType):
+def _held(module: nn.Module) -> list[Any]:
+    """What the function that was put on the module as its forward has in its closure and its defaults."""
+    forward = vars(module).get("forward")
+    while isinstance(forward, partial | MethodType):  # what these are bound to is copied
         forward = forward.func if isinstance(forward, partial) else forward.__func__
-    return forward
-
-
-def _reaches_tensors(function: Any, seen: set[FunctionType]) -> bool:
-    """Whether a function has a module, its method or a tensor, itself or by the functions that it has."""
-    if not isinstance(function, FunctionType) or function in seen:
-        return False
-    seen.add(function)
-    return any(
-        isinstance(value, nn.Module | Tensor)
-        or (isinstance(value, MethodType) and isinstance(value.__self__, nn.Module))
-        or _reaches_tensors(value, seen)
-        for value in _values_of(function)
-    )
-
-
-def _values_of(function: FunctionType) -> Iterator[Any]:
-    """What stands in the closure of a function, in its defaults, and under the global names that it uses."""
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # it is empty
-            continue
-    yield from function.__defaults__ or ()
-    yield from (function.__kwdefaults__ or {}).values()
-    yield from (function.__globals__[name] for name in _globals_of(function.__code__) if name in function.__globals__)
-
-
-def _globals_of(code: CodeType) -> Iterator[str]:
-    """The global names that the code and the functions in it use; attributes have names of the same list."""
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_of(constant)
+    if not isinstance(forward, FunctionType):
+        return []
+    held = (cell.cell_contents for cell in forward.__closure__ or () if cell != CellType())  # that is an empty one
+    return [*held, *(forward.__defaults__ or ()), *(forward.__kwdefaults__ or {}).values()]
