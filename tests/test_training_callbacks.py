@@ -501,3 +501,18 @@ def test_weights_that_a_method_freezes_are_no_fault(tmp_path: Path) -> None:
     diagnostics = Diagnostics(tmp_path)
     trainer(Progress(), diagnostics, epochs=4).fit(module, datamodule=DigitsDataModule(batch_size=400))
     assert max(row["weights_saturated"] for row in diagnostics.rows) == 1
+
+
+@pytest.mark.parametrize("check", [True, False])
+def test_layers_made_by_hand_are_watched_in_a_fit(check: bool) -> None:
+    layer = qconv.QConv2d(4, 4, 3, scheme=schemes.bnn())
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), layer, nn.Flatten(), nn.Linear(64, 10))
+    module = Classifier(model, partial(torch.optim.SGD, lr=0.01), check=check)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        trainer(epochs=1).fit(module, datamodule=DigitsDataModule())
+    said = [str(each.message) for each in told if "training batches" in str(each.message)]
+    assert len(said) == check
+    assert not layer._forward_hooks
+    if check:
+        assert said[0].startswith("layer '2' (QConv2d, bnn()): in each of its first 3 training batches 100.0%")
