@@ -70,7 +70,7 @@ CHANGED = {
     "qconv.grad.gradients",  # these three take a kernel
     "qconv.schemes.check_padding_value",  # it is in qconv.checks
     "qconv.training.draw_curves",  # it takes the best epoch and the test
-    "qconv.convert",  # it takes lean and signed_inputs
+    "qconv.convert",  # it takes lean, signed_inputs and check
     "qconv.plan",  # signed_inputs and costs
     "qconv.Plan",  # costs
     "qconv.summary",
@@ -86,7 +86,7 @@ CHANGED = {
     "qconv.schemes.reste",  # o follows the authors' code
     "qconv.quantizers.ReSTE",
     "qconv.quantizers.FixedPoint",  # bound
-    "qconv.training.Classifier",  # step_rules, dampening and sine_penalty
+    "qconv.training.Classifier",  # step_rules, dampening, sine_penalty and check
     *(f"qconv.models.{name}" for name in ("resnet18", "resnet20", "resnet32", "resnet44", "resnet56", "ResNet")),
     *(f"qconv.models.{name}" for name in ("vgg_small", "VGG")),  # norm_outputs
     "qconv.training.schedules.steps",  # only
@@ -96,8 +96,12 @@ CHANGED = {
     *(f"qconv.{module}parameter_groups" for module in ("", "optim.")),  # lr
 }
 """What CHANGELOG tells of."""
-GONE = (".train", ".share_of_data")
-"""Methods: that of torch is no longer overridden; averages of little data are no longer watched."""
+GONE = (
+    *(".train", ".share_of_data"),  # torch's is no longer overridden; averages of little data are no longer watched
+    *(".adopt", ".release", ".without_quantizers_", ".calibrate_from_", ".follow_weight_"),  # functions of qconv.layers
+    *(".check_input", ".as_node", ".translate"),
+)
+"""Methods that are no longer there."""
 
 
 def test_the_public_surface_is_that_of_the_commit_before() -> None:
