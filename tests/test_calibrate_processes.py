@@ -33,7 +33,7 @@ class Paths(nn.Module):
         self.layers = nn.ModuleList(made)
         self.path: list[int] = []
         for index, layer in enumerate(made if named else ()):
-            layer.name_in_model = f"layers.{index}"  # as `qconv.convert` does
+            layer.__dict__["name_in_model"] = f"layers.{index}"  # as `qconv.convert` does
 
     def forward(self, input: Tensor) -> Tensor:
         for index in self.path:

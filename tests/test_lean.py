@@ -498,7 +498,7 @@ def test_changes_that_no_version_counts(layer: str, exact: bool) -> None:
     lean.get_submodule(layer).register_forward_hook(hook)
     for name, module in lean.named_modules():
         if isinstance(module, QuantizedLayer):
-            module.name_in_model = name  # as `qconv.convert` does
+            module.__dict__["name_in_model"] = name  # as `qconv.convert` does
     names = r"layer 'convs\.\d' \(QConv2d, bireal\(\)\)|LeanBatchNorm2d\(.*\)"
     with pytest.raises(RuntimeError, match=rf"input of ({names}) can't be computed again: .* changed through \.data"):
         gradients(lean, input)
