@@ -106,7 +106,7 @@ def test_a_flag_that_was_set_is_not_read_again() -> None:
     assert quantizer.calibrated
 
 
-def test_what_earlier_versions_saved_as_a_bool() -> None:
+def test_a_flag_that_was_saved_as_a_bool() -> None:
     layer, other = (qconv.QConv2d(2, 3, 3, scheme=schemes.lsq()) for _ in range(2))
     layer(torch.rand(2, 2, 5, 5))
     state = {**layer.state_dict(), "input_quantizer.calibrated": torch.tensor(True)}
@@ -115,12 +115,6 @@ def test_what_earlier_versions_saved_as_a_bool() -> None:
         other.load_state_dict(state, assign=assign)
         assert other.input_quantizer.calibrated
         assert other.state_dict()["input_quantizer.calibrated"].is_floating_point()
-    whole = layer.input_quantizer.__dict__ | {"calibrated": True}
-    whole["_buffers"] = {}
-    whole.pop("_was_calibrated")
-    again = qconv.quantizers.LSQInput.__new__(qconv.quantizers.LSQInput)
-    again.__setstate__(whole)
-    assert (again.needs_data, again.calibrated) == (True, True)
 
 
 def test_a_compiled_average_is_not_calibrated_anew() -> None:
@@ -165,12 +159,10 @@ def test_the_stage_is_read_again_when_it_was_written_and_a_compiled_average_is_i
 
 
 @pytest.mark.parametrize("assign", [False, True])
-def test_a_stage_that_an_earlier_version_saved(assign: bool) -> None:
+def test_a_stage_is_loaded(assign: bool) -> None:
     layer, other = (qconv.QConv2d(2, 3, 3, scheme=STAGED) for _ in range(2))
     qconv.set_progress(layer, 0.4)
-    state = {name: tensor for name, tensor in layer.state_dict().items() if not name.endswith("begun")}
-    state |= {f"{place}_quantizer._extra_state": torch.tensor(1) for place in ("input", "weight")}
-    other.load_state_dict(state, assign=assign)
+    other.load_state_dict(layer.state_dict(), assign=assign)
     assert (other.input_quantizer.stage, other.weight_quantizer.stage) == (1, 1)
     assert other.quantized_weight().equal(layer.quantized_weight())
     begun = "weight_quantizer.begun"
@@ -195,7 +187,7 @@ def test_in_an_average_frozen_weights_have_their_level(average: Callable[[nn.Mod
     assert averaged.module[0].weight_codes().dequantize().float().equal(averaged.module[0].quantized_weight())
 
 
-def test_frozen_weights_that_an_earlier_version_saved() -> None:
+def test_frozen_weights_that_were_saved_as_integers() -> None:
     layer, other = (qconv.QConv2d(2, 3, 3, scheme=schemes.inq()) for _ in range(2))
     qconv.set_progress(layer, 0.5)
     dtypes = {"frozen": torch.bool, "code": torch.int8, "top": torch.long}

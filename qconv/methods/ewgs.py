@@ -1,9 +1,7 @@
 """EWGS: rounding whose gradient grows or shrinks with the distance from the level (Lee et al., arXiv:2104.00903)."""
 
 import math
-from collections.abc import MutableMapping
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -54,12 +52,6 @@ class EWGS(LearnedRange):
         self.first_delta = delta
         self.register_buffer("delta", torch.tensor(float(delta)))
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if (delta := self.__dict__.pop("delta", None)) is not None:  # a whole model pickled by an earlier version
-            self.first_delta = delta
-            self.register_buffer("delta", torch.tensor(float(delta)).to(self.lower))
-
     def position_of(self, x: Tensor, lower: Tensor, upper: Tensor, *others: Tensor) -> Tensor:
         """Return the place of ``x`` in the range, from 0 at its lower end to 1 at the upper one; beyond too."""
         del others
@@ -91,10 +83,6 @@ class EWGS(LearnedRange):
 
     def rules(self) -> dict[str, Rule]:
         return {"delta": NOT_NEGATIVE}
-
-    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
-        if f"{prefix}lower" in state_dict:  # earlier versions did not save it
-            state_dict.setdefault(f"{prefix}delta", torch.tensor(float(self.first_delta)))
 
     def extra_repr(self) -> str:
         return f"bits={self.bits}, delta={self.first_delta}"

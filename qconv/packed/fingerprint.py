@@ -17,10 +17,8 @@ from .tensors import joined
 
 LETTERS = 4
 """Bytes of the hash of each module: 24 bits."""
-FORMERLY = ("device", "dtype", "inplace", "momentum", "drop_prob")
-"""Arguments that the hashes of earlier files leave out."""
 TRAINING = (
-    *FORMERLY,
+    *("device", "dtype", "inplace", "momentum", "drop_prob"),
     *("dropout", "attention_dropout", "stochastic_depth_prob", "drop_rate", "attn_drop_rate", "drop_path_rate"),
 )
 """Arguments that have no effect in evaluation."""
@@ -51,18 +49,18 @@ def check_fingerprint(model: nn.Module, expected: str) -> None:
         raise ValueError(f"the file is of a network of {len(words)} modules, and the one here has {len(modules)}")
 
 
-def described(module: nn.Module, *, former: bool = False) -> str:
+def described(module: nn.Module) -> str:
     """The class of a module and the constructor arguments that it stores, except defaults and those for training.
 
     A quantized layer counts as its float twin; `qconv.convert` may have replaced an activation. A class from elsewhere
     than torch, torchvision, timm or qconv has the arguments of its base class from one of these: its other attributes
-    may serve anything, and the test vector shows their effect. `former` gives the text of earlier files.
+    may serve anything, and the test vector shows their effect.
     """
     if isinstance(module, fx.GraphModule):  # its class has another name in each copy, and its graph is no argument
-        return f"{type(module).__name__}()" if former else "GraphModule()"
+        return "GraphModule()"
     was = replaced(module)
     kind = module.float_type if isinstance(module, QuantizedLayer) else plain_type(module) if was is None else was.kind
-    arguments = {} if isinstance(module, _DropoutNd) else _arguments(module, kind, former)
+    arguments = {} if isinstance(module, _DropoutNd) else _arguments(module, kind)
     words = ", ".join(f"{name}={value}" for name, value in arguments.items())
     return f"{kind.__name__}({words})" + ("" if was is None else f", replaced by {was.choice}")
 
@@ -79,8 +77,8 @@ def _modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             yield name, module
 
 
-def _word(name: str, module: nn.Module, *, former: bool = False) -> str:
-    return _hash(name, described(module, former=former))
+def _word(name: str, module: nn.Module) -> str:
+    return _hash(name, described(module))
 
 
 def _hash(name: str, text: str) -> str:
@@ -89,28 +87,24 @@ def _hash(name: str, text: str) -> str:
 
 
 def _words(name: str, module: nn.Module) -> Iterator[str]:
-    """The hashes that are taken for a module: of today's files, of earlier ones, and of batch norms as good."""
+    """The hashes that are taken for a module: its own, and those of batch norms that compute the same."""
     text = described(module)
     yield _hash(name, text)
-    yield _hash(name, described(module, former=True))
     kind = plain_type(module).__name__
-    if isinstance(module, nn.RNNBase):  # earlier files do not tell its arguments
-        yield _hash(name, f"{kind}()")
     if kind in NORMS:  # in evaluation they compute the same
         yield from (_hash(name, text.replace(f"{kind}(", f"{other}(", 1)) for other in NORMS)
 
 
-def _arguments(module: nn.Module, kind: type[nn.Module], former: bool) -> dict[str, str]:
-    if not former:
-        kind = next(parent for parent in kind.__mro__ if parent.__module__.partition(".")[0] in KNOWN)
-        if kind.__name__ in IDLE:
-            return {}
+def _arguments(module: nn.Module, kind: type[nn.Module]) -> dict[str, str]:
+    kind = next(parent for parent in kind.__mro__ if parent.__module__.partition(".")[0] in KNOWN)
+    if kind.__name__ in IDLE:
+        return {}
     texts = {}
-    if not former and issubclass(kind, nn.RNNBase):  # its classes take any arguments, and hand them on
+    if issubclass(kind, nn.RNNBase):  # its classes take any arguments, and hand them on
         kind = nn.RNNBase
     for name, parameter in inspect.signature(kind.__init__).parameters.items():
         only = getattr(module, "training_only", ())  # of a quantizer that stands alone
-        if name in (*only, *(FORMERLY if former else TRAINING)) or name in module._modules:
+        if name in (*only, *TRAINING) or name in module._modules:
             continue
         if name in module._parameters or name in module._buffers:
             value: Any = getattr(module, name) is not None

@@ -19,7 +19,7 @@ from ..lean import while_not_lean
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
 from ..quantizers.base import training_only
 from ..quantizers.chosen_sign import FLAG
-from ..quantizers.part import Part, with_dimension
+from ..quantizers.part import Part
 from .calls import build_network
 from .fingerprint import check_fingerprint
 from .fixed import FixedCodes
@@ -214,7 +214,7 @@ class Content:
             target = targets.get(name)
             if target is None or name in counts:
                 raise ValueError(f"tensor '{name}' of the file is not in the network")
-            if target.shape != with_dimension(tensor, target).shape:
+            if target.shape != tensor.shape:
                 raise ValueError(f"tensor '{name}' is {list(tensor.shape)} in the file, and {list(target.shape)} here")
             # A different dtype is that of a whole model that was cast.
             cast = tensor.is_floating_point() and target.is_floating_point() and len(dtypes) == 1

@@ -5,7 +5,7 @@ bottleneck or a layer norm, and not where they are small, as after SiLU or Hards
 not the share of negative inputs.
 """
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from typing import Any, Self, cast
 
 import torch
@@ -95,7 +95,7 @@ class ChosenSign(Quantizer):
 
     def had_data(self) -> bool:
         had = super().had_data()
-        flag = self._buffers.get(FLAG)  # absent in a whole model pickled by an earlier version
+        flag = self._buffers[FLAG]
         if had and self.chooses_sign and flag is not None:
             again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
             if again or not self._sign_is_known:
@@ -147,11 +147,6 @@ class ChosenSign(Quantizer):
     def rules_of_sign(self) -> dict[str, Rule]:
         """The rule of the flag."""
         return {FLAG: SHARE}
-
-    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
-        super().upgrade_state(state_dict, prefix)
-        if any(key.startswith(prefix) for key in state_dict):  # earlier versions had unsigned inputs by default
-            state_dict.setdefault(f"{prefix}{FLAG}", flag_of(not self.chooses_sign and self._signed))
 
     def takes_sign(self, flag: Tensor) -> bool:
         """Whether this flag of a checkpoint may be loaded: the argument says no other."""

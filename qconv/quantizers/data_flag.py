@@ -99,11 +99,6 @@ class NeedsData(Part):
         else:
             super().__setattr__(name, value)
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if (value := self.__dict__.pop("calibrated", None)) is not None:  # a whole model pickled by an earlier version
-            self.calibrated = value
-
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         key = f"{prefix}calibrated"
         if not self.needs_data:

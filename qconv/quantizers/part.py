@@ -2,7 +2,7 @@
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self, TypeVar
 
 import torch
@@ -23,11 +23,6 @@ NEAR = 1e-9
 def has_begun(start: float, progress: float) -> bool:
     """Whether what begins at ``start`` of the training has begun at ``progress``, see `NEAR`."""
     return progress >= start - NEAR
-
-
-def with_dimension(value: Tensor, own: Tensor) -> Tensor:
-    """A stored number without a dimension, as saved by earlier versions, in the shape of today's ``own``."""
-    return value.reshape(1) if value.ndim == 0 and own.shape == (1,) else value
 
 
 class Part(nn.Module):
@@ -55,9 +50,6 @@ class Part(nn.Module):
     def rules(self) -> Mapping[str, Rule]:
         """Return the rules of tensors in a checkpoint, by their names here; parameters not named must be finite."""
         return {}
-
-    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
-        """Rename what an earlier version saved of this module, in place; it has been checked before."""
 
     def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
         """Raise unless the tensors of this module in ``state_dict``, without those of its children, may be loaded.
@@ -87,12 +79,7 @@ class Part(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         if any(key.startswith(prefix) for key in state_dict):
-            for name, own in self._parameters.items():  # earlier versions stored learned numbers without a dimension
-                value = state_dict.get(f"{prefix}{name}")
-                if own is not None and isinstance(value, Tensor) and with_dimension(value, own) is not value:
-                    state_dict[f"{prefix}{name}"] = with_dimension(value, own)
             self.check_state(state_dict, prefix)
-            self.upgrade_state(state_dict, prefix)
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """One quantizer after another during training: float first, then fewer and fewer bits."""
 
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Self, cast
 
@@ -14,11 +14,8 @@ from .form import Form
 from .levels import Levels
 from .mixed import Mixed
 from .observers import Observer, Several
-from .part import Rule, has_begun, with_dimension
+from .part import Rule, has_begun
 from .rounding import Rounding
-
-_FORMER = "_extra_state"
-"""The key under which earlier versions saved the number of the stage."""
 
 
 class Stages(Quantizer):
@@ -104,12 +101,6 @@ class Stages(Quantizer):
         with torch.no_grad():
             self.begun.copy_(flags_up_to(value, len(self.starts)))
         self._stage, self._seen = value, None
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        if (stage := self.__dict__.pop("stage", None)) is not None:  # a whole model pickled by an earlier version
-            self.__dict__ |= {"_stage": stage, "_seen": None}
-            self.register_buffer("begun", flags_up_to(stage, len(self.starts)))
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode as for any module; a graph compiled afterwards is that of the current stage."""
@@ -299,8 +290,8 @@ class Stages(Quantizer):
         values = dict(fresh.named_parameters())
         with torch.no_grad():
             for name, parameter in self.current.named_parameters():
-                if name in values and (value := with_dimension(values[name], parameter)).shape == parameter.shape:
-                    parameter.copy_(value)
+                if name in values and values[name].shape == parameter.shape:
+                    parameter.copy_(values[name])
         if isinstance(before, Mixed) and type(before.quantizer) is type(self.current):  # it now quantizes all elements
             self.current.load_state_dict(before.quantizer.state_dict())
             return
@@ -316,17 +307,6 @@ class Stages(Quantizer):
 
     def rules(self) -> dict[str, Rule]:
         return {"begun": SHARE}
-
-    def check_state(self, state_dict: Mapping[str, Any], prefix: str = "") -> None:
-        super().check_state(state_dict, prefix)
-        stage = state_dict.get(f"{prefix}{_FORMER}", 0)
-        if not (isinstance(stage, Tensor) and stage.is_meta) and stage not in range(len(self.starts)):
-            raise ValueError(f"{prefix}{_FORMER} (={stage}) must be a stage from 0 to {len(self.starts) - 1}")
-
-    def upgrade_state(self, state_dict: MutableMapping[str, Any], prefix: str = "") -> None:
-        stage = state_dict.pop(f"{prefix}{_FORMER}", None)
-        if stage is not None and not (isinstance(stage, Tensor) and stage.is_meta):
-            state_dict[f"{prefix}begun"] = flags_up_to(int(stage), len(self.starts))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)

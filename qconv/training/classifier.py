@@ -1,7 +1,7 @@
 """The LightningModule: cross-entropy of a network, with the optimizer and schedule given."""
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -349,8 +349,7 @@ class Classifier(LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Restore the sums of each process; if the number of processes has changed, the first one gets all.
 
-        The optimizer's state of a learned number gets the dimension that such numbers have now. Schedules follow the
-        number of epochs, and of the steps in them, of the present run.
+        Schedules follow the number of epochs of the present run.
         """
         forget_lengths_(checkpoint)
         if self._trainer is not None and self.trainer.state.fn == TrainerFn.FITTING:
@@ -360,9 +359,6 @@ class Classifier(LightningModule):
         mine = sums[rank] if len(sums) == world_size else sums.sum(0) * (rank == 0)
         for mean, values in zip(self.means.values(), mine, strict=True):
             mean.sums.copy_(values)
-        if all(parameter.ndim for parameter in self.parameters()):
-            for state in checkpoint.get("optimizer_states", ()):
-                give_dimension_(state["state"].values())
 
     def _step(self, batch: Batch, loss: Loss) -> tuple[Tensor, Tensor, Tensor]:
         images, labels = batch
@@ -377,12 +373,3 @@ class Classifier(LightningModule):
             self.evaluated[name].update(value, len(batch[1]))
             self.log(name, self.evaluated[name], on_step=False, on_epoch=True, prog_bar="accuracy" in name)
         return logits
-
-
-def give_dimension_(states: Collection[dict[str, Any]]) -> None:
-    """Add a dimension to elementwise optimizer state, such as momentum, of parameters that had none."""
-    tensors = [(kept, name, value) for kept in states for name, value in kept.items() if isinstance(value, Tensor)]
-    of_elements = {name for _, name, value in tensors if value.ndim}
-    for kept, name, value in tensors:
-        if name in of_elements and not value.ndim:
-            kept[name] = value.reshape(1)

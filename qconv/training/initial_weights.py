@@ -17,7 +17,6 @@ from ..models import he_normal_
 from ..quantizers.base import training_only
 from ..quantizers.behind import KEY
 from ..quantizers.chosen_sign import FLAG, ChosenSign
-from ..quantizers.part import Part
 from .checkpoint_io import CheckpointError
 
 PREFIXES = ("model.", "module.", "_orig_mod.")
@@ -88,8 +87,6 @@ def load(model: nn.Module, path: str) -> Loaded:
                 raise CheckpointError(f"weights file {path}: {wrong[0]}")
             translated = {key.rpartition(".")[0] for key in {*weights} - before}
             kinds = {**kinds, **{key: each for key, each in describe_quantizers(model).items() if key in translated}}
-        if isinstance(part, Part):
-            part.upgrade_state(weights, f"{name}.")
     head, told = new_head(model, weights, own)
     if head:
         weights = {name: tensor for name, tensor in weights.items() if not name.startswith(head)}
@@ -136,6 +133,7 @@ def _of_quantizers(
 ) -> tuple[dict[str, Tensor], list[str]]:
     """Return the tensors of quantizers to be loaded, and the names of quantizers that start again from them."""
     left_out = training_only(model)
+    kept = {name: own[name] for name in left_out}
     weights, own = ({k: t for k, t in state.items() if k not in left_out} for state in (weights, own))
     wanted: dict[str, Tensor] = {}
     again: list[str] = []
@@ -151,7 +149,7 @@ def _of_quantizers(
         if not takes_sign or SIGN.sub("", kinds[name]) != SIGN.sub("", kind):
             again.append(name)
             theirs.pop(f"{name}.{FLAG}", None)
-        wanted |= theirs
+        wanted |= theirs | {k: t for k, t in kept.items() if k.startswith(f"{name}.")}
     return wanted, again
 
 

@@ -1,33 +1,16 @@
-"""What commit 32c3ff5 was run with to write these files: `python write.py FOLDER`. Later versions must read them."""
+"""Writes what every method saves: `python write.py FILE`. Later versions must read it, and give what it gave."""
 
+import copy
 import sys
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import qconv
-from qconv import Scheme, schemes
-
-SCHEMES = {
-    "lsq": schemes.lsq(4, 4),
-    "ttq": schemes.ttq(),
-    "pact": schemes.pact(4, 4),
-    "apot": schemes.apot(4, 4),
-    "dsq": schemes.dsq(4, 4),
-    "n2uq": schemes.n2uq(2, 2),
-    "lsq_plus": schemes.lsq_plus(4, 4),
-    "adabin": schemes.adabin(),
-    "minmax": schemes.minmax(8, 8),
-    "staged": schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))]),
-    "inq": schemes.inq(5),
-    "shift_ps": schemes.shift_ps(5),
-    "bnn": schemes.bnn(),
-    "irnet": schemes.irnet(),
-    "recu": schemes.recu(),
-    "reactnet": schemes.reactnet(),
-    "xnorpp": schemes.xnorpp(),
-}
+from qconv import Scheme
 
 
 def float_network() -> nn.Sequential:
@@ -56,21 +39,25 @@ def trained(scheme: Scheme, images: Tensor) -> tuple[nn.Module, torch.optim.Opti
     for step in range(3):
         if step == 2:
             qconv.set_progress(model, 1.0)
-        train_a_step(model, optimizer, images)
+        train_a_step(model.train(), optimizer, images)
     return model.eval(), optimizer
 
 
 if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).parent.parent))
+    from methods import METHODS
+
     torch.set_num_threads(1)
     torch.manual_seed(0)
     images = torch.randn(4, 2, 8, 8)
     kept: dict[str, Any] = {"images": images}
-    for name, scheme in SCHEMES.items():
+    for name, scheme in METHODS.items():
         model, optimizer = trained(scheme, images)
-        kept[name] = {
-            "model": model.state_dict(),
-            "optimizer": optimizer.state_dict(),
-            "output": model(images).detach(),
-        }
-        qconv.save_packed(model, f"{sys.argv[1]}/{name}.safetensors")
-    torch.save(kept, f"{sys.argv[1]}/checkpoints.pt")
+        own = {"model": copy.deepcopy(model.state_dict()), "optimizer": copy.deepcopy(optimizer.state_dict())}
+        own["output"] = model(images).detach()
+        with tempfile.TemporaryDirectory() as folder:
+            qconv.save_packed(model, f"{folder}/packed")
+            own["packed"] = (Path(folder) / "packed").read_bytes()
+        train_a_step(model.train(), optimizer, images)
+        kept[name] = {**own, "next": model.eval()(images).detach()}
+    torch.save(kept, sys.argv[1])
