@@ -1,4 +1,4 @@
-"""The command-line program ``qconv``: one subcommand a job, one file each."""
+"""The command-line program ``qconv``: one file per subcommand."""
 
 import argparse
 import io
@@ -55,13 +55,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 READER_GONE = 1
-"""The exit status where the reader of the output, such as ``head``, has stopped reading."""
+"""The exit status if the reader of the output, such as ``head``, has stopped reading."""
 
 
 def is_reader_gone() -> bool:
-    """Whether nobody reads stdout or stderr any more; what follows is then written nowhere.
+    """Whether nobody reads stdout or stderr any more; further output is then discarded.
 
-    Other pipes break, too: those to a worker, or to a logger's server.
+    Other pipes can break, too, such as pipes to a worker or to a logger's server.
     """
     gone = []
     for number in (sys.stdout.fileno(), sys.stderr.fileno()):
@@ -75,7 +75,7 @@ def is_reader_gone() -> bool:
 
 
 def find_own_modules() -> None:
-    """Let configs name functions of modules in the current folder, wherever the program itself is installed."""
+    """Make modules in the current folder importable, so that configs can name their functions."""
     if "" not in sys.path:
         sys.path.append("")
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Defaults(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the defaults that there are."""
+    """Shows the default of each argument that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if action.help is None or action.default is None or action.default is False:

@@ -22,12 +22,12 @@ NO_PICTURES = "timed on random numbers: name IMAGE files to count agreement"
 
 @dataclass(frozen=True)
 class Compared:
-    """The arguments of `qconv.compare_models`, and what must be known about its result.
+    """The arguments of `qconv.compare_models`, and facts about its result.
 
     Attributes:
-        arguments: the positional ones.
-        float_note: what the float network is.
-        float_decides: whether the decisions of the float network mean anything.
+        arguments: the positional arguments.
+        float_note: a description of the float network.
+        float_decides: whether the float network is trained, so that its predictions mean something.
         has_pictures: whether the inputs are images.
     """
 
@@ -37,7 +37,7 @@ class Compared:
     has_pictures: bool = True
 
     def judged(self, result: "ModelComparison") -> "ModelComparison":
-        """Return the result with the notes, and without figures that mean nothing."""
+        """Return the result with the notes, and without meaningless figures."""
         forms = list(result.forms)
         if not self.has_pictures:
             forms = [replace(form, agreement=None, accuracy=None) for form in forms]
@@ -50,10 +50,10 @@ class Compared:
 
 
 def comparison_of(name: str, pictures: Sequence[str], count: int) -> Compared:
-    """Return what to compare: of a run, of a packed file, or of ``module:function``.
+    """Return the networks and images to compare: of a run, of a packed file, or of ``module:function``.
 
     Raises:
-        ValueError: arguments that exclude each other, or a function that does not return what it must.
+        ValueError: arguments that exclude each other, or a function with an invalid result.
         ImportError: there is no such module or function.
     """
     if count < 1:

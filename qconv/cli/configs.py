@@ -1,4 +1,4 @@
-"""The configs of `qconv train`: the folder of YAML files, and those that are made of the schemes' signatures."""
+"""The configs of `qconv train`: the folder of YAML files, and the configs made from the schemes' signatures."""
 
 import ast
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ def store_schemes() -> None:
 
 
 def scheme_defaults() -> Iterator[tuple[str, dict[str, Any]]]:
-    """The schemes and the defaults of their arguments, read from the source: to import it would be to import torch."""
+    """The schemes and the defaults of their arguments, read from the source: importing it would import torch."""
     for file in sorted(PACKAGE.glob("methods/*.py")):
         for function in ast.parse(file.read_text(encoding="utf-8")).body:
             if not isinstance(function, ast.FunctionDef) or "named" not in map(ast.unparse, function.decorator_list):

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def add(commands: Any) -> None:
-    """The command, what it can do, and the arguments of that."""
+    """The command, its subcommands and their arguments."""
     parser = commands.add_parser(
         "data",
         help="prepare large images for fast training",
@@ -53,7 +53,7 @@ def _add_prepare(kinds: Any) -> None:
 
 
 def _prepare(options: argparse.Namespace) -> int:
-    """Prepare the images, and say what there is and how to train with it."""
+    """Prepare the images, and print the result and the command to train with it."""
     from ..data.prepare import prepare_pictures
     from ..training.resume import override
 

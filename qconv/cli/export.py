@@ -50,7 +50,7 @@ def add(commands: Any) -> None:
 
 
 def _described(source: Source) -> dict[str, str]:
-    """What the packed file says of images and classes, for the metadata of the ONNX file; without one, nothing."""
+    """Images and classes from the packed file, for the metadata of the ONNX file; empty without a packed file."""
     if source.is_run and not (source.path / PACKED).is_file():
         return {}
     from ..packed.load import read_header

@@ -1,4 +1,4 @@
-"""What keeps Hydra from writing into the folder of a run that is there already."""
+"""Keeps Hydra from writing into the folder of an existing run."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ class KeepsFirstRun(Callback):
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Check the folder, which may be Hydra's or another one."""
+        """Check the run's folder, which Hydra or `run_dir=` names."""
         del kwargs
         hydra = HydraConfig.instance()
         before = hydra.cfg

@@ -1,4 +1,4 @@
-"""What to tell the user of an error on the command line of ``qconv train``: the key, the rule, and what to write."""
+"""Messages for errors on the command line of ``qconv train``: the key, the rule, and the remedy."""
 
 import difflib
 import logging
@@ -24,11 +24,11 @@ MUST_BE_GIVEN = {
     "Distillation.weights": "FILE, the teacher's checkpoint or state dict",
     "init_from": "FILE, a checkpoint of the network that this recipe starts from, or null for random weights",
 }
-"""What a key stands for that has no default, by the class that takes it."""
+"""Descriptions of keys without a default, by the class that takes them."""
 
 
 def message(error: BaseException) -> str:
-    """What to tell the user: without what Hydra has wrapped around it, and with the file that the system refused."""
+    """The message for the user: without Hydra's wrapping, and with the file that the system refused."""
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return str(error.__cause__)
     if isinstance(error, OverrideParseException) and "=" not in error.override and error.override[:1] != "~":
@@ -56,7 +56,7 @@ def message(error: BaseException) -> str:
 
 
 def quiet_lightning() -> None:
-    """Show Lightning's errors alone, and what a user asks it to say: a profiler's report, why a run ended early."""
+    """Show only Lightning's errors and requested output: a profiler's report, why a run ended early."""
     for name in ("pytorch_lightning", "lightning_fabric", "lightning.pytorch"):
         logging.getLogger(name).setLevel(logging.ERROR)
     for name in ("profilers", "callbacks.early_stopping"):
@@ -65,7 +65,7 @@ def quiet_lightning() -> None:
 
 @contextmanager
 def lightning_errors() -> Iterator[None]:
-    """Turn Lightning's errors of a configuration into the user's."""
+    """Turn Lightning's configuration errors into user errors."""
     from lightning_fabric.utilities.exceptions import MisconfigurationException
 
     try:
@@ -79,7 +79,7 @@ def lightning_errors() -> Iterator[None]:
 
 
 def must_be_given(key: str, parent: object) -> str:
-    """What to say of a key that has no value and needs one.
+    """The message for a key that needs a value and has none.
 
     Args:
         key: the whole key.
@@ -91,7 +91,7 @@ def must_be_given(key: str, parent: object) -> str:
 
 
 def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
-    """What to say of ``group=option`` without such a config: with the nearest, also in a subfolder."""
+    """The message for ``group=option`` without such a config; it names the nearest, also in subfolders."""
     group, _, name = wanted.partition("/")
     if group == "hydra":
         more = "others are packages of their own, such as hydra-joblib-launcher"
@@ -114,7 +114,7 @@ def _unknown_option(wanted: str, options: list[str], otherwise: str) -> str:
 
 
 def _unknown_key(error: BaseException) -> str | None:
-    """What to say of an override of a key that the config lacks: with the nearest that it has; None of other errors."""
+    """The message for an override of a missing key; it names the nearest key. None for other errors."""
     cause: BaseException | None = error
     while cause is not None and not isinstance(cause, ConfigAttributeError | ConfigKeyError):
         cause = cause.__cause__
@@ -141,7 +141,7 @@ def _unknown_key(error: BaseException) -> str | None:
 
 
 def _is_empty(place: str, parent: object) -> str:
-    """What to say of an override below a node that has nothing, by its whole key and the node that has it."""
+    """The message for an override below an empty node, from the node's whole key and its parent."""
     given = must_be_given(place, parent)
     if not given.endswith("…"):
         return given
@@ -152,7 +152,7 @@ def _is_empty(place: str, parent: object) -> str:
 
 
 def _below(node: DictConfig, name: str) -> list[str]:
-    """The place of the name one level down, as ``optimizer.lr`` for ``lr``."""
+    """The place of the name one level down, such as ``optimizer.lr`` for ``lr``."""
     nodes = [key for key in node if key != "hydra" and not OmegaConf.is_missing(node, key)]
     inner = [(key, node._get_node(key)) for key in nodes]
     return [f"{key}.{name}" for key, each in inner if isinstance(each, DictConfig) and name in each][:1]

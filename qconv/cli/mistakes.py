@@ -24,13 +24,13 @@ FILE = "FILE"
 def check_types(cfg: DictConfig, overrides: Sequence[str]) -> None:
     """Raise a ValueError for an override that puts a word where the config has a number, a switch or a list.
 
-    What a key may be is what its default is, or what the function says that ``_target_`` names. Overrides by ``+``,
-    and defaults that are words or nulls, are left to that function; so are nulls and fractions of which it says
-    nothing, except for ``trainer.max_epochs`` and the keys outside of all groups.
+    The default, or the annotation in the function of ``_target_``, decides which values a key takes. Overrides by
+    ``+``, and keys with a word or null as default, are left to the function. Nulls and fractions are checked only if
+    the function annotates the argument, for ``trainer.max_epochs``, and for keys outside of all groups.
 
     Args:
         cfg: the composed config.
-        overrides: those of the command line.
+        overrides: the overrides of the command line.
     """
     loader = GlobalHydra.instance().config_loader()
     parsed = OverridesParser.create().parse_overrides(list(overrides))
@@ -71,7 +71,7 @@ def check_given(cfg: DictConfig) -> None:
 
 
 def check_direction(objective: Any, sweeper: Any) -> None:
-    """Raise a ValueError if a search would take the smallest accuracy for the best one, as Optuna does by default."""
+    """Raise a ValueError if a search would minimize accuracy, as Optuna does by default."""
     if objective is None:  # which the run refuses
         return
     names, given = [objective] if isinstance(objective, str) else objective, sweeper.get("direction")
@@ -84,7 +84,7 @@ def check_direction(objective: Any, sweeper: Any) -> None:
 
 
 def _without_value(node: DictConfig, place: str = "") -> Iterator[tuple[str, DictConfig]]:
-    """The keys that wait for a value, with the nodes that have them; interpolations are not resolved.
+    """The keys without a value, with their nodes; interpolations are not resolved.
 
     A recipe has ``FILE`` where the default is null: in a merge of configs ``???`` would leave the null.
     """
@@ -97,7 +97,7 @@ def _without_value(node: DictConfig, place: str = "") -> Iterator[tuple[str, Dic
 
 
 def check_flags(words: Sequence[str]) -> None:
-    """Raise a ValueError for a flag that is none of Hydra's, whose own message is that of argparse."""
+    """Raise a ValueError for a flag that Hydra does not have; Hydra itself would print argparse's message."""
     known = get_args_parser()._option_string_actions
     for word in words:
         flag = word.partition("=")[0]
@@ -114,20 +114,20 @@ def _chooses(key: str, loader: ConfigLoader) -> bool:
 
 
 def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Take out of `cfg` what the command line has left without a reader by putting another function in a ``_target_``.
+    """Remove arguments from `cfg` that a new function in ``_target_`` does not take.
 
-    ``scheme._target_=my_methods.coarse`` keeps the arguments of the scheme that was there before; those that the new
-    function does not take are left out, unless the command line names them.
+    ``scheme._target_=my_methods.coarse`` keeps the arguments of the former scheme. Arguments that the new function does
+    not take are removed, unless the command line names them.
 
     Args:
         cfg: the composed config, which is changed.
-        overrides: those of the command line.
+        overrides: the overrides of the command line.
 
     Returns:
-        A line for each function, which says what is left out.
+        A line for each function, with the removed arguments.
 
     Raises:
-        ValueError: an optimizer in place of what makes one for the network.
+        ValueError: an optimizer instead of a factory that makes one for the network.
     """
     parsed = OverridesParser.create().parse_overrides(list(overrides))
     named = {each.key_or_group for each in parsed}
@@ -153,7 +153,7 @@ def leave_out(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
 
 
 def _arguments(target: str) -> set[str] | None:
-    """The names that a function takes; None if it takes any, or can't be asked."""
+    """The names of a function's arguments; None if it takes any, or has no signature."""
     try:
         parameters = inspect.signature(_locate(target)).parameters.values()
     except (HydraException, ValueError, TypeError, ImportError):  # which is said where it is called
@@ -162,7 +162,7 @@ def _arguments(target: str) -> set[str] | None:
 
 
 def _rule(default: Any, value: Any) -> str | None:
-    """What the value must be, if it is not."""
+    """The type that `default` demands of `value`, which may be null; None if it fits."""
     if isinstance(default, ListConfig) and not isinstance(value, ListConfig | NoneType):
         return "a list"
     if isinstance(default, bool):
@@ -173,7 +173,7 @@ def _rule(default: Any, value: Any) -> str | None:
 
 
 def _rule_if_known(default: Any, value: Any) -> str | None:
-    """What the value must be, if it is not, where it is known whether null and fractions are taken."""
+    """As `_rule`, for keys that take neither null nor, with a whole number as default, fractions."""
     if type(default) is int and isinstance(value, float):
         return "a whole number"
     if value is not None:

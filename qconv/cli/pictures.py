@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def picture_files(words: Iterable[str]) -> list[str]:
-    """Return the files, each once: of a folder, and of those in it, all with the ending of an image, sorted.
+    """Return the files, each once. A folder stands for all image files in it and its subfolders, sorted.
 
-    A word that names nothing is returned as it is, so that reading it says what is wrong.
+    A word that names nothing is returned as it is, so that the reader reports the error.
 
     Raises:
         ValueError: a folder holds no image.
@@ -37,7 +37,7 @@ def _of_folder(folder: Path) -> list[str]:
 
 
 def _seen(folder: Path) -> Iterator[Path]:
-    """The files in a folder and in those below it, as training sees them: none that is hidden, and through links."""
+    """The files in a folder and its subfolders, as training sees them: no hidden files, but through links."""
     visited: set[str] = set()
     for place, folders, names in os.walk(folder, followlinks=True):
         if (real := os.path.realpath(place)) in visited:

@@ -1,4 +1,4 @@
-"""The other processes of a run: the command line by which Lightning starts them, and what is left of them."""
+"""The other processes of a run: the command line with which Lightning starts them, and their clean-up."""
 
 import argparse
 import os
@@ -11,11 +11,11 @@ from omegaconf import DictConfig
 
 
 def command_line(called: Sequence[str], arguments: Sequence[str], cfg: DictConfig) -> list[str]:
-    """Return how the program was called; for a run of a sweep, how it would have been called for this run alone.
+    """Return the command line of the program; for a run of a sweep, the command line for this run alone.
 
     Args:
         called: the program's own `sys.argv`, which ends with the arguments.
-        arguments: those that Hydra has read.
+        arguments: the arguments that Hydra has read.
         cfg: the config of the run.
     """
     hydra = HydraConfig.get()
@@ -28,7 +28,7 @@ def command_line(called: Sequence[str], arguments: Sequence[str], cfg: DictConfi
 
 @contextmanager
 def forgotten() -> Iterator[None]:
-    """Forget the other processes when the run ends: the next run of a sweep has its own, and does not find these."""
+    """Forget the other processes when the run ends: the next run of a sweep starts its own."""
     before = dict(os.environ)
     try:
         yield

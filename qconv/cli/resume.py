@@ -1,4 +1,4 @@
-"""``qconv train resume=RUN``: a run goes on from its folder, in place of a config that Hydra composes."""
+"""``qconv train resume=RUN``: continues a run with the config in its folder; Hydra composes none."""
 
 import shlex
 from collections.abc import Sequence
@@ -11,12 +11,12 @@ WORD = "resume="
 
 
 def is_resumed(arguments: Sequence[str]) -> bool:
-    """Whether a run is to go on."""
+    """Whether the arguments resume a run."""
     return any(word.lstrip("+").startswith(WORD) for word in arguments)
 
 
 def config_of(arguments: Sequence[str]) -> DictConfig | None:
-    """Return the config of the run that is to go on; None, after saying so, if it has finished.
+    """Return the config of the run to resume; None, with a message, if the run has finished.
 
     Raises:
         ValueError: the words do not fit, or there is no run.

@@ -27,7 +27,7 @@ class Source:
 
     @property
     def packed_file(self) -> Path:
-        """The packed file that it is, that it contains, or that it names in the zoo."""
+        """The packed file: MODEL itself, in the run's folder, or in the zoo."""
         from ..zoo import located
 
         return located(self.path)
@@ -47,11 +47,11 @@ class Source:
         return FinishedRun(self.path)
 
     def trained(self) -> "nn.Module":
-        """The network of a run's checkpoint, or that of the file."""
+        """The network of the run's checkpoint, or of the packed file."""
         return self.run.trained() if self.is_run else self.predictor.model
 
     def shipped(self) -> "nn.Module":
-        """The network of the packed file, or if a run has none, that of its checkpoint."""
+        """The network of the packed file; for a run without one, of its checkpoint."""
         return self.run.model() if self.is_run else self.predictor.model
 
     def inputs(self, pictures: list[str], count: int, split: Literal["train", "val"]) -> "Tensor":

@@ -35,7 +35,7 @@ class SweepTable(Callback):
                 write_csv(runs, folder / "sweep.csv")
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        """Show the results of the runs, and write them once more: jobs that run side by side may each lack others."""
+        """Show the results of the runs, and write them again: a parallel job may have written without some others."""
         del kwargs
         from ..training.report.screen import show_rows
 
@@ -56,9 +56,9 @@ def read_runs(folder: Path) -> list[dict[str, Any]]:
 
 
 def _result_of(job: Path) -> Path | None:
-    """The result of a job: in its own folder, or in the one that `run_dir` names; None if it is of an earlier run.
+    """The result of a job, in its own folder or in `run_dir`; None if it is older than the job.
 
-    It is older than the job then, by the times of the files.
+    An earlier run wrote it then; the times of the files decide.
     """
     begun = (job / ".hydra" / "overrides.yaml").stat().st_mtime  # Hydra writes it anew for a job that is then refused
     if (job / RESULT).is_file():
@@ -102,7 +102,7 @@ def spread(values: list[float]) -> str:
 
 
 def _is_of_another(job: Path, folder: Path) -> bool:
-    """Whether another sweep, whose folder is in this one, has the job."""
+    """Whether the job belongs to another sweep with a folder inside this one."""
     between = itertools.takewhile(lambda parent: parent != folder, job.parents)
     return any((parent / "multirun.yaml").is_file() for parent in between)
 

@@ -1,4 +1,4 @@
-"""``qconv train``: train a network, or evaluate one, as a config says that Hydra composes from the command line."""
+"""``qconv train``: trains or evaluates a network; Hydra composes the config from the command line."""
 
 import os
 import signal
@@ -57,7 +57,7 @@ def is_first_process() -> bool:
 
 
 def announce(folder: str) -> None:
-    """Say where the run is, before the imports that take seconds; nothing if they are done, as in a sweep."""
+    """Print the run's folder before the imports, which take seconds; nothing if they are done, as in a sweep."""
     if "torch" not in sys.modules and is_first_process():
         print(f"{folder}: loading PyTorch and Lightning", flush=True)
 
@@ -88,9 +88,9 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
     """Compose the config that the arguments ask for and run `main` with it, or do what they ask of Hydra instead.
 
     Args:
-        program: what the program is called in messages.
-        arguments: those of the command line.
-        in_full: leave a user's error as it is, with its traceback.
+        program: the name of the program in messages.
+        arguments: the arguments of the command line.
+        in_full: show a user's error with its traceback.
     """
     called, process = sys.argv, os.getpid()
 
@@ -131,7 +131,7 @@ def run_hydra(program: str, arguments: Sequence[str], *, in_full: bool) -> None:
 
 
 def flags_last(words: Sequence[str]) -> list[str]:
-    """The words with Hydra's flags after the others: between them argparse would take it for an error."""
+    """The words with Hydra's flags last, because argparse rejects flags between other words."""
     others: list[str] = []
     flags: list[str] = []
     rest = iter(words)
@@ -175,5 +175,5 @@ def run_main(program: str, arguments: Sequence[str]) -> None:
 
 
 def told(error: BaseException) -> SystemExit:
-    """The end of the program that tells the user of an error."""
+    """The exit of the program with a message about an error."""
     return SystemExit(f"error: {message(error)}\n(HYDRA_FULL_ERROR=1 shows the traceback)")

@@ -1,4 +1,4 @@
-"""``qconv train --help``: without Hydra, whose own help composes a config for each group and takes seconds."""
+"""``qconv train --help``, without Hydra: its own help composes a config for each group and takes seconds."""
 
 import argparse
 import re
@@ -47,9 +47,9 @@ def text(program: str, words: Sequence[str], width: int | None = None) -> str:
     """Return the help.
 
     Args:
-        program: what the program is called.
-        words: the words after it, of which ``--config-dir`` adds groups.
-        width: columns; those of the terminal by default.
+        program: the name of the program.
+        words: the words after it; ``--config-dir`` adds groups.
+        width: columns; by default the width of the terminal.
     """
     width = max(min(shutil.get_terminal_size().columns, WIDEST) if width is None else width, NARROWEST)
     places = (folder(), *_own(words))

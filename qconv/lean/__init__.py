@@ -1,4 +1,4 @@
-"""Lean training: what a forward keeps for its backward is bits, statistics, or nothing."""
+"""Lean training: a forward keeps only bits, statistics or nothing for its backward."""
 
 from .format import (
     choose_format as choose_format,

@@ -24,13 +24,13 @@ _ops = torch.ops.qconv
 
 
 class _Clamped(nn.Module):
-    """An activation whose gradient passes between two ends: it keeps where."""
+    """An activation that passes gradients between two ends: it keeps a bit for each element."""
 
     float_type: type[nn.Module]
     inplace: bool
 
     def ends(self) -> tuple[float, float | None]:
-        """Where the gradient begins and ceases to pass."""
+        """The two ends between which the gradient passes."""
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
@@ -104,9 +104,9 @@ class _Clamp(torch.autograd.Function):
 
 
 def _by_twin(grad: Tensor, strides: tuple[int, ...], passes: Sequence[Tensor], is_relu: bool) -> Tensor:
-    """Return the gradient by the twin's operator, which makes one layout of two.
+    """Return the gradient by the twin's operator, so that it gets the twin's memory layout.
 
-    By the layout convolutions choose how they add up.
+    Convolutions choose the order of their sums by the layout.
     """
     output = torch.empty_strided(grad.shape, strides, dtype=grad.dtype, device=grad.device)
     if passes:
@@ -125,13 +125,13 @@ def _twin(input: Tensor, low: float, high: float | None) -> Tensor:
 
 
 class Rebuilt(nn.Module):
-    """An activation that needs its input: it computes that again where it has a recipe."""
+    """An activation that needs its input, and computes it again if there is a recipe."""
 
     float_type: type[nn.Module]
     inplace: bool = False
 
     def pure(self) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-        """Return a pure function of the input and of learned tensors, and these."""
+        """Return a pure function of the input and the learned tensors, and these tensors."""
         raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
@@ -167,7 +167,7 @@ class LeanLeakyReLU(Rebuilt, nn.LeakyReLU):
 
 
 class LeanRPReLU(Rebuilt, RPReLU):
-    """`qconv.models.activations.RPReLU` of a lean model; unless that is exact, its sums have another order."""
+    """`qconv.models.activations.RPReLU` of a lean model; unless the model is exact, its sums have another order."""
 
     float_type = RPReLU
     lean: Lean = "fast"
@@ -212,7 +212,7 @@ class LeanMaxout(Rebuilt, Maxout):
 
 
 class _Again(torch.autograd.Function):
-    """A pure function whose input is computed again, for the gradients that autograd gives."""
+    """A pure function that computes its input again in the backward, and takes its gradients from autograd."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]

@@ -1,6 +1,6 @@
-"""Images that come into a lean model become channels_last, as its kernels read and write, if its forward takes that.
+"""Converts the images for a lean model to channels_last, the format of its kernels, if its forward accepts it.
 
-Its modules hand on the format that they get, as their twins do. A forward that calls ``x.view`` does not take it.
+Its modules keep the format of their input, as their twins do. A forward that calls ``x.view`` does not accept it.
 """
 
 import warnings
@@ -22,7 +22,7 @@ class _Images:
     """Makes images channels_last before forwards that are recorded.
 
     Args:
-        takes: whether the model takes them; None until its first forward as it is written shows it.
+        takes: whether the model accepts them; None until a recorded forward shows it.
     """
 
     def __init__(self, takes: bool | None = None) -> None:
@@ -38,7 +38,7 @@ class _Images:
 
 
 def choose_format(model: nn.Module, takes: bool | None = None) -> None:
-    """Compute with images that are channels_last; ``takes``: whether the model does, if this is known."""
+    """Compute with channels_last images; ``takes``: whether the model accepts them, if known."""
     keep_format(model)
     model.register_forward_pre_hook(_Images(takes).before, prepend=True, with_kwargs=True)
 
@@ -52,9 +52,9 @@ def keep_format(module: nn.Module) -> None:
 
 
 def takes_channels_last(model: nn.Module, *args: Any, **kwargs: Any) -> bool:
-    """Whether the model runs on images in this format, and returns none, which its caller would find in it.
+    """Whether the model runs on channels_last images and returns no images, which would then have this format.
 
-    A copy runs, in the model's modes. If there can be none, or it refuses, the answer is no.
+    A copy runs, in the model's modes. False if the model can't be copied, or the copy refuses.
     """
     try:
         with as_written(), random_state_kept(model), without_warnings(), warnings.catch_warnings(), torch.no_grad():
@@ -72,7 +72,7 @@ def _in_channels_last(arguments: Any) -> Any:
 
 
 def _is_other(x: Any) -> bool:
-    """Whether it is images in another format."""
+    """Whether ``x`` holds images in another format."""
     return _is_image(x) and x.is_floating_point() and not is_like_channels_last(x.shape, x.stride())
 
 

@@ -1,4 +1,4 @@
-"""Lean modules in graphs of `torch.fx`: they stand there as their twins would."""
+"""Lean modules in graphs of `torch.fx`: they appear as their twins would."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from torch import fx, nn
 
 
 def as_node(module: Any, input: fx.Proxy) -> Any:
-    """Return a call of ``module`` as one node, as for torch's own modules, or what its twin's forward makes of it.
+    """Return a call of ``module`` as one node, as for torch's own modules, or the result of its twin's forward.
 
     A tracer treats only the modules of ``torch.nn`` as units, and would trace into this one.
     """

@@ -1,4 +1,4 @@
-"""Batch norm that keeps statistics, and computes its input again where that has a recipe."""
+"""Batch norm that keeps statistics, and computes its input again if there is a recipe."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -19,7 +19,7 @@ _aten = torch.ops.aten
 
 
 class _LeanBatchNorm(_BatchNorm):
-    """Batch norm of a lean model: as its twin, but for what it keeps in training."""
+    """Batch norm of a lean model: like its twin, but it keeps less in training."""
 
     float_type: type[_BatchNorm]
     lean: Lean = "fast"
@@ -54,7 +54,7 @@ class _LeanBatchNorm(_BatchNorm):
         return hang(output, Recipe(tensors, compute, recipe.convolutions, rough))
 
     def _updated(self) -> tuple[float, tuple[Tensor | None, Tensor | None]]:
-        """Count the batch; return the weight of its statistics in the running ones, and these."""
+        """Count the batch; return the weight of its statistics in the running statistics, and the latter."""
         if not self.track_running_stats:
             return 0.0, (None, None)
         if self.num_batches_tracked is not None:
@@ -132,9 +132,9 @@ def _asked(grads: Sequence[Tensor], mask: Sequence[bool]) -> tuple[Tensor | None
 def _again(
     counts: tuple[int, int], compute: Callable[..., Tensor], eps: float, running: torch.dtype | None, *tensors: Tensor
 ) -> Tensor:
-    """Normalize the input once more, given its tensors and those of the layer.
+    """Normalize the input again, from the tensors of its recipe and of the layer.
 
-    The operator decides by the dtype of the running statistics how it computes, so it gets some.
+    The operator chooses its arithmetic by the dtype of the running statistics, so it gets some.
     """
     of_input, learned, _ = _split(tensors, counts)
     weight, bias = learned or (None, None)
@@ -153,6 +153,6 @@ def _folded(counts: tuple[int, int], affine: Callable[..., Tensor], *tensors: Te
 
 
 def _split(tensors: tuple[Tensor, ...], counts: tuple[int, int]) -> tuple[tuple[Tensor, ...], ...]:
-    """Split the tensors of a recipe: those of the input, weight and bias, and statistics, if there are any."""
+    """Split the tensors of a recipe into tensors of the input, weight and bias, and statistics if there are any."""
     first, second = counts[0], sum(counts)
     return tensors[:first], tensors[first:second], tensors[second:]

@@ -1,4 +1,4 @@
-"""Max pooling that keeps a byte for each output, where its twin keeps its input and an index of 8 bytes."""
+"""Max pooling that keeps a byte for each output; its twin keeps its input and an index of 8 bytes."""
 
 from collections.abc import Callable
 from functools import partial

@@ -17,10 +17,10 @@ def why_float(module: nn.Module, input: Any, output: Any) -> str:
     """Return why the call ``output = module(input)`` in a lean model kept a float of the size of ``input``.
 
     - "no bits of its input": there are none for the input's quantizer, for a linear layer's input that is not (N, C),
-      or, where gradients are exact, for one with sides of 1 whose strides are not those of a new tensor;
-    - "input from cat": it needs its input, which nobody can compute again, for this operator of autograd made it;
-    - "input has no gradient": as before, for autograd has not recorded how it was made;
-    - "a subclass" of a class that `qconv.lean` replaces, whose forward may be another;
+      or, with exact gradients, for one that has sides of 1 and other strides than a new tensor;
+    - "input from cat": it needs its input, which this operator of autograd made, so that it can't be computed again;
+    - "input has no gradient": the same, because autograd has not recorded how it was made;
+    - "a subclass" of a class that `qconv.lean` replaces: its forward may differ;
     - "no lean form": `qconv.lean` replaces no such class;
     - "in evaluation", "in place", "returns indices": the module does;
     - empty: a float convolution or linear layer, a parent of other modules, or a cause that can't be told.

@@ -31,12 +31,12 @@ _PLAIN = {kind: twin for twin, kind in (*_LEAN.items(), (nn.Conv2d, LeanConv2d))
 
 
 def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
-    """Make a model with quantized layers keep bits, in place of floats, for its backward pass.
+    """Make a model with quantized layers keep bits instead of floats for its backward.
 
-    A layer keeps codes of its input (1, 2, 4 or 8 bits, as its levels need) and where its gradient passes.
-    If its gradient needs the input itself, this is computed again as well. A batch norm after it keeps its statistics,
+    A layer keeps codes of its input (1, 2, 4 or 8 bits, as its levels need), and where the gradient passes. If its
+    gradient needs the input itself, the input is computed again as well. A batch norm after it keeps its statistics,
     and computes its input again from the codes, bit for bit. An activation keeps a bit for each element.
-    Layers find each other while the model runs; what has been changed in place in between is kept as a float.
+    Layers find each other while the model runs; a tensor that was changed in place in between is kept as a float.
 
     Parameters, state dict and the hooks of others stay as they are. By default gradients of layers of signs are sums in
     float32 in another order, looked up by bits; so are the outputs of binary weights and float inputs, and sums of
@@ -45,16 +45,16 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
 
     Images keep their memory format from layer to layer. Steps are fastest in channels_last, in which torch's own batch
     norms and poolings sum in another order, too. So the first forward that is recorded runs a copy of the model on such
-    images; if that succeeds and returns no images, a hook makes the images of every recorded forward channels_last. It
-    fails where the forward calls ``x.view`` on them: ``x.reshape`` takes them.
+    images. If this succeeds and returns no images, a hook makes the images of every recorded forward channels_last. A
+    forward that calls ``x.view`` on them fails: use ``x.reshape``.
 
-    ``DistributedDataParallel`` wraps such a model as any other. A module that ``fully_shard`` holds must hold a layer
-    and the batch norm after it, which reads the layer's weight: if that was freed by then, the backward raises.
+    ``DistributedDataParallel`` wraps a lean model like any other. ``fully_shard`` must hold a layer and the batch norm
+    after it in one module, because the batch norm reads the layer's weight: if that is freed, the backward raises.
 
     Args:
         model: any module; it is changed in place.
         on: False undoes it.
-        exact: whether all gradients must equal, bit for bit, those of the model before it was made lean, with the same
+        exact: whether all gradients must equal, bit for bit, the gradients of the model that is not lean, with the same
             operators and memory formats. It saves as much memory, but less time.
 
     Returns:
@@ -85,10 +85,10 @@ def lean(model: Model, on: bool = True, *, exact: bool = False) -> Model:
 
 @contextmanager
 def while_not_lean(model: nn.Module, *, swaps: bool = True) -> Iterator[None]:
-    """Undo leanness while layers of the model are swapped, so that every module is of the class that is looked up.
+    """Undo leanness while layers of the model are swapped, so that every module has the class that is looked up.
 
-    Afterwards each module is as lean as before, and a quantized layer that was not lean, since it is new, as lean as
-    the others; without `swaps` none is new.
+    Afterwards each module is as lean as before, and a new quantized layer is as lean as the others; without `swaps`
+    there are no new layers.
     """
     modes: dict[nn.Module, Lean] = {module: module.__dict__["lean"] for module in model.modules() if is_lean(module)}
     for module in model.modules():
@@ -111,12 +111,12 @@ def is_lean(module: nn.Module) -> bool:
 
 
 def plain_type(module: nn.Module) -> type[nn.Module]:
-    """Return the class of the module, or that which it would have if its model were not lean."""
+    """Return the class of the module in a model that is not lean."""
     return _PLAIN.get(type(module), type(module))
 
 
 def is_subclass(module: nn.Module) -> bool:
-    """Whether the module is of a class made from one that `lean` replaces, so that it stays as it is."""
+    """Whether the module is of a subclass of a class that `lean` replaces, so that it stays as it is."""
     return isinstance(module, tuple(_LEAN)) and type(module) not in (*_LEAN, *_PLAIN) and not is_lean(module)
 
 

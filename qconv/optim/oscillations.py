@@ -74,7 +74,7 @@ class Oscillations(StepRule):
         self.momentum, self.max_bits, self.start = momentum, max_bits, start
 
     def wants(self, layer: QuantizedLayer) -> bool:
-        """Layers of quantized weights of few bits."""
+        """Whether the rule applies: quantized weights of at most `max_bits`."""
         return not layer.weight_quantizer.replaces_weight and layer.weight_quantizer.bits <= self.max_bits
 
     def check(self, name: str, layer: QuantizedLayer) -> None:

@@ -53,7 +53,7 @@ class OvSW(StepRule):
         self.delta, self.decay, self.momentum, self.threshold = delta, decay, momentum, threshold
 
     def wants(self, layer: QuantizedLayer) -> bool:
-        """Layers of binary weights."""
+        """Whether the rule applies: binary weights."""
         return layer.weight_quantizer.is_binary and not layer.weight_quantizer.replaces_weight
 
     def before_step(self, layer: QuantizedLayer, state: State) -> None:

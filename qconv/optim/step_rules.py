@@ -1,4 +1,4 @@
-"""What else happens to the weights of quantized layers around each optimizer step: the base of such rules."""
+"""The base of rules that change the weights of quantized layers around each optimizer step."""
 
 import math
 import warnings
@@ -42,7 +42,7 @@ class StepRule:
         return f"{type(self).__name__}_steps"
 
     def wants(self, layer: QuantizedLayer) -> bool:
-        """Whether the rule is for this layer."""
+        """Whether the rule applies to this layer."""
         raise NotImplementedError
 
     def check(self, name: str, layer: QuantizedLayer) -> None:
@@ -64,7 +64,7 @@ class StepRule:
         """Change ``layer.weight`` or the state; ``progress`` goes from 0 to 1 during training."""
 
     def attach(self, model: nn.Module, optimizer: Optimizer, total_steps: int | None = None) -> "Attached":
-        """Let the rule work on the trainable weights of ``model`` around each ``optimizer.step()``.
+        """Apply the rule to the trainable weights of ``model`` around each ``optimizer.step()``.
 
         Call it after `qconv.after_every_step`, and again for copies of the optimizer.
 

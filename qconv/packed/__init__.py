@@ -1,4 +1,4 @@
-"""Packed files: what was trained is what ships."""
+"""Packed files: the trained network, ready to ship."""
 
 from .load import (
     PackedFileError as PackedFileError,

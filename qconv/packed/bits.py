@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 TRITS = 5
-"""Of a byte."""
+"""Numbers of three values in a byte."""
 LARGEST_RADIX = 2**16
 CHUNK = 8 * TRITS * 2**14
 """Numbers that are unpacked at once: a whole number of bytes in each radix."""
@@ -24,7 +24,7 @@ def radix_of(bits: float, count: int) -> int:
 
 
 def packed_length(count: int, radix: int) -> int:
-    """Bytes of `count` numbers."""
+    """The number of bytes for `count` numbers."""
     if radix == 3:
         return -(-count // TRITS)
     return -(-count * _width(radix) // 8)

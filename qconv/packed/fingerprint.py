@@ -25,9 +25,9 @@ TRAINING = (
 IDLE = ("StochasticDepth", "DropPath", "DropBlock2d", "DropBlock3d")
 """Classes of torchvision and timm that do nothing in evaluation, like dropout."""
 NORMS = "BatchNorm1d", "BatchNorm2d", "BatchNorm3d", "SyncBatchNorm"
-"""Batch norms of which one may stand for another: training on several devices puts SyncBatchNorm in their place."""
+"""Interchangeable batch norms: training on several devices replaces them by SyncBatchNorm."""
 KNOWN = ("torch", "torchvision", "timm", "qconv")
-"""Packages whose classes store the arguments that they compute with; other classes may store anything."""
+"""Packages with classes that store the arguments that they compute with; other classes may store anything."""
 
 
 def fingerprint(model: nn.Module) -> str:

@@ -44,7 +44,7 @@ class FixedCodes(Quantizer):
         self.register_buffer("negative_scale", None)
 
     def set_(self, codes: Codes) -> None:
-        """Take over the codes, whose `zero` is 0."""
+        """Take over the codes; their `zero` must be 0."""
         self.values = codes.values
         self.scale, self.offset, self.negative_scale = codes.scale, codes.offset, codes.negative_scale
 

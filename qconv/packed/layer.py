@@ -1,4 +1,4 @@
-"""A quantized layer as a header and tensors, and back; `weight` has what is said of its weight."""
+"""A quantized layer as a header and tensors, and back; `weight` handles its weight."""
 
 import inspect
 from collections.abc import Iterator, Mapping
@@ -94,7 +94,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
     Args:
         name: the name of the layer in the model.
         layer: the layer to store.
-        strict: whether to raise unless it can be stored now; else its size is that of a layer that can.
+        strict: whether to raise unless it can be stored now; else only its size as a storable layer is wanted.
 
     Raises:
         ValueError: the layer can't be shipped (`check_shippable`); its input quantizer is not one of qconv's; codes do
@@ -124,7 +124,7 @@ def describe(name: str, layer: QuantizedLayer, strict: bool = True) -> tuple[hea
 
 
 def check_shippable(name: str, layer: QuantizedLayer) -> None:
-    """Raise unless the layer computes by itself what it will compute for good.
+    """Raise unless the layer already computes as it will after training.
 
     Args:
         name: the name of the layer in the model.
@@ -232,12 +232,12 @@ def restore_activation(module: nn.Module, choice: str) -> None:
 
 
 def current(quantizer: Quantizer) -> Quantizer:
-    """The quantizer itself, or that of its stage."""
+    """The quantizer itself, or the quantizer of its present stage."""
     return quantizer.current if isinstance(quantizer, Stages) else quantizer
 
 
 def _learned(quantizer: Quantizer) -> Iterator[tuple[str, Tensor]]:
-    """The tensors with which an input quantizer computes: no surrogate, random stream, flag, note or gradient's."""
+    """The tensors with which an input quantizer computes: not surrogates, random streams, flags, notes or gradients."""
     other = tuple(
         f"{name}." for name, part in quantizer.named_modules() if isinstance(part, Surrogate | Stream) and name
     )

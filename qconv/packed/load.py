@@ -40,8 +40,8 @@ def load_packed(path: str | os.PathLike[str], model: nn.Module | None = None) ->
     No code in the file is run. Checksum, names, shapes, dtypes and values are checked before `model` is changed, and so
     is whether `model` is the saved network: the class and the arguments of each module, and, if the file knows the
     shape of an input, the outputs for two inputs (`header.Trial`), up to rounding. Files of version 1 of the format
-    lack that: nothing shows that their `model` has ReLU in place of Hardtanh. The layers compute in evaluation what the
-    trained ones did; their weights can't be trained any further.
+    lack these checks: nothing shows that their `model` has ReLU instead of Hardtanh. The layers compute the same as the
+    trained ones in evaluation; their weights can't be trained any further.
 
     Args:
         path: a file written by `save_packed`.
@@ -249,7 +249,7 @@ class Content:
         }
 
     def _dtypes(self) -> set[torch.dtype]:
-        """The dtypes of its floats; if it has codes alone, those of the weights that they are."""
+        """The dtypes of its floats; if it has only codes, the dtypes of the weights that these stand for."""
         weights = (layer.weight for layer in self.header.layers.values())
         of_weights = {getattr(torch, weight.dtype) for weight in weights if weight is not None}
         return {tensor.dtype for tensor in self.state.values() if tensor.is_floating_point()} or of_weights

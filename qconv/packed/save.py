@@ -63,9 +63,8 @@ def save_packed(
     it: `load_packed` refuses another network with the same tensors. Without that test the file can't detect another
     function in a forward, nor another argument stored by your own class; a warning says so if no usual shape suits, or
     if the model can't be copied. There is no test for a model of several inputs, in a dtype other than float32, or
-    whose outputs move by a quarter through rounding (an untrained one). A forward that reads the weight of a layer
-    beside calling it gets the quantized weight there after loading, where it was the latent one; read
-    ``layer.quantized_weight()`` instead.
+    with outputs that move by a quarter through rounding (an untrained one). A forward that also reads ``layer.weight``
+    gets the quantized weight after loading, and the latent one before; read ``layer.quantized_weight()`` instead.
 
     Args:
         model: a converted model, trained and at its final stage.
@@ -159,10 +158,10 @@ def _warn_of_hooks(model: nn.Module) -> None:
 
 
 def packed_sizes(model: nn.Module, size: tuple[int, ...] | None = None) -> tuple[dict[str, int], int]:
-    """Return the bytes of each module's tensors in the file of `save_packed`, by its name, and those of the header.
+    """Return the bytes of each module's tensors in the file of `save_packed`, by its name, and the bytes of the header.
 
-    The header is that of a file without descriptions of network, images and classes. For a model that can't be packed
-    yet they are the later ones: codes are evenly spaced, with one scale if the weight has none yet.
+    The header has no descriptions of network, images and classes. For a model that can't be packed yet, the bytes are
+    those after training: codes are evenly spaced, with one scale if the weight has none yet.
 
     Args:
         model: the model.

@@ -1,4 +1,4 @@
-"""Shapes of inputs to try if nobody says what a network takes."""
+"""Shapes of inputs to try for a network with an unknown input shape."""
 
 from typing import Any
 

@@ -14,7 +14,7 @@ def joined(name: str, rest: str) -> str:
 
 
 def inner_model(model: nn.Module) -> nn.Module:
-    """Return the model itself, without wrappers that compile it or spread it over devices."""
+    """Return the model without wrappers that compile it or distribute it over devices."""
     check_module(model)
     while True:
         inside = getattr(model, "_orig_mod", None)

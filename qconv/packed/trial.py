@@ -1,4 +1,4 @@
-"""The test vector of a packed file: the outputs of its model for two inputs, which depend on functions as well."""
+"""The test vector of a packed file: the outputs of its model for two inputs, which also depend on its functions."""
 
 import base64
 import inspect
@@ -23,8 +23,8 @@ FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, As
 def make_trial(model: nn.Module, shape: tuple[int, ...]) -> Trial | None:
     """Return the test vector of a float32 model that takes inputs of this shape, without the batch.
 
-    The model is not changed. The tolerance is how far its outputs move when the inputs move by rounding errors, and in
-    float64. None if that is too far, or if the model can't be copied or does not take such inputs.
+    The model is not changed. The tolerance is the change of its outputs when the inputs change by rounding errors,
+    and in float64. None if that is too much, or if the model can't be copied or does not take such inputs.
     """
     if not _is_float32(model):
         return None

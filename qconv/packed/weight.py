@@ -20,7 +20,7 @@ NO_CODES = Codes(torch.zeros(0, dtype=torch.int8, device="cpu"), torch.ones((), 
 
 
 class Entry(NamedTuple):
-    """A tensor of the file, whose values are made when they are written; `owner` is the module it belongs to."""
+    """A tensor of the file, made when it is written; `owner` is the module it belongs to."""
 
     owner: str
     name: str

@@ -36,8 +36,8 @@ def summary(model: nn.Module, input_size: Sequence[int], *, costs: Mapping[str, 
 
     A terminal shows as much as its width allows: layers that repeat in one line, modules that multiply.
 
-    Arguments, errors and counts are those of `summarize`, which prints nothing. ``costs`` adds a column of what
-    quantizing a layer costs, by its name, such as `qconv.Sensitivity.costs`; it shows all modules, whatever the width.
+    Arguments, errors and counts are as in `summarize`, which prints nothing. ``costs`` adds a column with the cost of
+    quantizing each layer, by its name, such as `qconv.Sensitivity.costs`; it shows all modules, whatever the width.
 
     Example:
         >>> table = summary(nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), (3, 5, 5))  # doctest: +ELLIPSIS
@@ -60,7 +60,7 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
     modules counts once, with the first of them; a module that is called several times counts its multiply-accumulates
     each time.
 
-    Multiply-accumulates are those of the convolution, transposed convolution or linear layer itself, padding included.
+    Multiply-accumulates count the convolution, transposed convolution or linear layer itself, padding included.
     The projections of `nn.MultiheadAttention` and of torchvision's shifted windows, which compute with the weights of
     linear layers without calling them, count with the attention. They do not include products elsewhere (of queries
     with keys, XNOR-Net's map of input magnitudes) nor the sampling of a deformable convolution, which counts as the
@@ -68,17 +68,17 @@ def summarize(model: nn.Module, input_size: Sequence[int]) -> Summary:
 
     Saved bytes are the storages that autograd keeps for the backward, given which parameters of `model` require a
     gradient, and under any autocast around this call. A storage counts once, with the first module that saves it in its
-    own forward: what a parent computes between its children counts with the parent. Parameters and buffers do not
-    count, nor does what a checkpointed part computes again. The forward is that of training, of numbers from 0 to 1;
-    modules in evaluation stay there if `model` itself is in training, and `torch.nn.SyncBatchNorm` does always.
+    own forward: computations of a parent between its children count with the parent. Parameters and buffers do not
+    count, nor do tensors that a checkpointed part computes again. The forward runs as in training, on numbers from 0 to
+    1; modules in evaluation stay there if `model` itself is in training, and `torch.nn.SyncBatchNorm` always does.
     Quantizers that were not calibrated keep their ranges. If the model refuses a single sample in training, as batch
-    norm does a single value of each channel, saved bytes are half of those of two; if it refuses these as well, they
-    are those of evaluation with dropout layers on.
+    norm refuses a single value per channel, two samples run and the bytes are halved; if it refuses two as well, it
+    runs in evaluation with dropout layers on.
 
-    The bytes if lean are those of another such forward after `qconv.lean`, in its exact form if `model` has that. They
-    are what the graph of its output holds in the end. Where parts are checkpointed they are an upper bound: hooks count
-    them, and under hooks for saved tensors lean layers don't start from a tensor that another layer keeps. Where a
-    layer keeps a float of the size of its input after all, `Row.keeps_float` says why.
+    The lean bytes come from another such forward after `qconv.lean`, in its exact form if `model` is exact. They count
+    the tensors that the graph of the output holds in the end. With checkpointed parts they are an upper bound: hooks
+    count them, and under hooks for saved tensors lean layers don't start from a tensor that another layer keeps. If a
+    layer still keeps a float of the size of its input, `Row.keeps_float` gives the reason.
 
     Args:
         model: any module, quantized or not, that takes one tensor.
@@ -126,7 +126,7 @@ def _checked_size(input_size: Sequence[int]) -> tuple[int, ...]:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """What the state dict holds of a module without its children; a computed weight stands for what computes it."""
+    """The tensors of a module in the state dict, without its children; a computed weight replaces its sources."""
     passing = module._non_persistent_buffers_set
     buffers = [(name, buffer) for name, buffer in module.named_buffers(recurse=False) if name not in passing]
     named = [*module.named_parameters(recurse=False), *buffers]
@@ -138,7 +138,7 @@ def _tensors(module: nn.Module) -> list[Tensor]:
 
 
 def _modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Return all modules except what is in layers, quantizers and parametrizations, which counts with its layer."""
+    """Return all modules except quantizers and parametrizations inside layers, which count with the layer."""
     layers = [module for module in model.modules() if isinstance(module, QuantizedLayer)]
     children = [child for layer in layers for name, child in layer.named_children() if _is_of_layer(name, child)]
     inner = {module for child in children for module in child.modules()}
@@ -163,8 +163,8 @@ class _Trace:
     Attributes:
         shapes: output shape of the last call.
         macs: multiply-accumulates of all calls.
-        saved: what training keeps for the backward.
-        lean: the same in a lean model.
+        saved: the bytes that training keeps for the backward.
+        lean: the bytes that a lean model keeps.
         bypassed: quantized layers that were never called although the forward computed with their weights.
     """
 
@@ -245,10 +245,10 @@ def count_macs(module: nn.Module, input: Any, output: Tensor) -> int:
 
 
 def count_macs_of_children(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the multiply-accumulates of the linear layers whose weights the module reads without calling them.
+    """Return the multiply-accumulates of linear layers that the module does not call, but reads the weights of.
 
-    `nn.MultiheadAttention` multiplies each number of queries, keys and values by E weights, and those of its output by
-    as many. Shifted windows multiply each position of the padded image by ``qkv`` and ``proj``.
+    `nn.MultiheadAttention` multiplies each number of queries, keys, values and output by E weights. Shifted windows
+    multiply each position of the padded image by ``qkv`` and ``proj``.
     """
     if isinstance(module, nn.MultiheadAttention) and type(module).forward is nn.MultiheadAttention.forward:
         named = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
@@ -265,7 +265,7 @@ def count_macs_of_children(module: nn.Module, args: tuple[Any, ...], kwargs: dic
 
 
 def _is_deformable(module: nn.Module) -> bool:
-    """Whether it is torchvision's layer; nothing is if torchvision was never imported."""
+    """Whether it is torchvision's layer; always False if torchvision was never imported."""
     layer = getattr(sys.modules.get("torchvision.ops"), "DeformConv2d", None)
     return layer is not None and isinstance(module, layer)
 

@@ -1,4 +1,4 @@
-"""What training keeps of a sample for the backward, module by module, as it is and in a lean model."""
+"""Bytes that training keeps of a sample for the backward, module by module, also in a lean model."""
 
 import warnings
 from bisect import bisect_right
@@ -23,11 +23,11 @@ REFUSED = (RuntimeError, ValueError, TypeError, IndexError, AssertionError)
 
 @dataclass
 class Kept:
-    """What one forward keeps, by the names of the modules.
+    """Bytes that one forward keeps, by the names of the modules.
 
     Attributes:
-        bytes: those first saved in the module's own forward.
-        floats: why a module keeps a float of the size of its input, where that can be told.
+        bytes: bytes first saved in the module's own forward.
+        floats: why a module keeps a float of the size of its input, where known.
     """
 
     bytes: Counter[str] = field(default_factory=Counter)
@@ -37,11 +37,11 @@ class Kept:
 def kept_in_training(
     model: nn.Module, modules: Mapping[str, nn.Module], modes: Mapping[nn.Module, bool], size: Sequence[int]
 ) -> tuple[Kept, Kept]:
-    """Return what a forward keeps for one sample, and what it keeps once `qconv.lean` has made the model lean.
+    """Return the bytes that a forward keeps for one sample, before and after `qconv.lean`.
 
     Args:
         model: a copy, which is changed.
-        modules: the modules to tell apart, by their names.
+        modules: the modules to count, by their names.
         modes: whether each is in training.
         size: the size of the sample.
     """
@@ -59,14 +59,14 @@ def kept_in_training(
 
 
 def _skip_calibration(layer: QuantizedLayer) -> None:
-    """Let the layer quantize in the range that it has: to find one it would wait for other processes."""
+    """Mark the layer as calibrated, so that it keeps its range: calibration would wait for other processes."""
     for part in layer.input_quantizer.modules():
         if "calibrated" in part._buffers:
             cast(Quantizer, part).calibrated = True
 
 
 def _of_sample(model: nn.Module, modules: Mapping[str, nn.Module], size: Sequence[int]) -> Kept:
-    """Run one sample; two, and half of what they keep, if batch norm refuses a single value of each channel."""
+    """Run one sample; if batch norm refuses a single value per channel, run two and halve the bytes."""
     try:
         return _of_batch(model, modules, (1, *size))
     except REFUSED:
@@ -90,7 +90,7 @@ def _of_batch(model: nn.Module, modules: Mapping[str, nn.Module], shape: tuple[i
 
 
 def _nodes(output: Any) -> list[Any]:
-    """The nodes of autograd's graph, in the order of the forward; None in place of a graph that is out of reach."""
+    """The nodes of autograd's graph, in the order of the forward; None for a graph that is out of reach."""
     ends = [leaf.grad_fn for leaf in tree_leaves(output) if isinstance(leaf, Tensor) and leaf.grad_fn is not None]
     seen: set[Any] = set()
     todo: list[Any] = list(ends)
@@ -112,7 +112,7 @@ class _Call:
 
 
 class _Calls:
-    """While it is active, records which call of a module runs, and from which node of autograd's graph on."""
+    """Context manager: records which call of a module runs, and from which node of autograd's graph on."""
 
     def __init__(self, modules: Mapping[str, nn.Module]) -> None:
         self.modules, self.running = modules, [_Call("")]
@@ -172,7 +172,7 @@ class _Count:
         return tensor
 
     def of_node(self, node: Any) -> bool:
-        """Count what a node saves; return whether this can be seen: not where hooks hide it, as of a checkpoint."""
+        """Count the tensors that a node saves; return whether they are visible: hooks of checkpoints hide them."""
         if node is None:
             return False
         call = self.calls.of_node(node)
@@ -188,7 +188,7 @@ class _Count:
         return True
 
     def finished(self) -> Kept:
-        """What was counted, and why the calls that keep floats do."""
+        """Return the counts, and why calls keep floats."""
         self.kept.floats = {call.name: call.why for call in self.with_floats if call.why}
         return self.kept
 

@@ -21,10 +21,10 @@ Repeated = tuple[Row, str, int]
 
 
 def screen_text(summary: Summary, width: int | None = None, title: str = "") -> str:
-    """Return the table in at most `width` columns if it can be; None is any number of them.
+    """Return the table in at most `width` columns, if possible; None sets no limit.
 
-    Sums stand in the lines of layers that repeat, so that columns add up to the last line, with the modules that do not
-    multiply.
+    Repeated layers share one line with their sum. One line sums the modules that do not multiply, so that columns add
+    up to the last line.
     """
     groups = list(repeated([row for row in summary.rows if row.macs]))
     tables = [_table(summary, groups, in_full, without) for in_full, without in VARIANTS]

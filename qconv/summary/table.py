@@ -20,7 +20,7 @@ Key = TypeVar("Key", float, tuple[float, float])
 
 
 def row_name(module_name: str) -> str:
-    """The name of a module's row: the model itself, which has none, gets one."""
+    """The name of a module's row; the model itself, which has no name, gets one."""
     return module_name or "(model)"
 
 
@@ -31,21 +31,21 @@ class Row:
     Attributes:
         name: the module's name in the model, see `row_name`.
         type: its class.
-        output_shape: that of one sample, without the batch; complete if dimension 0 is not the batch of one.
-        scheme: that of a quantized layer; "float" for any other.
+        output_shape: the output's shape for one sample, without the batch; complete if dimension 0 is not the batch.
+        scheme: the scheme of a quantized layer; "float" for any other.
         weight_bits: information per weight; 32 if it is not quantized, whatever the dtype.
         input_bits: information per input value; 32 if it is not quantized, whatever the dtype, and in deformable
             layers, which multiply the weight by values between those of the quantized input.
-        parameters: those of the float layer, weight and bias, without the learned tensors of its quantizers.
+        parameters: parameters of the float layer, weight and bias, without the learned tensors of its quantizers.
         weights: the number of parameters that are a quantized layer's weights, of `weight_bits`; the others have 32.
         macs: multiply-accumulates for one sample, in convolutions and linear layers; 0 for others.
         float_bytes: parameters and buffers as the float layer stores them.
-        packed_bytes: those of its tensors in the file of `qconv.save_packed`: a quantized weight in its bits, its
+        packed_bytes: bytes of its tensors in the file of `qconv.save_packed`: a quantized weight in its bits, its
             scales, and the learned tensors of the input quantizer; all others unchanged, except batch norm's count of
             batches.
         saved_bytes: bytes that autograd keeps of one sample for the backward: see `summarize`.
-        lean_bytes: those after `qconv.lean`.
-        keeps_float: why a float of the size of the input is among these, see `qconv.lean.why_float`; else empty.
+        lean_bytes: `saved_bytes` after `qconv.lean`.
+        keeps_float: why `lean_bytes` includes a float of the size of the input, see `qconv.lean.why_float`; else empty.
     """
 
     name: str
@@ -93,7 +93,7 @@ class Summary:
     Attributes:
         rows: the modules.
         header_bytes: bytes of the packed file's header: names, shapes, storage of each weight, a test of outputs.
-        costs: what quantizing a layer costs, by its name.
+        costs: the cost of quantizing each layer, by its name.
     """
 
     rows: tuple[Row, ...]
@@ -135,7 +135,7 @@ class Summary:
         """Bytes of the file that `qconv.save_packed` writes: the rows' and the header.
 
         An ``example`` is counted as given if inputs of no usual shape suit; descriptions of network, images and classes
-        are not counted, except by the command ``qconv summary``, whose file has them.
+        are not counted, except by the command ``qconv summary``.
         """
         return self.header_bytes + sum(row.packed_bytes for row in self.rows)
 
@@ -198,7 +198,7 @@ class Summary:
         `Row.parameters` is followed by a column for each bit width of the model (``parameters_1bit``), `Row.macs` by
         one for each pair of weight and input bits (``macs_1x1bit``). Shapes are written ``64x32x32``.
 
-        Arguments, result and errors are those of `to_json`.
+        Arguments, result and errors are as in `to_json`.
         """
         return _written(csv_text([self._csv_row(row) for row in self.rows]), path)
 
@@ -256,7 +256,7 @@ def _numbers(counts: Row | Summary) -> tuple[str, ...]:
 
 
 def notes(summary: Summary) -> list[str]:
-    """The totals that do not fit in columns, a line each: parameters and MACs by bits, compression, what is saved."""
+    """The totals that do not fit in columns, a line each: parameters and MACs by bits, compression, saved bytes."""
     parameters = [f"{bits:.3g}: {format_int(count)}" for bits, count in summary.parameters_by_bits.items()]
     macs = [f"{w:.3g}×{i:.3g}: {format_int(count)}" for (w, i), count in summary.macs_by_bits.items()]
     before, after = format_int(summary.float_bytes), format_int(summary.packed_bytes)

@@ -45,7 +45,7 @@ FINDERS: dict[type, str] = {
 
 
 def made(node: Any, **more: Any) -> Any:
-    """Return what a node of the config says, with plain lists: Hydra's own turn dataclasses in them back into nodes."""
+    """Instantiate a config node, with plain lists: Hydra's own lists turn dataclasses back into nodes."""
     return instantiate(node, _convert_="all", **more)
 
 
@@ -56,7 +56,7 @@ def build(
 
     Args:
         cfg: config of the run.
-        checkpoint: the one that the run continues or evaluates, whose images decide how those of the data are seen.
+        checkpoint: the checkpoint to continue or evaluate; images are prepared as in its training.
 
     Raises:
         CheckpointError: as `prepare_as_trained`.
@@ -101,7 +101,7 @@ def build(
 
 
 def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str) -> Any:
-    """Return the data module, to prepare images as those that the network of the checkpoint was trained on."""
+    """Return the data module, which prepares images as in the training of the checkpoint."""
     others = (each for _, each in networks_before(cfg))
     data = made(cfg.data, **arguments_as_trained(cfg.data, checkpoint, others))
     prepare_as_trained(data, checkpoint, called)
@@ -117,14 +117,14 @@ def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str
 
 
 def networks_before(cfg: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the checkpoints of runs whose networks a new run starts or learns from, and the words that name them."""
+    """Yield the checkpoints of networks that a new run starts or learns from, and the words that name them."""
     for key, path in (("init_from", cfg.get("init_from")), (TEACHER, (cfg.get("loss") or {}).get("weights"))):
         if path is not None and cfg.get("ckpt_path") is None and cfg.get("evaluate") is None:
             yield f"{key}={path}", checkpoint_of_run(path)
 
 
 def note_splits(cfg: DictConfig, data: Any) -> None:
-    """Say if a network that the run starts or learns from may have been trained on what it validates or tests."""
+    """Say if a network that the run starts or learns from may have been trained on images for validation or test."""
     for word, checkpoint in networks_before(cfg):
         if difference := split_otherwise(checkpoint, cfg.data, data):
             rank_zero_only(show_note)(

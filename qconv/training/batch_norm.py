@@ -1,4 +1,4 @@
-"""Batch norms after a training: those of the network itself, and taken anew for the test (`reestimate_bn=true`)."""
+"""Batch norms after training: restored to the network's own, and re-estimated for the test (`reestimate_bn=true`)."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -16,15 +16,15 @@ from .checkpoint_io import AtomicCheckpointIO
 from .classifier import Classifier
 
 REESTIMATED = "reestimated"
-"""What a checkpoint has whose batch norms are those of the test."""
+"""The key of checkpoints with re-estimated batch norms."""
 
 
 @contextmanager
 def batch_norms_kept(model: nn.Module) -> Iterator[None]:
     """Put back the batch norms of the model after a training, with what they have learned.
 
-    For ``sync_batchnorm`` Lightning replaces them by others, and those by a class of its own when the training ends,
-    which a packed or frozen network does not know.
+    With ``sync_batchnorm``, Lightning replaces batch norms, and at the end it leaves a class of its own, which packed
+    files and frozen models do not know.
     """
     before = {name: each for name, each in model.named_modules(remove_duplicate=False) if isinstance(each, _BatchNorm)}
     try:
@@ -43,8 +43,8 @@ def batch_norms_kept(model: nn.Module) -> Iterator[None]:
 def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, trainer: Trainer) -> None:
     """Recompute the running statistics of batch norm as the mean over one epoch of training images.
 
-    All else is as in the test: stochastic quantizers round, and dropout passes everything. Batch norms that only a
-    training calls, as those of auxiliary classifiers, keep their statistics.
+    Everything else runs as in the test: stochastic quantizers round, and dropout passes everything. Batch norms that
+    only training calls, such as in auxiliary classifiers, keep their statistics.
     """
     device = trainer.strategy.root_device  # a training that has ended leaves the model on the CPU
     classifier.to(device)
@@ -86,14 +86,14 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
 
 
 def keep_batch_norm(path: Path, checkpoint: Mapping[str, Any], classifier: Classifier) -> None:
-    """Write the checkpoint once more with the batch norms of the classifier, which is its network otherwise."""
+    """Write the checkpoint again with the batch norms of the classifier; all other tensors are the same."""
     AtomicCheckpointIO().save_checkpoint({**checkpoint, REESTIMATED: True, "state_dict": classifier.state_dict()}, path)
 
 
 def has_tested_batch_norm(path: Path, checkpoint: Mapping[str, Any]) -> bool:
     """Whether the checkpoint at `path` has the batch norms with which it was tested, if it was.
 
-    Earlier versions wrote those that were taken anew into the packed file alone.
+    Earlier versions wrote re-estimated batch norms only into the packed file.
     """
     config = checkpoint.get("config")
     if not isinstance(config, dict) or not config.get("reestimate_bn", False) or REESTIMATED in checkpoint:

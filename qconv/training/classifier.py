@@ -101,7 +101,7 @@ class Classifier(LightningModule):
         channels_last: whether network and images have this memory format; None means True on a GPU, if the network
             takes it.
         shift_decay: weight decay of DeepShift-PS in the loss, the factor of `qconv.optim.shift_penalty`.
-        compile: whether to run the network through `torch.compile`, or the mode to do it in.
+        compile: whether to run the network through `torch.compile`, or the mode to use.
         step_rules: what else happens to weights around each optimizer step, see `qconv.optim.StepRule`.
         dampening: the factor of `qconv.optim.dampening_penalty` in the loss at the end of training, to which it rises
             from 0 as half a cosine, from a quarter of the training on.
@@ -172,7 +172,7 @@ class Classifier(LightningModule):
 
     @property
     def channels_last(self) -> bool:
-        """The requested memory format; by default channels_last on GPUs, whose convolutions are fastest so."""
+        """The requested memory format; by default channels_last on GPUs, where convolutions are fastest with it."""
         if self._channels_last is not None:
             return self._channels_last
         return (
@@ -220,7 +220,7 @@ class Classifier(LightningModule):
         self.means["lr"].update(optimizer.param_groups[0]["lr"], 1)
 
     def _progress(self, batch_idx: int) -> float:
-        """Which part of the training is done; an epoch may have other steps than those before it had."""
+        """The share of the training that is done; the number of steps may differ between epochs."""
         # The trainer's number may have grown by an epoch in which nothing is trained.
         total = self.total_steps or self.trainer.estimated_stepping_batches
         if self.steps_per_epoch is None:
@@ -229,7 +229,7 @@ class Classifier(LightningModule):
         return (self.trainer.current_epoch * self.steps_per_epoch + within) / total
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what an evaluation that was interrupted has left."""
+        """Clear the sums of an interrupted evaluation."""
         self._reset("val")
 
     def on_test_epoch_start(self) -> None:
@@ -295,7 +295,7 @@ class Classifier(LightningModule):
         return [optimizer], [{"scheduler": scheduler, "interval": "step"}]
 
     def _check_accumulation(self) -> None:
-        """Refuse numbers of batches that make no sense or change, and several where each overwrites gradients."""
+        """Refuse invalid or changing numbers of accumulated batches, and several if each overwrites gradients."""
         batches = self.trainer.accumulate_grad_batches
         if type(batches) is not int or batches < 1:
             raise ValueError(f"trainer.accumulate_grad_batches (={batches}) must be a whole number of at least 1")

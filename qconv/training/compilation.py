@@ -22,7 +22,7 @@ def check_mode(compile: bool | str) -> None:
 
 
 def replays(compile: bool | Mode) -> bool:
-    """Whether a GPU runs what is compiled as recorded CUDA graphs, whose outputs the next step overwrites."""
+    """Whether a GPU replays compiled code as CUDA graphs; the next step then overwrites their outputs."""
     return compile in ("reduce-overhead", "max-autotune")
 
 
@@ -35,7 +35,7 @@ def compile_(model: nn.Module, mode: Mode | None = None) -> None:
 
     By default Dynamo gives up after it has compiled a function 8 times, and what follows runs without compilation. The
     blocks of a network share one ``forward``, so the limit is raised to the stages of all blocks, in training and in
-    evaluation; and layers have one, which torch 2.11 compiles by itself if the network's class is torch's own.
+    evaluation. Layers share one, too, which torch 2.11 compiles separately if the network's class is torch's own.
     """
     parts = blocks(model)
     layers = sum(isinstance(module, QuantizedLayer) for module in model.modules())

@@ -51,7 +51,7 @@ class FinishedRun:
         return data
 
     def model(self) -> nn.Module:
-        """The network as shipped, or that of the best checkpoint if there is no packed file."""
+        """The network of the packed file; without one, of the best checkpoint."""
         if not (self.folder / PACKED).is_file():
             return self.trained()
         with config_errors(self.folder / CONFIG):
@@ -79,7 +79,7 @@ class FinishedRun:
         return model.eval()
 
     def untrained(self) -> nn.Module:
-        """Return the quantized network as a run begins with it: of one that has no checkpoint yet."""
+        """Return the quantized network as at the start of the run, for a run without a checkpoint."""
         with config_errors(self.folder / CONFIG):
             return quantized_model(self.cfg, self.data)[0]
 
@@ -90,8 +90,8 @@ class FinishedRun:
     def labelled(self, count: int, split: Split) -> tuple[Tensor, Tensor]:
         """Return `count` images of a split as network inputs, and their classes; all if there are fewer.
 
-        They are of all classes, of which the stored order may have one after the other; of shards, and of loaders other
-        than qconv's, they are the first ones.
+        They come from all classes, even if the files are sorted by class. From shards, and from loaders other than
+        qconv's, they are the first images.
         """
         images: list[Tensor] = []
         labels: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""``resume=RUN``: what a run goes on with, from its folder alone."""
+"""``resume=RUN``: continues a run from its folder."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ KEY = "resume"
 LEARNING_RATE = "learning rate"
 FACTORS = ("devices", "num_nodes")
 OF_STEPS = ("accumulate_grad_batches", "limit_train_batches")
-"""What decides which images an optimizer step sees, beside the batch of a process and their number."""
+"""The trainer's keys that decide which images an optimizer step sees, with batch size and number of processes."""
 OTHER_STEPS = "Optimizer steps are of other images from here on."
 OF_ROUNDING = ("accelerator", "precision", "strategy", "benchmark", "deterministic")
 OF_NO_NUMBER = ("timeout_s", "enable_progress_bar", "log_every_n_steps", "profiler", "default_root_dir")
@@ -37,7 +37,7 @@ WHAT = {
     **dict.fromkeys(OF_ROUNDING, "Sums may be rounded otherwise from here on."),
     **dict.fromkeys(OF_NO_NUMBER, "The numbers stay the same."),
 }
-"""What it means that a key of the trainer differs; of others it is taken that the run does."""
+"""The effect of a changed key of the trainer; any other key is assumed to change the run."""
 
 
 def config_to_go_on(folder: str, words: Sequence[str], configs: Path) -> DictConfig:
@@ -79,7 +79,7 @@ def finished(cfg: DictConfig) -> str | None:
 
 
 def _ended_early(cfg: DictConfig, done: int, path: Path) -> str | None:
-    """Return what to say of a run that an EarlyStopping, which it still has, has ended; None of others."""
+    """Return a message if the run's EarlyStopping has ended it; else None."""
     kinds = {key: class_of(node) for key, node in cfg.callbacks.items() if node is not None}
     keys = [key for key, kind in kinds.items() if kind is not None and issubclass(kind, EarlyStopping)]
     if not keys:
@@ -114,21 +114,21 @@ def changes(checkpoint: dict[str, Any], classifier: Classifier) -> Iterator[str]
 
 
 def same(key: str, stored: Mapping[str, Any], asked: Mapping[str, Any]) -> bool:
-    """Whether the nodes of two trainers agree in a key, which has its default where it is not given."""
+    """Whether the nodes of two trainers agree in a key; a missing key has its default."""
     default = {**signature(Trainer).parameters, **signature(make_trainer).parameters}.get(key)
     absent = None if default is None else default.default
     return stored.get(key, absent) == asked.get(key, absent)
 
 
 def pictures_in_step(config: Mapping[str, Any]) -> int | None:
-    """Return the number of images of a backward; None if the config leaves it open, as by ``devices=auto``."""
+    """Return the number of images in a backward; None if the config leaves it open, for example by ``devices=auto``."""
     trainer, batch = config["trainer"], (config.get("data") or {}).get("batch_size")
     factors = [batch, *(trainer.get(key, 1) for key in FACTORS)]
     return math.prod(factors) if all(isinstance(factor, int) for factor in factors) else None
 
 
 def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) -> str:
-    """Say whether the epochs so far, of which `last` is the last one's number, depend on the number of all."""
+    """Say whether the epochs so far (0 to `last`) depend on the total number of epochs."""
     depends = []
     if _lr_depends(last, epochs, classifier):
         depends.append(LEARNING_RATE)
@@ -152,7 +152,7 @@ def _of_schedules(last: int, epochs: tuple[int, int], classifier: Classifier) ->
 
 
 def _lr_depends(last: int, epochs: tuple[int, int], classifier: Classifier) -> bool:
-    """Whether the learning rates of the epochs so far differ; of schedules that state no formula it is taken so."""
+    """Whether the learning rates of the epochs so far differ; assumed for schedules that give no formula."""
     make, steps = classifier.make_scheduler, 100  # an epoch
     if make is None:
         return False
@@ -167,7 +167,7 @@ def _lr_depends(last: int, epochs: tuple[int, int], classifier: Classifier) -> b
 
 
 def _quantizers_depend(last: int, epochs: tuple[int, int], model: nn.Module) -> bool:
-    """Whether what `set_progress` sets in the epochs so far differs."""
+    """Whether `set_progress` sets other values in the epochs so far."""
     one, other = copy.deepcopy(model), copy.deepcopy(model)
     for epoch in range(last + 1):
         set_progress(one, epoch / epochs[0])

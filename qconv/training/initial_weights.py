@@ -20,25 +20,25 @@ from ..quantizers.chosen_sign import FLAG, ChosenSign
 from .checkpoint_io import CheckpointError
 
 PREFIXES = ("model.", "module.", "_orig_mod.")
-"""What Lightning, DataParallel and `torch.compile` put before all names."""
+"""Prefixes that Lightning, DataParallel and `torch.compile` put before all names."""
 AVERAGED = ("state_dict_ema", "ema_state_dict", "model_ema", "ema_model", "ema", "averaged_model")
-"""The keys under which training programs keep the averages of weights, which they evaluate: those are taken."""
+"""Keys under which training programs keep averaged weights, which they evaluate; `load_weights` prefers them."""
 AROUND = (*AVERAGED, "state_dict", "model_state_dict", "model", "net")
 """The keys under which training programs keep a state dict."""
 COUNT = "n_averaged"
-"""The number of models in an average of `torch.optim.swa_utils`, beside the tensors in its state dict."""
+"""The key of the number of averaged models in a state dict of `torch.optim.swa_utils`."""
 ROLES = (".input_quantizer.", ".weight_quantizer.", ".grad_quantizer.")
 SIGN = re.compile(r"signed=\w+")
 """Part of a quantizer's description that its tensors decide."""
 DRAWN: Mapping[str, Callable[[nn.Module], nn.Module]] = {"default": lambda model: model, "he_normal": he_normal_}
-"""What `weight_init` does with a new network."""
+"""The function that `weight_init` applies to a new network."""
 
 
 def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
-    """Draw the weights of a new network as `weight_init` says, a key of `DRAWN`.
+    """Draw the weights of a new network as `weight_init` says.
 
     Raises:
-        ValueError: it is none.
+        ValueError: `weight_init` is not a key of `DRAWN`.
     """
     if weight_init not in DRAWN:
         raise ValueError(f"weight_init (={weight_init!r}) must be one of {', '.join(map(repr, DRAWN))}")
@@ -46,27 +46,27 @@ def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
 
 
 def load_weights(model: nn.Module, path: str) -> str:
-    """Load the network's weights from `path`, a checkpoint of `qconv train` or a state dict; return what to tell of it.
+    """Load the network's weights from `path`, a checkpoint of `qconv train` or a state dict; return a note.
 
-    State dicts are those that `torch.save` or safetensors wrote, of torchvision or timm for example; the prefixes and
-    the dictionaries around them that training programs add are taken off. Of a file that has averages of the weights,
-    too, as timm's, these are taken, and the result says so. If the network's last layer has another number of outputs
-    than in the file, or none there, it starts as in a new network, and the result says so.
+    A state dict is a file of `torch.save` or safetensors, for example from torchvision or timm. Prefixes and
+    dictionaries that training programs add around it are removed. If the file also has averaged weights, like timm's,
+    these are loaded, and the result says so. If the last layer has another number of outputs in the file, or is
+    missing there, it starts as in a new network, and the result says so.
 
     Learned tensors of quantizers are loaded if the checkpoint has the same quantizer. If it has one of the same class
-    with other arguments (other bits), they are loaded, and then those that come from data are set anew: a weight's step
-    from the loaded weight, an input's from the first training batch. So APoT's ranges are kept, but LSQ's steps are
-    not. Otherwise, as with a float network's file, they start as in a new network.
+    with other arguments (other bits), they are loaded, and then tensors that come from data are set again: a weight's
+    step from the loaded weight, an input's from the first training batch. So APoT's ranges are kept, but LSQ's steps
+    are not. Otherwise, as with a float network's file, they start as in a new network.
 
     Raises:
-        CheckpointError: a missing or damaged file, or one of another network: it names the first tensor that is
-            missing, left over, or of another shape, and the nearest names.
+        CheckpointError: the file is missing or damaged, or belongs to another network: the message names the first
+            tensor that is missing, left over, or of another shape, and the nearest names.
     """
     return "; ".join(filter(None, load(model, path)))
 
 
 class Loaded(NamedTuple):
-    """What there is to tell of loaded weights: that they are averages, and what the file does not have."""
+    """Notes about loaded weights: whether they are averages, and what the file lacks."""
 
     averaged: str
     left_out: str
@@ -104,7 +104,7 @@ def load(model: nn.Module, path: str) -> Loaded:
 
 
 def without_prefix(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Take off prefixes that all names of a file have and the network's have not, as DataParallel's ``module.``."""
+    """Remove prefixes that all names of a file have and the network's lack, such as DataParallel's ``module.``."""
     while prefix := next((each for each in PREFIXES if weights and all(name.startswith(each) for name in weights)), ""):
         if any(name.startswith(prefix) for name in own):
             break
@@ -113,7 +113,7 @@ def without_prefix(weights: dict[str, Tensor], own: Mapping[str, Tensor]) -> dic
 
 
 def new_head(model: nn.Module, weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return the prefix of the last layer if it can't be that of the file but all else may be; and what to tell."""
+    """Return the prefix of the last layer, and a note, if only this layer differs from the file; else empty texts."""
     layers = [name for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.modules.conv._ConvNd)]
     if not layers or not layers[-1]:
         return "", ""
@@ -186,14 +186,14 @@ def describe_quantizers(model: nn.Module) -> dict[str, str]:
 
 
 def _start_again(layer: QuantizedLayer, place: str) -> None:
-    """Set the tensors that come from data anew."""
+    """Set the tensors that come from data again."""
     quantizer = layer.quantizers()[place]
     loaded = copy.deepcopy(quantizer)
     quantizer.go_on_from_(loaded, layer.filters().detach() if place == "weight_quantizer" else None)
 
 
 def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
-    """Return the tensors in the file by their names, the descriptions of its quantizers if given, and what to tell."""
+    """Return the tensors in the file by their names, the descriptions of its quantizers if given, and notes."""
     content = _read(path)
     around = content if isinstance(content, dict) else {}
     key = next((key for key in AROUND if isinstance(around.get(key), dict)), "")

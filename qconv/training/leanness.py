@@ -22,18 +22,21 @@ def check_lean(asked: object) -> None:
 def make_lean(model: nn.Module, asked: Asked, *, on_cpu: bool, compiled: bool, takes_channels_last: bool) -> str:
     """Make the model lean (`qconv.lean`) as asked, and return what was asked and done, as "auto, on".
 
-    A float model, whose layers quantize neither inputs nor weights, stays as it is. With "auto", so does one that
-    trains elsewhere than on the CPU: on a GPU steps took 2.6 times as long; one that is compiled, since torch no longer
-    fuses a layer with the operations around it (steps of ResNet-20 took 1.1 to 2.0 times as long); one where fewer
-    than half of the quantized layers gain by it: see `_gains`; and one that takes no images that are channels_last,
-    in which lean steps are the faster ones. State dicts are the same either way, so a run may be resumed with another
-    value.
+    A model that quantizes neither inputs nor weights stays as it is. "auto" leaves a model as it is in these cases:
+
+    - It does not train on the CPU: on a GPU steps took 2.6 times as long.
+    - It is compiled: torch then no longer fuses a layer with the operations around it (steps of ResNet-20 took 1.1 to
+      2.0 times as long).
+    - Fewer than half of its quantized layers gain, see `_gains`.
+    - It does not accept channels_last images, with which lean steps are fastest.
+
+    State dicts are the same either way, so a run may be resumed with another value.
 
     Args:
         model: the network before its first step, with the stages of its quantizers as they begin.
         asked: true, false, "exact" or "auto".
         on_cpu: whether it will be trained on the CPU.
-        compiled: whether by ``torch.compile``.
+        compiled: whether ``torch.compile`` will run it.
         takes_channels_last: whether its forward takes images in this format.
 
     Raises:

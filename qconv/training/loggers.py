@@ -1,4 +1,4 @@
-"""The loggers that a config chooses, beside the run's own `metrics.csv`."""
+"""The loggers that a config chooses, in addition to the run's own `metrics.csv`."""
 
 import os
 import re
@@ -41,7 +41,7 @@ def mlflow_logger(tracking_uri: str | None = None, **options: Any) -> MLFlowLogg
     Args:
         tracking_uri: the server, or the file, that MLflow writes to; None is the one in MLFLOW_TRACKING_URI, which may
             have a password and so stays out of a run's config, or the file `mlflow.db` in the current folder.
-        options: those of `pytorch_lightning.loggers.MLFlowLogger`.
+        options: further arguments of `pytorch_lightning.loggers.MLFlowLogger`.
 
     Raises:
         ModuleNotFoundError: MLflow is not installed.
@@ -61,7 +61,7 @@ def _started(name: str, node: DictConfig) -> Logger:
 
 
 def _named(value: Any) -> Any:
-    """Replace what has regular expressions as keys, such as `overrides`, by text: MLflow allows few characters."""
+    """Replace nodes with regular expressions as keys, such as `overrides`, by text: MLflow allows few characters."""
     if not isinstance(value, dict):
         return value
     if all(re.fullmatch(r"[\w ./:-]*", str(key)) for key in value):

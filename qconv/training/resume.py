@@ -44,7 +44,7 @@ FORMER: dict[str, Any] = {
 CONFIG_VERSION = 1
 FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.reste", "qconv.quantizers.ReSTE")}
 ADDED = dict(augment=None, progressive_size=None, decode="cpu", norm_before_fc=False, norm_outputs=False, only=None)
-"""The arguments that have been added with these values for what was done without them."""
+"""Arguments of later versions, with the values that mean what earlier versions did."""
 # Where the images lie, who reads them, and how many at once; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "decode", "download", "train", "val", "test", "index", "batch_size")
 PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
@@ -67,10 +67,10 @@ def check_checkpoint(path: str, checkpoint: dict[str, Any], classifier: Classifi
 def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], groups: tuple[str, ...]) -> None:
     """Raise unless the config of the checkpoint's run agrees with `config` in `groups`.
 
-    If `config` says to resume, the images may lie elsewhere: that is then the user's word.
+    With `resume=`, the images may lie elsewhere: the user has said so.
 
     Raises:
-        CheckpointError: it states both configs, the words to add, and those that go on in spite of the difference.
+        CheckpointError: the message has both configs, the words to add, and the words that accept the difference.
     """
     stored = checkpoint.get("config")
     if not isinstance(stored, dict):
@@ -93,11 +93,11 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
 
 
 def in_spite_of(path: str, differing: Mapping[str, tuple[Any, Any]]) -> str:
-    """Return the words that go on in the run's folder with what differs, after a comma; "" if they are refused, too.
+    """Return the words that resume the run with the difference, after a comma; "" if these would be refused, too.
 
     Args:
         path: the checkpoint.
-        differing: what is stored and what is asked for, by the group of the config.
+        differing: the stored and the requested node, by the group of the config.
     """
     folder = Path(path).parents[1] if Path(path).parts[-2:] == LAST.parts else None
     if folder is None or not all(may_change(group, *nodes) for group, nodes in differing.items()):
@@ -114,7 +114,7 @@ def may_change(group: str, stored: Any, asked: Any) -> bool:
 
 
 def same_pictures(group: str, stored: Any, asked: Any) -> bool:
-    """Whether two configs are those of the same data in different places."""
+    """Whether two configs describe the same data in different places."""
     return group == "data" and all(stored.get(k) == asked.get(k) for k in {*stored, *asked} - {*PLACES})
 
 
@@ -126,7 +126,7 @@ def in_todays_terms(stored: dict[str, Any], asked: Any) -> Any:
 def with_former_defaults(stored: Any, asked: Any) -> Any:
     """Return the config of an earlier run as `asked` would be written today, if both mean the same.
 
-    A run without `before_sign` gets that of `asked`; `check_checkpoint` checks its effect. DeepShift-PS without
+    A run without `before_sign` takes it from `asked`; `check_checkpoint` checks its effect. DeepShift-PS without
     `random_until` was random to the end, which matters only if it is random; PACT's bound started at 8.
     """
     if not isinstance(stored, dict) or not isinstance(asked, dict):

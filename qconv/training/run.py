@@ -160,7 +160,7 @@ def _validated(classifier: Classifier, data: LightningDataModule, trainer: Train
 
 
 def _own_figures(figures: Mapping[str, float], about: dict[str, Any]) -> dict[str, float]:
-    """Return loss and accuracy; what else callbacks have logged is put into `about`, if it has no such name."""
+    """Return loss and accuracy; other figures of callbacks go into `about`, unless it has the name already."""
     for name, value in figures.items():
         if name not in EVALUATION_FIGURES:
             about.setdefault(name, value)
@@ -170,7 +170,7 @@ def _own_figures(figures: Mapping[str, float], about: dict[str, Any]) -> dict[st
 def check_validation(trainer: Trainer) -> None:
     """Raise a ValueError unless the last epoch will be validated, and each validation ends an epoch.
 
-    There would be no best checkpoint to test, or its figures would be those of other weights.
+    Otherwise there would be no best checkpoint to test, or its figures would belong to other weights.
     """
     every, epochs = trainer.check_val_every_n_epoch, trainer.max_epochs
     interval: Any = trainer.val_check_interval  # 1 is a batch, 1.0 is all
@@ -199,7 +199,7 @@ def check_validation(trainer: Trainer) -> None:
 
 
 def check_limits(trainer: Trainer) -> None:
-    """Raise a ValueError if no image will be validated or tested, which would be known at the end alone."""
+    """Raise a ValueError if no image will be validated or tested; otherwise only the end of the run would show it."""
     for name in ("limit_val_batches", "limit_test_batches"):
         if getattr(trainer, name) == 0:
             raise ValueError(f"trainer.{name} (={getattr(trainer, name)}) must be above 0: there are figures of both")
@@ -209,8 +209,8 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     """Validate and test the checkpoint `cfg.evaluate`.
 
     Raises:
-        RunFolderError: the folder for the figures holds those of another checkpoint or of a run.
-        CheckpointError: the checkpoint is damaged, of another network, or of other classes than the data.
+        RunFolderError: the folder for the figures holds the figures of another checkpoint or of a run.
+        CheckpointError: the checkpoint is damaged, or has another network or other classes than the data.
         ValueError: its run was tested with other batch norms.
     """
     check_lean(cfg.lean)
@@ -262,7 +262,7 @@ def note_others(checkpoint: dict[str, Any], trainer: Trainer) -> None:
 
 
 WATCHER = logging.getLogger("lightning_fabric.strategies.launchers.subprocess_script")
-"""The logger of what looks after the processes that Lightning has started."""
+"""Lightning's logger about the processes that it has started."""
 
 
 class LostProcessError(OSError):
@@ -312,7 +312,7 @@ def _lost(trainer: Trainer, reason: str) -> str:
 def _last_words(trainer: Trainer) -> Iterator[None]:
     """Say why Lightning kills this process: every 5 seconds it looks whether one that it started has ended.
 
-    That may be before this process has noticed by itself, and what Lightning says of it is not shown.
+    Lightning may do so before this process notices, and its own message is not shown.
     """
 
     def say(record: logging.LogRecord) -> bool:

@@ -52,8 +52,8 @@ class RunFolderError(ValueError):
 def find_last(cfg: DictConfig) -> str | None:
     """Return the `last.ckpt` in the run's folder.
 
-    If the user has not named the folder, so that it is new, return that of the newest run with this configuration below
-    the usual folders.
+    If the user has not named the folder, it is new: return the `last.ckpt` of the newest run with this configuration
+    below the usual folders.
     """
     own = Path(cfg.run_dir)
     checkpoints = [own / LAST] if (own / LAST).is_file() else []
@@ -87,7 +87,7 @@ def is_named(cfg: DictConfig) -> bool:
 
 
 def same_run(path: Path, asked: Any) -> bool:
-    """Whether the config file is that of a run that can be resumed as the requested one."""
+    """Whether the config file belongs to a run that can be resumed as the requested run."""
     if not path.is_file():
         return False
     written: Any = OmegaConf.to_container(OmegaConf.load(path))
@@ -102,7 +102,7 @@ def check_free(cfg: DictConfig, *, go_on: bool) -> None:
 
     Args:
         cfg: config of the run; its `ckpt_path` is a file or None.
-        go_on: whether to continue an interrupted run, if it has come far enough (`ckpt_path=last`).
+        go_on: whether to continue an interrupted run, if it has a checkpoint (`ckpt_path=last`).
     """
     folder = Path(cfg.run_dir)
     kept = [str(name) for name in KEPT if (folder / name).is_file()]

@@ -1,4 +1,4 @@
-"""The callbacks on which a run's numbers depend: does a run that goes on have those of its checkpoint?"""
+"""Refuses to resume a run with other callbacks than the checkpoint's, if results depend on them."""
 
 import inspect
 import shlex
@@ -17,11 +17,11 @@ from .trained_on import class_of
 def check_callbacks(path: str, checkpoint: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     """Raise unless both runs average the weights alike, measure EWGS's delta alike, and mean the same by "best".
 
-    With an average the state dict in the file is another one than that of the steps; a best score counts no more if it
-    is one of another figure.
+    With averaging, the file's state dict holds the averages instead of the trained weights. A best score is useless for
+    another figure.
 
     Raises:
-        CheckpointError: it states both callbacks, and the words to add.
+        CheckpointError: the message has both callbacks, and the words to add.
     """
     stored, asked = deciding(checkpoint["config"]), deciding(config)
     for kind in dict.fromkeys([*stored, *asked]):
@@ -35,7 +35,7 @@ def check_callbacks(path: str, checkpoint: Mapping[str, Any], config: Mapping[st
 
 
 def deciding(config: Mapping[str, Any]) -> dict[type, dict[str, Any]]:
-    """Return the arguments that count of the callbacks that do, with the defaults of those that are not written."""
+    """Return the callbacks that affect results, each with the arguments that do; defaults fill in missing ones."""
     return {kind: _arguments(kind, node) for _, kind, node in _callbacks(config)}
 
 
@@ -57,7 +57,7 @@ def _arguments(kind: type, node: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _words(group: str, before_node: Any, before: Any, node: Any, now: Any) -> Iterator[str]:
-    """Yield the words that make of one callback, or of none, what the checkpoint's run had."""
+    """Yield the words that turn the requested callback, if any, into the callback of the checkpoint's run."""
     if before is None:
         yield f"~{group}"
     elif now is None:

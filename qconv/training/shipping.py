@@ -1,4 +1,4 @@
-"""The packed model that a run writes beside its checkpoints."""
+"""The packed model that a run writes into its folder."""
 
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ def ship(cfg: DictConfig, model: nn.Module, data: LightningDataModule, about: di
 
 
 def _in_float32(model: nn.Module) -> nn.Module:
-    """Return the model, or a copy in float32 if its weights have another dtype: what is shipped computes so."""
+    """Return the model, or a copy in float32 if its weights have another dtype: shipped models compute in float32."""
     floats = {tensor.dtype for tensor in model.parameters() if tensor.is_floating_point()}
     return model if floats == {torch.float32} else copied(model).float()
 
@@ -43,8 +43,8 @@ def _in_float32(model: nn.Module) -> nn.Module:
 def note_shipped(checkpoint: Path, about: dict[str, Any]) -> None:
     """Put the size of the run's packed model into `about`, if it was made of ``checkpoint``, the best one.
 
-    That of another checkpoint stays `Summary.packed_bytes`, which counts no description of the network. The best
-    checkpoint is newer than the packed model where a run went on and was interrupted.
+    For another checkpoint the size stays `Summary.packed_bytes`, which counts no description of the network. The best
+    checkpoint is newer than the packed model if a resumed run was interrupted.
     """
     path = checkpoint.parent.parent / PACKED
     is_best = checkpoint == path.parent / BEST

@@ -12,25 +12,25 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 STEPS = "steps_per_epoch"
-"""Where a checkpoint has the number of optimizer steps in an epoch of its run."""
+"""The checkpoint's key for the number of optimizer steps in an epoch."""
 TOTAL = "total_steps"
-"""Where it has that of the whole run."""
+"""The checkpoint's key for the number of optimizer steps in the whole run."""
 LENGTHS = ("total_steps", "_schedule_phases", "T_max", "total_iters", "milestones", "step_size")
-"""What torch's schedules store of their length."""
+"""The attributes in which torch's schedules store their length."""
 BEFORE = "lengths_before"
-"""Where a checkpoint that has been read has those of its schedules."""
+"""The key for the lengths of its schedules, in a checkpoint that has been read."""
 FOLLOW = (
     *(lr_scheduler.LambdaLR, lr_scheduler.OneCycleLR, lr_scheduler.MultiStepLR, lr_scheduler.StepLR),
     *(lr_scheduler.CosineAnnealingLR, lr_scheduler.LinearLR, lr_scheduler.PolynomialLR, lr_scheduler.ConstantLR),
 )
-"""The schedules whose place is the number of steps, and whose lengths are all in `LENGTHS`."""
+"""Schedules that store their position as a number of steps, and all their lengths in `LENGTHS`."""
 
 
 def steps_per_epoch(trainer: Trainer) -> int | None:
     """Return the number of optimizer steps in an epoch of `trainer.fit`; None if epochs don't decide its end.
 
     Raises:
-        ValueError: that number is not known, as the loader has no length.
+        ValueError: the number is not known, because the loader has no length.
     """
     epochs = trainer.max_epochs
     if trainer.max_steps != -1 or epochs is None or epochs < 1 or trainer.estimated_stepping_batches == math.inf:
@@ -44,7 +44,7 @@ def steps_per_epoch(trainer: Trainer) -> int | None:
 
 
 def forget_lengths_(checkpoint: dict[str, Any]) -> None:
-    """Take the lengths of its schedules out of a checkpoint: the present run has its own, with more epochs perhaps."""
+    """Remove the lengths of schedules from a checkpoint: the resumed run has its own, and perhaps more epochs."""
     checkpoint[BEFORE] = [
         {length: schedule.pop(length) for length in LENGTHS if length in schedule}
         for schedule in checkpoint.get("lr_schedulers", ())
@@ -52,16 +52,16 @@ def forget_lengths_(checkpoint: dict[str, Any]) -> None:
 
 
 def check_length(checkpoint: dict[str, Any], total: int | None, scheduler: Any, make: Callable[..., Any]) -> None:
-    """Check that a schedule can go on if the training has another number of optimizer steps in all than so far.
+    """Check that a schedule can go on if the total number of optimizer steps has changed.
 
     Args:
-        checkpoint: that of the training so far.
+        checkpoint: the checkpoint to resume from.
         total: the number of steps now; None if there is no end.
         scheduler: the schedule.
         make: makes it from an optimizer and ``total_steps``.
 
     Raises:
-        ValueError: the schedule depends on the number, and keeps the former one.
+        ValueError: the schedule depends on the number, and would keep the former one.
     """
     before = checkpoint.get(TOTAL)
     if before is None or total is None or before == total or type(scheduler) in FOLLOW:
@@ -77,7 +77,7 @@ def check_length(checkpoint: dict[str, Any], total: int | None, scheduler: Any, 
 
 
 def _like(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
-    """Return one with the options of its groups, for a schedule that is to be looked at."""
+    """Return an optimizer with the same options in its groups, to examine a schedule with."""
     own = ("params", "lr", "initial_lr", "max_lr", "min_lr")
     groups = [
         {"params": [nn.Parameter(torch.zeros(1))], **{name: group[name] for name in group if name not in own}}
@@ -98,7 +98,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def check_takes_steps(make_scheduler: Callable[..., Any]) -> None:
-    """Raise a ValueError unless a schedule takes the number of steps, as those of torch that count epochs do not."""
+    """Raise a ValueError unless a schedule takes ``total_steps``; torch's schedules over epochs do not."""
     try:
         parameters = inspect.signature(make_scheduler).parameters.values()
     except (TypeError, ValueError):  # it can't be asked
@@ -113,10 +113,10 @@ def check_takes_steps(make_scheduler: Callable[..., Any]) -> None:
 
 
 def follow_length_(scheduler: Any, before: Mapping[str, Any]) -> None:
-    """Set the learning rates to those of the schedule, if it had another length ``before``.
+    """Set the learning rates as the schedule has them now, if it had another length ``before``.
 
-    Most schedules of torch make a rate of the last one, so that a cosine that has ended would stay at 0. Those of
-    `LambdaLR` and `OneCycleLR` are functions of the step alone.
+    Most schedules of torch compute a rate from the last one, so a cosine that has ended would stay at 0. The rates of
+    `LambdaLR` and `OneCycleLR` depend on the step alone.
     """
     now = {length: getattr(scheduler, length) for length in before}
     if isinstance(scheduler, lr_scheduler.LambdaLR | lr_scheduler.OneCycleLR):

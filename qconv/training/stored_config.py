@@ -1,4 +1,4 @@
-"""The config that a run has left in its folder, as the base of another command about it."""
+"""The config in the folder of a run, as the base of further commands."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ from .resume import CONFIG_VERSION, FORMER, with_former_arguments
 
 CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
 MACHINE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "timeout_s")
-"""What ``trainer=OPTION`` says of a run that is there already: where it runs, and not how it trains."""
+"""The keys that ``trainer=OPTION`` sets for an existing run: where it runs, not how it trains."""
 
 
 def read_config(folder: str | os.PathLike[str]) -> DictConfig:
@@ -48,8 +48,8 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
 def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs: Path) -> DictConfig:
     """Return the config of the run in `folder`, changed by words of a command line, as if it had always been there.
 
-    What an earlier version did not write gets the value that meant the same. The same words may come again, as those of
-    a job that is requeued: the run has kept what they asked for.
+    Keys that an earlier version lacked get the value that means the same. The same words may come again, for example
+    from a requeued job: the run has kept what they asked for.
 
     Args:
         folder: the folder, which may have been moved.
@@ -58,7 +58,7 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
 
     Raises:
         DamagedFileError: as `read_config`.
-        ValueError: a word is not one of these, or does not fit the config.
+        ValueError: a word has none of these forms, or does not fit the config.
     """
     stored = read_config(folder)
     cfg = OmegaConf.create(
@@ -110,7 +110,7 @@ def _moved(node: Any, former: str) -> Any:
 
 
 def _check(override: Override, cfg: DictConfig, configs: Path) -> None:
-    """Raise a ValueError for a word that means nothing to a run that is there already."""
+    """Raise a ValueError for a word that has no meaning for an existing run."""
     key, word = override.key_or_group, override.input_line
     if override.is_sweep_override():
         raise ValueError(f"{word} is a sweep; a run that is there already takes single values")
@@ -125,7 +125,7 @@ def _chooses(override: Override, configs: Path) -> bool:
 
 
 def _apply(override: Override, cfg: DictConfig) -> None:
-    """Set, add or remove a key; one that is there already, or gone, is so by the same word before."""
+    """Set, add or remove a key. A key may be there, or be gone, because the same word came before."""
     if override.is_delete() and OmegaConf.select(cfg, override.key_or_group, default=cfg) is cfg:
         show_note(f"~{override.key_or_group}: the run has no such key (any more)")
         return
@@ -135,7 +135,7 @@ def _apply(override: Override, cfg: DictConfig) -> None:
 
 
 def _option(override: Override, cfg: DictConfig, configs: Path) -> Any:
-    """Return the node that an option names; of a trainer what is about the machine, over the run's own."""
+    """Return the node that an option names; for a trainer, the run's own node with the keys of the machine replaced."""
     group = override.key_or_group
     with initialize_config_dir(str(configs), version_base="1.3"):
         chosen: Any = OmegaConf.to_container(compose("config", [override.input_line or ""])[group])

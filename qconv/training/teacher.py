@@ -1,4 +1,4 @@
-"""The teacher of a distillation: is it the network that was trained?"""
+"""Checks that the teacher of a distillation is the network that was trained."""
 
 import shlex
 from typing import Any
@@ -17,10 +17,10 @@ FLOAT, OWN = "qconv.schemes.identity", "qconv.models."
 
 
 def check_teacher(loss: DictConfig, teacher: nn.Module, data: Any) -> None:
-    """Raise unless the teacher computes what the run of its weights has trained.
+    """Raise unless the teacher computes the same as in the run that trained its weights.
 
     Activations, shortcuts and quantizers of signs have no tensors, so weights fit networks that compute something else.
-    Files that name no network of `qconv.models`, as state dicts from elsewhere, are taken as they are.
+    Files that name no network of `qconv.models`, such as state dicts from elsewhere, are accepted unchecked.
 
     Args:
         loss: the node of the config, with the call of the teacher and the file of its weights.

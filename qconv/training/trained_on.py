@@ -1,4 +1,4 @@
-"""The images that a network was trained on, as its checkpoints and packed files say, for it to see others alike."""
+"""Image size, normalization, split and classes of a training, which later commands reuse."""
 
 import hashlib
 import inspect
@@ -16,11 +16,11 @@ from ..images import Normalize
 from .checkpoint_io import CheckpointError
 
 TRAINED_ON = "trained_on"
-"""Where a checkpoint has what `trained_on` returns."""
+"""The checkpoint's key for the result of `trained_on`."""
 SPLITTING = {"test_size": 0.2, "val_size": 0.1, "split_seed": 0}
-"""The arguments that, beside ``split_by``, decide which images of a folder train, with their defaults."""
+"""The arguments that, with ``split_by``, decide which images of a folder train, and their defaults."""
 _NAMES: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
-"""The result of `names_of`, which every checkpoint asks for, and a million files take seconds."""
+"""Cached results of `names_of`: every checkpoint needs one, and a million files take seconds."""
 
 
 def describe_pictures(data: Any) -> dict[str, Any]:
@@ -65,15 +65,15 @@ def class_names(data: Any) -> list[str] | None:
 
 
 def trained_on(data: Any, loader: Any) -> dict[str, Any]:
-    """Return what a checkpoint keeps of a data module, and of its training images."""
+    """Return image size, normalization and classes of a data module, and a description of its training images."""
     split_by = data.split_by if isinstance(data, ImageFolderDataModule) else None
     return {**describe_pictures(data), "split_by": split_by, "count": count_of(loader), "names": names_of(data)}
 
 
 def names_of(data: Any) -> str | None:
-    """Return 32 digits that change with the name or class of an image from which training and validation are drawn.
+    """Return 32 digits that change with the name or class of any image for training and validation.
 
-    None if the data module has no folder of them, or one for validation.
+    None if the data module has no folder of such images, or a separate one for validation.
     """
     tree, root = getattr(data, "tree", None), getattr(data, "root", None)
     if not isinstance(tree, Tree) or root is None or "val" in tree.splits:
@@ -87,13 +87,13 @@ def names_of(data: Any) -> str | None:
 
 
 def are_others(checkpoint: Mapping[str, Any], data: Any) -> bool:
-    """Whether images have come, gone or changed their class since a checkpoint's run, as far as both name them."""
+    """Whether images were added, removed or given another class since a checkpoint's run, as far as both name them."""
     before, now = _of(checkpoint).get("names"), names_of(data)
     return before is not None and now is not None and before != now
 
 
 def count_of(loader: Any) -> int | None:
-    """Return the number of images in an epoch of a loader; None if it has not the order of `qconv.data`."""
+    """Return the number of images in an epoch of a loader; None if it does not use the order of `qconv.data`."""
     size = getattr(getattr(loader, "sampler", None), "size", None)
     return size if isinstance(size, int) else None
 
@@ -109,7 +109,7 @@ def check_same(checkpoint: Mapping[str, Any], data: Any, loader: Any) -> None:
     Args:
         checkpoint: the checkpoint.
         data: the data module, or None.
-        loader: of the training images.
+        loader: the loader of the training images.
     """
     before, now = count_before(checkpoint), count_of(loader)
     rule = "go on with the same images; init_from= starts a run with these"
@@ -130,13 +130,14 @@ def arguments_as_trained(
 ) -> dict[str, Any]:
     """Return arguments of an `ImageFolderDataModule` that its config leaves open, as in the training of a checkpoint.
 
-    These are the size of the images, the values of those of more than 8 bits that are black and white, and which of a
-    folder without splits are tested: in checkpoints that don't say it, their numbers decide.
+    These are the image size, the pixel values of black and white for images of more than 8 bits, and the split of a
+    folder without splits: for checkpoints that don't say it, by the numbers of the images.
 
     Args:
         node: the config of the data module.
-        checkpoint: the one that a run evaluates or continues.
-        others: those of networks that it starts or learns from, whose test images in the same folder stay so.
+        checkpoint: the checkpoint that a run evaluates or continues.
+        others: checkpoints of networks that it starts or learns from; their test images in the same folder remain
+            test images.
     """
     kind = _image_folder(node)
     more: dict[str, Any] = {}
@@ -164,12 +165,12 @@ def _split_by(checkpoint: Mapping[str, Any]) -> str:
 def split_otherwise(checkpoint: Mapping[str, Any], node: Mapping[str, Any], data: Any) -> str:
     """Say why a checkpoint's run had other images of the same folder for training than a run with this data module.
 
-    Nothing, if it had the same, or the images of another folder.
+    Empty if it had the same images, or images of another folder.
 
     Args:
         checkpoint: the checkpoint.
         node: the config of the data module.
-        data: the data module, of a folder whose images it splits.
+        data: the data module, which splits the images of a folder.
     """
     if not _has_folder(checkpoint, node):
         return ""
@@ -193,13 +194,13 @@ def _has_folder(checkpoint: Mapping[str, Any], node: Mapping[str, Any]) -> bool:
 
 
 def _image_folder(node: Mapping[str, Any]) -> type | None:
-    """Return the class of the data module if it is one of folders."""
+    """Return the class of the data module if it reads folders of images."""
     kind = class_of(node)
     return kind if kind is not None and issubclass(kind, ImageFolderDataModule) else None
 
 
 def class_of(node: Mapping[str, Any]) -> type | None:
-    """Return the class that a node of a config names, if it names one that is there."""
+    """Return the class that a config node names, if it exists."""
     try:
         kind = _locate(str(node.get("_target_")))  # `hydra.utils` would log what is said again where it is made
     except (HydraException, ValueError, ImportError):
@@ -240,9 +241,9 @@ def normalize_as_trained(data: Any, checkpoint: Mapping[str, Any] | None) -> Non
 
 
 def other_classes(data: Any, checkpoint: Mapping[str, Any] | None) -> str:
-    """Say in which the classes of a checkpoint's training differ from those of a data module, as far as both name them.
+    """Say how the classes of a checkpoint's training differ from the data module's, as far as both name them.
 
-    Nothing, if they don't.
+    Empty if they agree.
     """
     before, now = _of(checkpoint).get("classes"), class_names(data)
     if before is None or now is None or before == now:

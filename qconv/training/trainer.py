@@ -24,7 +24,7 @@ from .memory import keep_freed_memory
 
 LONGEST_S = 31 * 24 * 3600
 BFLOAT16 = ("avx512_bf16", "amx_bf16", "bf16", "sve_bf16")
-"""What `torch.cpu.get_capabilities` calls instructions that multiply bfloat16 numbers: two of x86, two of ARM."""
+"""The names in `torch.cpu.get_capabilities` for instructions that multiply bfloat16: two of x86, two of ARM."""
 
 
 class ProgressBar(RichProgressBar):
@@ -67,9 +67,9 @@ def make_trainer(
 ) -> Trainer:
     """A Trainer that takes the GPU in bf16 if there is one, else the CPU in fp32, and writes checkpoints atomically.
 
-    A progress bar is shown only on terminals; one among ``callbacks`` takes its place, and is shown anywhere. On the
+    A progress bar is shown only on terminals; a bar in ``callbacks`` replaces it and is always shown. On the
     CPU, glibc is told to keep freed memory (`keep_freed_memory`).
-    Under SLURM, Lightning neither restarts the job at SIGUSR1 nor takes up what that has left in the current folder.
+    Under SLURM, Lightning neither restarts the job at SIGUSR1 nor resumes from files that SIGUSR1 left in the folder.
 
     Args:
         accelerator: "auto", or any known to Lightning.
@@ -77,7 +77,7 @@ def make_trainer(
             bf16-mixed on any GPU of CUDA and any processor that has instructions for it, and 32-true elsewhere; or any
             known to Lightning.
         devices: number of devices, or a list of them.
-        callbacks: those of the Trainer.
+        callbacks: the Trainer's callbacks.
         timeout_s: of several processes, seconds that one waits for the others before the run fails; None is torch's
             default.
         options: the Trainer's other arguments.

@@ -1,1 +1,1 @@
-"""Lightning callbacks: everything that a run does beside its steps."""
+"""Lightning callbacks: everything that a run does around its steps."""

@@ -24,12 +24,12 @@ class Checkpoints(EpochFigures, Checkpoint):
     Ctrl-C, and SIGTERM, with which schedulers announce that they will stop a run, end it after the optimizer step, with
     a `last.ckpt` from which the epoch continues; during a validation, after the epoch; during the test, at once.
 
-    Epochs in which all quantizers are final count more than any before: with float weights, a network of two stages is
-    better than the one that will ship.
+    An epoch with final quantizers beats any epoch before they were final: with float weights, a network of two stages
+    is more accurate than the one that will ship.
 
     Names are fixed and files replaced in place (atomically, by `AtomicCheckpointIO`). A run that resumes in a new
-    folder copies the best checkpoint so far from beside the one it resumes from; if there is none, or one of another
-    epoch, "best" means the best of the epochs from then on.
+    folder copies the best checkpoint from the folder of the checkpoint that it resumes from. If that has none, or one
+    of another epoch, "best" means the best of the epochs from then on.
 
     Args:
         folder: folder of the two files.

@@ -203,7 +203,7 @@ def of_weight(layer: QuantizedLayer) -> dict[str, float]:
 
 
 def of_steps(layer: QuantizedLayer, optimizers: list[Optimizer]) -> dict[str, float]:
-    """What `qconv.optim.Oscillations` has measured of the weight, if it is at work."""
+    """Figures of the weight from `qconv.optim.Oscillations`, if the run has this rule."""
     figures: dict[str, float] = {}
     for optimizer in map(innermost, optimizers):
         state = optimizer.state.get(layer.weight, {})

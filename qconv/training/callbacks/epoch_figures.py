@@ -1,4 +1,4 @@
-"""The figures that were logged in an epoch, without those of an epoch before it."""
+"""The figures logged in the present epoch, without leftovers of earlier epochs."""
 
 from pytorch_lightning import Callback, LightningModule, Trainer
 
@@ -27,7 +27,7 @@ class EpochFigures(Callback):
         self.validated = not trainer.sanity_checking
 
     def figures(self, trainer: Trainer) -> dict[str, float]:
-        """Return those of this epoch, by their names in order; to be called once, at its end."""
+        """Return the figures of this epoch, sorted by name; call it once, at the end of the epoch."""
         metrics = {name: float(value) for name, value in sorted(trainer.callback_metrics.items())}
         own = {name: value for name, value in metrics.items() if self.validated or name not in self.of_validation}
         self.validated = False

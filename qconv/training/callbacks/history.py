@@ -19,7 +19,7 @@ class History(EpochFigures):
     """Collects the logged figures, one row per epoch, and writes `metrics.csv` and `curves.png`.
 
     The rows are part of the checkpoint: a resumed run's file and figure show all epochs. Lightning's CSVLogger writes
-    two half-empty rows per epoch and starts anew on resuming.
+    two half-empty rows per epoch and starts over on resuming.
 
     Args:
         folder: folder of the two files.
@@ -58,11 +58,11 @@ class History(EpochFigures):
             write_csv(self.rows, self.folder / METRICS)
 
     def draw(self, best_epoch: int | None = None, test: dict[str, float] | None = None) -> None:
-        """Draw the curves; after the test with its figures, those of the checkpoint of `best_epoch`."""
+        """Draw the curves; after the test also its figures, for the checkpoint of `best_epoch`."""
         draw_curves(self.rows, self.folder / "curves.png", best_epoch=best_epoch, test=test)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Draw the epochs so far; what ended the run matters more than that they can't be drawn."""
+        """Draw the epochs so far; an error in drawing must not hide the error that ended the run."""
         if trainer.is_global_zero and self.rows:
             with suppress(OSError):
                 self.draw()

@@ -12,9 +12,9 @@ from ...processes import process_count, rank_and_count
 class RandomState(Callback):
     """Stores torch's random state, of the CPU and of the run's GPU, in the checkpoint and restores it on resuming.
 
-    Each process resumes with its own state; all with that of the first one if their number is another, or if an earlier
-    version wrote the checkpoint. Python's and NumPy's generators are left alone: nothing in qconv draws from them
-    during training.
+    Each process resumes with its own state. If the number of processes has changed, or an earlier version wrote the
+    checkpoint, all resume with the state of the first process. Python's and NumPy's generators are left alone: nothing
+    in qconv draws from them during training.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class RandomState(Callback):
         self.device = trainer.strategy.root_device
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the present state, and those of all processes if there are several, which must all call it."""
+        """Return the present state; with several processes the states of all, and all must call it."""
         own = {
             "cpu": torch.get_rng_state(),
             "cuda": [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else [],

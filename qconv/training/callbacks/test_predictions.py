@@ -1,4 +1,4 @@
-"""The callback that keeps the decisions of the test for the report."""
+"""The callback that keeps the predictions of the test for the report."""
 
 from typing import Any
 
@@ -12,9 +12,9 @@ PARTS = 32  # batches whose mistakes are kept until they are joined
 
 
 class TestPredictions(Callback):
-    """Collects what the network decides in the test, so that the report needs no second pass over the images.
+    """Collects the predictions of the test, so that the report needs no second pass over the images.
 
-    Of several processes each sees a share of the images; at the end each has all.
+    Each of several processes sees a share of the images; at the end each has all predictions.
     """
 
     __test__ = False  # it is no test of pytest's
@@ -24,10 +24,10 @@ class TestPredictions(Callback):
         self.problem = ""
 
     def predictions(self) -> Predictions:
-        """Return those of all images.
+        """Return the predictions of all images.
 
         Raises:
-            ValueError: they could not be kept.
+            ValueError: the predictions could not be kept.
         """
         if self.problem or not self.parts:
             raise ValueError(self.problem or "there was no test")
@@ -42,7 +42,7 @@ class TestPredictions(Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        """Keep the decisions of the batch; `outputs` are the logits."""
+        """Keep the predictions of the batch; `outputs` are the logits."""
         data: Any = trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
         try:
             images, labels = batch

@@ -18,7 +18,7 @@ class MovingAverage(WeightAveraging):
 
     ``a`` is w after the first step; then ``d = min(decay, (1 + n) / (10 + n))`` with n = 1, 2, …, so that a short
     run does not keep its start. Latent weights are averaged, and then quantized. Buffers of schedules are averaged,
-    too. A flag counts as set once any averaged step had it set. Whole numbers are those of the step. Validation,
+    too. A flag counts as set once any averaged step had it set. Whole numbers are copied from the step. Validation,
     `best.ckpt` and the test use the average; a checkpoint also holds the weights with which training continues
     (`current_model_state`).
 
@@ -49,7 +49,7 @@ class MovingAverage(WeightAveraging):
             self._average_model.to(trainer.strategy.root_device)
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Validate the average in the course of the training; afterwards what is given."""
+        """Validate the average during the training; afterwards the given weights."""
         if trainer.state.fn == TrainerFn.FITTING:
             super().on_validation_epoch_start(trainer, pl_module)
 
@@ -59,7 +59,7 @@ class MovingAverage(WeightAveraging):
             super().on_validation_epoch_end(trainer, pl_module)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Store the average beside the weights; what can't be averaged is taken from the weights."""
+        """Store the average with the weights; tensors that can't be averaged come from the weights."""
         super().on_save_checkpoint(trainer, pl_module, checkpoint)
         averaged = {name for name, _ in (*pl_module.named_parameters(), *pl_module.named_buffers())}
         for name, value in checkpoint.get("current_model_state", {}).items():

@@ -1,4 +1,4 @@
-"""How the classes fare: the confusion matrix, a row for each class, the worst pairs."""
+"""Results by class: the confusion matrix, a row for each class, the worst pairs."""
 
 import math
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ class ClassRow:
     """A class in the test.
 
     Attributes:
-        name: that of the class.
+        name: the name of the class.
         pictures: its number of test images.
-        right: how many of them get this class.
-        named: how many images of any class get it.
-        taken_for: the class that its other images get most often; empty if there are none.
-        taken: how many get that one.
+        right: how many of these are predicted correctly.
+        named: how many images of any class are predicted as this class.
+        taken_for: the class most often predicted for its other images; empty if there are none.
+        taken: how many of its images are predicted as `taken_for`.
     """
 
     name: str
@@ -29,18 +29,18 @@ class ClassRow:
 
     @property
     def accuracy(self) -> float:
-        """The share of its images that get it; 0 if it has none."""
+        """Correct predictions of the class over its images; 0 without images."""
         return self.right / max(1, self.pictures)
 
     @property
     def precision(self) -> float:
-        """The share of images that get it and are of it; 0 if none get it."""
+        """Correct predictions of the class over all its predictions; 0 without predictions."""
         return self.right / max(1, self.named)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Images of one class that get another one."""
+    """Images of one class for which another class is predicted."""
 
     label: str
     predicted: str
@@ -49,7 +49,7 @@ class Pair:
 
 
 def confusion(labels: Tensor, predicted: Tensor, count: int) -> Tensor:
-    """Return how many images of each class (rows) get each class (columns)."""
+    """Return the number of images of each class (rows) by predicted class (columns)."""
     return torch.bincount(labels.long() * count + predicted.long(), minlength=count**2).view(count, count)
 
 

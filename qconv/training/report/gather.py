@@ -30,7 +30,7 @@ FLOAT, QUANTIZED, FROZEN = "float", "quantized, as trained", "frozen (qconv.free
 
 @dataclass(frozen=True)
 class Network:
-    """The network of a run, and what goes in and comes out.
+    """The network of a run, with its input size and classes.
 
     Attributes:
         model: the quantized network.
@@ -45,17 +45,17 @@ class Network:
 
 @dataclass(frozen=True)
 class Report:
-    """What the page shows.
+    """The contents of the page.
 
     Attributes:
-        folder: that of the run.
+        folder: the folder of the run.
         config: the run's composed config.
         result: the figures in `result.json`; None for a run that has not finished.
         history: the rows of `metrics.csv`, one for each epoch.
         diagnostics: the rows of `diagnostics.csv`, one for each epoch and layer.
         summary: the layers.
         classes: names of the classes.
-        predictions: the decisions of the test; None if there was none.
+        predictions: the predictions of the test; None without a test.
         timings: by batch size and form of the network, in ms on this CPU.
         not_frozen: why there is no frozen form; else empty.
         is_packed: whether there is a packed file that names its network and images.
@@ -77,15 +77,15 @@ class Report:
 
 
 def gather(folder: str | os.PathLike[str], network: Network | None = None, *, seconds: float) -> Report:
-    """Return what there is to show of a run.
+    """Return the contents of the page of a run.
 
     Args:
-        folder: that of the run, finished or not.
+        folder: the folder of the run, finished or not.
         network: the network of the run; None reads it from the folder.
         seconds: how long to time each batch size.
 
     Raises:
-        DamagedFileError: the folder is not that of a run.
+        DamagedFileError: the folder holds no run.
         ValueError: neither the packed file nor data and checkpoint can be read.
     """
     run = FinishedRun(folder)
@@ -150,7 +150,7 @@ def time_forms(network: Network, seconds: float) -> tuple[dict[int, dict[str, Ti
 
 @torch.inference_mode()
 def predict(run: FinishedRun, network: Network) -> Predictions:
-    """Return what the network makes of the test images of a run."""
+    """Return the network's predictions for the test images of a run."""
     model = ready(network.model)
     normalize = getattr(run.data, "normalize", None)
 

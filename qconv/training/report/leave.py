@@ -17,7 +17,7 @@ SECONDS = 0.2  # to time each batch size: a run must not wait for its report
 
 
 def leave_report(cfg: DictConfig, model: nn.Module, data: LightningDataModule, decisions: "TestPredictions") -> None:
-    """Write the page of a run and the decisions of its test into its folder, unless `cfg.report` is false.
+    """Write the page of a run and the predictions of its test into its folder, unless `cfg.report` is false.
 
     If the page can't be written, a note says why; the run has its results by then. No page of an earlier run remains.
     """

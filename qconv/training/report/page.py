@@ -39,7 +39,7 @@ CONSPICUOUS = {
     "inputs_saturated": (0.9, "of its inputs pass no gradient on"),
     "inputs_dead": (0.25, "of its input channels have one value throughout"),
 }
-"""Shares above which a figure of a layer is worth a look, and how to say it."""
+"""Shares above which the page points out a figure of a layer, and the words for it."""
 
 
 def write_page(report: Report, path: Path) -> None:
@@ -64,7 +64,7 @@ def render(report: Report) -> str:
 
 
 def content(report: Report) -> dict[str, Any]:
-    """Return what the template shows."""
+    """Return the values for the template."""
     return {
         "report": report,
         "resume": shlex.join(["qconv", "train", f"resume={override(report.folder)}"]),
@@ -113,7 +113,7 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 def settings(node: Any) -> Any:
-    """Return a config node without what is Hydra's own."""
+    """Return a config node without Hydra's own keys."""
     if not isinstance(node, dict):
         return node
     if node.get("_target_") == "hydra.utils.get_class":
@@ -247,7 +247,7 @@ def picture_address(pixels: Tensor) -> str:
 
 
 def diagnostics(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """Return the last figures of each layer with their trend, and those that are worth a look."""
+    """Return the last figures of each layer with their trend, and the conspicuous ones."""
     if not rows:
         return None
     shown = {key: words for key, words in DIAGNOSTICS.items() if any(key in row for row in rows)}
@@ -277,7 +277,7 @@ def latency(report: Report) -> dict[str, Any]:
 
 
 def code(report: Report) -> list[tuple[str, str]]:
-    """Return what to paste to use the network: on the command line, in Python."""
+    """Return code to use the network: on the command line, in Python."""
     path = Path(report.folder) / PACKED
     if not path.is_file():
         return []
@@ -306,5 +306,5 @@ def code(report: Report) -> list[tuple[str, str]]:
 
 
 def whole_percent(share: float) -> str:
-    """Format 0.1234 as 12 %, and what is not 0 but less than half a percent as <1 %."""
+    """Format 0.1234 as 12 %, and a share above 0 but below half a percent as <1 %."""
     return "<1 %" if 0 < share < 0.005 else f"{max(0.0, 100 * share):.0f} %"  # an error may be rounded to below 0

@@ -1,4 +1,4 @@
-"""What a network makes of the test images: its decisions, and the mistakes of which it was most certain."""
+"""Predictions for the test images, and the most confident mistakes."""
 
 import os
 from collections.abc import Iterable
@@ -20,12 +20,12 @@ SIDE = 160  # pixels of a stored image at most
 
 @dataclass(frozen=True)
 class Predictions:
-    """The decisions, and the most confident mistakes, the most confident first.
+    """The predicted classes, and the most confident mistakes, the most confident first.
 
     Attributes:
         labels: class of each image (N,).
-        predicted: class that the network gives it (N,).
-        confidence: probability that it gives this class (N,).
+        predicted: predicted class of each image (N,).
+        confidence: predicted probability of this class (N,).
         pixels: uint8 images of the mistakes (M, C, H, W), `SIDE` pixels a side at most.
         mistakes: label and predicted class of each of them (M, 2).
         certain: the probability of the predicted class (M,).
@@ -40,7 +40,7 @@ class Predictions:
 
     @classmethod
     def of_batch(cls, logits: Tensor, images: Tensor, labels: Tensor, normalize: Any = None) -> "Predictions":
-        """Return those of one batch; `normalize` is what was done to its images (`qconv.images.Normalize`)."""
+        """Return the predictions of one batch; `normalize` is how its images were normalized (`qconv.images`)."""
         confidence, predicted = logits.float().softmax(1).nan_to_num(0.0).max(1)
         wrong = (predicted != labels).nonzero().flatten()
         chosen = wrong[confidence[wrong].argsort(descending=True, stable=True)[:MISTAKES]]
@@ -51,7 +51,7 @@ class Predictions:
 
     @classmethod
     def joined(cls, parts: Iterable["Predictions"]) -> "Predictions":
-        """Return those of several parts of the images."""
+        """Join the predictions of several parts of the images."""
         columns: Any = zip(*(vars(part).values() for part in parts), strict=True)
         whole = cls(*(torch.cat(column) for column in columns))
         order = whole.certain.argsort(descending=True, stable=True)[:MISTAKES]
@@ -60,11 +60,11 @@ class Predictions:
 
     @property
     def accuracy(self) -> float:
-        """The share of images that get their own class."""
+        """The share of correctly predicted images."""
         return float((self.labels == self.predicted).float().mean())
 
     def save(self, path: Path) -> None:
-        """Write them to a file."""
+        """Write the predictions to a file."""
         with atomic_file(path) as file:
             file.write(save({name: tensor.contiguous() for name, tensor in vars(self).items()}))
 
@@ -73,7 +73,7 @@ class Predictions:
         """Read the file that `save` has written.
 
         Raises:
-            DamagedFileError: it is damaged, or another file.
+            DamagedFileError: the file is damaged, or of another kind.
         """
         try:
             return cls(**load_file(path))

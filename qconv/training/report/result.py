@@ -45,8 +45,8 @@ class Result:
         test_accuracy: share of the test images that the checkpoint `tested` classifies correctly; read once, at the
             end.
         test_loss: their cross-entropy.
-        tested: "best", the checkpoint of the best validation accuracy; of equal ones the earliest.
-        val_accuracy_best: validation accuracy of that checkpoint; with ``reestimate_bn``, of what is tested.
+        tested: "best", the checkpoint with the best validation accuracy; the earliest of equal ones.
+        val_accuracy_best: validation accuracy of that checkpoint; with ``reestimate_bn``, of the tested network.
         val_accuracy_final: validation accuracy after the last epoch, with the batch norms of the training.
         best_epoch: the epoch of `val_accuracy_best`, from 0.
         epochs: number of epochs of the whole run.
@@ -83,7 +83,7 @@ def objective(result: Result, names: str | Sequence[str]) -> float | tuple[float
 
 
 def write_json(outcome: Result | Evaluation, path: Path) -> None:
-    """Write one flat object: the fields, then those of `about`."""
+    """Write one flat object: the fields, then the entries of `about`."""
     values = asdict(outcome)
     about = values.pop("about")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def write_json(outcome: Result | Evaluation, path: Path) -> None:
 def about_run(config: dict[str, Any], scheme: str, table: Summary) -> dict[str, Any]:
     """Describe the run: network, data and source, the part of the figures that does not depend on the outcome.
 
-    The totals of the model are those of `Summary.totals`.
+    `Summary.totals` gives the totals of the model.
     """
     return {
         "data": call(config["data"]),
