@@ -53,7 +53,7 @@ if __name__ == "__main__":
     kept: dict[str, Any] = {"images": images}
     for name, scheme in METHODS.items():
         model, optimizer = trained(scheme, images)
-        own = {"model": copy.deepcopy(model.state_dict()), "optimizer": copy.deepcopy(optimizer.state_dict())}
+        own: dict[str, Any] = {"model": copy.deepcopy(model.state_dict()), "optimizer": copy.deepcopy(optimizer.state_dict())}
         own["output"] = model(images).detach()
         with tempfile.TemporaryDirectory() as folder:
             qconv.save_packed(model, f"{folder}/packed")
