@@ -19,18 +19,27 @@ DATA = {
 LEAD = """# Recipes
 
 A recipe is a published training, or one of ours in the same form: network, method, optimizer, epochs.
-`qconv train experiment=NAME data.root=FOLDER` runs one, and further arguments change it (`trainer.max_epochs=100`).
-Where *init_from* stands, name the checkpoint or file that the training starts from, as in
-`init_from=runs/float/checkpoints/best.ckpt`; `init_from=null` starts from random weights. Where *loss.weights* stands,
-name the file of the teacher's weights, as in `loss.weights=resnet34.pth`. *Torchvision's ResNet-18* and *ResNet-34* are
-state dicts, such as
-`torch.save(torchvision.models.resnet18(weights="IMAGENET1K_V1").state_dict(), "resnet18.pth")` writes, for
-`init_from=resnet18.pth`. `qconv train experiment=NAME data.root=FOLDER --cfg job` prints all settings.
 
-*Target* is the published accuracy, on the original files of the data set. The letter says where we read it: (V) in the
-authors' repository, or in that of the authors who are named; (M) only in the paper; (S) in somebody else's
-implementation. *Goal* is a number that we set ourselves, *Reached* what a run here reached. What has been
-run here, and how far it came, is in `experiments/cifar10_recipes` and `experiments/fast_binary`.
+| to do | write |
+|---|---|
+| run a recipe | `qconv train experiment=NAME data.root=FOLDER` |
+| change it | add settings, such as `trainer.max_epochs=100` |
+| see all its settings | add `--cfg job` |
+| where *init_from* stands: start from a network | `init_from=runs/float/checkpoints/best.ckpt` |
+| start from random weights instead | `init_from=null` |
+| where *loss.weights* stands: name the teacher's weights | `loss.weights=resnet34.pth` |
+
+*Torchvision's ResNet-18* and *ResNet-34* are state dicts. Write the first with
+`torch.save(torchvision.models.resnet18(weights="IMAGENET1K_V1").state_dict(), "resnet18.pth")`.
+
+The last column has an accuracy:
+
+- *Target*: published, on the original files of the data set. (V): read in the repository of the authors, or of those
+  who are named; (M): only in the paper; (S): in somebody else's implementation.
+- *Goal*: a number that we set ourselves.
+- *Reached*: what a run here reached.
+
+`experiments/cifar10_recipes` and `experiments/fast_binary` have the recipes that were run here, with their results.
 
 This page is made from the comments in `configs/experiment` by `python -m docs_build.recipes`.
 """
