@@ -1,6 +1,7 @@
 """What goes wrong is told once: by hooks in the first training batches, and by `qconv.check` at any time."""
 
 import copy
+import math
 import pickle
 import re
 import warnings
@@ -142,6 +143,15 @@ def test_three_batches_are_watched_and_nothing_is_left() -> None:
         assert told(each) == []
     watch(model)
     assert len(told(model)) == 2  # counted anew
+
+
+@pytest.mark.parametrize(("layer", "sample"), [(nn.Conv2d(3, 4, 3), (3, 8, 8)), (nn.Linear(5, 4), (5,))], ids=str)
+def test_samples_without_a_batch(layer: nn.Module, sample: tuple[int, ...]) -> None:
+    model = qconv.convert(nn.Sequential(layer), schemes.reactnet(), skip=())
+    for _ in range(4):
+        model(torch.linspace(-1, 1, math.prod(sample)).view(sample))
+    assert not model[0]._forward_hooks
+    assert qconv.check(model, torch.linspace(-1, 1, math.prod(sample)).view(sample)) == []
 
 
 def test_it_can_be_turned_off() -> None:

@@ -91,6 +91,24 @@ def test_a_range_that_becomes_nan_is_named(scheme: qconv.Scheme, by_hand: bool) 
     qconv.after_step(model)
 
 
+def test_finite_ranges_whose_sum_float16_can_not_hold() -> None:
+    layer = qconv.QConv2d(32, 64, 3, scheme=schemes.shift_ps()).half()
+    shift = layer.weight_quantizer.tensors()[0]
+    assert torch.linalg.vector_norm(shift, 1).isinf()
+    qconv.after_step(layer)
+    assert shift.isfinite().all()
+
+
+def test_what_is_learned_may_be_made_a_buffer() -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq())
+    quantizer = layer.weight_quantizer
+    step = torch.zeros_like(quantizer.tensors()[0])
+    del quantizer.step
+    quantizer.register_buffer("step", step.clone())
+    qconv.after_step(layer)
+    assert torch.equal(quantizer.tensors()[0], step)
+
+
 def network() -> nn.Sequential:
     torch.manual_seed(0)
     norm = nn.BatchNorm2d(4)

@@ -95,7 +95,7 @@ class FirstBatches:
         else:
             self.report.tell_of_signs()
         self._look_for_steps(layer)
-        found = crowded(layer.input_quantizer, input)
+        found = crowded(layer, input)
         self.in_one_level += found is not None and found.share >= SHARE
         if self.batches == BATCHES:
             forget(layer)

@@ -50,13 +50,15 @@ class Crowded(NamedTuple):
 
 
 @torch.no_grad()
-def crowded(quantizer: Quantizer, x: Tensor) -> Crowded | None:
-    """Return the most frequent level of the first samples of ``x``; None for a constant, or without a quantizer.
+def crowded(layer: QuantizedLayer, x: Tensor) -> Crowded | None:
+    """Return the most frequent level of the first samples of an input; None for a constant, or without a quantizer.
 
     Values equal to their level, such as zeros of a sparse input, are passed on unchanged. So the share is limited to
     that of the other elements.
     """
-    x = x[:SAMPLES] if x.ndim > 1 else x
+    quantizer = layer.input_quantizer
+    is_sample = x.ndim == len(getattr(layer, "kernel_size", ())) + 1
+    x = x.unsqueeze(0) if is_sample else x[:SAMPLES]
     if quantizer.bits >= 32 or not x.numel():
         return None
     low, high = (end.item() for end in x.aminmax())

@@ -100,7 +100,7 @@ def _of_input(layer: QuantizedLayer, input: Tensor) -> Iterator[str]:
     quantizer = layer.input_quantizer
     if not quantizer.had_data():
         return
-    most = crowded(quantizer, input)
+    most = crowded(layer, input)
     if most is not None and most.share >= SHARE:
         yield most.message(quantizer)
     negative = judged(quantizer, (input < 0).float().mean().item())

@@ -114,7 +114,9 @@ def _check_learned(model: nn.Module, learned: Sequence[Tensor], wait: bool = Fal
     norms = torch._foreach_norm(readable, 1) if readable else ()  # pyright: ignore[reportPrivateImportUsage]
     if all(norm.isfinite() for norm in norms):
         return
-    wrong = next(tensor for tensor in readable if not tensor.isfinite().all())
+    wrong = next((tensor for tensor in readable if not tensor.isfinite().all()), None)
+    if wrong is None:  # a sum beyond float16
+        return
     name = next(name for name, parameter in model.named_parameters() if parameter is wrong)
     raise FloatingPointError(
         f"an optimizer's step has made NaN or inf of {name}, which stays so: the training diverges. Start again from "

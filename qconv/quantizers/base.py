@@ -267,7 +267,7 @@ class Quantizer(InBits, NeedsData):
     def bounded(self, x: Tensor | None) -> Iterator[tuple[Tensor, float, float]]:
         """Yield the tensors of `bounds`, but for frozen ones, with their ends; ``x`` as in `after_step_`."""
         for name, (low, high) in self.bounds.items():
-            tensor = x if name == WEIGHT else self._parameters[name]
+            tensor = x if name == WEIGHT else getattr(self, name)  # a buffer, or computed, if it is frozen so
             if tensor is not None and (tensor is x or tensor.requires_grad):
                 yield tensor, low, high
 
