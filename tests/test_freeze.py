@@ -24,6 +24,7 @@ from qconv.inference.boundaries import as_rounding, staircase
 from qconv.inference.fixed_weight import FixedWeight
 from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.inference.sign_conv import SignConv2d
+from qconv.methods import AdaBinInput, AdaBinWeight
 from qconv.models import resnet20
 from qconv.models.activations import RPReLU
 from qconv.models.vgg import vgg_small
@@ -90,6 +91,7 @@ INTEGER = {
     "pact8": schemes.pact(8, 8),
     "shift": schemes.shift_q(fixed_point=(16, 16)),
     "shift_ps": schemes.shift_ps(fixed_point=(4, 4)),
+    "adabin": schemes.adabin(),
 }
 FLOAT = {
     "bwn": schemes.bwn(),
@@ -97,7 +99,6 @@ FLOAT = {
     "ttq": schemes.ttq(),
     "shift_float": schemes.shift_q(),
     "lsq_plus": schemes.lsq_plus(),
-    "adabin": schemes.adabin(),
     "dsq": schemes.dsq(),
     "lsq16": schemes.lsq(8, 16),
     "minmax16": schemes.minmax(4, 16),
@@ -120,7 +121,7 @@ def test_every_scheme(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lsq_plus", "adabin", "dsq", "fp8", "xnor"])
 def test_weights_of_float_layers_are_quantized_once(name: str) -> None:
-    scheme = schemes.xnor(center=True) if name == "xnor" else FLOAT[name]
+    scheme = schemes.xnor(center=True) if name == "xnor" else {**INTEGER, **FLOAT}[name]
     torch.manual_seed(0)
     layers = (
         (qconv.QConv1d(6, 4, 3, groups=2, bias=False, scheme=scheme), torch.randn(2, 6, 9)),
@@ -231,7 +232,7 @@ def test_single_layers(make: Any) -> None:
 
 @pytest.mark.parametrize(
     "scheme",
-    [schemes.bnn(), schemes.xnor(), schemes.xnor(scale_map=True), schemes.lsq(8, 8), schemes.bwn()],
+    [schemes.bnn(), schemes.xnor(), schemes.xnor(scale_map=True), schemes.lsq(8, 8), schemes.bwn(), schemes.adabin()],
     ids=str,
 )
 def test_linear_layers(scheme: Scheme) -> None:
@@ -281,7 +282,7 @@ def test_activations_with_a_bend_stay_between() -> None:
 
 def test_export_and_compile() -> None:
     input = torch.randn(4, 3, 8, 8)
-    for scheme in (schemes.bnn(), schemes.lsq(4, 4)):
+    for scheme in (schemes.bnn(), schemes.lsq(4, 4), schemes.adabin()):
         model = trained(chain(activation=nn.ReLU), scheme, input)
         frozen = freeze(model)
         wanted = frozen(input)
@@ -364,7 +365,7 @@ def test_bad_models() -> None:
 
 def test_empty_batches() -> None:
     input = torch.randn(2, 3, 8, 8)
-    for scheme in (schemes.bnn(), schemes.lsq(4, 4)):
+    for scheme in (schemes.bnn(), schemes.lsq(4, 4), schemes.adabin()):
         frozen = freeze(trained(chain(activation=nn.ReLU), scheme, input))
         assert frozen(input[:0]).shape == (0, 10)
 
@@ -493,6 +494,76 @@ def test_signs_at_learned_thresholds() -> None:
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
     torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
+
+
+AROUND = {
+    "paper": schemes.adabin(),
+    "code": schemes.adabin(offset="code"),
+    "weight alone": Scheme(input=quantizers.Sign, weight=AdaBinWeight, padding_value=-1),
+    "input alone": Scheme(input=AdaBinInput, weight=quantizers.Sign),
+    "map": Scheme(input=quantizers.Sign, weight=AdaBinWeight, scale_map=True),
+}
+AROUND_GEOMETRY: list[dict[str, Any]] = [
+    {"kernel_size": 3},
+    {"kernel_size": 1},
+    {"kernel_size": 3, "padding": 1, "bias": False},
+    {"kernel_size": 1, "stride": 2, "padding": 1},
+    {"kernel_size": (2, 3), "padding": "same", "groups": 2},
+    {"kernel_size": 3, "stride": 2, "padding": (1, 2), "dilation": (1, 2), "groups": 3},
+    {"kernel_size": 3, "padding": 3, "groups": 6},
+    {"kernel_size": 3, "stride": (1, 3), "padding": 4, "dilation": 3},
+    {"kernel_size": 3, "padding": 2, "padding_mode": "reflect"},
+    {"kernel_size": 1, "groups": 6},  # filters of one weight, with alpha = 0
+]
+
+
+def around(layer: Any) -> Any:
+    """The layer with two values of its input that don't lie around 0, and one filter of equal weights."""
+    with torch.no_grad():
+        layer.weight.add_(0.05)[0] = 0.25
+        if isinstance(layer.input_quantizer, AdaBinInput):
+            layer.input_quantizer.alpha.fill_(0.7)
+            layer.input_quantizer.beta.fill_(-0.6)
+    return layer.eval()
+
+
+@pytest.mark.parametrize("geometry", AROUND_GEOMETRY, ids=str)
+@pytest.mark.parametrize("name", AROUND)
+def test_two_values_around_a_centre(name: str, geometry: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    layer = around(qconv.QConv2d(6, 12, scheme=AROUND[name], **geometry))
+    frozen = freeze(layer)
+    assert [told.arithmetic for told in frozen.layers] == ["offset"]
+    exact = copy.deepcopy(layer).double()
+    for size in ((9, 8), (7, 11), (9, 8)):  # what depends on the size follows it
+        input = torch.randn(2, 6, *size)
+        checked = verify(layer, frozen, input)
+        assert checked.equal, f"\n{checked}"
+        wanted = exact(input.double())
+        assert (frozen(input) - wanted).abs().max() <= 2**-20 * wanted.abs().max()
+
+
+def test_layers_of_two_values_hand_floats_on() -> None:
+    model, input = sequence(conv(), nn.BatchNorm2d(24), conv(), nn.BatchNorm2d(24), scheme=schemes.adabin())
+    for layer in (model[0], model[2]):  # pyright: ignore[reportIndexIssue]
+        around(layer)
+    frozen = freeze(model)
+    assert codes_of(frozen) == {"offset floats": 2}
+    assert [told.folded for told in frozen.layers] == [("1",), ("3",)]
+    assert verify(model, frozen, input).equal
+    torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
+    other = copy.deepcopy(frozen)
+    for tensor in other.state_dict().values():
+        tensor.zero_()
+    for size in (11, 12):
+        other(input[..., :size])
+    other.load_state_dict(frozen.state_dict())
+    assert torch.equal(other(input), frozen(input))
+    for name in ("network.0.centre", "network.0.scale", "network.0.bias"):
+        other.load_state_dict({**frozen.state_dict(), name: frozen.state_dict()[name] * (1 + 2**-16)})
+        found = verify(model, other, input).first_difference
+        assert found is not None, name
+        assert (found.name, found.sums) == ("0", 0)
 
 
 class Squares(nn.ReLU):

@@ -323,7 +323,8 @@ def test_codes_at_an_edge(name: str) -> None:
         stem.weight.mul_(1 + 2**-22)  # two units of rounding, and some codes fall to the other side
     checked = verify(model, frozen, input)
     assert checked.equal, f"\n{checked}"
-    assert checked.layers[0].arithmetic == ("integer" if name in ("dorefa", "pact", "n2uq") else "float")
+    kinds = {"dorefa": "integer", "pact": "integer", "n2uq": "integer", "adabin": "offset"}
+    assert checked.layers[0].arithmetic == kinds.get(name, "float")
     with torch.no_grad():
         stem.weight.mul_(1.01)
     checked = verify(model, frozen, input)

@@ -36,6 +36,18 @@ def test_card_describes_the_file(name: str) -> None:
         assert getattr(card, field) in card.markdown()
 
 
+def test_the_two_values_of_adabin_are_frozen_to_integers() -> None:
+    model = qconv.load("resnet20-adabin-cifar10")
+    frozen = qconv.freeze(model)
+    assert [told.arithmetic for told in frozen.layers] == 18 * ["offset"]
+    torch.manual_seed(0)
+    images = torch.randn(256, 3, 32, 32)
+    checked = qconv.verify(model, zoo.file("resnet20-adabin-cifar10"), images[:8])
+    assert checked.equal, f"\n{checked}"
+    with torch.inference_mode():
+        assert torch.equal(frozen(images).argmax(1), model(images).argmax(1))
+
+
 def test_every_file_has_its_card() -> None:
     assert {path.stem for path in zoo.NETWORKS.iterdir()} == set(zoo.names())
     assert DIGITS in zoo.names()

@@ -10,7 +10,7 @@ from ..kernels.window import Window
 from ..layers import QConv2d, QLinear, QuantizedLayer, SamePadded
 from ..quantizers import Identity
 from ..quantizers.levels import Levels
-from .layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, ShiftConv2d
+from .layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d, ShiftConv2d
 
 LARGEST_SUM = 2**31 - 1
 LARGEST_WEIGHT = 255
@@ -22,13 +22,14 @@ class Arithmetic(NamedTuple):
     """The arithmetic of a quantized layer.
 
     Attributes:
-        kind: "binary", "integer", "shift" or "float".
+        kind: "binary", "offset" (signs around a centre), "integer", "shift" or "float".
         reason: why it is float.
         weight: the codes, output channels first.
         scale: the value of 1 in a sum of products of codes, float64 for each output channel.
         levels: those of the input.
         zero: added to codes to make them 8-bit numbers.
         bound: the bound of the magnitude of sums.
+        centre: the value of 1 in a sum of the input's codes, as `scale`: the offset of "offset" weights.
     """
 
     kind: str
@@ -38,6 +39,7 @@ class Arithmetic(NamedTuple):
     levels: Levels = Levels(0, 0, torch.ones((), device="cpu"))
     zero: int = 0
     bound: int = 0
+    centre: Tensor = torch.zeros(0, device="cpu")
 
 
 def arithmetic(layer: QuantizedLayer) -> Arithmetic:
@@ -58,17 +60,25 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
         weight = layer.weight_codes()
     except TypeError as error:
         return Arithmetic("float", str(error))
-    is_plain = weight.offset is None and weight.negative_scale is None and weight.zero == 0
-    for what, fits in (("input", levels.offset is None), ("weight", is_plain)):
-        if not fits:
-            return Arithmetic("float", f"the codes of its {what} have an offset, or two scales")
-    if levels.scale.numel() != 1:
-        return Arithmetic("float", "its input channels have scales of their own")
-    if weight.scale.numel() != 1 and weight.scale.shape != (len(weight.values), *[1] * (weight.values.ndim - 1)):
-        return Arithmetic("float", f"its weight has scales {tuple(weight.scale.shape)}, not one for each filter")
+    is_plain = weight.offset is None and levels.offset is None
+    is_around = quantizer.bits == 1 and levels[:2] == (-1, 1) and bool((weight.values.abs() == 1).all())
+    if weight.negative_scale is not None or weight.zero != 0 or not (is_plain or is_around):
+        what = "weight" if levels.offset is None else "input"
+        return Arithmetic("float", f"the codes of its {what} have an offset, or two scales")
+    for what, numbers in (("scales", levels.scale), ("offsets", levels.offset)):
+        if numbers is not None and numbers.numel() != 1:
+            return Arithmetic("float", f"its input channels have {what} of their own")
+    by_filter = len(weight.values), *[1] * (weight.values.ndim - 1)
+    for what, numbers in (("scales", weight.scale), ("offsets", weight.offset)):
+        if numbers is not None and numbers.numel() != 1 and numbers.shape != by_filter:
+            return Arithmetic("float", f"its weight has {what} {tuple(numbers.shape)}, not one for each filter")
     low, high = levels.low, levels.high
-    per_filter = weight.scale.double().expand(len(weight.values), *[1] * (weight.values.ndim - 1))
-    scale = per_filter.flatten() * levels.scale.detach().double().flatten()
+    unit = levels.scale.detach().double().flatten()
+
+    def of_filters(numbers: Tensor) -> Tensor:
+        return numbers.double().expand(by_filter).flatten() * unit
+
+    scale = of_filters(weight.scale)
     magnitudes = weight.values.abs().double()  # shifts of 7 and 8 bits are powers of two beyond 64-bit numbers
     largest = int(magnitudes.max()) if magnitudes.numel() else 0
     bound = max(abs(low), abs(high)) * int(magnitudes.flatten(1).sum(1).max()) if magnitudes.numel() else 0
@@ -79,6 +89,9 @@ def arithmetic(layer: QuantizedLayer) -> Arithmetic:
     zero = 0 if is_int8 or low >= 0 else -low
     integer = Arithmetic("integer", "", values, scale, levels, zero, bound)
     is_sign = (magnitudes == 1).all()
+    if not is_plain:
+        centre = torch.zeros_like(scale) if weight.offset is None else of_filters(weight.offset)
+        return integer._replace(kind="offset", centre=centre)
     if quantizer.signs and is_sign:
         return integer._replace(kind="binary")
     if (not is_int8 and high + zero > 255) or largest > LARGEST_WEIGHT:
@@ -103,6 +116,11 @@ def frozen_layer(layer: QuantizedLayer, arithmetic: Arithmetic) -> IntegerLayer:
     if arithmetic.kind == "binary":
         signs = None if arithmetic.levels.rounding == "sign" else Encode(layer.input_quantizer, torch.float32, of_rows)
         return BinaryConv2d(codes.to(torch.int8), window, arithmetic.scale.float(), bias, signs)
+    if arithmetic.kind == "offset":
+        encoder = Encode(layer.input_quantizer, torch.float32, of_rows)
+        return OffsetBinaryConv2d(
+            codes.to(torch.int8), window, arithmetic.scale.float(), arithmetic.centre.float(), bias, encoder
+        )
     if arithmetic.kind == "shift":
         encoder = Encode(layer.input_quantizer, torch.int64, of_rows)
         return ShiftConv2d(codes, window, arithmetic.scale, bias.double(), encoder)

@@ -127,13 +127,14 @@ def freeze(
 ) -> FrozenModel:
     """Convert a trained model, which stays as it is, to integers and folded batch norms, for inference on the CPU.
 
-    Quantized layers run on integer operators if their codes allow it: signs by exclusive or and counting bits, codes of
-    up to 8 bits as 8-bit integers with 32-bit sums, powers of two on fixed-point inputs in 8-bit parts, which are
-    shifted. The others multiply floats by a weight that is quantized once; sums of floats with signs for a weight are
-    looked up. Batch norm after an integer layer becomes its scale and bias. If only batch norm, monotone activations
-    and maximum pooling lie between two quantized layers, as modules or as functions (``F.relu(x)``, ``x.clamp(0, 6)``),
-    they become integers, too: a threshold per channel for signs, else a rounding that is proved to give the trained
-    codes for every possible sum. `FrozenModel.layers` lists the result for each layer, and the reason.
+    Quantized layers run on integer operators if their codes allow it: signs, and two values around a centre, by
+    exclusive or and counting bits, codes of up to 8 bits as 8-bit integers with 32-bit sums, powers of two on
+    fixed-point inputs in 8-bit parts, which are shifted. The others multiply floats by a weight that is quantized once;
+    sums of floats with signs for a weight are looked up. Batch norm after an integer layer becomes its scale and bias.
+    If only batch norm, monotone activations and maximum pooling lie between two quantized layers, as modules or as
+    functions (``F.relu(x)``, ``x.clamp(0, 6)``), they become integers, too: a threshold per channel for signs, else a
+    rounding that is proved to give the trained codes for every possible sum. `FrozenModel.layers` lists the result for
+    each layer, and the reason.
 
     The model takes one tensor; all other arguments of its forward keep their defaults. Modules that `torch.fx` can't
     trace faithfully stay Python, and their parts are frozen separately: a forward that branches on shapes, changes the

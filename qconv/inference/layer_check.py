@@ -28,7 +28,7 @@ class LayerCheck:
 
     Attributes:
         name: the name of the layer.
-        arithmetic: "binary", "integer", "shift" or "float".
+        arithmetic: "binary", "offset", "integer", "shift" or "float".
         gives: the kind of its output.
         codes: number of input codes that differ from the trained quantizer's.
         sums: number of integer sums that differ from the exact sums of the trained codes.
@@ -135,8 +135,7 @@ class LayerPair:
         if self.integer is None:
             return self._check_float(call)
         padded = self._padded(call.input)
-        codes = self._codes(padded)
-        return self._check_integer(self.given(call.input), padded, codes.values.double(), codes.scale.double())
+        return self._check_integer(self.given(call.input), padded, self._codes(padded))
 
     def codes_of(self, given: Tensor) -> Tensor | None:
         """The codes that the frozen layer received; None if it received floats."""
@@ -158,14 +157,14 @@ class LayerPair:
         if self.integer is None:
             return self._floats(self._padded(input))
         codes_q = self._codes(self._padded(input))
-        return self._terms(codes_q.values.double() if codes is None else codes.double(), codes_q.scale.double())[1]
+        return self._terms(codes_q if codes is None else codes_q._replace(values=codes))[1]
 
-    def _check_integer(self, given: Tensor, padded: Tensor, values: Tensor, scale: Tensor) -> LayerCheck:
-        """Apply the layer to the codes `values` of an input."""
-        exact, (value, error) = self._terms(values, scale)
+    def _check_integer(self, given: Tensor, padded: Tensor, codes: Codes) -> LayerCheck:
+        """Apply the layer to the codes of an input."""
+        exact, (value, error) = self._terms(codes)
         check = replace(
             self.nothing,
-            codes=_count(self._like(padded, self.integer.codes(given)), values),
+            codes=_count(self._like(padded, self.integer.codes(given)), codes.values),
             sums=_count(self._like(exact, self.integer.accumulate(given)), exact),
         )
         if self.layer.has_scale_map and self.layer.bias is not None:
@@ -198,14 +197,32 @@ class LayerPair:
             wanted = self.result(call.input, None, self.layer(*call.args, **call.kwargs))
         return _with_error(self.nothing, self.whole(*call.args, **call.kwargs), *self._folded(*wanted))
 
-    def _terms(self, values: Tensor, scale: Tensor) -> tuple[Tensor, Rounded]:
-        """The sums of products of codes, and the output from them: one product, rounded, and one sum."""
+    def _terms(self, codes: Codes) -> tuple[Tensor, Rounded]:
+        """The sums of products of codes, and the output from them: products, rounded, and their sum.
+
+        An offset adds products, as of codes that are all 1. Those of the input's codes are added first, and then the
+        sum of the others and the bias.
+        """
         weight = self.layer.weight_codes()
-        sums = self._apply(values, weight.values.double())
-        terms = sums * self._per_channel((scale * weight.scale.double()).flatten(), sums)
+        values, weights = codes.values.double(), weight.values.double()
+        sums = self._apply(values, weights)
+
+        def products(values: Tensor, scale: Tensor) -> list[Tensor]:
+            parts = [(weights, weight.scale)]
+            parts += [] if weight.offset is None else [(torch.ones_like(weights), weight.offset)]
+            return [
+                self._apply(values, part) * self._per_channel((scale.double() * factor.double()).flatten(), sums)
+                for part, factor in parts
+            ]
+
+        of_codes = products(values, codes.scale)
+        of_offset = [] if codes.offset is None else products(torch.ones_like(values), codes.offset)
+        first: Any = sum(of_codes)
         bias = sums.new_zeros(()) if self.layer.bias is None else self._per_channel(self.layer.bias.double(), sums)
-        output = terms + bias
-        return sums, Rounded(output, UNIT * (2 * terms.abs() + bias.abs() + output.abs()))
+        rest: Any = sum(of_offset, bias)
+        magnitudes: Any = sum(term.abs() for term in of_codes + of_offset)
+        error = 2 * magnitudes + rest.abs() + (first + rest).abs() + (first.abs() if len(of_codes) > 1 else 0)
+        return sums, Rounded(first + rest, UNIT * error)
 
     def _floats(self, padded: Tensor) -> Rounded:
         """The output from quantized operands, summed in float32."""

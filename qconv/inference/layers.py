@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..kernels import onednn, operators
@@ -140,9 +141,15 @@ class BinaryConv2d(IntegerLayer):
         return self._run(input, None, None, None)
 
     def _run(self, input: Tensor, scale: Tensor | None, bias: Tensor | None, threshold: Tensor | None) -> Tensor:
+        return self._convolve(
+            self._signed(input), (self.weight, self.tap_sums), self.channels[1], scale, bias, threshold
+        )
+
+    def _convolve(self, signs: Tensor, packed: tuple[Tensor, Tensor], outputs: int, *result: Tensor | None) -> Tensor:
+        """Convolve signs with a packed weight."""
         stride, padding, dilation, _, value = self.window
-        operands = self._signed(input), self.weight, self.tap_sums, *self.channels
-        return torch.ops.qconv.binary_conv2d(*operands, stride, padding, dilation, value, scale, bias, threshold)
+        operands = signs, *packed, self.channels[0], outputs
+        return torch.ops.qconv.binary_conv2d(*operands, stride, padding, dilation, value, *result)
 
     def _signed(self, input: Tensor) -> Tensor:
         """Return values with the signs to convolve."""
@@ -169,6 +176,68 @@ class BinaryConv2d(IntegerLayer):
 
     def gives(self) -> str:
         return "floats" if self.threshold is None else "bits"
+
+
+class OffsetBinaryConv2d(BinaryConv2d):
+    """Convolution of two values around a centre with two values around a centre (AdaBin), by counting bits.
+
+    With r the centre of the input, in units of its distance, and outside of the image neither value but 0, it returns
+    ``(scale_c · acc + centre_c · box) + (r · (scale_c · W + centre_c · n) + bias_c)``: ``acc`` is the sum of products
+    of signs, ``box`` that of the input's signs in the group, ``W`` that of the weight's signs whose taps lie inside,
+    and ``n`` their number. The second bracket depends on the image's size alone; that of the last size is kept.
+    """
+
+    centre: Tensor
+    ones: Tensor
+    ones_sums: Tensor
+
+    def __init__(
+        self, signs: Tensor, window: Window, scale: Tensor, centre: Tensor, bias: Tensor, encoder: Encode
+    ) -> None:
+        super().__init__(signs, window, scale, bias, encoder)
+        ones, ones_sums = operators.pack_weight(torch.ones_like(signs[: window.groups]), window.groups)
+        self.register_buffer("centre", centre)
+        self.register_buffer("ones", ones)
+        self.register_buffer("ones_sums", ones_sums)
+        self._last: tuple[Any, Tensor] | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats (N, C_out, *out)."""
+        groups = self.window.groups
+        bits = torch.ops.qconv.pack_signs(self._signed(input), groups)
+        one, zero = torch.ones_like(self.scale), torch.zeros_like(self.scale)
+        box = self._convolve(bits, (self.ones, self.ones_sums), groups, one[:groups], zero[:groups])
+        if groups > 1:
+            box = box.repeat_interleave(self.channels[1] // groups, 1)
+        output = self._convolve(bits, (self.weight, self.tap_sums), self.channels[1], self.scale, zero)
+        return output.addcmul_(box, self.centre.view(-1, 1, 1)).add_(self._constant(input.shape[2:]))
+
+    def inputs_centre(self) -> Tensor:
+        """Return the centre of the input, in units of its distance; float64."""
+        encoder: Any = self.encoder
+        levels = encoder.levels
+        offset = torch.zeros_like(levels.scale) if levels.offset is None else levels.offset
+        return (offset.double() / levels.scale.double()).reshape(())
+
+    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+        self._last = None
+        super()._load_from_state_dict(*args, **options)
+
+    def _constant(self, size: torch.Size) -> Tensor:
+        """The part of the output that no input changes, (C_out, *out)."""
+        if torch.compiler.is_compiling():
+            return self._constant_of(size)
+        key, last = (size, self.bias.device), self._last
+        if last is None or last[0] != key:
+            self._last = last = key, self._constant_of(size)
+        return last[1]
+
+    def _constant_of(self, size: torch.Size) -> Tensor:
+        scale, centre = (factor.double().view(-1, 1, 1, 1) for factor in (self.scale, self.centre))
+        taps = self.inputs_centre() * (self.whole_weight() * scale + centre).sum(1, keepdim=True)
+        inside = F.pad(torch.ones(1, 1, *size, dtype=taps.dtype, device=taps.device), self.window.padding)
+        constant = F.conv2d(inside, taps, self.bias.double(), self.window.stride, 0, self.window.dilation)
+        return constant.squeeze(0).to(self.bias.dtype)
 
 
 class IntegerConv2d(IntegerLayer):

@@ -18,7 +18,7 @@ from .around import Distance, OfLastDimension, Padded, WithScaleMap
 from .boundaries import as_rounding, staircase
 from .fixed_weight import fix_weight_
 from .functional import Clamp, as_modules
-from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
 from .sign_conv import sign_layer
 
 UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
@@ -33,7 +33,7 @@ class Frozen(NamedTuple):
 
     Attributes:
         name: the name of the layer in the model.
-        arithmetic: "binary", "integer", "shift" or "float".
+        arithmetic: "binary", "offset", "integer", "shift" or "float".
         gives: its output: "floats", "bits", "codes", or "distances" of sums from their thresholds.
         folded: names of what it replaces: modules of the model, the "norm" of one that holds its activation, or
             functions in its forward, for which `FrozenModel.functions` has modules.
@@ -216,6 +216,8 @@ class Rewriter:
             return told
         factor, shift = _affine(module)
         new.scale = (arithmetic.scale * factor).to(new.scale.dtype)
+        if isinstance(new, OffsetBinaryConv2d):
+            new.centre = (arithmetic.centre * factor).to(new.centre.dtype)
         new.bias = (new.bias.double() * factor + shift).to(new.bias.dtype)
         _remove(norm)
         return told._replace(folded=(self.prefix + str(norm.target),))
@@ -238,7 +240,7 @@ class Rewriter:
             if layer in self.beside:
                 raise _StaysFloat(f"'{reader.target}' after it stays as it was trained")
             of_reader = self.arithmetic[reader]
-            if of_reader.kind != arithmetic.kind or arithmetic.kind == "shift":
+            if of_reader.kind != arithmetic.kind or arithmetic.kind in ("shift", "offset"):
                 raise _StaysFloat(f"'{reader.target}' after it is {of_reader.kind}")
             if isinstance(layer, QLinear) or layer.has_scale_map or layer.padding_mode != "zeros":  # pyright: ignore
                 raise _StaysFloat(f"'{reader.target}' after it needs floats")

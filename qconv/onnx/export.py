@@ -19,13 +19,13 @@ from ..inference import FrozenModel
 from ..inference.defaults import of_shipping
 from ..inference.fixed_weight import FixedWeight
 from ..inference.freeze import build
-from ..inference.layers import IntegerConv2d, IntegerLayer
+from ..inference.layers import IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
 from ..inference.parts import find, name_in_model
 from ..inference.sign_conv import SignConv2d
 from ..packed.tensors import inner_model
 from .any_size import compare_sizes, of_other_sizes, sides
 from .codes import OPSET, zero_point
-from .layers import FloatConv2d, QuantizedConv2d, StoredCodes
+from .layers import FloatConv2d, OffsetConv2d, QuantizedConv2d, StoredCodes
 from .operators import check_operators
 from .ranges import Ranges, ranges
 from .run import ROUNDED, SATURATING, OnnxComparison, compare_onnx
@@ -214,6 +214,8 @@ def _replacement(name: str, layer: nn.Module, givers: Mapping[str, Any], reached
         ends = reached.layers.get(name)
         gives_codes = layer.low is not None or ends is not None
         return QuantizedConv2d(layer, low, high, ends) if gives_codes else FloatConv2d(layer, zero_point(low))
+    if isinstance(layer, OffsetBinaryConv2d):
+        return OffsetConv2d(layer)
     if isinstance(layer, IntegerLayer):
         return FloatConv2d(layer)
     if isinstance(layer, SignConv2d):

@@ -3,12 +3,14 @@
 `torch.export` traces them; those with ONNX's own operators do not run in torch.
 """
 
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..inference.fixed_weight import FixedWeight
-from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer
+from ..inference.layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
 from ..kernels.operators import of_8_bits
 from ..quantizers import Quantizer
 from .codes import Clip, Dequantize, encoder, even_steps, operator, zero_point
@@ -72,6 +74,32 @@ class FloatConv2d(nn.Module):
         # The scale comes first: after a convolution, runtimes multiply it into the weights, whose sums are then not
         # exact.
         return self.scale * sums + self.bias
+
+
+class OffsetConv2d(nn.Module):
+    """A frozen layer of signs around centres with their values as floats: equal to it up to float rounding.
+
+    Args:
+        layer: the frozen layer.
+    """
+
+    weight: Tensor
+    bias: Tensor
+    centre: Tensor
+
+    def __init__(self, layer: OffsetBinaryConv2d) -> None:
+        super().__init__()
+        self.window, self.encoder = layer.window, cast(Encode, layer.encoder)
+        scale, centre = (factor.view(-1, 1, 1, 1) for factor in (layer.scale, layer.centre))
+        self.register_buffer("weight", layer.whole_weight() * scale + centre)
+        self.register_buffer("bias", layer.bias.clone())
+        self.register_buffer("centre", layer.inputs_centre().float())
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Floats to floats."""
+        values, sides = self.window.pad_but_zeros(self.encoder(input) + self.centre)
+        stride, _, dilation, groups, _ = self.window
+        return F.conv2d(values, self.weight, self.bias, stride, sides, dilation, groups)
 
 
 class StoredCodes(Quantizer):
