@@ -53,8 +53,8 @@ if __name__ == "__main__":
     kept: dict[str, Any] = {"images": images}
     for name, scheme in METHODS.items():
         model, optimizer = trained(scheme, images)
-        own: dict[str, Any] = {"model": copy.deepcopy(model.state_dict()), "optimizer": copy.deepcopy(optimizer.state_dict())}
-        own["output"] = model(images).detach()
+        own: dict[str, Any] = {"model": copy.deepcopy(model.state_dict()), "output": model(images).detach()}
+        own["optimizer"] = copy.deepcopy(optimizer.state_dict())
         with tempfile.TemporaryDirectory() as folder:
             qconv.save_packed(model, f"{folder}/packed")
             own["packed"] = (Path(folder) / "packed").read_bytes()
