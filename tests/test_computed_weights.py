@@ -123,6 +123,15 @@ def test_pruned_weights_stay_zero_or_are_refused_by_name(name: str) -> None:
     assert model(input).isfinite().all()
 
 
+def test_the_first_zeros_of_a_later_pruning_are_refused_by_schemes_without_zeros() -> None:
+    model, input = qconv.convert(small(), schemes.bnn(), skip=()), torch.randn(2, 3, 8, 8)
+    prune.identity(model[1], "weight")
+    model(input)
+    pruned(model[1])
+    with pytest.raises(ValueError, match=r"layer '1' .*\(pruning\).* keeps no zeros"):
+        model(input)
+
+
 @makers
 def test_to_float_keeps_what_computes_the_weight(make: Callable[[nn.Module], nn.Module], message: str) -> None:
     torch.manual_seed(1)

@@ -128,17 +128,21 @@ def parts_of_weight(layer: nn.Module) -> set[str]:
 
 
 def check_computed_once(layer: nn.Module, quantizer: Quantizer, filters: Callable[[], Tensor]) -> None:
-    """Raise a ValueError, at the first call, if ``quantizer`` can't do its work on a weight that is computed."""
+    """Raise a ValueError, at the first call, if ``quantizer`` can't do its work on a weight that is computed.
+
+    That of a pruned layer is the first with zeros.
+    """
     if "weight" in layer._parameters:
         return
     maker = computed_by(layer)
     if maker is None or layer.__dict__.get("_checked_maker") == maker:
         return
     with evaluated(layer):
-        why = _obstacle(quantizer, filters().detach(), maker)
-    if why:
+        weight = filters().detach()
+    if why := _obstacle(quantizer, weight, maker):
         raise ValueError(f"{name_of(layer)}: {why}")
-    layer.__dict__["_checked_maker"] = maker
+    if maker.name != PRUNING or (weight == 0).any():  # else a later pruning may bring the first zeros
+        layer.__dict__["_checked_maker"] = maker
 
 
 def why_not_computed(layer: nn.Module, quantizer: Quantizer) -> str:
