@@ -316,6 +316,9 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
         torch.save(content, tmp_path / "average")
         assert load_weights(model := network(None), str(tmp_path / "average")) == told
         assert all(value.equal(state[key]) for key, value in model.state_dict().items())
+    torch.save({"model": state, "swa_model": average.state_dict()}, tmp_path / "two")
+    told = load_weights(network(None), str(tmp_path / "two"))
+    assert told == "the weights of 'model' are taken, and not those of 'swa_model'"
     save_file(state, tmp_path / "w.safetensors")
     load_weights(model := network(None), str(tmp_path / "w.safetensors"))
     assert model[2].weight.equal(source[2].weight)  # pyright: ignore

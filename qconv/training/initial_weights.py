@@ -48,10 +48,18 @@ def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
 def load_weights(model: nn.Module, path: str) -> str:
     """Load the network's weights from `path`, a checkpoint of `qconv train` or a state dict; return a note.
 
+<<<<<<< HEAD
     A state dict is a file of `torch.save` or safetensors, for example from torchvision or timm. Prefixes and
     dictionaries that training programs add around it are removed. If the file also has averaged weights, like timm's,
     these are loaded, and the result says so. If the last layer has another number of outputs in the file, or is
     missing there, it starts as in a new network, and the result says so.
+=======
+    State dicts are those that `torch.save` or safetensors wrote, of torchvision or timm for example; the prefixes and
+    the dictionaries around them that training programs add are taken off. Of a file that has averages of the weights,
+    too, as timm's, these are taken, and the result says so, as it does where weights under a key that is not known lie
+    beside those taken. If the network's last layer has another number of outputs than in the file, or none there, it
+    starts as in a new network, and the result says so.
+>>>>>>> 3a41793 (Name the weights of a file that are not taken)
 
     Learned tensors of quantizers are loaded if the checkpoint has the same quantizer. If it has one of the same class
     with other arguments (other bits), they are loaded, and then tensors that come from data are set again: a weight's
@@ -201,10 +209,18 @@ def read_weights(path: str) -> tuple[dict[str, Tensor], dict[str, str], str]:
     if not isinstance(state, dict) or not state or not all(isinstance(value, Tensor) for value in state.values()):
         raise CheckpointError(f"weights file {path}: neither a checkpoint of qconv train nor a state dict")
     told = f"the averaged weights, {key!r}, are taken" if key in AVERAGED else ""
+    beside = [name for name, other in around.items() if other is not state and _may_be_weights(other, state)]
+    if beside and not told:
+        told = f"the weights of {key!r} are taken, and not those of {' or '.join(map(repr, beside))}"
     if COUNT in state:
         told = f"the weights are the average of {int(state[COUNT])} models"
     tensors = {name: tensor for name, tensor in state.items() if name != COUNT}
     return tensors, {} if state is content else around.get("quantizers", {}), told
+
+
+def _may_be_weights(other: Any, state: Mapping[str, Tensor]) -> bool:
+    """Whether what lies beside a state dict in a file may be another one of that network, such as an average."""
+    return isinstance(other, dict) and len(other) >= len(state) and all(isinstance(v, Tensor) for v in other.values())
 
 
 def checkpoint_of_run(path: str) -> dict[str, Any]:
