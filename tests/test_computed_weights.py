@@ -409,3 +409,22 @@ def test_copies_of_parametrized_layers_are_copies_of_layers() -> None:
     assert copied.weight_quantizer is not layer.weight_quantizer
     plain: Any = qconv.to_float(nn.Sequential(layer))
     assert copy.deepcopy(plain)[0].weight.equal(plain[0].weight)
+
+
+def test_inq_keeps_the_zeros_of_a_mask_that_grows() -> None:
+    torch.manual_seed(0)
+    model = qconv.convert(nn.Sequential(nn.Conv2d(3, 8, 3)), schemes.inq(), skip=())
+    layer: Any = model[0]
+    prune.l1_unstructured(layer, "weight", amount=0.2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    qconv.after_every_step(optimizer, model)
+    for progress in (0.0, 0.3, 0.6, 0.8, 1.0):
+        if progress == 0.8:
+            prune.l1_unstructured(layer, "weight", amount=0.5)
+        qconv.set_progress(model, progress)
+        model(torch.randn(2, 3, 9, 9)).square().mean().backward()
+        optimizer.step()
+    weight_q = layer.quantized_weight()
+    assert not weight_q[layer.weight_mask == 0].any()
+    assert weight_q.any()
+    assert layer.weight_codes().dequantize().to(weight_q).equal(weight_q)

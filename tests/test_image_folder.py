@@ -504,10 +504,18 @@ def test_tiny_imagenet_as_it_is_published(tmp_path: Path) -> None:
     without = "images lie deeper, in test/images, and neither folders nor test/test_annotations.txt name their classes"
     assert found.told == (f"left out: {without}",)
     assert made(tmp_path, image_size=8).splits["test"].labels.tolist() == [0, 1, 1]
-    lines.write_text("val_0.png\tn02\nval_7.png\tn01\n")
-    with pytest.raises(BrokenPictureError, match=r"1 of 2 files are no whole image: .*val_7.png \(No such file"):
+    for written, says in (
+        ("val_0.png\tn02\nval_1.png\tn01\n", r"names no class of val_2.png, one of 1 such images in .*images"),
+        ("val_0.png\tn02\nval_0.png\tn01\n", "names val_0.png more than once"),
+    ):
+        lines.write_text(written)
+        with pytest.raises(ValueError, match=says):
+            scan(tmp_path)
+    whole = "val_0.png\tn02\nval_1.png\tn02\nval_2.png\tn02\n"
+    lines.write_text(whole + "val_7.png\tn01\n")
+    with pytest.raises(BrokenPictureError, match=r"1 of 4 files are no whole image: .*val_7.png \(No such file"):
         made(tmp_path, image_size=8)
-    lines.write_text("val_0.png\tn03\n")
+    lines.write_text(whole.replace("n02", "n03"))
     with pytest.raises(ValueError, match="class 'n03' is in val, but has no training images"):
         scan(tmp_path)
     lines.unlink()
@@ -518,7 +526,6 @@ def test_tiny_imagenet_as_it_is_published(tmp_path: Path) -> None:
     for name in ("n01", "n02"):  # as many rearrange it
         many(tmp_path / "val" / name)
     shutil.rmtree(tmp_path / "val/images")
-    lines.write_text("val_0.png\tn02\n")
     assert len(scan(tmp_path).splits["test"]) == 6
 
 

@@ -22,6 +22,13 @@ def by_class(folder: Path) -> tuple[dict[str, list[Path]], list[Path]]:
         for line in filter(None, lines.read_text("utf-8", "backslashreplace").splitlines()):
             name, label = (*line.split("\t"), "")[:2]
             found.setdefault(label, []).append(folder / WITHIN / name)
+        named = Counter(path.name for paths in found.values() for path in paths)
+        if twice := next((name for name, count in named.items() if count > 1), None):
+            raise ValueError(f"{lines} names {twice} more than once")
+        if left := [path.name for path in pictures_in(folder / WITHIN) if path.name not in named]:
+            raise ValueError(
+                f"{lines} names no class of {left[0]}, one of {len(left)} such images in {folder / WITHIN}"
+            )
         return dict(sorted(found.items())), []
     places = [_place(each) for each in folders]
     for each, place in zip(folders, places, strict=True):

@@ -123,9 +123,9 @@ class INQ(Quantizer):
         return self.frozen, self.code, self.top
 
     def whole(self, x: Tensor, *tensors: Tensor) -> Whole:
-        """Return powers of two; weights that are not frozen yet stay as they are."""
+        """Return powers of two; weights that are not frozen yet stay as they are, and so do zeros, as of pruning."""
         frozen, code, top = tensors
-        return Whole(torch.where(frozen > 0, self._level(frozen, code, top, x.dtype), x))
+        return Whole(torch.where((frozen > 0) & (x != 0), self._level(frozen, code, top, x.dtype), x))
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad.masked_fill(tensors[0] > 0, 0.0), None, None, None
@@ -142,7 +142,7 @@ class INQ(Quantizer):
                 f"INQ has integer codes once all weights are frozen; {int((frozen > 0).sum())} of {frozen.numel()} "
                 "are: call set_progress with 1"
             )
-        numbers = constant(code, frozen).long()
+        numbers = constant(code, frozen).long() * (x != 0)
         values = (numbers != 0).long().bitwise_left_shift((numbers.abs() - 1).clamp(min=0)) * numbers.sign()
         return Codes(values, torch.exp2((_top(frozen, code, top) + 1 - self.powers).double()))
 

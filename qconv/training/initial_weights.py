@@ -48,18 +48,11 @@ def draw_weights(model: nn.Module, weight_init: str) -> nn.Module:
 def load_weights(model: nn.Module, path: str) -> str:
     """Load the network's weights from `path`, a checkpoint of `qconv train` or a state dict; return a note.
 
-<<<<<<< HEAD
     A state dict is a file of `torch.save` or safetensors, for example from torchvision or timm. Prefixes and
     dictionaries that training programs add around it are removed. If the file also has averaged weights, like timm's,
-    these are loaded, and the result says so. If the last layer has another number of outputs in the file, or is
+    these are loaded, and the result says so, as it does if there are weights under an unknown key beside those that it
+    loads. If the last layer has another number of outputs in the file, or is
     missing there, it starts as in a new network, and the result says so.
-=======
-    State dicts are those that `torch.save` or safetensors wrote, of torchvision or timm for example; the prefixes and
-    the dictionaries around them that training programs add are taken off. Of a file that has averages of the weights,
-    too, as timm's, these are taken, and the result says so, as it does where weights under a key that is not known lie
-    beside those taken. If the network's last layer has another number of outputs than in the file, or none there, it
-    starts as in a new network, and the result says so.
->>>>>>> 3a41793 (Name the weights of a file that are not taken)
 
     Learned tensors of quantizers are loaded if the checkpoint has the same quantizer. If it has one of the same class
     with other arguments (other bits), they are loaded, and then tensors that come from data are set again: a weight's
