@@ -124,7 +124,9 @@ def test_optimizers_that_start_elsewhere_are_left_alone() -> None:
 def test_optimizers_that_keep_other_things() -> None:
     layer = qconv.QConv2d(4, 8, 3, scheme=schemes.staged([(0, schemes.bwn()), (0.5, schemes.lsq(4, 4))]))
     waiting = [*cast(Any, layer.weight_quantizer).quantizers[1].parameters()]
-    kept = torch.optim.LBFGS([*waiting, layer.weight], max_iter=2)  # all of it is with the first tensor
+    kept = torch.optim.LBFGS(
+        [*waiting, layer.weight, *layer.input_quantizer.parameters()], max_iter=2
+    )  # all of it is with the first tensor
     made = torch.optim.Adagrad(layer.parameters(), initial_accumulator_value=0.5)  # before the first step
 
     def closure() -> Any:

@@ -1,6 +1,7 @@
 """Calls of a training loop beside the optimizer: after each optimizer step, and as training progresses."""
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Real
@@ -102,7 +103,8 @@ def _after_step(held: _Held) -> None:
                 tensor.clamp_(low, high)
     for (low, high), tensors in together.items():
         torch._foreach_clamp_min_(tensors, low)  # pyright: ignore[reportPrivateImportUsage]
-        torch._foreach_clamp_max_(tensors, high)  # pyright: ignore[reportPrivateImportUsage]
+        if high < math.inf:
+            torch._foreach_clamp_max_(tensors, high)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _check_learned(model: nn.Module, learned: Sequence[Tensor], wait: bool = False) -> None:

@@ -276,8 +276,6 @@ class Classifier(LightningModule):
                     f"step_rules: {rule!r} must be a qconv.optim.StepRule, such as {{_target_: qconv.optim.OvSW}}"
                 )
             rule.attach(self.model, optimizer, total_steps=self.total_steps)
-        if self.goes_on_from is not None:
-            check_steps(self.goes_on_from, self.trainer)
         if self.make_scheduler is None:
             return optimizer
         check_takes_steps(self.make_scheduler)
@@ -314,11 +312,12 @@ class Classifier(LightningModule):
         """Make the loader continue where the epoch stopped.
 
         Raises:
-            ValueError: the run has had other training images.
+            ValueError: the run has had other training images, or another number of steps in an epoch.
         """
         checkpoint, self.goes_on_from, self.is_logged = self.goes_on_from, None, False
         if checkpoint is not None:
             check_same(checkpoint, getattr(self.trainer, "datamodule", None), self.trainer.train_dataloader)
+            check_steps(checkpoint, self.trainer)
             for config, before in zip(self.trainer.lr_scheduler_configs, checkpoint[BEFORE], strict=False):
                 follow_length_(config.scheduler, before)
         # Lightning set the loader up before it read the checkpoint, to count the steps.
