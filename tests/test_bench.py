@@ -24,6 +24,7 @@ from qconv.models import small_cnn
 QUICK = ["bench", "train-step", "--rounds", "2", "--warmup", "0", "--batch-size", "2"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("options", [[], ["--autocast", "--channels-last"], ["--compile"]], ids=str)
 def test_a_row_for_each_case_and_scheme(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "results.csv"
@@ -48,6 +49,7 @@ def test_rows_of_lean_models(tmp_path: Path) -> None:
     assert not any(row["quantized_peak_mib"] for row in rows)
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the system does not say the peak")
 def test_the_peak_is_that_of_the_step() -> None:
     makes = (partial(partial, torch.ones, count * 2**20) for count in (8, 16))
@@ -114,6 +116,7 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "tree"
 
 
+@pytest.mark.nightly
 def test_pictures_a_second(pictures: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = pictures.parent / "results.csv"
     prepared = pictures.parent / "prepared"

@@ -127,6 +127,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return [torch.load(folder / f"{rank}.pt") for rank in (0, 1)]
 
 
+@pytest.mark.nightly
 def test_two_layers_are_never_paired_up(ranks: list[dict[str, Any]]) -> None:
     layer = Paths(named=False).layers[0]
     scheme = "minmax(weight_bits=4, input_bits=4)"

@@ -189,6 +189,7 @@ def test_a_layer_of_its_own_has_no_name() -> None:
         layer(torch.randn(SIZE))
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # by the compiler, behind a break of the graph
 def test_compiled_layers_choose_too() -> None:
     """Of several layers in one graph, whose votes are then symbols."""

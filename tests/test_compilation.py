@@ -109,6 +109,7 @@ def test_a_copy_of_a_compiled_layer_computes_with_its_own_weight() -> None:
         assert other(input).equal(-layer(input))
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11 looks at it
 def test_a_plain_sequence_of_many_layers_stays_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Torch 2.11 compiles its layers one by one, which share one forward."""
@@ -159,6 +160,7 @@ def test_modes(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert kept.equal(images)
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch hides it otherwise
 @pytest.mark.parametrize("make", [resnet, Wrapped, pair], ids=["resnet", "wrapped", "one block"])
 def test_a_change_of_stage_compiles_the_blocks_that_change(

@@ -441,6 +441,7 @@ def assert_close(found: State, expected: State) -> None:
             assert_equal(found[name], tensor)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SHARDED)
 def test_fully_sharded_parameters_are_trained_as_whole_ones(name: str, ranks: list[dict[str, Any]]) -> None:
     assert_close(ranks[0]["sharded"]["states"][name], two_steps(SHARDED[name], False))

@@ -73,6 +73,7 @@ def run(page: Path, names: dict[str, object]) -> None:
             pytest.fail(f"{page}:{line} says\n{text}\nbut the code prints\n{printed}", pytrace=False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("page", [name for name, path in PAGES.items() if "```python" in path.read_text()])
 def test_python_runs_and_prints_what_the_page_says(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -55,6 +55,7 @@ def composed(name: str, pictures: Path | None = None) -> DictConfig:
         return compose("config", overrides)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_two_steps(name: str, pictures: Path, device: str, tmp_path: Path) -> None:
     config = composed(name, pictures)

@@ -280,6 +280,7 @@ def test_activations_with_a_bend_stay_between() -> None:
     assert codes_of(freeze(model)) == {"binary floats": 3}
 
 
+@pytest.mark.nightly
 def test_export_and_compile() -> None:
     input = torch.randn(4, 3, 8, 8)
     for scheme in (schemes.bnn(), schemes.lsq(4, 4), schemes.adabin()):

@@ -191,6 +191,7 @@ def test_without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not found(freeze(model))
 
 
+@pytest.mark.nightly
 def test_compiled_and_exported(tmp_path: Path) -> None:
     torch.manual_seed(0)
     input = torch.randn(4, 32, 9, 9)

@@ -128,6 +128,7 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
     assert json.loads((one / "result.json").read_text())["epochs"] == 3
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_ended_early_has_finished(told: Callable[..., str]) -> None:
     stop = "{_target_:pytorch_lightning.callbacks.EarlyStopping,monitor:val_accuracy,mode:max,patience:PATIENCE}"
     never = f"+callbacks.stop={stop.replace('PATIENCE', '9')}"
@@ -362,6 +363,7 @@ def test_evaluating_a_run_of_a_gpu_without_one(one: Path, capsys: pytest.Capture
     )
 
 
+@pytest.mark.nightly
 def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:
     """As a terminal does: to both."""
     words = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", send(signal.SIGINT, 1, 3), "run_dir=run")

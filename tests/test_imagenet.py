@@ -198,6 +198,7 @@ def test_no_more_workers_than_cores(tree: Path) -> None:
     assert 1 <= made(tree, workers=10_000).workers < 10_000
 
 
+@pytest.mark.nightly
 def test_a_run_with_new_batch_norm_statistics(tree: Path, tmp_path: Path) -> None:
     with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
         small = ("data.image_size=16", "data.resize=20", "data.batch_size=5", "data.val_size=4", "data.workers=0")

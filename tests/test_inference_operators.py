@@ -347,6 +347,7 @@ def test_sums_are_exact_in_float32_or_in_float64(channels: int, parts: int) -> N
     assert torch.equal(sums_of_products(codes, weight, window).double(), wanted)
 
 
+@pytest.mark.nightly
 def test_torch_finds_the_operators_well_made() -> None:
     case = Case(SHAPES[3])
     for input in case.inputs():

@@ -351,6 +351,7 @@ INDUCTOR = "identity()", "xnor(scale_map=True)", "shift_q(weight_bits=3, fixed_p
 """Schemes whose networks are compiled to machine code, which takes seconds; quantizers are in test_quantizers.py."""
 
 
+@pytest.mark.nightly
 def test_compile(scheme: Scheme) -> None:
     # In float64, since the gradient of a bias before a batch norm is rounding and nothing else.
     model, input = network(scheme).double(), torch.randn(4, 3, 6, 6, dtype=torch.float64)
@@ -361,6 +362,7 @@ def test_compile(scheme: Scheme) -> None:
         torch.testing.assert_close(found, reference, rtol=1e-9, atol=1e-10 * max(1.0, float(reference.abs().max())))
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo looks at it where a graph is broken
 def test_compile_before_calibration() -> None:
     model = network(schemes.lsq(signed_input=True)).double()

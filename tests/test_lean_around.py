@@ -118,6 +118,7 @@ def test_evaluation_is_the_same(activation: Any, exact: bool) -> None:
         assert torch.equal(model.eval()(x), lean.eval()(x))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("activation", [nn.Hardtanh, lambda channels: nn.PReLU(channels)])
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:`torch.jit.trace:FutureWarning")

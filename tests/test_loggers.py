@@ -19,6 +19,7 @@ OVERRIDES = "overrides={blocks.1.*:{_target_:qconv.schemes.bwn}}"  # no name of 
 SMALL = "trainer=cpu", "trainer.max_epochs=1", "model.width=4", "report=false"
 
 
+@pytest.mark.nightly
 def test_several_loggers_in_a_sweep(tmp_path: Path) -> None:
     """Each of the two runs has its own: Weights & Biases goes on with an open run unless it is ended."""
     words = ["logger=[csv,tensorboard,wandb,mlflow]", *SMALL, OVERRIDES, "-m", "seed=1,2", "run_dir='runs/${seed}'"]

@@ -113,6 +113,7 @@ def test_small_cnn_has_the_documented_size() -> None:
     assert (convolutions(model), sum(parameter.numel() for parameter in model.parameters())) == (4, 65_834)
 
 
+@pytest.mark.nightly
 def test_vggs_have_the_size_written_out() -> None:
     body = (
         *(conv(3, 128, 3, 32), conv(128, 128, 3, 32)),

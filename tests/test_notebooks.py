@@ -19,6 +19,7 @@ def test_every_notebook_is_known() -> None:
     assert {path.stem for path in NOTEBOOKS} == SHOWS.keys()
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

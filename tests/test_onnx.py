@@ -469,6 +469,7 @@ def test_encoders() -> None:
         assert type(encoder(encode)) is kind
 
 
+@pytest.mark.nightly
 def test_a_residual_network_with_batches_of_any_size(tmp_path: Path) -> None:
     input = torch.randn(16, 3, 16, 16)
     model = trained(resnet20(num_classes=10), schemes.lsq(4, 4), input)

@@ -12,6 +12,7 @@ from torch.utils import cpp_extension
 HERE = Path(__file__).parent
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("c++") is None, reason="needs a C++ compiler")
 def test_everything_stays_on_the_device(tmp_path: Path) -> None:
     """`other_device.py` in a process of its own, as the device is known to all of torch."""

@@ -213,6 +213,7 @@ print(QConv2d.__name__, convert.__name__, "sys" in globals() and "TYPE_CHECKING"
     assert in_a_new_process(code) == "QConv2d convert False\n"
 
 
+@pytest.mark.nightly
 def test_every_name_in_the_documents_needs_one_import() -> None:
     pages = [ROOT.parent / "README.md", *sorted((ROOT.parent / "docs").glob("*.md"))]
     text = "\n".join(page.read_text() for page in pages)
@@ -261,6 +262,7 @@ def test_messages_name_the_extra_that_installs_a_module() -> None:
         assert packages - named[extra] <= named["train"], extra  # NumPy is in two
 
 
+@pytest.mark.nightly
 def test_import_adds_little() -> None:
     code = """
 import time

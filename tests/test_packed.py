@@ -671,6 +671,7 @@ def fuzzed(examples: int) -> settings:
     return settings(max_examples=examples, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(2))
 def test_no_mutated_file_gives_another_model(part: int, file: Path, tmp_path: Path) -> None:
     data, picture = file.read_bytes(), torch.randn(1, 1, 4, 4)
@@ -714,6 +715,7 @@ def test_no_mutated_file_gives_another_model(part: int, file: Path, tmp_path: Pa
     assert len(seen) > 4_000
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(2))
 def test_no_other_content_crashes(part: int, file: Path, tmp_path: Path) -> None:
     """Header and tensors that are changed, with the checksum that fits: refused, or a model that computes."""

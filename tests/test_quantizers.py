@@ -272,6 +272,7 @@ GENERATED = {make().__class__: name for name, (make, _) in reversed(QUANTIZERS.i
 OTHERS = [name for name in QUANTIZERS if name not in GENERATED and not re.search("bits=[2-9]|percentile=", name)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("names", "backend", "progress"), [(GENERATED, "inductor", 0.0), (OTHERS, "aot_eager", 0.5)], ids=["one", "others"]
 )

@@ -176,6 +176,7 @@ def test_it_repeats_itself() -> None:
     assert not torch.equal(outputs[0], outputs[2])
 
 
+@pytest.mark.nightly
 def test_a_second_call_says_that_it_learns_nothing() -> None:
     model = quantized(schemes.lsq(3, 8))
     reconstruct(model, pictures(), **QUICK)
@@ -491,6 +492,7 @@ class Flat(Holds):
         return super().forward(x).flatten(0, 1)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("tokens", [1, 2, 5])
 def test_blocks_take_the_samples_first(tokens: int) -> None:
     """Tokens that were taken for samples came from several of them."""

@@ -11,6 +11,7 @@ import pytest
 from qconv.kernels import native
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_the_kernels_touch_no_memory_but_theirs(tmp_path: Path) -> None:
     """All kernels, built with sanitizers, on random calls in a process of their own."""

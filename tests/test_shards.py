@@ -186,6 +186,7 @@ def test_over_http(server: tuple[str, list[str]], folder: Path) -> None:
         WebDatasetDataModule(f"{address}/none.tar", **where, **options)
 
 
+@pytest.mark.nightly
 def test_a_run(folder: Path) -> None:
     small = ("data.image_size=16", "data.resize=20", "data.batch_size=10", "trainer=cpu", "trainer.max_epochs=2")
     where = (f"data.train='{folder}/train-{{0..3}}.tar'", f"data.test={folder}/test.tar", "model=resnet20")
@@ -215,6 +216,7 @@ def test_what_may_be_read_another_time_is_not_left_out(folder: Path, monkeypatch
         [data.on_before_batch_transfer(batch, 0) for batch in data.train_dataloader()]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("workers", [0, 2])
 def test_shards_that_changed(workers: int, folder: Path) -> None:
     data = made(folder, workers=workers)
@@ -232,6 +234,7 @@ def test_shards_that_changed(workers: int, folder: Path) -> None:
         list(data.train_dataloader())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("samples", "message"),
     [

@@ -430,6 +430,7 @@ def test_dampening_says_what_cannot_work() -> None:
         OvSW().attach(network(schemes.bnn()), object())  # pyright: ignore[reportArgumentType]
 
 
+@pytest.mark.nightly
 def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
     """An interrupted run ends as one that was not, with the rules' state and schedules."""
     words = [

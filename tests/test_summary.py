@@ -521,6 +521,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("make", "scheme", "side", "starts_from_inputs"), NETWORKS, ids=lambda value: getattr(value, "name", "")
 )

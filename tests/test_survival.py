@@ -74,6 +74,7 @@ def test_two_processes(two: tuple[Path, str], tmp_path: Path) -> None:
     assert (folder / PAGE).is_file()
 
 
+@pytest.mark.nightly
 def test_two_processes_stop_together_and_resume_bit_for_bit(two: tuple[Path, str], tmp_path: Path) -> None:
     cut = tmp_path / "cut"
     run_until(signal.SIGTERM, 1, 4, cut, *TWO, *ON_CPU)
@@ -97,6 +98,7 @@ class Strike(Callback):
             _set_pg_timeout(timedelta(seconds=2), None)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "reasons"),
     [
@@ -172,6 +174,7 @@ def two_machines() -> Iterator[tuple[str, str]]:
             ip("netns", "del", name)
 
 
+@pytest.mark.nightly
 def test_two_machines_compute_what_two_processes_do(
     two_machines: tuple[str, str], two: tuple[Path, str], tmp_path: Path
 ) -> None:

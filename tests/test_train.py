@@ -307,6 +307,7 @@ def same_files(one: Path, other: Path) -> bool:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("epoch", "batch", "every", "saved"), [(2, 7, 3, (2, 7)), (1, 5, 0, (0, 19))])
 def test_a_killed_run_resumes_bit_for_bit(
     epoch: int, batch: int, every: int, saved: tuple[int, int], whole: tuple[Path, Any], tmp_path: Path
@@ -518,6 +519,7 @@ def test_a_run_resumes_in_its_precision(precision: str, tmp_path: Path) -> None:
     assert again.test_loss == json.loads((tmp_path / "whole/result.json").read_text())["test_loss"]
 
 
+@pytest.mark.nightly
 def test_last_is_the_newest_run_of_the_same_arguments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -549,6 +551,7 @@ def test_the_checkpoint_of_a_run_in_stages_is_quantized(tmp_path: Path) -> None:
     assert early.quantized  # a first stage that is a run of its own: its weights are said to be float
 
 
+@pytest.mark.nightly
 def test_a_compiled_run_learns_the_same(tmp_path: Path) -> None:
     losses = []
     counters.clear()
@@ -816,6 +819,7 @@ def test_a_gpu_that_is_not_there(fails: Callable[..., str]) -> None:
     assert "gpu" in fails("trainer=gpu").lower()
 
 
+@pytest.mark.nightly
 def test_a_sweep_ends_with_a_table(
     line: Callable[..., None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -843,6 +847,7 @@ def test_a_sweep_ends_with_a_table(
     assert "scheme=lsq" not in (tmp_path / "sweep/sweep.csv").read_text()
 
 
+@pytest.mark.nightly
 def test_a_sweep_of_jobs(tmp_path: Path) -> None:
     quick = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path / 'sweep'}")
     local = ("-m", "hydra/launcher=submitit_local", "hydra.launcher.timeout_min=5", "seed=1,2")  # as on a cluster
@@ -851,6 +856,7 @@ def test_a_sweep_of_jobs(tmp_path: Path) -> None:
     assert (tmp_path / "sweep/1/result.json").is_file()
 
 
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # Optuna and SQLAlchemy of old names
 def test_a_search_finds_accuracy_and_size_at_once(line: Callable[..., None], tmp_path: Path) -> None:
     quick = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", f"hydra.sweep.dir={tmp_path / 'sweep'}")

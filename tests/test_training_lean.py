@@ -167,6 +167,7 @@ def test_a_network_that_views_images(
     assert json.loads((tmp_path / "result.json").read_text())["lean"] == mode
 
 
+@pytest.mark.nightly
 def test_a_compiled_run_that_is_lean_learns_the_same(tmp_path: Path) -> None:
     losses = []
     counters.clear()

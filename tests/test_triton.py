@@ -109,6 +109,7 @@ def test_no_operator_waits_for_a_gpu(has_triton: bool, device: str, monkeypatch:
     assert all(map(torch.equal, first, again))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("capability", [80, 90])
 def test_kernels_compile_without_a_gpu(capability: int, compiler: ProcessPoolExecutor) -> None:
     compiler.submit(triton_cases.check_it_compiles, capability).result()

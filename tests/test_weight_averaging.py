@@ -56,6 +56,7 @@ def test_the_average_of_stages_is_in_their_last(tmp_path: Path) -> None:
     assert result.best_epoch >= 2
 
 
+@pytest.mark.nightly
 def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     arguments = (*ITS, "scheme=lsq", "callbacks.checkpoints.every_steps=4")
     program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'whole'}"))
@@ -68,6 +69,7 @@ def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert (tmp_path / "cut/metrics.csv").read_text() == (tmp_path / "whole/metrics.csv").read_text()
 
 
+@pytest.mark.nightly
 def test_the_average_of_other_precisions(tmp_path: Path) -> None:
     double = (*QUICK, *ITS, "trainer.max_epochs=2", "trainer.precision=64-true")
     program.train(config(*double, "+callbacks.stop={_target_:test_train.StopAfter,epoch:0}", f"run_dir={tmp_path}"))

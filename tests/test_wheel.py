@@ -34,6 +34,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return env / "bin/qconv"
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif(not UV or os.name == "nt", reason="needs uv")
 def test_a_wheel_is_enough(program: Path, tmp_path: Path) -> None:
     def run(*words: str) -> str:
