@@ -114,7 +114,7 @@ def quantized_op(
 
 
 def _is_transformed() -> bool:
-    """Whether `torch.func` is at work, or something that runs on values of this call alone."""
+    """Whether `torch.func` or `torch.jit.trace` is at work, which take no Function that keeps a context."""
     return torch._C._are_functorch_transforms_active() or torch.jit.is_tracing()  # pyright: ignore
 
 
@@ -156,20 +156,14 @@ class _Plain(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         (grad_output,), (input, weight, *tensors) = grad_outputs, ctx.saved_tensors
         quantizers, needs, (first, second, last) = ctx.quantizers, ctx.needs_input_grad, ctx.ends
-        of_input, of_weight, of_grad, kept = (
-            tensors[:first],
-            tensors[first:second],
-            tensors[second:last],
-            tensors[last:],
-        )
+        of_input, of_weight, of_grad = tensors[:first], tensors[first:second], tensors[second:last]
+        kept = tensors[last:]
         if grad_output.numel():
             quantizers.settle_()
         if quantizers.grad is not None:
             grad_output = quantizers.grad.quantize(grad_output, *of_grad)
-        needs_input, needs_weight = (
-            needs[0] or any(needs[6 : 6 + first]),
-            needs[1] or any(needs[6 + first : 6 + second]),
-        )
+        needs_input = needs[0] or any(needs[6 : 6 + first])
+        needs_weight = needs[1] or any(needs[6 + first : 6 + second])
         # The gradient of each operand reads the other one.
         input_q = quantizers.input.quantize(input, *of_input) if needs_weight else input
         if kept:

@@ -42,7 +42,7 @@ class Quantizer(InBits, NeedsData):
     checkpoint that holds an integer in place of a learned tensor raises a TypeError; one with NaN, inf or a step that
     is not positive raises a ValueError (`rules`). Nothing of the quantizer is loaded then. Learned tensors that fit
     only other bits, such as a step, are loaded with a UserWarning. A state dict's metadata has the bits; without it
-    (safetensors, earlier versions) they are noticed only if they change a tensor's shape or codes (N2UQ, INQ).
+    (safetensors) they are noticed only if they change a tensor's shape or codes (N2UQ, INQ).
 
     Attributes:
         bits: information per element: 1, log2(3), 2, 4 ...; 32 for a tensor left as it is.
@@ -302,7 +302,7 @@ class Quantizer(InBits, NeedsData):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        behind = state_dict.pop(f"{prefix}{KEY}", None)  # absent in float checkpoints and in those of earlier versions
+        behind = state_dict.pop(f"{prefix}{KEY}", None)  # absent in float checkpoints
         if behind is not None and self.before_sign is not None:
             where = prefix.removesuffix(".").removesuffix("input_quantizer").removesuffix(".")
             if wrong := difference(self.before_sign, behind, where or type(self).__name__):

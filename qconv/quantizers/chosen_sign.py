@@ -95,8 +95,8 @@ class ChosenSign(Quantizer):
 
     def had_data(self) -> bool:
         had = super().had_data()
-        flag = self._buffers[FLAG]
-        if had and self.chooses_sign and flag is not None:
+        if had and self.chooses_sign:
+            flag = cast(Tensor, self._buffers[FLAG])
             again = not self._is_snapshot and is_readable(flag) and may_differ(flag, self._sign_seen, self.training)
             if again or not self._sign_is_known:
                 self._know_sign(is_set(flag), flag)

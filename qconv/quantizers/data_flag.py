@@ -105,7 +105,7 @@ class NeedsData(Part):
             super().check_state(state_dict, prefix)
             return
         others = {name: value for name, value in state_dict.items() if name != key and name.startswith(prefix)}
-        super().check_state(others, prefix)  # an earlier version saved a bool
+        super().check_state(others, prefix)  # the flag may be a bool
         value = state_dict.get(key, False)
         if not is_flag(value):
             raise ValueError(f"{key} (={value}) in the checkpoint must be True or False")

@@ -33,7 +33,7 @@ def is_set(flag: Tensor, above: float = 0.0) -> bool:
 
 
 def is_flag(value: Any) -> bool:
-    """Whether ``value`` may be a flag in a checkpoint: a number from 0 to 1, or a bool, as in earlier versions."""
+    """Whether ``value`` may be a flag in a checkpoint: a number from 0 to 1, or a bool."""
     if isinstance(value, bool):
         return True
     if not isinstance(value, Tensor) or value.numel() != 1:
@@ -79,7 +79,7 @@ def may_differ(flag: Tensor, seen: Mark | None, training: bool) -> bool:
     `torch.nn.parallel.DistributedDataParallel` writes to each buffer before each forward: there it is read again if it
     is another tensor, and outside of training if it was written to, but for ``.data``.
     """
-    if flag.is_cpu or not isinstance(seen, Mark) or seen.flag is not flag:  # earlier versions pickled another
+    if flag.is_cpu or seen is None or seen.flag is not flag:
         return True
     return not (training or seen.is_of(flag))
 
