@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from qconv.run_files import METRICS, RESULT
-from qconv.table import read_csv
+from qconv.ground.table import read_csv
+from qconv.runs.run_files import METRICS, RESULT
 
 ROOT = Path(__file__).parent.parent
 BINARY = ["model.shortcut=per_conv", "model.activation._target_=torch.nn.Hardtanh"]

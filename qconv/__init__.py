@@ -14,9 +14,7 @@ if TYPE_CHECKING:
         cli as cli,
         data as data,
         distillation as distillation,
-        environment as environment,
         grad as grad,
-        hub as hub,
         images as images,
         inference as inference,
         layers as layers,
@@ -25,7 +23,6 @@ if TYPE_CHECKING:
         onnx as onnx,
         optim as optim,
         packed as packed,
-        predict as predict,
         quantizers as quantizers,
         schemes as schemes,
         training as training,
@@ -33,9 +30,10 @@ if TYPE_CHECKING:
     )
     from .after_training.bias_correction import BiasCorrection as BiasCorrection, correct_bias as correct_bias
     from .after_training.bit_assignment import BitAssignment as BitAssignment, assign_bits as assign_bits
+    from .after_training.ewgs_deltas import set_ewgs_deltas as set_ewgs_deltas
     from .after_training.reconstruct import Reconstruction as Reconstruction, reconstruct as reconstruct
     from .after_training.sensitivity import Sensitivity as Sensitivity, sensitivity as sensitivity
-    from .bench.model import compare_models as compare_models
+    from .bench.forms import compare_models as compare_models
     from .check import check as check
     from .convert import (
         Plan as Plan,
@@ -44,8 +42,8 @@ if TYPE_CHECKING:
         plan as plan,
         to_float as to_float,
     )
-    from .ewgs_deltas import set_ewgs_deltas as set_ewgs_deltas
     from .grad import composed, deform
+    from .ground import environment as environment
     from .inference import freeze as freeze, verify as verify
     from .layers import (
         BNNConv2d as BNNConv2d,
@@ -66,8 +64,8 @@ if TYPE_CHECKING:
         XNORConv2d as XNORConv2d,
     )
     from .lean import lean as lean
-    from .lifecycle.calibrate import calibrate as calibrate
-    from .lifecycle.steps import (
+    from .loop.calibrate import calibrate as calibrate
+    from .loop.optimizer_step import (
         after_every_step as after_every_step,
         after_step as after_step,
         set_progress as set_progress,
@@ -78,8 +76,8 @@ if TYPE_CHECKING:
     from .quantizers import Quantizer as Quantizer
     from .scheme import Scheme as Scheme
     from .summary import summarize as summarize, summary as summary
-    from .summary.table import Summary as Summary
-    from .zoo import load as load
+    from .summary.costs_table import Summary as Summary
+    from .zoo import hub as hub, load as load, predict as predict
 
     grad_composed = composed
     grad_deform = deform
@@ -90,12 +88,12 @@ __version__ = "0.1.0"
 _PLACES = {
     "after_training.bias_correction": ("BiasCorrection", "correct_bias"),
     "after_training.bit_assignment": ("BitAssignment", "assign_bits"),
+    "after_training.ewgs_deltas": ("set_ewgs_deltas",),
     "after_training.reconstruct": ("Reconstruction", "reconstruct"),
     "after_training.sensitivity": ("Sensitivity", "sensitivity"),
-    "bench.model": ("compare_models",),
+    "bench.forms": ("compare_models",),
     "check": ("check",),
     "convert": ("Plan", "convert", "float_state_dict", "plan", "to_float"),
-    "ewgs_deltas": ("set_ewgs_deltas",),
     "inference": ("freeze", "verify"),
     "layers": (
         *("BNNConv2d", "BWNConv2d", "Conv2dShift", "Conv2dShiftQ", "XNORConv2d", "QuantizedLayer"),
@@ -103,15 +101,15 @@ _PLACES = {
         *("DeformConv2dPack", "QDeformConv2d", "QDeformConv2dPack"),
     ),
     "lean": ("lean",),
-    "lifecycle.calibrate": ("calibrate",),
-    "lifecycle.steps": ("after_every_step", "after_step", "set_progress"),
+    "loop.calibrate": ("calibrate",),
+    "loop.optimizer_step": ("after_every_step", "after_step", "set_progress"),
     "onnx": ("export_onnx",),
     "optim": ("parameter_groups",),
     "packed": ("PackedFileError", "load_packed", "save_packed"),
     "quantizers": ("Quantizer",),
     "scheme": ("Scheme",),
     "summary": ("summarize", "summary"),
-    "summary.table": ("Summary",),
+    "summary.costs_table": ("Summary",),
     "zoo": ("load",),
 }
 _OF_EXTRAS = {
@@ -120,10 +118,17 @@ _OF_EXTRAS = {
 }
 _LATER = {name: place for place, names in _PLACES.items() for name in names}
 _PUBLIC = (
-    *("bench", "cli", "data", "distillation", "environment", "grad", "hub", "images", "inference", "layers", "methods"),
-    *("models", "onnx", "optim", "packed", "predict", "quantizers", "schemes", "training", "zoo"),
+    *("bench", "cli", "data", "distillation", "grad", "images", "inference", "layers", "methods", "models"),
+    *("onnx", "optim", "packed", "quantizers", "schemes", "training", "zoo"),
 )
-_MODULES = {**{name: name for name in _PUBLIC}, "grad_composed": "grad.composed", "grad_deform": "grad.deform"}
+_MODULES = {
+    **{name: name for name in _PUBLIC},
+    "environment": "ground.environment",
+    "hub": "zoo.hub",
+    "predict": "zoo.predict",
+    "grad_composed": "grad.composed",
+    "grad_deform": "grad.deform",
+}
 
 
 class _Package(ModuleType):
@@ -142,7 +147,7 @@ def __getattr__(name: str) -> Any:
         return [each for each in __dir__() if not each.startswith("__") and each not in _OF_EXTRAS]
     if name not in _LATER and name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .extras import needed
+    from .ground.extras import needed
 
     with needed(f"{__name__}.{name}"):
         if name in _MODULES:

@@ -8,7 +8,7 @@ from typing import Literal, ParamSpec
 
 import torch
 
-from .checks import check_bits, check_flags, check_padding_value
+from .ground.checks import check_bits, check_flags, check_padding_value
 from .quantizers.base import Quantizer
 from .quantizers.identity import Identity
 from .quantizers.mixed import Mixed

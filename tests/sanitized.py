@@ -7,7 +7,7 @@ import sys
 import torch
 from gradient_cases import cases
 
-from qconv.kernels import bits, levels, look_up, native, native_bits, native_weight, norm, rprelu, slopes
+from qconv.kernels import bits, level_rounding, look_up, native, native_bits, native_weight, norm, rprelu, slopes
 from qconv.kernels.operators import pack_weight
 
 
@@ -53,8 +53,8 @@ def main() -> None:
             rprelu.backward_by_kernel(over, over, per[0], per[1], instruction_set=name)
             slopes.by_kernel(signs, signs, signs, instruction_set=name)
             divisor = torch.rand(len(over), 1, 1, 1) + 0.1
-            levels.rounded(over, divisor, -8.0, 7.0, 1.0, 8, instruction_set=name)
-            levels.stepped_back(over, over, divisor, -8, 7, False, instruction_set=name)
+            level_rounding.rounded(over, divisor, -8.0, 7.0, 1.0, 8, instruction_set=name)
+            level_rounding.stepped_back(over, over, divisor, -8, 7, False, instruction_set=name)
             for width in (1, 2, 4, 8):
                 codes = torch.randint(2**width, sizes.input, dtype=torch.uint8)
                 found = native_bits.pack_codes(codes, width, instruction_set=name)

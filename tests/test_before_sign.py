@@ -25,10 +25,10 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import qconv
 from qconv import models as qconv_models, schemes
 from qconv.check import watch
-from qconv.convert.activations import CHOICES, BeforeSign, replaced
 from qconv.convert.one_signed import one_signed_inputs
+from qconv.convert.replacements import CHOICES, BeforeSign, replaced
 from qconv.convert.source import calls_of
-from qconv.quantizers.behind import ACTIVATIONS, note_of
+from qconv.quantizers.sign_note import ACTIVATIONS, note_of
 from qconv.training.assemble import quantized_model
 from qconv.training.checkpoint_io import CheckpointError
 from qconv.training.initial_weights import load_weights

@@ -14,7 +14,7 @@ from torch import nn
 
 import qconv
 from qconv import schemes
-from qconv.bench import binary_conv, data, model, peak, train_step
+from qconv.bench import binary_conv, data, forms, peak, train_step
 from qconv.bench.rows import quartiles
 from qconv.cli import main
 from qconv.data import prepare_pictures
@@ -197,7 +197,7 @@ def test_forms_of_a_network(tmp_path: Path) -> None:
 
 
 def test_forms_that_are_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    monkeypatch.setattr(forms, "find_spec", lambda name: None)
     network, quantized, images, _ = pair()
     quantized.get_submodule("fc").register_forward_hook(lambda *_: None)
     result = qconv.compare_models(network, quantized, images, batch_sizes=(1,), seconds=0)
@@ -231,7 +231,7 @@ def test_forms_of_nothing(change: dict[str, Any], message: str) -> None:
 def test_a_model_of_ones_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(model, "find_spec", lambda name: None)
+    monkeypatch.setattr(forms, "find_spec", lambda name: None)
     monkeypatch.syspath_prepend(Path(__file__).parent)
     command = ["bench", "model", "test_bench:pair", "--seconds", "0", "--batch-size", "2"]
     assert main([*command, "--csv", str(tmp_path / "forms.csv")]) == 0
@@ -272,7 +272,7 @@ def test_models_of_one_output_agree_by_its_sign() -> None:
 def test_tied_weights_are_stored_once() -> None:
     tied = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     tied[1].weight = tied[0].weight
-    assert model.stored_bytes(tied) == 4 * (16 + 4 + 4)
+    assert forms.stored_bytes(tied) == 4 * (16 + 4 + 4)
 
 
 def test_quartiles_lie_within_what_was_measured() -> None:

@@ -17,7 +17,7 @@ from qconv import schemes
 from qconv.after_training.bit_assignment import BitAssignment, Choice
 from qconv.after_training.hessian import traces
 from qconv.after_training.integer_program import cheapest
-from qconv.table import read_csv
+from qconv.ground.table import read_csv
 
 CHOICES = [schemes.lsq(2, 4), schemes.lsq(4, 4), schemes.lsq(8, 8)]
 
@@ -346,7 +346,7 @@ def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exceptio
 def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with torch.inference_mode(), pytest.raises(RuntimeError, match="assign_bits needs gradients"):
         assign(network(), *pictures())
-    monkeypatch.setattr("qconv.processes.process_count", lambda: 2)
+    monkeypatch.setattr("qconv.ground.processes.process_count", lambda: 2)
     with pytest.raises(RuntimeError, match="assign_bits works in one process, here are 2"):
         assign(network(), *pictures())
 

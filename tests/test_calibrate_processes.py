@@ -17,8 +17,8 @@ from torch.nn.parallel import DataParallel
 
 import qconv
 from qconv import schemes
-from qconv.ewgs_deltas import deltas_of, write_deltas
-from qconv.processes import meet
+from qconv.after_training.ewgs_deltas import deltas_of, write_deltas
+from qconv.ground.processes import meet
 
 SECONDS = 1  # of the store's timeout, at last
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.lifecycle.norms import is_trained
+from qconv.loop.norms import is_trained
 from qconv.quantizers import (
     DSQInput,
     LSQInput,

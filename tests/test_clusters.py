@@ -18,7 +18,7 @@ import qconv
 from qconv.cli import train as program
 from qconv.models import small_cnn
 from qconv.training import Checkpoints, make_trainer
-from qconv.training.batch_norm import batch_norms_kept
+from qconv.training.norm_estimates import batch_norms_kept
 
 ONE = ("model.width=4", "trainer=cpu", "trainer.max_epochs=1", "report=false")
 

@@ -11,8 +11,9 @@ import yaml
 from PIL import Image
 
 from qconv.cli import main
-from qconv.comparison import compare, find_runs
-from qconv.comparison.table import duration
+from qconv.runs.comparison_table import duration
+from qconv.runs.read_runs import find_runs
+from qconv.runs.run_groups import compare
 
 
 def write(folder: Path, accuracy: float | None = None, **changed: Any) -> Path:

@@ -12,7 +12,7 @@ from torch.nn.utils import prune
 
 import qconv
 from qconv import schemes
-from qconv.convert.steps import QUANTIZED
+from qconv.convert.decisions import QUANTIZED
 from qconv.quantizers import FP8, ScaledSign
 
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 import qconv
-import qconv.ewgs_deltas
+import qconv.after_training.ewgs_deltas
 from qconv import schemes
 from qconv.data import DigitsDataModule
 from qconv.models import small_cnn
@@ -102,7 +102,7 @@ def exact(monkeypatch: pytest.MonkeyPatch) -> None:
             total += row.flatten()[index].item()
         return total
 
-    monkeypatch.setattr(qconv.ewgs_deltas, "probe", trace)
+    monkeypatch.setattr(qconv.after_training.ewgs_deltas, "probe", trace)
 
 
 @pytest.mark.parametrize("delta", [0.0, 0.6])  # the present one does not matter
@@ -183,8 +183,8 @@ def test_it_computes_what_the_network_does(shape: str, dtype: torch.dtype) -> No
 
 def test_delta_ends_where_gradients_would_change_their_sign() -> None:
     model = network()
-    names = list(qconv.ewgs_deltas.ewgs_quantizers(model))
-    found = qconv.ewgs_deltas.write_deltas(model, [dict.fromkeys(names, 99.0)])
+    names = list(qconv.after_training.ewgs_deltas.ewgs_quantizers(model))
+    found = qconv.after_training.ewgs_deltas.write_deltas(model, [dict.fromkeys(names, 99.0)])
     assert set(found.values()) == {2.0 * N}
     quantizer: Any = model.get_submodule(names[0])
     quantizer.calibrated = True
@@ -431,7 +431,7 @@ def test_probes_stop_when_their_mean_settles(monkeypatch: pytest.MonkeyPatch) ->
         counts[id(value)] = counts.get(id(value), 0) + 1
         return drawn[counts[id(value)] - 1]
 
-    monkeypatch.setattr(qconv.ewgs_deltas, "probe", probe)
+    monkeypatch.setattr(qconv.after_training.ewgs_deltas, "probe", probe)
     model = network()
     qconv.calibrate(model, [batch()[0]])
     qconv.set_ewgs_deltas(model, [batch()], probes=5)
@@ -445,11 +445,11 @@ def test_stages_within_stages() -> None:
     )
     scheme = schemes.layerwise(inner, inputs=(0.1, 0.2), weights=(0.1, 0.2))
     model = qconv.convert(model, scheme, skip=()).train()
-    assert not qconv.ewgs_deltas.obstacle(model, at_last=True)
+    assert not qconv.after_training.ewgs_deltas.obstacle(model, at_last=True)
     qconv.set_progress(model, 0.9)
     model(batch()[0])
     assert len(qconv.set_ewgs_deltas(model, [batch()])) == 6
     never = qconv.convert(
         nn.Sequential(nn.Conv2d(2, 3, 3)), schemes.staged([(0, schemes.lsq()), (1, schemes.ewgs())]), skip=()
     )
-    assert "no EWGS" in qconv.ewgs_deltas.obstacle(never, at_last=True)
+    assert "no EWGS" in qconv.after_training.ewgs_deltas.obstacle(never, at_last=True)

@@ -20,9 +20,9 @@ from pytorch_lightning import Trainer
 
 import qconv
 from qconv.cli.mistakes import FILE
-from qconv.lifecycle.steps import final_from
+from qconv.ground.table import read_csv
+from qconv.loop.optimizer_step import final_from
 from qconv.models import small_cnn
-from qconv.table import read_csv
 from qconv.training import make_trainer
 from qconv.training.assemble import build, quantized_model
 

@@ -19,11 +19,11 @@ from torch.nn.utils.prune import l1_unstructured
 import qconv
 from qconv import quantizers, schemes
 from qconv.inference import FrozenModel, freeze, verify
-from qconv.inference.around import Distance
+from qconv.inference.adapters import Distance
 from qconv.inference.boundaries import as_rounding, staircase
 from qconv.inference.fixed_weight import FixedWeight
-from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
-from qconv.inference.sign_conv import SignConv2d
+from qconv.inference.frozen_layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from qconv.inference.one_magnitude import SignConv2d
 from qconv.methods import AdaBinInput, AdaBinWeight
 from qconv.models import resnet20
 from qconv.models.activations import RPReLU

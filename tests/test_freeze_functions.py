@@ -15,8 +15,8 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.inference import freeze, verify
+from qconv.inference.frozen_layers import BinaryConv2d, IntegerConv2d
 from qconv.inference.functional import Clamp
-from qconv.inference.layers import BinaryConv2d, IntegerConv2d
 from qconv.models import resnet20
 from qconv.scheme import Scheme
 

@@ -14,7 +14,7 @@ from torch import nn
 import qconv
 from qconv import Scheme, quantizers, schemes
 from qconv.check import watch
-from qconv.lifecycle.steps import is_final
+from qconv.loop.optimizer_step import is_final
 
 SCHEMES = [
     schemes.bnn(),

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import freeze, schemes, verify
-from qconv.inference.sign_conv import SignConv1d, SignConv2d, SignLinear, sign_layer
+from qconv.inference.one_magnitude import SignConv1d, SignConv2d, SignLinear, sign_layer
 from qconv.kernels import native
 from qconv.models import resnet20
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 import qconv
 from qconv import schemes
-from qconv.inference.layers import Encode, IntegerConv2d
+from qconv.inference.frozen_layers import Encode, IntegerConv2d
 from qconv.kernels import exact_sums, native, native_weight, onednn, operators
 from qconv.kernels.exact_sums import sums_of_products
 from qconv.kernels.operators import (

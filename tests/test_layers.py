@@ -19,7 +19,7 @@ from torchvision.models.feature_extraction import create_feature_extractor
 
 import qconv
 from qconv import QuantizedLayer, Scheme, schemes
-from qconv.convert.steps import QUANTIZED
+from qconv.convert.decisions import QUANTIZED
 from qconv.quantizers import DoReFaGradient
 
 CONVOLUTIONS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {

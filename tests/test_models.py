@@ -25,7 +25,7 @@ from qconv.models.reactnet import MobileBlock
 from qconv.models.resnet import BasicBlock, make_downsample
 from qconv.models.vgg import ConvBlock
 from qconv.summary import summarize
-from qconv.summary.table import Summary
+from qconv.summary.costs_table import Summary
 from qconv.training.assemble import quantized_model
 
 CONFIGS = Path(__file__).parent.parent / "configs"

@@ -18,16 +18,16 @@ import qconv
 from qconv import quantizers, schemes
 from qconv.inference import freeze
 from qconv.inference.freeze import build
-from qconv.inference.layers import Encode, IntegerConv2d
+from qconv.inference.frozen_layers import Encode, IntegerConv2d
 from qconv.kernels.window import Window
 from qconv.models import resnet20
 from qconv.onnx import OnnxModel, compare_onnx
-from qconv.onnx.codes import LinearEncode, OtherEncode, Quantize, encoder
+from qconv.onnx.eight_bit_codes import LinearEncode, OtherEncode, Quantize, encoder
 from qconv.onnx.export import TOLERANCE, in_onnx
-from qconv.onnx.layers import QuantizedConv2d, may_saturate
-from qconv.onnx.rounding import whole_bias
-from qconv.onnx.run import load
-from qconv.onnx.sums import steps_of_a_sum
+from qconv.onnx.integer_sums import steps_of_a_sum
+from qconv.onnx.layer_nodes import QuantizedConv2d, may_saturate
+from qconv.onnx.requantize import whole_bias
+from qconv.onnx.runtime import load
 from qconv.scheme import Scheme
 from tests.test_freeze import chain, trained
 

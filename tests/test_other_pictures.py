@@ -30,7 +30,6 @@ from qconv.data import (
     prepare_pictures,
 )
 from qconv.data.prepared_files import Form
-from qconv.predict import Predictor
 from qconv.training import Classifier, make_trainer
 from qconv.training.finished import FinishedRun
 from qconv.training.stored_config import stored_config
@@ -41,6 +40,7 @@ from qconv.training.trained_on import (
     other_classes,
     prepare_as_trained,
 )
+from qconv.zoo.predict import Predictor
 
 NAMES = ("bright", "dark")
 SHORT = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "optimizer.lr=0.05", "report=false")

@@ -12,78 +12,46 @@ from pathlib import Path
 import pytest
 
 import qconv
-from qconv.extras import MODULES
+from qconv.ground.extras import MODULES
 
 ROOT = Path(qconv.__file__).parent
 ROOMS = {
-    # each room of the package, and the rooms that it may import
-    "checks": set(),
-    "files": set(),
-    "run_files": set(),
-    "extras": set(),
-    "table": {"files"},
-    "pixel_range": set(),
-    "images": {"extras", "pixel_range"},
-    "environment": set(),
-    "progress": {"processes"},
-    "processes": set(),
-    "distillation": set(),
-    "grad": {"checks", "extras"},
+    # each room of the package, from the ground up, and the rooms that it may import
+    "ground": set(),
     "kernels": set(),
-    "quantizers": {"checks", "kernels", "methods", "processes", "schemes"},  # of methods by name, when asked for
-    "scheme": {"checks", "quantizers"},
-    "methods": {"checks", "processes", "quantizers", "scheme"},
+    "distillation": set(),
+    "images": {"ground"},
+    "grad": {"ground"},
+    "models": {"ground"},
+    "runs": {"ground"},
+    "data": {"ground", "images"},
+    "quantizers": {"ground", "kernels", "methods", "schemes"},  # of methods by name, when asked for
+    "scheme": {"ground", "quantizers"},
+    "methods": {"ground", "quantizers", "scheme"},
     "schemes": {"methods", "scheme"},
     "function": {"grad", "kernels", "quantizers"},
-    "lean": {"checks", "function", "kernels", "layers", "models", "quantizers"},
-    "layers": {"checks", "extras", "function", "grad", "processes", "quantizers", "scheme", "schemes"},
-    "check": {"checks", "layers", "lifecycle", "quantizers", "table"},
-    "convert": {"check", "checks", "layers", "lean", "quantizers", "schemes", "scheme", "table"},
-    "lifecycle": {"checks", "layers", "progress", "quantizers", "processes"},
-    "after_training": {
-        *("checks", "convert", "extras", "files", "layers", "lean", "lifecycle", "processes", "progress"),
-        *("quantizers", "scheme", "summary", "table"),
-    },
-    "ewgs_deltas": {
-        *("after_training", "checks", "layers", "lean", "lifecycle", "methods", "processes", "progress", "quantizers"),
-    },
-    "optim": {"checks", "layers", "lifecycle", "quantizers"},
-    "models": {"checks"},
-    "packed": {"checks", "convert", "files", "layers", "lean", "quantizers", "scheme", "models"},
-    "zoo": {"packed", "run_files"},
-    "hub": {"packed", "zoo", "extras", "run_files"},
-    "summary": {"checks", "files", "layers", "lean", "names", "quantizers", "packed", "table"},
-    "inference": {"checks", "convert", "kernels", "layers", "lean", "quantizers", "packed", "table"},
-    "onnx": {"inference", "kernels", "files", "layers", "packed", "quantizers", "extras"},
-    "names": set(),
-    "comparison": {"files", "names", "run_files"},
-    "data": {"checks", "extras", "files", "images", "progress"},
-    "predict": {"packed", "images", "inference", "zoo"},
+    "layers": {"function", "grad", "ground", "quantizers", "scheme", "schemes"},
+    "lean": {"function", "ground", "kernels", "layers", "models", "quantizers"},
+    "loop": {"ground", "layers", "quantizers"},
+    "optim": {"ground", "layers", "loop", "quantizers"},
+    "check": {"ground", "layers", "loop", "quantizers"},
+    "convert": {"check", "ground", "layers", "lean", "quantizers", "scheme", "schemes"},
+    "packed": {"convert", "ground", "layers", "lean", "models", "quantizers", "scheme"},
+    "summary": {"ground", "layers", "lean", "packed", "quantizers"},
+    "inference": {"convert", "ground", "kernels", "layers", "lean", "packed", "quantizers"},
+    "onnx": {"ground", "inference", "kernels", "layers", "packed", "quantizers"},
+    "zoo": {"ground", "images", "inference", "packed", "runs"},
+    "after_training": {"convert", "ground", "layers", "lean", "loop", "methods", "quantizers", "scheme", "summary"},
     "bench": {
-        *("checks", "convert", "data", "environment", "extras", "files", "inference", "kernels", "lean"),
-        *("lifecycle", "models", "onnx", "packed", "scheme", "table"),
+        *("convert", "data", "ground", "inference", "kernels", "lean", "loop", "models", "onnx", "packed", "scheme"),
     },
     "training": {
-        *("extras", "progress", "run_files", "models"),
-        *(
-            "bench",
-            "check",
-            "checks",
-            "convert",
-            "data",
-            "distillation",
-            "environment",
-            "ewgs_deltas",
-            "files",
-            "images",
-        ),
-        *("inference", "layers", "lean", "lifecycle", "names", "optim", "packed", "processes", "quantizers", "scheme"),
-        *("summary", "table"),
+        *("after_training", "bench", "check", "convert", "data", "distillation", "ground", "images", "inference"),
+        *("layers", "lean", "loop", "models", "optim", "packed", "quantizers", "runs", "scheme", "summary"),
     },
     "cli": {
-        *("extras", "progress", "run_files"),
-        *("bench", "comparison", "convert", "data", "images", "inference", "layers", "onnx", "packed", "predict"),
-        *("schemes", "summary", "table", "training", "zoo"),
+        *("bench", "convert", "data", "ground", "images", "inference", "layers", "onnx", "packed", "runs", "schemes"),
+        *("summary", "training", "zoo"),
     },
 }
 
@@ -147,8 +115,8 @@ def test_public_surface() -> None:
 
 def test_a_function_keeps_its_name_whatever_is_imported() -> None:
     code = """
-import qconv.convert, qconv.lean, qconv.summary.table, qconv
-from qconv.summary import screen
+import qconv.convert, qconv.lean, qconv.summary.costs_table, qconv
+from qconv.summary import terminal
 functions = [qconv.convert, qconv.lean, qconv.summary]
 from qconv import convert, lean, summary
 assert [convert, lean, summary] == functions

@@ -24,9 +24,9 @@ import qconv
 from qconv import schemes
 from qconv.models import birealnet18, resnet20, small_cnn
 from qconv.packed import packed_sizes, read_header
-from qconv.packed.bits import pack, packed_length, radix_of, unpack
 from qconv.packed.calls import build_network, build_quantizer, quantizer_call
 from qconv.packed.header import Header, checksum
+from qconv.packed.radix import pack, packed_length, radix_of, unpack
 
 RESNET = {"_target_": "qconv.models.resnet20", "num_classes": 4}
 
@@ -813,7 +813,7 @@ def test_calls_are_those_that_were_made() -> None:
 
 @pytest.mark.skipif(shutil.disk_usage("/dev").total == 0 or not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from qconv import files
+    from qconv.ground import files
 
     class Full(files.atomic_file):
         def __enter__(self):

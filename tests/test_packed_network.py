@@ -22,7 +22,7 @@ from qconv.packed import read_header
 from qconv.packed.fingerprint import described, fingerprint
 from qconv.packed.header import Header, checksum, to_json
 from qconv.packed.load import Content
-from qconv.packed.trial import check_trial, make_trial
+from qconv.packed.stored_outputs import check_trial, make_trial
 
 
 class Network(nn.Module):

@@ -14,13 +14,13 @@ from PIL import Image
 import qconv
 from qconv import schemes
 from qconv.cli import main
-from qconv.cli.pictures import picture_files
+from qconv.cli.image_files import picture_files
 from qconv.cli.source import Source
 from qconv.images import DecodingError, centre_crop
 from qconv.inference import FrozenModel, freeze
-from qconv.inference.layers import BinaryConv2d
+from qconv.inference.frozen_layers import BinaryConv2d
 from qconv.models import small_cnn
-from qconv.predict import Predictor
+from qconv.zoo.predict import Predictor
 
 CLASSES = ["cat", "dog", "ship"]
 MEAN, STD = [120.0, 110.0, 100.0], [60.0, 61.0, 62.0]

@@ -33,7 +33,7 @@ from qconv.data.large import random_box
 from qconv.data.on_device import decode_on
 from qconv.data.prepared import Encoded, PreparedPictures
 from qconv.data.prepared_files import INDEX, Form, Stored, read_index
-from qconv.files import DamagedFileError
+from qconv.ground.files import DamagedFileError
 from qconv.images import DecodingError, ReadingError, decode
 from qconv.training.report.result import Result
 from qconv.training.run import train

@@ -15,11 +15,11 @@ from torchvision.models.swin_transformer import SwinTransformerBlock
 
 import qconv
 from qconv import schemes
+from qconv.after_training.adaptive_rounding import Rounding
 from qconv.after_training.blocks import feature_dim_of
 from qconv.after_training.reconstruct import Reconstruction, reconstruct
-from qconv.after_training.rounding import Rounding
+from qconv.ground.table import read_csv
 from qconv.layers.adopt import release
-from qconv.table import read_csv
 
 QUICK: dict[str, Any] = {"iterations": 150, "learning_rate": 0.05, "batch_size": 16}
 
@@ -571,7 +571,7 @@ def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.Mo
     model = quantized(schemes.lsq(3, 8))
     with torch.inference_mode(), pytest.raises(RuntimeError, match=r"reconstruct needs gradients.*inference_mode\(\)"):
         reconstruct(model, pictures())
-    monkeypatch.setattr("qconv.processes.process_count", lambda: 2)
+    monkeypatch.setattr("qconv.ground.processes.process_count", lambda: 2)
     with pytest.raises(RuntimeError, match=r"reconstruct works in one process, here are 2"):
         reconstruct(model, pictures())
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from qconv.kernels import levels, native
+from qconv.kernels import level_rounding, native
 from qconv.quantizers import LSQ, PACT, DoReFaInput, LSQInput, Quantizer, Whole
 from qconv.quantizers.form import Form
 from qconv.quantizers.rounding import Rounding
@@ -39,7 +39,7 @@ def test_instruction_sets_give_what_torch_does(shape: tuple[int, ...], last: boo
         for low, high, factor, offset in ENDS:
             wanted = ((input / divisor).clamp(low, high) * factor).round() + offset
             for name in native.instruction_sets():
-                found = levels.rounded(input, divisor, low, high, factor, offset, name)
+                found = level_rounding.rounded(input, divisor, low, high, factor, offset, name)
                 assert found is not None
                 codes, is_nan = found
                 assert torch.equal(codes, wanted.to(torch.int16).to(torch.uint8)), name
@@ -50,7 +50,7 @@ def test_instruction_sets_give_what_torch_does(shape: tuple[int, ...], last: boo
             c, between = z.clamp(-3, 4), (z > -3) & (z < 4)
             wanted = grad * (between if strict else c == z), grad * (c.round() - c * between)
             for name in native.instruction_sets():
-                found = levels.stepped_back(grad, input, divisor, -3, 4, strict, name)
+                found = level_rounding.stepped_back(grad, input, divisor, -3, 4, strict, name)
                 assert found is not None
                 for one, other in zip(found, wanted, strict=True):
                     assert torch.equal(one.view(torch.int32), other.view(torch.int32)), (name, strict)
@@ -69,17 +69,17 @@ def test_nan_is_reported_wherever_it_is(place: int) -> None:
     input.view(-1)[place] = torch.nan
     one = torch.tensor(1.0)
     for name in native.instruction_sets():
-        found = levels.rounded(input, one, 0.0, 3.0, 1.0, 0, name)
+        found = level_rounding.rounded(input, one, 0.0, 3.0, 1.0, 0, name)
         assert found is not None
         assert found[1].item() is True
-    assert levels.round_codes(input, one, 0.0, 3.0, 1.0, 0)[1].item() is True
+    assert level_rounding.round_codes(input, one, 0.0, 3.0, 1.0, 0)[1].item() is True
     assert ops.round_codes(torch.zeros(3), torch.tensor(0.0), 0.0, 3.0, 1.0, 0)[1].item() is True  # 0 / 0
 
 
 def test_nan_is_nan_in_the_gradients() -> None:
     input = torch.tensor([torch.nan, 1.0, torch.inf])
     grad = torch.tensor([1.0, torch.nan, torch.inf])
-    for function in (ops.step_backward, levels.step_backward):
+    for function in (ops.step_backward, level_rounding.step_backward):
         grad_input, terms = function(grad, input, torch.tensor(1.0), 0, 3, False)
         assert grad_input.isnan().tolist() == [False, True, True]  # nothing passes NaN; inf · 0
         assert terms.isnan().tolist() == [True, True, False]
@@ -130,7 +130,7 @@ def test_what_the_kernel_leaves_to_the_definition() -> None:
         (input, torch.rand(1, 6, 1, 1) + 0.1),  # a step for each channel
         (input[:0], one),
     ):
-        assert levels.rounded(given, divisor, 0.0, 15.0, 1.0, 0) is None
+        assert level_rounding.rounded(given, divisor, 0.0, 15.0, 1.0, 0) is None
         wanted = (given.to(torch.promote_types(given.dtype, torch.float32)) / divisor).clamp(0, 15).round()
         assert torch.equal(ops.round_codes(given, divisor, 0.0, 15.0, 1.0, 0)[0], wanted.to(torch.uint8))
         grad = torch.ones_like(given)
@@ -153,7 +153,7 @@ def test_what_the_kernel_leaves_to_the_definition() -> None:
 )
 def test_codes_that_no_byte_holds(ends: tuple[float, float], offset: int) -> None:
     with pytest.raises(ValueError, match=r"codes \(from .* to .*\) must fit a byte"):
-        levels.round_codes(torch.zeros(2), torch.tensor(1.0), *ends, 1.0, offset)
+        level_rounding.round_codes(torch.zeros(2), torch.tensor(1.0), *ends, 1.0, offset)
     with pytest.raises(ValueError, match="must fit a byte"):
         ops.round_codes(torch.zeros(2), torch.tensor(1.0), *ends, 1.0, offset)
 

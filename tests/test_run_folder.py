@@ -13,7 +13,7 @@ from omegaconf import open_dict
 from test_train import CONFIGS, QUICK, config
 
 from qconv.cli import train as program
-from qconv.run_files import LOCK
+from qconv.runs.run_files import LOCK
 from qconv.training.run_folder import RunFolderError, claimed, find_last, is_named
 
 ONE = (*QUICK[:2], "trainer.max_epochs=1", "report=false")

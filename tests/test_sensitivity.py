@@ -13,8 +13,8 @@ from torch.nn.utils import prune
 
 import qconv
 from qconv import schemes
+from qconv.ground.table import read_csv
 from qconv.layers import QuantizedLayer
-from qconv.table import read_csv
 
 
 def test_pixels_and_labels_that_are_no_classes() -> None:

@@ -16,7 +16,7 @@ from torch import nn
 
 import qconv
 from qconv import schemes
-from qconv.lifecycle.steps import final_from, is_final
+from qconv.loop.optimizer_step import final_from, is_final
 from qconv.quantizers import Mixed, Sign
 from qconv.quantizers.part import has_begun
 

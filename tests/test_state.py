@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_a
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.lifecycle.steps import is_final
+from qconv.loop.optimizer_step import is_final
 from qconv.quantizers import Identity, LSQInput, Stages
 from qconv.quantizers.data_flag import START
 from qconv.quantizers.flags import Mark

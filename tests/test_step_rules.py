@@ -19,9 +19,9 @@ from torch.nn.utils.prune import l1_unstructured
 import qconv
 from qconv import schemes
 from qconv.cli import train as program
+from qconv.ground.table import read_csv
 from qconv.optim import Oscillations, OvSW, StepRule, dampening_penalty
 from qconv.optim.step_rules import at, since
-from qconv.table import read_csv
 from qconv.training import Classifier
 
 

@@ -19,12 +19,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import qconv
 from qconv import schemes
+from qconv.ground.table import Column, least_width, lines, repeats
 from qconv.models import resnet18, resnet20, small_cnn
 from qconv.quantizers import Codes
 from qconv.summary import summarize, summary
-from qconv.summary.screen import repeated, screen_text, short
-from qconv.summary.table import Row, Summary, format_int
-from qconv.table import Column, least_width, lines, repeats
+from qconv.summary.costs_table import Row, Summary, format_int
+from qconv.summary.terminal import repeated, screen_text, short
 from qconv.training.report.result import about_run
 
 

@@ -20,7 +20,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from qconv.cli import train as program
 from qconv.data import DigitsDataModule
 from qconv.data.digits import split_digits
-from qconv.run_files import PAGE, PREDICTIONS
+from qconv.runs.run_files import PAGE, PREDICTIONS
 from qconv.training import load_checkpoint
 from qconv.training.report.predictions import Predictions
 

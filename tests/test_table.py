@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from qconv.table import Column, append_csv, csv_text, line, lines, read_csv, write_csv
+from qconv.ground.table import Column, append_csv, csv_text, line, lines, read_csv, write_csv
 
 COLUMNS = Column("name"), Column("count", is_right=True)
 

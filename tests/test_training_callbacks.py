@@ -18,9 +18,9 @@ from torch import nn
 import qconv
 from qconv import schemes
 from qconv.data import DigitsDataModule
-from qconv.lifecycle.steps import is_final
+from qconv.ground.table import write_csv
+from qconv.loop.optimizer_step import is_final
 from qconv.models import SmallCNN, small_cnn
-from qconv.table import write_csv
 from qconv.training import (
     Checkpoints,
     Classifier,

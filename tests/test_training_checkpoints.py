@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 import qconv
 from qconv import schemes
-from qconv.files import atomic_file
+from qconv.ground.files import atomic_file
 from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
 from qconv.training.resume import FORMER, check_config, check_tensors, fill_tensors, override
 from qconv.training.run_folder import same_run

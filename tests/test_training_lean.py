@@ -14,7 +14,7 @@ from torch._dynamo.utils import counters
 import qconv
 from qconv import schemes
 from qconv.cli import train as program
-from qconv.lean.swap import is_lean
+from qconv.lean.make_lean import is_lean
 from qconv.training import load_checkpoint
 from qconv.training.leanness import check_lean, make_lean
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from qconv.layers.trial import random_state_kept, trial
+from qconv.layers.observed_run import random_state_kept, trial
 
 
 class Changing(nn.Module):

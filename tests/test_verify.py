@@ -16,12 +16,12 @@ from torchvision.ops import DeformConv2d
 import qconv
 from qconv import schemes
 from qconv.inference import FrozenModel, freeze, verify
+from qconv.inference.float_error import SURE, Rounded, Rounding, difference
+from qconv.inference.frozen_layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from qconv.inference.layer_check import LayerPair
 from qconv.inference.layer_input import check_input
-from qconv.inference.layers import BinaryConv2d, IntegerConv2d, IntegerLayer
-from qconv.inference.rounding import SURE, Rounded, Rounding, difference
+from qconv.inference.one_magnitude import SignConv2d
 from qconv.inference.rounding_rules import UNIT
-from qconv.inference.sign_conv import SignConv2d
 from qconv.inference.verify import other_decisions
 from qconv.kernels.operators import pack_weight, unpack_weight
 from qconv.scheme import Scheme

@@ -14,7 +14,7 @@ from qconv import schemes, zoo
 from qconv.cli import main
 from qconv.data import DigitsDataModule
 from qconv.packed import PackedFileError
-from qconv.run_files import PACKED
+from qconv.runs.run_files import PACKED
 
 DIGITS = "smallcnn-bnn-digits"
 
@@ -123,7 +123,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_hub_folder_holds_the_very_file(tmp_path: Path) -> None:
-    from qconv.hub import HubModel
+    from qconv.zoo.hub import HubModel
 
     HubModel(DIGITS).save_pretrained(tmp_path / "of_zoo")
     assert (tmp_path / "of_zoo" / PACKED).read_bytes() == zoo.file(DIGITS).read_bytes()
@@ -145,9 +145,9 @@ def test_hub_folder_holds_the_very_file(tmp_path: Path) -> None:
 
 def test_hub_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    monkeypatch.delitem(sys.modules, "qconv.hub", raising=False)
+    monkeypatch.delitem(sys.modules, "qconv.zoo.hub", raising=False)
     with pytest.raises(ImportError, match=r'pip install "qconv\[hub\]"'):
-        import_module("qconv.hub")
+        import_module("qconv.zoo.hub")
 
 
 def test_a_network_is_loaded_under_autocast() -> None:

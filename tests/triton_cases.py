@@ -20,12 +20,12 @@ import test_slopes
 import torch
 from torch import Tensor
 
-from qconv.kernels import bits, gpu, levels, norm, operators, rprelu
+from qconv.kernels import bits, gpu, level_rounding, norm, operators, rprelu
 from qconv.kernels.gpu import (
     bits as gpu_bits,
     codes as gpu_codes,
     convolution,
-    levels as gpu_levels,
+    level_rounding as gpu_levels,
     passes,
     rprelu as gpu_rprelu,
 )
@@ -199,14 +199,14 @@ def check_levels(seed: int, device: str) -> None:
             for divisor in (x.to(device) for x in divisors):
                 for given in (input, with_nan):
                     ends = rng.choice(test_rounding.ENDS)
-                    wanted = levels.round_codes(given, divisor, *ends)
+                    wanted = level_rounding.round_codes(given, divisor, *ends)
                     found = gpu_levels.round_codes(given, divisor, *ends)
                     assert found is not None
                     assert all(map(torch.equal, found, wanted)), (dtype, ends)
                     assert found[0].stride() == given.stride()
                     strict, (low, high) = rng.random() < 0.5, rng.choice([(-3, 4), (0, 15), (0, 0), (-128, 127)])
                     for g in (grad, whole):
-                        wanted = levels.step_backward(g, given, divisor, low, high, strict)
+                        wanted = level_rounding.step_backward(g, given, divisor, low, high, strict)
                         found = gpu_levels.step_backward(g, given, divisor, low, high, strict)
                         assert found is not None
                         (found, parts), (wanted, terms) = found, wanted
@@ -223,7 +223,7 @@ def check_levels(seed: int, device: str) -> None:
                     half = dtype == torch.bfloat16 and device == "cpu"  # to which the interpreter does not round
                     for by in (divisor, None) if scale.numel() == 1 else (divisor,):
                         asked = given, by, scale, float(low), float(high), rng.choice([1.0, 3.0])
-                        wanted, found = levels.round_values(*asked), gpu_levels.round_values(*asked)
+                        wanted, found = level_rounding.round_values(*asked), gpu_levels.round_values(*asked)
                         assert found is not None
                         assert found.stride() == given.stride()
                         if half:
@@ -367,7 +367,7 @@ def check_it_compiles(capability: int) -> None:
     assert multiplied in made["qconv.kernels.gpu.convolution._convolve"]
     assert "cvt.rn.bf16" in made["qconv.kernels.gpu.passes._slope"]
     for name in ("_round", "_step", "_values"):
-        ptx = made[f"qconv.kernels.gpu.levels.{name}"]
+        ptx = made[f"qconv.kernels.gpu.level_rounding.{name}"]
         assert "div.rn.f32" in ptx
         assert "div.full" not in ptx
         assert "0f4B400000" in ptx.upper().replace("0F", "0f")  # 1.5 · 2^23, which nothing has folded

@@ -14,8 +14,8 @@ import torch
 import qconv
 from qconv import schemes
 from qconv.data import ImageFolderDataModule
-from qconv.environment import commit, machine
-from qconv.table import write_csv
+from qconv.ground.environment import commit, machine
+from qconv.ground.table import write_csv
 
 sys.path.append(str(Path(__file__).parent))
 from run import HERE, NETWORK, SAMPLES, accuracy  # the experiment beside this one

@@ -22,9 +22,9 @@ from torchvision.models.mobilenetv2 import InvertedResidual
 import qconv
 from qconv import schemes
 from qconv.data import ImageFolderDataModule
-from qconv.environment import commit, machine
+from qconv.ground.environment import commit, machine
+from qconv.ground.table import read_csv, write_csv
 from qconv.models.resnet import BasicBlock
-from qconv.table import read_csv, write_csv
 
 RESULTS = HERE / "equalization.csv"
 SCHEMES = {"W4A8": (4, 8), "W4A4": (4, 4)}

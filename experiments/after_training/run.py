@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.data import ImageFolderDataModule
-from qconv.environment import commit, machine
-from qconv.table import read_csv, write_csv
+from qconv.ground.environment import commit, machine
+from qconv.ground.table import read_csv, write_csv
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.csv"

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import models, schemes
-from qconv.convert.activations import CHOICES, BeforeSign
-from qconv.environment import commit, machine
-from qconv.table import append_csv, read_csv
+from qconv.convert.replacements import CHOICES, BeforeSign
+from qconv.ground.environment import commit, machine
+from qconv.ground.table import append_csv, read_csv
 
 RESULTS = Path(__file__).parent / "results.csv"
 BATCH, SEED = 64, 1

@@ -16,8 +16,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from scipy.stats import t as student_t
 
-from qconv.run_files import RESULT
-from qconv.table import Column, lines, read_csv, write_csv
+from qconv.ground.table import Column, lines, read_csv, write_csv
+from qconv.runs.run_files import RESULT
 
 sys.path.append(str(Path(__file__).parent.parent))
 from trainings import (

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from qconv.run_files import BEST, EVALUATION, LAST, METRICS
-from qconv.table import read_csv, write_csv
+from qconv.ground.table import read_csv, write_csv
+from qconv.runs.run_files import BEST, EVALUATION, LAST, METRICS
 
 sys.path.append(str(Path(__file__).parent.parent))
 from trainings import BFLOAT16_IF_NATIVE, ROOT, call, figures, train  # beside the folders of the experiments

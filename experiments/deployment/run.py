@@ -20,10 +20,10 @@ from torch import Tensor, nn
 import qconv
 from qconv import schemes
 from qconv.data import ImageFolderDataModule
-from qconv.environment import commit, machine
+from qconv.ground.environment import commit, machine
+from qconv.ground.table import read_csv, write_csv
 from qconv.models import resnet18, resnet20
 from qconv.onnx import OnnxModel
-from qconv.table import read_csv, write_csv
 from qconv.training.finished import FinishedRun
 
 HERE = Path(__file__).parent

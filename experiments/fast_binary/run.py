@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qconv.run_files import RESULT
-from qconv.table import read_csv, write_csv
+from qconv.ground.table import read_csv, write_csv
+from qconv.runs.run_files import RESULT
 
 sys.path.append(str(Path(__file__).parent.parent))
 from trainings import BFLOAT16_IF_NATIVE, BINARY, ROOT, bits, figures, train  # beside the folders of the experiments

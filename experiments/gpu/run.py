@@ -26,8 +26,8 @@ import qconv
 from qconv import models, schemes
 from qconv.bench.peak import on_gpu
 from qconv.bench.rows import quartiles
-from qconv.environment import commit, machine, versions
-from qconv.table import append_csv
+from qconv.ground.environment import commit, machine, versions
+from qconv.ground.table import append_csv
 
 HERE = Path(__file__).parent
 STEPS = 5  # between two looks at the clock: in a training nothing waits after each

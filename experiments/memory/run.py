@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import models, schemes
-from qconv.environment import commit, machine, versions
+from qconv.ground.environment import commit, machine, versions
 
 HERE = Path(__file__).parent
 NETWORKS: dict[str, tuple[Any, Any, int]] = {

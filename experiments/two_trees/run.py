@@ -107,8 +107,8 @@ def main(before: Path, after: Path, rounds: int, only: list[str]) -> None:
         worker.stdin.flush()
         return float(worker.stdout.readline())
 
-    from qconv.environment import machine, versions
-    from qconv.table import append_csv
+    from qconv.ground.environment import machine, versions
+    from qconv.ground.table import append_csv
 
     plain = [name for name in schemes(after) if name in schemes(before)]
     rows = [["step", name] for name in plain] + [[f"frozen {n}", name] for name in FROZEN for n in (1, 16)]

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from qconv import zoo
-from qconv.files import atomic_file
+from qconv.ground.files import atomic_file
 from qconv.images import DecodingError
-from qconv.predict import Predictor
-from qconv.run_files import PACKED
+from qconv.runs.run_files import PACKED
 from qconv.zoo import NETWORKS, Card
+from qconv.zoo.predict import Predictor
 
 sys.path.append(str(Path(__file__).parent.parent))
 from cifar10_recipes import run as cifar10_recipes  # beside this folder

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..checks import check_module
 from ..convert.tied import shared_tensor
+from ..ground.checks import check_module
+from ..ground.processes import mean_over_processes, process_count
+from ..ground.table import Column, lines
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
-from ..layers.trial import check_not_inference, trial
+from ..layers.observed_run import check_not_inference, trial
 from ..layers.twins import float_twins, quantized_layers
-from ..processes import mean_over_processes, process_count
-from ..table import Column, lines
 from .samples import images_of
 from .sensitivity import calibrate_what_waits
 

@@ -11,21 +11,21 @@ from typing import Any, Literal
 
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_module, check_whole
 from ..convert import convert
-from ..extras import needed
+from ..ground.checks import check_at_least_one, check_module, check_whole
+from ..ground.extras import needed
+from ..ground.processes import check_alone
+from ..ground.table import Column, lines, write_csv
 from ..layers import QuantizedLayer
 from ..layers.copies import copied
-from ..layers.trial import check_not_inference
+from ..layers.observed_run import check_not_inference
 from ..layers.twins import quantized_layers
 from ..lean import lean
-from ..lifecycle.calibrate import calibrate
-from ..lifecycle.steps import check_final
-from ..processes import check_alone
+from ..loop.calibrate import calibrate
+from ..loop.optimizer_step import check_final
 from ..scheme import Scheme
 from ..summary import Summary, summarize
-from ..summary.table import row_name
-from ..table import Column, lines, write_csv
+from ..summary.costs_table import row_name
 from .hessian import expected_losses, traces
 from .integer_program import Choice as Choice, cheapest
 from .layer_chart import BLUE, layer_chart

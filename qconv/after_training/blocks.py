@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
-from ..layers.trial import trial
+from ..layers.observed_run import trial
 
 Calls = Mapping[nn.Module, Sequence[str]]
 """Modules that are called, and for each call why it is not that of a block; empty if it is."""

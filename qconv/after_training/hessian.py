@@ -11,10 +11,10 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from ..ground.progress import shown
 from ..layers import QuantizedLayer
-from ..layers.trial import trial
+from ..layers.observed_run import trial
 from ..layers.twins import quantized_layers
-from ..progress import shown
 from .samples import Batches, Output, output_of
 from .sensitivity import float_but
 

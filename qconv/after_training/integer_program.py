@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..extras import needed
+from ..ground.extras import needed
 
 
 @dataclass(frozen=True)

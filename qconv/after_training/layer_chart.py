@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..extras import needed
-from ..files import atomic_file
+from ..ground.extras import needed
+from ..ground.files import atomic_file
 
 BLUE = "#4c72b0"
 

@@ -13,20 +13,20 @@ from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
-from ..checks import check_at_least_one, check_module, check_numbers, check_whole
 from ..convert.tied import shared_tensor
+from ..ground.checks import check_at_least_one, check_module, check_numbers, check_whole
+from ..ground.processes import check_alone
+from ..ground.progress import shown
+from ..ground.table import Column, lines, write_csv
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by
 from ..layers.copies import copied
 from ..layers.naming import name_of
-from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
-from ..layers.trial import check_not_inference, set_modes
+from ..layers.observed_run import check_not_inference, set_modes
+from ..layers.on_levels import has_unit_steps, way_out, why_off_levels
 from ..layers.twins import float_twins, quantized_layers
-from ..processes import check_alone
-from ..progress import shown
-from ..table import Column, lines, write_csv
+from .adaptive_rounding import Options, Rounding, learn_rounding
 from .blocks import called_blocks, check_apart, check_called, layers_of, relative_error, seen_by
-from .rounding import Options, Rounding, learn_rounding
 from .samples import images_of
 from .sensitivity import calibrate_what_waits, float_but
 

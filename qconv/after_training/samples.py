@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one
+from ..ground.checks import check_at_least_one
 from ..layers.placement import on_device_of
 
 Batches = Sequence[tuple[Tensor, Tensor | None]]

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..checks import check_module
 from ..convert import convert
+from ..ground.checks import check_module
+from ..ground.progress import shown
+from ..ground.table import Column, lines, write_csv
 from ..layers import QuantizedLayer
 from ..layers.copies import copied
-from ..layers.trial import trial, without_warnings
+from ..layers.observed_run import trial, without_warnings
 from ..layers.twins import quantized_layers
 from ..lean import lean
-from ..lifecycle.calibrate import calibrate_layers
-from ..lifecycle.steps import check_final
-from ..progress import shown
+from ..loop.calibrate import calibrate_layers
+from ..loop.optimizer_step import check_final
 from ..scheme import Scheme
-from ..table import Column, lines, write_csv
 from .layer_chart import BLUE, layer_chart
 from .samples import Batches, Output, batches_of, output_of
 

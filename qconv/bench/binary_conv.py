@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ground.table import Column
 from ..kernels.native import instruction_sets
 from ..kernels.operators import pack_weight
-from ..table import Column
 from .rows import Row, quartiles
 
 _LEAST = 0.02  # seconds that a side runs in one round

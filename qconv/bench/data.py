@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..data import ImageFolderDataModule, ImageNetDataModule, PreparedDataModule
 from ..data.large import LargePicturesDataModule
-from ..table import Column
+from ..ground.table import Column
 from .rows import Row, quartiles
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ..environment import commit, machine, versions
-from ..table import Column, append_csv, line
+from ..ground.environment import commit, machine, versions
+from ..ground.table import Column, append_csv, line
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..convert import convert
-from ..environment import commit, machine, versions
+from ..ground.environment import commit, machine, versions
+from ..ground.table import Column
 from ..lean import lean as made_lean
-from ..lifecycle.steps import after_every_step
+from ..loop.optimizer_step import after_every_step
 from ..models import resnet18, resnet20
 from ..scheme import Scheme, identity
-from ..table import Column
 from .peak import Step, peak_mib
 from .rows import Row, quartiles
 

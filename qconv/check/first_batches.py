@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from ..layers import QuantizedLayer
 from ..layers.naming import name_of
-from ..layers.trial import is_quiet
+from ..layers.observed_run import is_quiet
 from ..layers.twins import quantized_layers
-from ..lifecycle.told import Negative, judged, tell
+from ..loop.input_signs import Negative, judged, tell
 from .judgements import SHARE, crowded, left_undone, uncalibrated, versions
 
 BATCHES = 3

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from .. import __version__
-from ..extras import needed
+from ..ground.extras import needed
 from . import bench, compare, data, evaluate, export, predict, report, summary, train_help, verify, zoo
 
 

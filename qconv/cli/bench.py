@@ -154,8 +154,8 @@ def _report(kind: "type[Row]", csv: str | None, results: "Iterable[Row]") -> int
 
 
 def _model(options: argparse.Namespace) -> int:
-    from ..bench.model import compare_models
-    from ..table import append_csv
+    from ..bench.forms import compare_models
+    from ..ground.table import append_csv
     from .compared import comparison_of
 
     if options.csv:  # before measuring, so that a file that can't be written costs no time

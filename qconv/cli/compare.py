@@ -25,9 +25,10 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table; return 1 if there is no finished run."""
-    from ..comparison import compare, find_runs
-    from ..comparison.table import HEADS, cells, csv_rows, markdown
-    from ..table import Column, lines, screen_width, write_csv
+    from ..ground.table import Column, lines, screen_width, write_csv
+    from ..runs.comparison_table import HEADS, cells, csv_rows, markdown
+    from ..runs.read_runs import find_runs
+    from ..runs.run_groups import compare
 
     runs, others = find_runs(options.places)
     groups, common, left_out = compare(runs)
@@ -49,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.markdown:
         options.markdown.write_text(markdown(groups), encoding="utf-8")
     if options.plot:
-        from ..comparison.figure import draw
+        from ..runs.comparison_figure import draw
 
         draw(groups, options.plot, ", on ".join(common.values()))
     return 0

@@ -13,7 +13,7 @@ from .source import Source
 if TYPE_CHECKING:
     from torch import nn
 
-    from ..bench.model import ModelComparison
+    from ..bench.forms import ModelComparison
 
 LATENT = "the network on its latent weights; it was trained to run with its quantizers, not so"
 OF_FILE = "the network on the quantized weights, which are all that the file has"

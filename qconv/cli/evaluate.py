@@ -5,7 +5,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ..run_files import BEST, CONFIG, EVALUATION, LAST
+from ..runs.run_files import BEST, CONFIG, EVALUATION, LAST
 
 
 def add(commands: Any) -> None:

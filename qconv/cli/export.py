@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..run_files import PACKED
+from ..runs.run_files import PACKED
 from .source import Source, add_model
 
 PICTURES = 256  # of a run, if none are named

@@ -7,7 +7,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, read_write
 
-from ..run_files import KEPT, holds
+from ..runs.run_files import KEPT, holds
 
 
 class KeepsFirstRun(Callback):

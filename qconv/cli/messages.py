@@ -11,7 +11,7 @@ from hydra.errors import InstantiationException, MissingConfigException, Overrid
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, MissingMandatoryValue
 
-from ..extras import remedy
+from ..ground.extras import remedy
 from .configs import folder, scheme_defaults
 
 MUST_BE_GIVEN = {

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..table import write_csv
-from .pictures import picture_files
+from ..ground.table import write_csv
+from .image_files import picture_files
 from .source import add_model
 
 
@@ -73,7 +73,7 @@ def shown(results: Iterable[Any], count: int) -> Iterator[Any]:
         return
     from rich.progress import Progress
 
-    from ..progress import terminal
+    from ..ground.progress import terminal
 
     with Progress(console=terminal(), transient=True) as bar:
         yield from bar.track(results, count, description="naming images")

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..run_files import PAGE
+from ..runs.run_files import PAGE
 
 SECONDS = 1.0  # to time each batch size
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from ..predict import Predictor
     from ..training.finished import FinishedRun
+    from ..zoo.predict import Predictor
 
 
 def add_model(parser: argparse.ArgumentParser, more: str = "") -> None:
@@ -35,7 +35,7 @@ class Source:
     @cached_property
     def predictor(self) -> "Predictor":
         """The model of the packed file."""
-        from ..predict import Predictor
+        from ..zoo.predict import Predictor
 
         return Predictor(self.packed_file)
 

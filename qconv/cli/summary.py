@@ -24,10 +24,10 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table."""
+    from ..ground.table import screen_width
     from ..packed import load_for_pictures
     from ..summary import summarize
-    from ..summary.screen import screen_text
-    from ..table import screen_width
+    from ..summary.terminal import screen_text
 
     file = options.model.packed_file
     model, _, pictures = load_for_pictures(file)

@@ -13,8 +13,8 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ..run_files import RESULT
-from ..table import write_csv
+from ..ground.table import write_csv
+from ..runs.run_files import RESULT
 
 METRICS = ("test_accuracy", "val_accuracy_best", "val_accuracy_final")
 

@@ -35,8 +35,8 @@ def add(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the result; return 1 if anything differs."""
+    from ..ground.table import screen_width
     from ..inference import verify
-    from ..table import screen_width
 
     source: Source = options.model
     if options.onnx is not None:

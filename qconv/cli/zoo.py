@@ -21,7 +21,7 @@ def add(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the table, or the card."""
     from .. import zoo
-    from ..table import Column, lines
+    from ..ground.table import Column, lines
 
     if options.name is not None:
         print(zoo.card(options.name).markdown(), end="")

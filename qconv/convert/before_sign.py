@@ -8,9 +8,9 @@ from torch import nn
 
 from ..layers.bypassed import has_own_forward
 from ..quantizers import Quantizer
-from ..quantizers.behind import note_of
-from .activations import BeforeSign, calls_relu, replace_, replace_calls_
+from ..quantizers.sign_note import note_of
 from .one_signed import Site, find
+from .replacements import BeforeSign, calls_relu, replace_, replace_calls_
 
 SHOWN = 3
 NAMES = {

@@ -15,7 +15,7 @@ import torch
 from torch import fx, nn
 from torch.fx.proxy import TraceError
 
-from .activations import RELUS, is_one_signed
+from .replacements import RELUS, is_one_signed
 from .source import calls_of, relus_in
 
 

@@ -10,7 +10,7 @@ from types import FunctionType, ModuleType
 
 from torch import nn
 
-from .activations import RELUS, codes_of, methods_of
+from .replacements import RELUS, codes_of, methods_of
 
 _LOOPS = ast.For, ast.While, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp
 

@@ -11,17 +11,17 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..check import forget, watch
-from ..checks import check_flags, check_module
+from ..ground.checks import check_flags, check_module
+from ..ground.table import screen_width
 from ..layers import QuantizedLayer
 from ..layers.adopt import adopt, release, undo
 from ..layers.naming import name_of
 from ..layers.parents import call_children_, undo_
 from ..lean import lean as make_lean, while_not_lean
 from ..scheme import Factory, Scheme
-from ..table import screen_width
-from .activations import BeforeSign, replaced, restore_
 from .before_sign import note_, replace_all
-from .steps import FIRST_AND_LAST, SUBCLASS, FirstLast, Kinds, Plan, Request, Step, plan_of
+from .decisions import FIRST_AND_LAST, SUBCLASS, FirstLast, Kinds, Plan, Request, Step, plan_of
+from .replacements import BeforeSign, replaced, restore_
 
 Model = TypeVar("Model", bound=nn.Module)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import check_numbers
+from ..ground.checks import check_numbers
 
 Augment = Callable[[Tensor, torch.Generator], Tensor]
 

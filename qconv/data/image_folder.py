@@ -14,10 +14,10 @@ import torch
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import Progress
 
-from ..checks import check_pixel_range
-from ..files import DamagedFileError, atomic_file, load_tensors
+from ..ground.checks import check_pixel_range
+from ..ground.files import DamagedFileError, atomic_file, load_tensors
+from ..ground.progress import terminal
 from ..images import DecodingError, ReadingError, read_picture
-from ..progress import terminal
 from .pictures import Pictures, PicturesDataModule
 from .tree import Files, SplitBy, Tree, common_size, fingerprint, scan
 

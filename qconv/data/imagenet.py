@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ..checks import check_pixel_range
+from ..ground.checks import check_pixel_range
 from ..images import DecodingError, PixelRange, decode, problem
 from .large import Crop, CroppingLoader, Item, LargePicturesDataModule
 from .loader import epoch_order, split_of

@@ -8,8 +8,8 @@ from pytorch_lightning import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ..ground.progress import terminal
 from ..images import Normalize, Passing, PixelRange, centre_crop, resize_bytes
-from ..progress import terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import EpochLoader, EpochOrder
 

@@ -14,10 +14,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..checks import check_pixel_range
-from ..files import atomic_file
+from ..ground.checks import check_pixel_range
+from ..ground.files import atomic_file
+from ..ground.progress import shown, terminal
 from ..images import DecodingError, PixelRange, ReadingError, decode, opened
-from ..progress import shown, terminal
 from .image_folder import Broken, BrokenPictureError, cores
 from .loader import ahead
 from .prepared_files import INDEX, SUFFIX, Form, Prepared, index, ppm, read_index, write_index, write_tar

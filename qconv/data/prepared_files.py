@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..files import DamagedFileError, atomic_file, load_tensors
+from ..ground.files import DamagedFileError, atomic_file, load_tensors
 from .shard_index import ShardError
 
 INDEX = "index.pt"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import check_numbers, check_whole
+from ..ground.checks import check_numbers, check_whole
 
 
 @dataclass(frozen=True)

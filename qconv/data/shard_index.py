@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 from rich.progress import Progress
 
-from ..extras import needed
-from ..files import atomic_file
-from ..progress import terminal
+from ..ground.extras import needed
+from ..ground.files import atomic_file
+from ..ground.progress import terminal
 from .image_folder import cache_folder, cores
 
 

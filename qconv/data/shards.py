@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
-from ..checks import check_pixel_range
+from ..ground.checks import check_pixel_range
 from ..images import DecodingError, PixelRange, decode, problem
 from .large import Crop, LargePicturesDataModule, collate, one_thread
 from .loader import EpochLoader, EpochOrder, epoch_order

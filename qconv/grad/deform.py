@@ -28,8 +28,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..checks import check_ints
-from ..extras import needed
+from ..ground.checks import check_ints
+from ..ground.extras import needed
 from .kernel import Ints
 
 DeformGradients = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]

@@ -6,7 +6,7 @@ from typing import TypeVar, cast
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import check_ints
+from ..ground.checks import check_ints
 
 Named = TypeVar("Named", bound=Callable[..., Tensor])
 Ints = int | Sequence[int]

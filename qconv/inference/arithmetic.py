@@ -10,7 +10,7 @@ from ..kernels.window import Window
 from ..layers import QConv2d, QLinear, QuantizedLayer, SamePadded
 from ..quantizers import Identity
 from ..quantizers.levels import Levels
-from .layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d, ShiftConv2d
+from .frozen_layers import BinaryConv2d, Encode, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d, ShiftConv2d
 
 LARGEST_SUM = 2**31 - 1
 LARGEST_WEIGHT = 255

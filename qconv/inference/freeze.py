@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_map
 
-from ..checks import check_module
+from ..ground.checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.bypassed import is_own_hook
 from ..layers.computed import computed_by
@@ -23,8 +23,8 @@ from ..packed.tensors import check_values, inner_model, joined
 from ..packed.weight import describe_weight
 from ..quantizers import Quantizer
 from .defaults import of_shipping
+from .frozen_layers import IntegerLayer
 from .functional import trained_module
-from .layers import IntegerLayer
 from .parts import find
 from .proof import Parts, find_sample, takes
 from .rewrite import Frozen, Rewriter, make_contiguous

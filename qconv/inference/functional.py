@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 from torch.utils._pytree import tree_leaves
 
-from ..convert.activations import RELUS
+from ..convert.replacements import RELUS
 from ..layers import QuantizedLayer
 from ..layers.bypassed import has_own_forward
 

@@ -14,11 +14,11 @@ from torch.utils._pytree import tree_map
 from ..kernels.bits import unpack_signs
 from ..layers import QConv1d, QConv2d, QConv3d, QLinear
 from ..quantizers.base import Codes, Quantizer
-from .around import Distance
+from .adapters import Distance
+from .float_error import SURE, TINY, Rounded, difference
 from .freeze import FrozenModel
-from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer
+from .frozen_layers import BinaryConv2d, IntegerConv2d, IntegerLayer
 from .rewrite import Frozen, distance_name
-from .rounding import SURE, TINY, Rounded, difference
 from .rounding_rules import COARSE, UNIT, product_error
 
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..layers import QuantizedLayer
 from ..quantizers import Identity
-from .rounding import SURE, Rounded, difference
+from .float_error import SURE, Rounded, difference
 
 FEW = 3  # values of a channel that may be unlucky
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .float_error import Rounded, Rounding, laid_out
 from .layer_check import Call, LayerCheck, LayerPair
 from .layer_input import check_input
-from .rounding import Rounded, Rounding, laid_out
 
 Calls = dict[str, list[Call]]
 

@@ -12,7 +12,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from ..layers import QuantizedLayer
-from ..layers.trial import trial
+from ..layers.observed_run import trial
 from ..packed.shapes import usual_shapes
 from ..packed.tensors import joined
 from .parts import FrozenPart, ReadBeside

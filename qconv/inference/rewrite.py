@@ -13,13 +13,13 @@ from ..kernels.operators import WORD
 from ..layers import QConv2d, QLinear, QuantizedLayer
 from ..layers.bypassed import has_own_forward
 from ..quantizers import Codes, Identity
+from .adapters import Distance, OfLastDimension, Padded, WithScaleMap
 from .arithmetic import Arithmetic, arithmetic, frozen_layer
-from .around import Distance, OfLastDimension, Padded, WithScaleMap
 from .boundaries import as_rounding, staircase
 from .fixed_weight import fix_weight_
+from .frozen_layers import BinaryConv2d, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
 from .functional import Clamp, as_modules
-from .layers import BinaryConv2d, IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
-from .sign_conv import sign_layer
+from .one_magnitude import sign_layer
 
 UNCHANGED = (nn.Identity, nn.Dropout, nn.Dropout2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)

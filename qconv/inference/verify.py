@@ -11,18 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from ..convert import to_float
+from ..ground.table import Column, least_width, lines, wrap
 from ..layers import QuantizedLayer
 from ..layers.copies import copied
 from ..lean import lean
 from ..packed import load_packed
 from ..packed.tensors import inner_model
-from ..table import Column, least_width, lines, wrap
 from .defaults import of_shipping
+from .float_error import SURE, TINY, difference
 from .freeze import FrozenModel, freeze
 from .layer_check import LayerCheck, LayerPair
 from .own_run import Guided, calls_and_output
 from .rewrite import Frozen
-from .rounding import SURE, TINY, difference
 
 HEADS = "layer", "arithmetic", "gives", "codes ≠", "sums ≠", "handed ≠", "error", "of bound", "drift", "unexplained"
 COLUMNS = tuple(map(Column, HEADS))
@@ -124,7 +124,7 @@ def verify(
     layers takes the input of the frozen one. So each input of a layer is compared with the result of the trained
     modules for the inputs of the layers before it. A float near the edge between two codes can fall to either side,
     since float sums depend on their order. A code may therefore be that of any number within 8 errors of the exact one,
-    where the error follows from the arithmetic of each element (`qconv.inference.rounding`). The outputs, and with them
+    where the error follows from the arithmetic of each element (`float_error`). The outputs, and with them
     the decisions, must agree with the trained arithmetic on these codes within 8 errors, too. The trained network on
     its own codes has other elements fall to the other side of an edge; the outputs and decisions that differ from it
     are counted.

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from ..scheme import Scheme
+from .arguments import checked
 from .computed import base_of, computed_by, with_base
-from .given import checked
 
 if TYPE_CHECKING:
     from .base import QuantizedLayer

@@ -13,11 +13,12 @@ from torch.nn.utils import parametrize
 from ..function.kept_input import Lean
 from ..function.operations import ExtendedOperation, Operation
 from ..function.quantized_op import LayerQuantizers, quantized_op
-from ..processes import is_distributed, leaving
+from ..ground.processes import is_distributed, leaving
 from ..quantizers import Codes, Identity, Quantizer
 from ..quantizers.flags import is_readable
 from ..scheme import Scheme
 from .adopt import release
+from .arguments import autocast_dtype, checked
 from .calibration import calibrate
 from .computed import (
     check_computed_once,
@@ -26,7 +27,6 @@ from .computed import (
     stored_weight,
     trained_weights,
 )
-from .given import autocast_dtype, checked
 from .loading import on_meta, refusal, reset_quantizers, start_what_is_missing, translate
 from .naming import QUANTIZERS, name_of
 from .origin import follow_weight, refresh, start_from_weight

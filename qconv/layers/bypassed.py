@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
-from ..checks import in_a_line
-from .trial import trial
+from ..ground.checks import in_a_line
+from .observed_run import trial
 
 
 class Watch(TorchDispatchMode):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from ..processes import is_distributed, is_sharded, mean_over_processes, meet, sum_over_processes
+from ..ground.processes import is_distributed, is_sharded, mean_over_processes, meet, sum_over_processes
 from ..quantizers import Quantizer
 from ..quantizers.observers import Observer
 from .computed import stored_weight

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal, cast
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ..checks import check_ints, check_whole
 from ..function.operations import Convolution, TransposedConvolution, exchange_channels
+from ..ground.checks import check_ints, check_whole
 from ..quantizers import input_scale
 from ..scheme import Factory, Scheme
+from .arguments import as_node, check_input, chosen
 from .base import QuantizedLayer
-from .given import as_node, check_input, chosen
 
 Size = int | tuple[int, ...]
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]

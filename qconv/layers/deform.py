@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, fx, nn
 
-from ..checks import check_ints
-from ..extras import needed
 from ..grad.deform import check_sizes, deform_conv2d_backward, wide
+from ..ground.checks import check_ints
+from ..ground.extras import needed
 from ..scheme import Factory, Scheme
+from .arguments import as_node, autocast_dtype, check_input, chosen
 from .base import QuantizedLayer
 from .conv import check_groups, check_shape
-from .given import as_node, autocast_dtype, check_input, chosen
 
 with needed("deformable convolution"):
     from torchvision.ops import DeformConv2d, deform_conv2d

@@ -4,11 +4,11 @@ from typing import Any
 
 from torch import Tensor, fx, nn
 
-from ..checks import check_padding_value
 from ..function.operations import Linear
+from ..ground.checks import check_padding_value
 from ..scheme import Factory, Scheme
+from .arguments import as_node, check_input, chosen
 from .base import QuantizedLayer
-from .given import as_node, check_input, chosen
 
 
 class QLinear(QuantizedLayer, nn.Linear):

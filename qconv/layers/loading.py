@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ..quantizers.behind import KEY, difference
 from ..quantizers.part import Part
+from ..quantizers.sign_note import KEY, difference
 from .naming import QUANTIZERS
 from .origin import start_from_weight
 

@@ -11,9 +11,9 @@ from timm.layers.std_conv import ScaledStdConv2d, ScaledStdConv2dSame, StdConv2d
 from torch import nn
 
 from ..scheme import Factory, Scheme
+from .arguments import chosen
 from .base import QuantizedLayer
 from .conv import QConv2d
-from .given import chosen
 from .linear import QLinear
 from .variants import SamePadded, StandardizedFilters
 

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..function.recipes import has_recipe, itself
 from ..layers import QuantizedLayer
 from .activation import Rebuilt
-from .swap import is_lean, is_subclass
+from .make_lean import is_lean, is_subclass
 
 
 def why_float(module: nn.Module, input: Any, output: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_flags, check_numbers
+from ..ground.checks import check_flags, check_numbers
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.filters import per_filter
 from ..quantizers.levels import Levels

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checks import check_flags, check_numbers
+from ..ground.checks import check_flags, check_numbers
 from ..quantizers.base import WEIGHT, Bounds, Quantizer, Whole
 from ..quantizers.form import Form
 from ..quantizers.levels import Levels

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_bits, check_numbers, check_whole
+from ..ground.checks import check_bits, check_numbers, check_whole
 from ..quantizers.base import Bounds, Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE, flag_of
 from ..quantizers.kept_codes import Coding, Passing

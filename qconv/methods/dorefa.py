@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checks import check_bits, check_flags
+from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.codes import integer_dtype
 from ..quantizers.kept_codes import Coded, Coding, Passing

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_bits, check_numbers
+from ..ground.checks import check_bits, check_numbers
 from ..quantizers.base import Bounds, Codes
 from ..quantizers.from_data import FromData
 from ..quantizers.kept_codes import Coding

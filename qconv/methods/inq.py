@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..checks import check_bits, check_numbers
-from ..processes import whole, write_whole_
+from ..ground.checks import check_bits, check_numbers
+from ..ground.processes import whole, write_whole_
 from ..quantizers.base import Codes, Quantizer, Whole
 from ..quantizers.flags import SHARE
 from ..quantizers.numbers import wide

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..checks import check_bits, check_flags
+from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Quantizer, Whole
 from ..quantizers.levels import divisor
 from ..quantizers.numbers import wide

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_bits, check_flags, check_numbers
+from ..ground.checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Bounds, Whole, is_plain
 from ..quantizers.chosen_sign import ChosenSign, MagnitudesAndValues
 from ..quantizers.codes import integer_dtype

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checks import check_bits
+from ..ground.checks import check_bits
 from ..quantizers.base import Bounds, Codes
 from ..quantizers.codes import integer_dtype
 from ..quantizers.from_data import FromData

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checks import check_bits, check_flags, check_numbers
+from ..ground.checks import check_bits, check_flags, check_numbers
 from ..quantizers.base import Whole
 from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_bits, check_flags
+from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Bounds, Whole
 from ..quantizers.filters import filter_scale
 from ..quantizers.kept_codes import Coded, Coding

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ..checks import check_bits, check_numbers
+from ..ground.checks import check_bits, check_numbers
 from ..quantizers.base import Bounds, Whole
 from ..quantizers.codes import integer_dtype
 from ..quantizers.form import Form

@@ -8,7 +8,7 @@ from typing import Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_numbers
+from ..ground.checks import check_numbers
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
 from ..quantizers.levels import Levels

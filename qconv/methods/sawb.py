@@ -5,7 +5,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..checks import check_bits, check_flags
+from ..ground.checks import check_bits, check_flags
 from ..quantizers.base import Whole
 from ..quantizers.kept_codes import Coding, Passing
 from ..quantizers.levels import divisor

@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_numbers
-from ..processes import whole, write_whole_
+from ..ground.checks import check_numbers
+from ..ground.processes import whole, write_whole_
 from ..quantizers.base import Whole
 from ..quantizers.filters import filter_scale, per_filter, standardize, standardize_backward
 from ..quantizers.form import with_fresh_strides

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..checks import check_numbers
+from ..ground.checks import check_numbers
 from ..quantizers.identity import Identity
 from ..quantizers.stages import Stages
 from ..scheme import Factory, Scheme, Starts, split_name

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_numbers
+from ..ground.checks import check_numbers
 from ..quantizers.base import Bounds, Codes, Quantizer
 from ..quantizers.levels import ternary
 from ..quantizers.numbers import SMALLEST, learned, scalars, set_parameter, wide

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..checks import check_flags, check_numbers
+from ..ground.checks import check_flags, check_numbers
 from ..quantizers.base import WEIGHT, Bounds, Whole
 from ..quantizers.filters import filter_scale
 from ..quantizers.numbers import wide

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one
+from ..ground.checks import check_at_least_one
 
 Activation = Callable[..., nn.Module]
 

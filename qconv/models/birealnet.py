@@ -7,7 +7,7 @@ shortcuts and the linear layer float: ``skip=("first", "last", ".*downsample.*")
 
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_widths
+from ..ground.checks import check_at_least_one, check_widths
 from .activations import Activation, build_activation
 from .resnet import average_pool
 

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_widths
+from ..ground.checks import check_at_least_one, check_widths
 from .activations import Activation, build_activation
 
 

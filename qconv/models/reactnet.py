@@ -9,7 +9,7 @@ takes ``skip=("first", "last")``.
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one
+from ..ground.checks import check_at_least_one
 from .activations import Activation, RPReLU, build_activation
 from .birealnet import BiRealNet
 from .resnet import average_pool

@@ -13,7 +13,7 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one, check_widths
+from ..ground.checks import check_at_least_one, check_widths
 from .activations import Activation, build_activation
 
 SHORTCUTS = ("normal", "per_conv")

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from ..checks import check_at_least_one, check_flags, check_numbers
+from ..ground.checks import check_at_least_one, check_flags, check_numbers
 
 BLOCKS = ((1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1))
 """The paper's t, c, n and s: expansion, output channels, number of blocks, and stride of the first one."""

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ..checks import check_at_least_one
+from ..ground.checks import check_at_least_one
 
 DEPTHS = (18, 34, 50, 101, 152)
 

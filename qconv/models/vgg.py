@@ -8,7 +8,7 @@ linear layer; pooling precedes batch norm, as in BNN (arXiv:1602.02830), because
 
 from torch import Tensor, nn
 
-from ..checks import check_at_least_one
+from ..ground.checks import check_at_least_one
 from .activations import Activation, build_activation
 
 WIDTHS = (128, 128, 256, 256, 512, 512)

@@ -1,4 +1,4 @@
 """Export of trained models to ONNX, for ONNX Runtime and others."""
 
 from .export import export_onnx as export_onnx
-from .run import OnnxModel as OnnxModel, compare_onnx as compare_onnx
+from .runtime import OnnxModel as OnnxModel, compare_onnx as compare_onnx

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.copies import copied
-from .run import load
+from .runtime import load
 
 _IMAGES = 2  # all that are computed in other sizes
 _MORE = 4  # times the error at the example's size

@@ -13,23 +13,23 @@ import torch
 from torch import Tensor, fx, nn
 
 from .. import layers
-from ..extras import needed
-from ..files import atomic_file
+from ..ground.extras import needed
+from ..ground.files import atomic_file
 from ..inference import FrozenModel
 from ..inference.defaults import of_shipping
 from ..inference.fixed_weight import FixedWeight
 from ..inference.freeze import build
-from ..inference.layers import IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
+from ..inference.frozen_layers import IntegerConv2d, IntegerLayer, OffsetBinaryConv2d
+from ..inference.one_magnitude import SignConv2d
 from ..inference.parts import find, name_in_model
-from ..inference.sign_conv import SignConv2d
 from ..packed.tensors import inner_model
 from .any_size import compare_sizes, of_other_sizes, sides
-from .codes import OPSET, zero_point
-from .layers import FloatConv2d, OffsetConv2d, QuantizedConv2d, StoredCodes
-from .operators import check_operators
+from .eight_bit_codes import OPSET, zero_point
+from .integer_sums import round_sums
+from .layer_nodes import FloatConv2d, OffsetConv2d, QuantizedConv2d, StoredCodes
+from .operator_check import check_operators
 from .ranges import Ranges, ranges
-from .run import ROUNDED, SATURATING, OnnxComparison, compare_onnx
-from .sums import round_sums
+from .runtime import ROUNDED, SATURATING, OnnxComparison, compare_onnx
 
 _COMPARED = 64
 TOLERANCE = 0.01  # of a step: the allowed error of a rounding to codes, apart from a runtime's own rounding

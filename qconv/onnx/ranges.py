@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from ..inference.layers import IntegerConv2d
+from ..inference.frozen_layers import IntegerConv2d
 from ..inference.parts import name_in_model
 
 Ends = tuple[float, float]  # the smallest and the largest number

@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd
 from torch.optim import Optimizer
 
-from ..checks import check_module
+from ..ground.checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.computed import trained_weights
-from ..lifecycle.steps import innermost
+from ..loop.optimizer_step import innermost
 from ..quantizers import Quantizer, Stages
 
 Predicate = Callable[[str, nn.Parameter], bool]

@@ -6,9 +6,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ..checks import check_bits, check_numbers
+from ..ground.checks import check_bits, check_numbers
 from ..layers import QuantizedLayer
-from ..layers.own_levels import has_unit_steps, way_out, why_off_levels
+from ..layers.on_levels import has_unit_steps, way_out, why_off_levels
 from ..quantizers.part import has_begun
 from .step_rules import Schedule, State, StepRule, at, since
 

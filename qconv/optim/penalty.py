@@ -5,10 +5,10 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from ..checks import check_module
+from ..ground.checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.computed import differentiable_weight, trained_weights
-from ..layers.own_levels import way_out, why_off_levels
+from ..layers.on_levels import way_out, why_off_levels
 from ..quantizers import BiPerWeight, Quantizer, ShiftPS, SineWeight, Stages
 
 WAVES = SineWeight, BiPerWeight

@@ -2,7 +2,7 @@
 
 import torch
 
-from ..checks import check_numbers
+from ..ground.checks import check_numbers
 from ..layers import QuantizedLayer
 from ..quantizers.filters import per_filter
 from .step_rules import State, StepRule

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from ..checks import check_module
+from ..ground.checks import check_module
 from ..layers import QuantizedLayer
 from ..layers.computed import computed_by, trained_weights
 from ..layers.naming import name_of
-from ..lifecycle.steps import innermost, is_inner_step, is_sharding
+from ..loop.optimizer_step import innermost, is_inner_step, is_sharding
 from ..quantizers import Stages
 
 State = dict[str, Any]

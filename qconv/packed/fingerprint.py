@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, fx, nn
 from torch.nn.modules.dropout import _DropoutNd
 
-from ..convert.activations import replaced
+from ..convert.replacements import replaced
 from ..layers import QuantizedLayer
 from ..layers.naming import QUANTIZERS
 from ..lean import plain_type

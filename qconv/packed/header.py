@@ -21,7 +21,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor
 
-from ..checks import check_pixel_range
+from ..ground.checks import check_pixel_range
 
 FORMAT, OLDEST, VERSION = "qconv-packed", 1, 2
 

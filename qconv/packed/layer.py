@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from .. import layers
-from ..convert.activations import is_one_signed, replace_, replace_calls_
+from ..convert.replacements import is_one_signed, replace_, replace_calls_
 from ..layers import QuantizedLayer
 from ..layers.adopt import adopt
 from ..layers.bypassed import has_own_forward, run
@@ -19,8 +19,8 @@ from ..layers.naming import name_of
 from ..layers.twins import quantized_layers
 from ..quantizers import Identity, Quantizer, Stages, Stream, Surrogate
 from ..quantizers.base import training_only
-from ..quantizers.behind import KEY
 from ..quantizers.chosen_sign import FLAG
+from ..quantizers.sign_note import KEY
 from ..scheme import Scheme
 from . import header
 from .calls import build_quantizer, quantizer_call

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from ..files import DamagedFileError
+from ..ground.files import DamagedFileError
 from ..layers.parents import call_children_
 from ..lean import while_not_lean
 from ..quantizers import Codes, Quantizer, Stream, Surrogate
@@ -25,8 +25,8 @@ from .fingerprint import check_fingerprint
 from .fixed import FixedCodes
 from .header import VERSION, Header, Pictures, checksum, first_line
 from .layer import restore, restore_activation
+from .stored_outputs import check_trial
 from .tensors import check_values, counters, inner_model, joined, stored_tensors
-from .trial import check_trial
 from .weight import decode, weight_names
 
 

@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from ..convert.activations import replaced
-from ..files import atomic_file
+from ..convert.replacements import replaced
+from ..ground.files import atomic_file
 from ..layers import QuantizedLayer
 from ..layers.bypassed import is_own_hook
 from ..layers.computed import computed_by, evaluated, parts_of_weight
@@ -25,8 +25,8 @@ from .fingerprint import fingerprint
 from .header import Header, checksum, first_line, to_json
 from .layer import check_called, check_quantizers, describe
 from .load import Content
+from .stored_outputs import can_be_tried, find_shape, inputs_of, make_trial, why_not_copied, why_refused
 from .tensors import check_values, counters, inner_model, joined
-from .trial import can_be_tried, find_shape, inputs_of, make_trial, why_not_copied, why_refused
 from .weight import Entry, entry
 
 DTYPES = {

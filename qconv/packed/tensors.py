@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from ..checks import check_module
+from ..ground.checks import check_module
 
 
 def joined(name: str, rest: str) -> str:

@@ -12,8 +12,8 @@ from ..layers import QuantizedLayer
 from ..layers.naming import name_of
 from ..quantizers import Codes, Identity
 from . import header
-from .bits import LARGEST_RADIX, pack, packed_length, radix_of, unpack
 from .fixed import smallest
+from .radix import LARGEST_RADIX, pack, packed_length, radix_of, unpack
 from .tensors import joined
 
 NO_CODES = Codes(torch.zeros(0, dtype=torch.int8, device="cpu"), torch.ones((), device="cpu"))

@@ -8,7 +8,6 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from .behind import KEY, difference
 from .codes import Codes as Codes, Whole as Whole
 from .data_flag import NeedsData
 from .in_bits import InBits
@@ -16,6 +15,7 @@ from .levels import Levels
 from .node import Quantize, as_called
 from .observers import Observer, Samples
 from .part import as_it_is_now
+from .sign_note import KEY, difference
 from .stochastic import Stream
 
 Bounds = Mapping[str, tuple[float, float]]

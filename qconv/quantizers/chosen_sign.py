@@ -11,7 +11,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor
 
-from ..checks import check_flags
+from ..ground.checks import check_flags
 from .base import Quantizer
 from .flags import SHARE, Mark, flag_of, is_readable, is_set, may_differ
 from .observers import Magnitudes, Values

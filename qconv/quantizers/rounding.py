@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels import levels as _registered  # noqa: F401
+from ..kernels import level_rounding as _registered  # noqa: F401
 
 _ops = torch.ops.qconv
 

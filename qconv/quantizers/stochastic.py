@@ -8,7 +8,7 @@ gradients are accumulated for one step draw the same numbers, too.
 import torch
 from torch import Tensor
 
-from ..processes import rank_and_count
+from ..ground.processes import rank_and_count
 from .part import Part
 
 _MASK = 0xFFFFFFFF

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..checks import check_flags, check_numbers
+from ..ground.checks import check_flags, check_numbers
 from ..kernels import slopes as _registered  # noqa: F401
 from .base import is_plain_cpu, is_wrapped, place
 from .numbers import wide, within

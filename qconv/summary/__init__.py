@@ -1,4 +1,4 @@
 """Summaries: the contents of a model and its costs."""
 
-from .model import summarize as summarize, summary as summary
-from .table import Summary as Summary
+from .costs_table import Summary as Summary
+from .layer_costs import summarize as summarize, summary as summary

@@ -14,8 +14,8 @@ from pytorch_lightning.utilities import rank_zero_only
 from torch import nn
 
 from ..convert import convert
+from ..ground.short_names import short_call
 from ..lean import takes_channels_last
-from ..names import short_call
 from ..scheme import Scheme
 from ..summary import summarize
 from ..summary.saved import sample_of

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from lightning_fabric.plugins import CheckpointIO
 
-from ..files import DamagedFileError, atomic_file, load_tensors
+from ..ground.files import DamagedFileError, atomic_file, load_tensors
 
 
 class CheckpointError(ValueError):

@@ -16,9 +16,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchmetrics import Metric
 
 from ..check import watch
-from ..checks import check_flags, check_numbers
+from ..ground.checks import check_flags, check_numbers
 from ..layers import QuantizedLayer
-from ..lifecycle.steps import after_every_step
+from ..loop.optimizer_step import after_every_step
 from ..optim import ModelOptimizer, StepRule, dampening_penalty, shift_penalty, sine_penalty
 from ..optim.penalty import DAMPENING_START
 from ..optim.step_rules import at, since

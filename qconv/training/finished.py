@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from ..data.loader import EpochOrder
 from ..packed import load_packed, save_packed
-from ..run_files import BEST, CONFIG, PACKED
+from ..runs.run_files import BEST, CONFIG, PACKED
 from .assemble import float_model, made_data, quantized_model
-from .batch_norm import has_tested_batch_norm
 from .checkpoint_io import load_checkpoint
+from .norm_estimates import has_tested_batch_norm
 from .shipping import description
 from .stored_config import config_errors, read_config
 

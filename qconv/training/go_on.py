@@ -15,8 +15,8 @@ from pytorch_lightning.callbacks import EarlyStopping
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from ..lifecycle.steps import set_progress
-from ..run_files import LAST, RESULT
+from ..loop.optimizer_step import set_progress
+from ..runs.run_files import LAST, RESULT
 from .checkpoint_io import load_checkpoint
 from .classifier import Classifier
 from .run_folder import RunFolderError

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, cast
 from torch import Tensor, nn
 
 from ..convert.swap import quantizer_prefixes
-from ..files import DamagedFileError, load_tensors
+from ..ground.files import DamagedFileError, load_tensors
 from ..layers import QuantizedLayer
 from ..layers.loading import translate
 from ..models import he_normal_
 from ..quantizers.base import training_only
-from ..quantizers.behind import KEY
 from ..quantizers.chosen_sign import FLAG, ChosenSign
+from ..quantizers.sign_note import KEY
 from .checkpoint_io import CheckpointError
 
 PREFIXES = ("model.", "module.", "_orig_mod.")

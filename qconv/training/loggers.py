@@ -11,7 +11,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.loggers import Logger, MLFlowLogger, WandbLogger
 
-from ..extras import MODULES, missing
+from ..ground.extras import MODULES, missing
 
 
 @contextmanager

@@ -14,9 +14,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from torch import Tensor
 
-from ..convert.activations import replaced
-from ..quantizers.behind import KEY
-from ..run_files import LAST
+from ..convert.replacements import replaced
+from ..quantizers.sign_note import KEY
+from ..runs.run_files import LAST
 from .checkpoint_io import CheckpointError
 from .classifier import Classifier
 

@@ -15,10 +15,9 @@ from pytorch_lightning import Callback, LightningDataModule, Trainer
 from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
-from ..lifecycle.steps import is_final
-from ..run_files import EVALUATION, PACKED, RESULT
+from ..loop.optimizer_step import is_final
+from ..runs.run_files import EVALUATION, PACKED, RESULT
 from .assemble import build, find, started
-from .batch_norm import batch_norms_kept, has_tested_batch_norm, keep_batch_norm, reestimate_batch_norm
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.finite_guard import FiniteGuard
 from .callbacks.history import History
@@ -27,6 +26,7 @@ from .checkpoint_io import load_checkpoint
 from .classifier import EVALUATION_FIGURES, Classifier
 from .go_on import KEY, changes
 from .leanness import check_lean, make_lean, mode_of
+from .norm_estimates import batch_norms_kept, has_tested_batch_norm, keep_batch_norm, reestimate_batch_norm
 from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome

@@ -12,8 +12,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning.utilities import rank_zero_only
 
-from ..files import atomic_file
-from ..run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
+from ..ground.files import atomic_file
+from ..runs.run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
 from .resume import in_todays_terms
 from .same_callbacks import deciding

@@ -11,7 +11,7 @@ from torch import nn
 from ..layers.copies import copied
 from ..packed import save_packed
 from ..packed.calls import build_network
-from ..run_files import BEST, PACKED
+from ..runs.run_files import BEST, PACKED
 from .report.screen import show_note
 from .trained_on import describe_pictures
 

@@ -15,8 +15,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ..files import DamagedFileError
-from ..run_files import CONFIG
+from ..ground.files import DamagedFileError
+from ..runs.run_files import CONFIG
 from .report.screen import show_note
 from .resume import CONFIG_VERSION, FORMER, with_former_arguments
 

@@ -18,7 +18,7 @@ from pytorch_lightning.strategies import ParallelStrategy
 from pytorch_lightning.utilities import rank_zero_only
 from rich.progress import BarColumn
 
-from ..checks import check_numbers
+from ..ground.checks import check_numbers
 from .checkpoint_io import AtomicCheckpointIO
 from .memory import keep_freed_memory
 

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..run_files import PACKED
+from ..runs.run_files import PACKED
 from .card import Card as Card
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def names() -> list[str]:
 
 
 def file(name: str) -> Path:
-    """The packed file of a network, which `qconv.predict.Predictor` and the command `qconv` take, too.
+    """The packed file of a network, which `qconv.zoo.predict.Predictor` and the command `qconv` take, too.
 
     Raises:
         ValueError: there is no such network; it names the nearest.

@@ -9,10 +9,10 @@ from typing import Any
 from pytorch_lightning import LightningModule, Trainer
 from pytorch_lightning.callbacks import Checkpoint
 
-from ...checks import check_whole
-from ...files import atomic_file
-from ...lifecycle.steps import is_final
-from ...run_files import BEST, CONFIG, LAST
+from ...ground.checks import check_whole
+from ...ground.files import atomic_file
+from ...loop.optimizer_step import is_final
+from ...runs.run_files import BEST, CONFIG, LAST
 from ..checkpoint_io import load_checkpoint
 from .epoch_figures import EpochFigures
 from .termination import Termination

@@ -10,13 +10,13 @@ from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...files import atomic_file
+from ...ground.files import atomic_file
+from ...ground.table import write_csv
 from ...layers import QuantizedLayer
 from ...layers.twins import quantized_layers
-from ...lifecycle.steps import innermost
+from ...loop.optimizer_step import innermost
 from ...optim.oscillations import FREQUENCY, FROZEN, OFTEN
 from ...quantizers import INQ, Quantizer, Stages
-from ...table import write_csv
 
 FIGURES = {
     "flip_rate": "weights that changed their level in the epoch, %",

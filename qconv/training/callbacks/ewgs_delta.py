@@ -7,8 +7,8 @@ import torch
 from pytorch_lightning import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from ...checks import check_at_least_one
-from ...ewgs_deltas import deltas_of, obstacle, waits_for_data, write_deltas
+from ...after_training.ewgs_deltas import deltas_of, obstacle, waits_for_data, write_deltas
+from ...ground.checks import check_at_least_one
 
 
 class EWGSDelta(Callback):

@@ -7,8 +7,8 @@ from typing import Any
 
 from pytorch_lightning import LightningModule, Trainer
 
-from ...run_files import METRICS
-from ...table import write_csv
+from ...ground.table import write_csv
+from ...runs.run_files import METRICS
 from ..report.curves import draw_curves
 from .epoch_figures import EpochFigures
 

@@ -5,7 +5,7 @@ import math
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import Timer
 
-from ...lifecycle.steps import final_from, set_progress
+from ...loop.optimizer_step import final_from, set_progress
 from ...quantizers.part import has_begun
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from ...processes import process_count, rank_and_count
+from ...ground.processes import process_count, rank_and_count
 
 
 class RandomState(Callback):

@@ -5,7 +5,7 @@ from typing import Any
 import torch.distributed as dist
 from pytorch_lightning import Callback, LightningModule, Trainer
 
-from ...processes import is_distributed
+from ...ground.processes import is_distributed
 from ..report.predictions import Predictions
 
 PARTS = 32  # batches whose mistakes are kept until they are joined

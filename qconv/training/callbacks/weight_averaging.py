@@ -8,7 +8,7 @@ from pytorch_lightning.callbacks import WeightAveraging
 from pytorch_lightning.trainer.states import TrainerFn
 from torch import Tensor
 
-from ...checks import check_numbers
+from ...ground.checks import check_numbers
 
 Tensors = tuple[Tensor, ...] | list[Tensor]
 

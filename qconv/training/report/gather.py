@@ -12,14 +12,14 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ...bench.model import Run, Timing, batch_of, in_turn, ready
+from ...bench.forms import Run, Timing, batch_of, in_turn, ready
 from ...convert import to_float
+from ...ground.table import read_csv
 from ...inference import freeze
 from ...layers import QuantizedLayer
 from ...packed import PackedFileError, load_for_pictures, read_header
-from ...run_files import BEST, LAST, METRICS, PACKED, PREDICTIONS, RESULT
+from ...runs.run_files import BEST, LAST, METRICS, PACKED, PREDICTIONS, RESULT
 from ...summary import Summary, summarize
-from ...table import read_csv
 from ..finished import FinishedRun
 from .predictions import Predictions
 

@@ -7,7 +7,7 @@ from omegaconf import DictConfig
 from pytorch_lightning import LightningDataModule
 from torch import nn
 
-from ...run_files import PAGE, PREDICTIONS
+from ...runs.run_files import PAGE, PREDICTIONS
 from .screen import show_note
 
 if TYPE_CHECKING:

@@ -11,11 +11,11 @@ from markupsafe import Markup
 from PIL import Image
 from torch import Tensor
 
-from ...environment import machine, versions
-from ...files import atomic_file
-from ...run_files import PACKED
-from ...summary.screen import short
-from ...summary.table import Summary, format_bits, format_int
+from ...ground.environment import machine, versions
+from ...ground.files import atomic_file
+from ...runs.run_files import PACKED
+from ...summary.costs_table import Summary, format_bits, format_int
+from ...summary.terminal import short
 from ..resume import call, override
 from .classes import class_rows, confusion, interval, worst_pairs
 from .figures import panels, trend
@@ -293,7 +293,7 @@ def code(report: Report) -> list[tuple[str, str]]:
     blocks = [("Load the network in Python", python)]
     if report.is_packed:
         predictor = (
-            f"from qconv.predict import Predictor\n\npredict = Predictor({quoted})\n"
+            f"from qconv.zoo.predict import Predictor\n\npredict = Predictor({quoted})\n"
             'print(predict("picture.png"))  # the most probable classes\n'
         )
         folder = shlex.quote(report.folder)

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from ...files import DamagedFileError, atomic_file
+from ...ground.files import DamagedFileError, atomic_file
 
 MISTAKES = 20
 SIDE = 160  # pixels of a stored image at most

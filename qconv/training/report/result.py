@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from ...environment import commit, machine, versions
-from ...files import atomic_file
-from ...summary.table import Summary
+from ...ground.environment import commit, machine, versions
+from ...ground.files import atomic_file
+from ...summary.costs_table import Summary
 from ..resume import call
 
 

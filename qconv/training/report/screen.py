@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...progress import terminal
-from ...summary.screen import screen_text
-from ...summary.table import Summary, format_int
-from ...table import screen_width
+from ...ground.progress import terminal
+from ...ground.table import screen_width
+from ...summary.costs_table import Summary, format_int
+from ...summary.terminal import screen_text
 from .result import Evaluation, Result
 
 

@@ -1,0 +1,163 @@
+"""`qconv.kernels.level_rounding` in Triton: each operator in one pass over memory.
+
+Adding 1.5 · 2^23 leaves no bits for a fraction: it rounds to the nearest whole number, half to even.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ..level_rounding import check_fit
+from ..native_bits import without_gaps
+from .places import FLOATS, jit, launch
+
+_BLOCK = 1024
+_ROUNDS = tl.constexpr(12582912.0)
+
+
+def round_codes(
+    input: Tensor, divisor: Tensor, low: float, high: float, factor: float, offset: int
+) -> tuple[Tensor, Tensor] | None:
+    """`levels.round_codes`."""
+    check_fit(low, high, factor, offset)
+    places = _places(input, divisor, low, high)
+    if places is None:
+        return None
+    codes = torch.empty_like(input, dtype=torch.uint8)
+    is_nan = torch.zeros((), dtype=torch.uint8, device=input.device)
+    launch(
+        *(_round, triton.cdiv(input.numel(), _BLOCK)),
+        *(input, divisor.contiguous(), codes, is_nan, *places, float(low), float(high), float(factor), offset),
+        BLOCK=_BLOCK,
+    )
+    return codes, is_nan.view(torch.bool)
+
+
+def round_values(
+    input: Tensor, divisor: Tensor | None, scale: Tensor, low: float, high: float, factor: float
+) -> Tensor | None:
+    """`levels.round_values`."""
+    places = _places(input, scale if divisor is None else divisor, low * factor, high * factor)
+    if places is None or scale.dtype != torch.float32 or scale.device != input.device:
+        return None
+    if scale.numel() > 1 and (divisor is None or scale.shape != divisor.shape):
+        return None
+    output = torch.empty_like(input)
+    launch(
+        *(_values, triton.cdiv(input.numel(), _BLOCK)),
+        *(input, scale if divisor is None else divisor.contiguous(), scale.contiguous(), output, *places),
+        *(float(low), float(high), float(factor)),
+        DIVIDES=divisor is not None,
+        SCALES=scale.numel() > 1,
+        BLOCK=_BLOCK,
+    )
+    return output
+
+
+def step_backward(
+    grad: Tensor, input: Tensor, step: Tensor, low: int, high: int, strict: bool
+) -> tuple[Tensor, Tensor] | None:
+    """`levels.step_backward`."""
+    places = _places(input, step, low, high)
+    if places is None or grad.shape != input.shape or grad.dtype not in FLOATS or grad.device != input.device:
+        return None
+    if grad.stride() != input.stride():
+        grad = torch.empty_like(input, dtype=grad.dtype).copy_(grad)
+    programs, adds = triton.cdiv(input.numel(), _BLOCK), step.numel() == 1
+    grad_input = torch.empty_like(grad)
+    of_programs = torch.empty(programs, device=input.device) if adds else None
+    terms = torch.empty_like(input, dtype=torch.float32) if of_programs is None else of_programs
+    launch(
+        *(_step, programs),
+        *(grad, input, step.contiguous(), grad_input, terms, *places, float(low), float(high)),
+        STRICT=strict,
+        ADDS=adds,
+        BLOCK=_BLOCK,
+    )
+    return grad_input, terms
+
+
+def _places(input: Tensor, divisor: Tensor, *ends: float) -> tuple[int, int, int] | None:
+    """The elements, and ``inner`` and ``divisors``: that at ``i`` in memory is divided by ``i // inner % divisors``.
+
+    None for other divisors than a number, one for each ``input[i]``, and one for each channel.
+    """
+    if input.dtype not in FLOATS or not input.numel() or not without_gaps(input) or max(map(abs, ends)) > 2**20:
+        return None
+    if divisor.dtype != torch.float32 or divisor.device != input.device or divisor.ndim > input.ndim:
+        return None
+    count, divisors, ones = input.numel(), divisor.numel(), (1,) * (input.ndim - 2)
+    if divisors == 1:
+        return count, 1, 1
+    if divisor.shape == (len(input), *(1,) * (input.ndim - 1)):
+        return count, count // divisors, divisors
+    if input.ndim < 2 or divisor.shape != (1, input.shape[1], *ones):
+        return None
+    return count, math.prod(input.shape[2:]) if input.is_contiguous() else 1, divisors
+
+
+@jit
+def _divided(input, divisor, at, mask, inner, divisors):
+    x = tl.load(input + at, mask=mask, other=0).to(tl.float32)
+    return tl.div_rn(x, tl.load(divisor + at // inner % divisors, mask=mask, other=1))
+
+
+@jit
+def _clamped(z, low, high):
+    z = tl.where(z < low, low, z)
+    return tl.where(z > high, high, z)
+
+
+@jit
+def _round(
+    input, divisor, codes, is_nan, count, inner, divisors, low, high, factor, offset,
+    BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    level = _clamped(_divided(input, divisor, at, mask, inner, divisors), low, high) * factor
+    unordered = (level != level) & mask
+    whole = tl.where(level != level, 0.0, (level + _ROUNDS) - _ROUNDS).to(tl.int32)
+    code = tl.where(level != level, 0, whole + offset)
+    tl.store(codes + at, code.to(tl.uint8), mask=mask)
+    tl.store(is_nan, 1, mask=tl.max(unordered.to(tl.int32), axis=0) != 0)
+
+
+@jit
+def _values(
+    input, divisor, scale, output, count, inner, divisors, low, high, factor,
+    DIVIDES: tl.constexpr, SCALES: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    if DIVIDES:
+        z = _divided(input, divisor, at, mask, inner, divisors)
+    else:
+        z = tl.load(input + at, mask=mask, other=0).to(tl.float32)
+    level = _clamped(z, low, high) * factor
+    step = tl.load(scale + (at // inner % divisors if SCALES else at * 0), mask=mask, other=0)
+    tl.store(output + at, (((level + _ROUNDS) - _ROUNDS) * step).to(output.dtype.element_ty), mask=mask)
+
+
+@jit
+def _step(
+    grad, input, step, grad_input, terms, count, inner, divisors, low, high,
+    STRICT: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr,  # noqa: N803
+):  # fmt: skip
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < count
+    z = _divided(input, step, at, mask, inner, divisors)
+    level = _clamped(z, low, high)
+    between = (z > low) & (z < high)
+    passes = between if STRICT else level == z
+    g = tl.load(grad + at, mask=mask, other=0).to(tl.float32)
+    product = g * passes.to(tl.float32)
+    term = g * ((level + _ROUNDS) - _ROUNDS - level * between.to(tl.float32))
+    tl.store(grad_input + at, product.to(grad_input.dtype.element_ty), mask=mask)
+    if ADDS:
+        tl.store(terms + tl.program_id(0), tl.sum(tl.where(mask, term, 0.0), axis=0))
+    else:
+        tl.store(terms + at, term, mask=mask)

@@ -1,0 +1,154 @@
+"""Running ONNX files in ONNX Runtime."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..ground.extras import needed
+from ..inference.defaults import of_shipping
+from ..inference.verify import other_decisions, tolerance
+from ..layers.copies import copied
+
+ROUNDED, SATURATING = "qconv.round_outputs", "qconv.saturating_layers"
+"""What a file says of itself: whether it rounds outputs, and the names of `OnnxComparison.saturating`, a line each."""
+PRECISE = ("session.x64quantprecision", "1")
+"""ONNX Runtime's option for right sums of 8-bit codes on x86 processors without VNNI. With VNNI sums are right without
+it, and slower with it."""
+
+
+class OnnxModel:
+    """A file of `qconv.export_onnx`, run by ONNX Runtime on the CPU, with right sums on every processor.
+
+    Args:
+        path: the file.
+        threads: number of threads; None means as many as torch uses.
+
+    Raises:
+        ImportError: ONNX Runtime is missing: ``pip install "qconv[onnx]"``.
+        ValueError: the file is missing, or ONNX Runtime can't load it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], threads: int | None = None) -> None:
+        if not Path(path).is_file():
+            raise ValueError(f"ONNX file {path}: there is no such file")
+        threads = torch.get_num_threads() if threads is None else threads
+        has_vnni = any(torch.cpu.get_capabilities().get(name) for name in ("avx512_vnni", "avx_vnni"))
+        self.session = load(str(path), threads, optimized=has_vnni)  # without VNNI it only tells what the file says
+        said = self.session.get_modelmeta().custom_metadata_map
+        self.is_rounded = said.get(ROUNDED) == "true"
+        self.saturating = tuple(said.get(SATURATING, "").splitlines())
+        if not has_vnni:
+            self.session = load(str(path), threads, precise=bool(self.saturating))
+            if SATURATING not in said:
+                warnings.warn(
+                    f"ONNX file {path}: it was written by an earlier version, whose files with 8-bit inputs can give "
+                    "wrong numbers on this processor, which has no VNNI: export it again",
+                    stacklevel=2,
+                )
+        self.input = self.session.get_inputs()[0].name
+
+    def __call__(self, input: Tensor) -> Tensor:
+        """Return the output for a batch; raise a ValueError if the file takes another kind of input."""
+        try:
+            (output,) = self.session.run(None, {self.input: input.detach().float().cpu().contiguous().numpy()})
+        except Exception as error:  # its own kinds
+            raise ValueError(f"input (of shape {tuple(input.shape)}): {str(error).splitlines()[0]}") from error
+        return torch.from_numpy(output)
+
+
+def load(file: str | bytes, threads: int, *, precise: bool = False, optimized: bool = True) -> Any:
+    """Return a session of ONNX Runtime for a path or the content of a file; raise a ValueError if it has none."""
+    with needed("running ONNX files"):
+        import onnxruntime
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4  # what it would print is raised
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # leaves the cores to others between runs
+    if precise:
+        options.add_session_config_entry(*PRECISE)
+    if not optimized:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    try:
+        return onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # its own kinds, which it does not export
+        name = f"ONNX file {file}" if isinstance(file, str) else "the ONNX file"
+        raise ValueError(f"{name}: {str(error).splitlines()[0]}") from error
+
+
+@dataclass(frozen=True)
+class OnnxComparison:
+    """The result of `compare_onnx`.
+
+    Attributes:
+        is_rounded: whether the file was written with `round_outputs`.
+        close: number of inputs whose outputs agree up to the order of float sums; in the others some code crossed an
+            edge.
+        difference: the largest difference of an output.
+        largest: the largest output.
+        decisions: number of inputs that get another class (with one output: another sign), in any place where outputs
+            have several, or NaN or inf.
+        samples: number of inputs.
+        saturating: the layers whose sums ONNX Runtime may get wrong on x86 processors without VNNI, if its option
+            ``session.x64quantprecision`` is not set, as `OnnxModel` does there.
+    """
+
+    is_rounded: bool
+    close: int
+    difference: float
+    largest: float
+    decisions: int
+    samples: int
+    saturating: tuple[str, ...] = ()
+
+    @property
+    def agrees(self) -> bool:
+        """Whether all decisions agree."""
+        return self.decisions == 0
+
+    def __str__(self) -> str:
+        rounded = ", outputs rounded to 8 bits" if self.is_rounded else ""
+        return (
+            f"{self.decisions} of {self.samples} decisions differ{rounded}; {self.close} of {self.samples} outputs are "
+            f"equal within rounding; the largest difference is {self.difference:.1e} of {self.largest:.3g}"
+            f"{self._remedy()}"
+        )
+
+    def _remedy(self) -> str:
+        if not self.saturating:
+            return ""
+        names = ", ".join(f"'{name}'" for name in self.saturating[:3])
+        more = f" and {len(self.saturating) - 3} more" if len(self.saturating) > 3 else ""
+        return (
+            f"; on x86 processors without VNNI, sums of 8-bit codes can saturate in {names}{more} unless "
+            f"{PRECISE[0]} is {PRECISE[1]}"
+        )
+
+
+@torch.no_grad()
+@of_shipping()
+def compare_onnx(model: nn.Module, path: str | os.PathLike[str], inputs: Tensor) -> OnnxComparison:
+    """Compare a file's outputs in ONNX Runtime with those of the trained model, in evaluation on the CPU.
+
+    Raises:
+        ImportError: ONNX Runtime is missing.
+        ValueError: the file can't be loaded, or gives outputs of another shape; no input.
+    """
+    if not len(inputs):
+        raise ValueError("inputs must hold at least one sample")
+    trained, runtime = copied(model).eval().cpu(), OnnxModel(path)
+    inputs = inputs.detach().float().cpu()
+    wanted = torch.cat([trained(batch) for batch in inputs.split(64)])
+    got = torch.cat([runtime(batch) for batch in inputs.split(64)])
+    if got.shape != wanted.shape:
+        raise ValueError(f"ONNX file {path}: gives {tuple(got.shape)}, the model {tuple(wanted.shape)}")
+    error = (got - wanted).abs().nan_to_num(torch.inf, torch.inf).reshape(len(inputs), -1).amax(1)
+    largest = float(wanted.abs().max())
+    close = int((error <= tolerance(largest)).sum())
+    decisions = int((other_decisions(got, wanted) | error.isinf()).sum())
+    difference = float(error.max())
+    return OnnxComparison(runtime.is_rounded, close, difference, largest, decisions, len(inputs), runtime.saturating)

@@ -1,0 +1,1 @@
+"""Runs, read from their folders without importing torch: their files, what differs, the figures over the seeds."""

@@ -1,0 +1,103 @@
+"""The runs below some folders: their configs and figures, and what is the matter with those that have none."""
+
+import csv
+import json
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .run_files import CONFIG, METRICS, RESULT
+
+FIGURES = ("test_accuracy", "val_accuracy_best", "epochs", "seconds", "packed_bytes", "scheme", "macs_by_bits")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Attributes:
+        folder: where it lies.
+        config: its `config.yaml`.
+        result: its `result.json`.
+    """
+
+    folder: Path
+    config: dict[str, Any]
+    result: dict[str, Any]
+
+    @property
+    def seed(self) -> Any:
+        """The seed."""
+        return self.config.get("seed", self.result.get("seed"))
+
+    @property
+    def bits(self) -> str:
+        """Bits of weight and input in most of the multiply-accumulates, as 1/32."""
+        macs = self.result["macs_by_bits"]
+        return max(macs, key=macs.__getitem__).replace("x", "/") if macs else "–"
+
+
+def find_runs(places: Iterable[Path]) -> tuple[list[Run], list[tuple[Path, str]]]:
+    """Return the finished runs in and below some folders, and the other ones, each with what is the matter.
+
+    A run that is found twice counts once.
+    """
+    runs: list[Run] = []
+    others: list[tuple[Path, str]] = []
+    seen: set[Path] = set()
+    for place in places:
+        folders = list(_folders(place))
+        if not folders:
+            others.append((place, "no run in it" if place.is_dir() else "no such folder"))
+        for folder in folders:
+            if folder.resolve() in seen:
+                continue
+            seen.add(folder.resolve())
+            try:
+                runs.append(_read(folder))
+            except (OSError, ValueError, yaml.YAMLError) as error:
+                others.append((folder, str(error).splitlines()[0]))
+    return runs, others
+
+
+def _folders(place: Path) -> Iterator[Path]:
+    """Yield the folders of runs, those of a sweep in the order of their numbers."""
+    if (place / CONFIG).is_file():
+        yield place
+        return
+    found = (path.parent for path in place.rglob(CONFIG) if path.parent.name != ".hydra")
+    yield from sorted(found, key=_natural)
+
+
+def _natural(path: Path) -> list[tuple[int, str]]:
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def _read(folder: Path) -> Run:
+    config = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+    if not isinstance(config, dict) or not {"data", "model", "scheme"} <= set(config):
+        raise ValueError(f"{CONFIG} is no configuration of a run")
+    if config.get("evaluate") is not None and not (folder / RESULT).is_file():
+        raise ValueError("an evaluation, no run")
+    if not (folder / RESULT).is_file():
+        raise ValueError(f"not finished: {_epochs(folder)} of {config.get('trainer', {}).get('max_epochs')} epochs")
+    try:
+        result = json.loads((folder / RESULT).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{RESULT} is damaged ({error})") from error
+    missing = [name for name in FIGURES if name not in (result if isinstance(result, dict) else ())]
+    if missing:
+        raise ValueError(f"{RESULT} has no {missing[0]}")
+    return Run(folder, config, result)
+
+
+def _epochs(folder: Path) -> int:
+    try:
+        with (folder / METRICS).open(newline="") as file:
+            return len(list(csv.DictReader(file)))
+    except OSError:
+        return 0
