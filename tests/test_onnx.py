@@ -399,7 +399,7 @@ class Sums(nn.Module):
     ],
 )
 def test_sums_of_every_kind(kind: str, rounded: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("codes", "layers"):
+    for module in ("eight_bit_codes", "layer_nodes"):
         monkeypatch.setattr(f"qconv.onnx.{module}.operator", by_torch)
     input = torch.randn(16, 3, 8, 8)
     skip = (

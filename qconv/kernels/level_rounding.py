@@ -206,5 +206,5 @@ for _definition, _kernel in ((round_codes, _round_codes), (step_backward, _step_
     LIBRARY.impl(_definition.__name__, _definition, "CompositeExplicitAutograd")
     if _kernel is not None:
         LIBRARY.impl(_definition.__name__, _kernel, "CPU")
-    LIBRARY.impl(_definition.__name__, by_triton(f"levels.{_definition.__name__}", _definition), "CUDA")
+    LIBRARY.impl(_definition.__name__, by_triton(f"level_rounding.{_definition.__name__}", _definition), "CUDA")
     torch.library.register_fake(f"qconv::{_definition.__name__}", _definition, lib=LIBRARY)
