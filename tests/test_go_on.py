@@ -23,12 +23,9 @@ from qconv.cli.configs import folder as configs
 from qconv.models import small_cnn
 from qconv.training import Classifier, load_checkpoint, schedules
 from qconv.training.go_on import changes
-from qconv.training.resume import CONFIG_VERSION, FORMER
-from qconv.training.run_folder import same_run
 from qconv.training.stored_config import stored_config
 
 TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant")
-LATER = (*FORMER, "before_sign")  # keys that the first version's config.yaml did not have
 
 
 @pytest.fixture(scope="module")
@@ -247,37 +244,6 @@ def test_other_options_that_depend_on_the_number_of_epochs() -> None:
         )
         (line,) = changes(stored, classifier)
         assert says in line
-
-
-def test_a_config_without_newer_keys(whole: Path, one: Path, told: Callable[..., str]) -> None:
-    path = one / "config.yaml"
-    cfg: Any = OmegaConf.load(path)
-    for key in LATER:
-        del cfg[key]
-    OmegaConf.save(cfg, path)
-    assert set(stored_config(one, [], configs())) >= {*OmegaConf.load(whole / "config.yaml")}
-    asked: Any = OmegaConf.to_container(OmegaConf.load(whole / "config.yaml"))
-    assert same_run(path, asked)
-    assert not same_run(path, {**asked, "weight_init": "he_normal"})
-    assert cli(["evaluate", str(one), "before_sign=identity"]) == 0
-
-
-def test_arguments_that_a_method_has_got_since(one: Path) -> None:
-    before: Any = OmegaConf.load(one / "config.yaml")
-    assert before.pop("config_version") == CONFIG_VERSION
-    before.scheme = OmegaConf.create({"_target_": "qconv.schemes.reste", "o_max": 3.0})
-    before.overrides = {"blocks.1.conv": {"_target_": "qconv.schemes.reste", "schedule": "cosine"}}
-    OmegaConf.save(before, one / "config.yaml")
-    cfg = stored_config(one, [], configs())
-    assert cfg.scheme.schedule == "linear"  # as it was then
-    assert cfg.overrides["blocks.1.conv"].schedule == "cosine"
-    before.scheme._target_ = "my_methods.reste"  # somebody else's
-    OmegaConf.save(before, one / "config.yaml")
-    assert "schedule" not in stored_config(one, [], configs()).scheme
-    before.scheme._target_ = "qconv.schemes.reste"  # written with today's default
-    before.config_version = CONFIG_VERSION
-    OmegaConf.save(before, one / "config.yaml")
-    assert "schedule" not in stored_config(one, [], configs()).scheme
 
 
 def test_words_on_top(one: Path) -> None:

@@ -16,7 +16,7 @@ import qconv
 from qconv import schemes
 from qconv.ground.files import atomic_file
 from qconv.training import AtomicCheckpointIO, CheckpointError, Checkpoints, load_checkpoint
-from qconv.training.resume import FORMER, check_config, check_tensors, fill_tensors, override
+from qconv.training.resume import check_config, check_tensors, override
 from qconv.training.run_folder import same_run
 from qconv.training.same_callbacks import check_callbacks
 
@@ -278,7 +278,7 @@ BEST = {"_target_": "qconv.training.Checkpoints", "folder": "a"}
     ],
 )
 def test_callbacks_that_change_the_numbers(found: Any, asked: Any, add: str | None, tmp_path: Path) -> None:
-    stored, wanted = {**FORMER, "callbacks": found}, {**FORMER, "callbacks": asked}
+    stored, wanted = {"callbacks": found}, {"callbacks": asked}
     (tmp_path / "config.yaml").write_text(json.dumps(stored))
     assert same_run(tmp_path / "config.yaml", wanted) == (add is None)
     if add is None:
@@ -287,53 +287,6 @@ def test_callbacks_that_change_the_numbers(found: Any, asked: Any, add: str | No
     with pytest.raises(CheckpointError) as error:
         check_callbacks("a.ckpt", {"config": stored}, wanted)
     assert str(error.value).endswith(f": add {add}")
-
-
-SHIFT_PS = {"_target_": "qconv.schemes.shift_ps", "weight_bits": 5}
-PACT = {"_target_": "qconv.schemes.pact", "input_bits": 4}
-
-
-@pytest.mark.parametrize(
-    ("found", "asked", "message"),
-    [
-        (
-            {**SHIFT_PS, "rounding": "deterministic"},
-            {**SHIFT_PS, "rounding": "deterministic", "random_until": 0.8},
-            None,
-        ),
-        ({**SHIFT_PS, "rounding": "stochastic"}, {**SHIFT_PS, "rounding": "stochastic", "random_until": 1.0}, None),
-        (
-            {**SHIFT_PS, "rounding": "stochastic"},
-            {**SHIFT_PS, "rounding": "stochastic", "random_until": 0.8},
-            "add scheme.random_until=1.0",
-        ),
-        ({**PACT, "alpha": 8.0}, {**PACT, "alpha": None}, None),
-        ({**PACT, "alpha": 8.0}, {**PACT, "alpha": 8.0}, None),
-        ({**PACT, "alpha": 8.0, "input_bits": 2}, {**PACT, "alpha": None, "input_bits": 2}, "add scheme.alpha=8.0"),
-        ({**PACT, "alpha": 6.0}, {**PACT, "alpha": None}, "add scheme.alpha=6.0"),
-        (BWN, {**BWN, "augment": None, "progressive_size": None}, None),
-        (BWN, {**BWN, "augment": []}, "add '~scheme.augment'"),
-    ],
-)
-def test_runs_from_before_a_default_changed_go_on(found: Any, asked: Any, message: str | None, tmp_path: Path) -> None:
-    for before, now in ((found, asked), ({"fc": found}, {"fc": asked})):  # `scheme` and one in `overrides`
-        stored, wanted = {"scheme": before}, {**FORMER, "scheme": now, "before_sign": "identity"}
-        (tmp_path / "config.yaml").write_text(json.dumps(stored))
-        assert same_run(tmp_path / "config.yaml", wanted) == (message is None)
-        if message is None:
-            check_config("a.ckpt", {"config": stored}, wanted, ("scheme", "before_sign"))
-    if message is not None:
-        with pytest.raises(CheckpointError, match=message):
-            check_config("a.ckpt", {"config": {"scheme": found}}, {"scheme": asked}, ("scheme",))
-
-
-def test_random_shifts_from_before_their_end_had_a_flag() -> None:
-    layer = qconv.QLinear(2, 2, scheme=schemes.shift_ps(rounding="stochastic"))
-    now = layer.state_dict()
-    before = {name: value for name, value in now.items() if not name.endswith("is_random")}
-    assert len(before) < len(now)
-    fill_tensors(before, now)
-    check_tensors("a.ckpt", {"state_dict": before}, now)
 
 
 def test_other_tensors_are_told() -> None:

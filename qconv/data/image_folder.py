@@ -68,7 +68,7 @@ class ImageFolderDataModule(PicturesDataModule):
             reports them and leaves them out. Those that can't be read for another reason, such as an error of the disk,
             are an error in any case.
         test_size: the share of the images for testing, of folders without splits.
-        split_by: ``"name"``, or as earlier versions did ``"number"``: a permutation of the sorted files, which is
+        split_by: ``"name"``, or ``"number"``: a permutation of the sorted files, which is
             another one for one file more.
         cache: folder of the cached files; None means `qconv` in the user's cache folder.
         options: those of `PicturesDataModule`; `split_seed` also chooses the test images.

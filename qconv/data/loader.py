@@ -154,7 +154,7 @@ class EpochLoader(ABC):
 
     def cut(self) -> dict[str, int]:
         """What decides which images a batch has, besides the order."""
-        return {"batches": len(self), "pictures": self.sampler.size}
+        return {"batches": len(self), "images": self.sampler.size}
 
     def __iter__(self) -> Iterator[Any]:
         """Go through the epoch, or once through the rest of the one that was interrupted.
@@ -166,15 +166,14 @@ class EpochLoader(ABC):
         if (resumed := self.resumed) is not None and resumed["epoch"] == self.sampler.epoch:
             self.given, self.resumed = resumed["batch"], None
             now = self.cut()
-            before = {name: resumed.get(name, value) for name, value in now.items()}  # runs of before had none
+            before = {name: resumed[name] for name in now}
             if before != now and self.given >= before["batches"]:  # it had ended
                 self.given = len(self)
             elif before != now and self.given > 0:
                 name = next(name for name in now if before[name] != now[name])
-                counted = {"pictures": "images"}.get(name, name)  # state_dict has the name of earlier versions
                 raise ValueError(
                     f"epoch {self.sampler.epoch} was interrupted after {self.given} of {before['batches']} batches, "
-                    f"with {before[name]} {counted} in all, and has {now[name]} now: go on with as many (their number "
+                    f"with {before[name]} {name} in all, and has {now[name]} now: go on with as many (their number "
                     "is that of the data, or follows from data.batch_size times the number of processes)"
                 )
         for batch in self.batches(self.given):

@@ -2,7 +2,7 @@
 
 import math
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -221,11 +221,6 @@ class ShiftPS(Quantizer):
     def set_progress_(self, progress: float, x: Tensor | None) -> None:
         if self.is_random is not None:
             self.is_random.fill_(float(self.random_until == 1 or not has_begun(self.random_until, progress)))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
-        if self.is_random is not None and any(key.startswith(prefix) for key in state_dict):
-            state_dict.setdefault(f"{prefix}is_random", flag_of(True))  # in older versions it never ended
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"weight_bits={self.bits}, rounding={self.rounding!r}"

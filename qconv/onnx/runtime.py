@@ -1,7 +1,6 @@
 """Running ONNX files in ONNX Runtime."""
 
 import os
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,12 +43,6 @@ class OnnxModel:
         self.saturating = tuple(said.get(SATURATING, "").splitlines())
         if not has_vnni:
             self.session = load(str(path), threads, precise=bool(self.saturating))
-            if SATURATING not in said:
-                warnings.warn(
-                    f"ONNX file {path}: it was written by an earlier version, whose files with 8-bit inputs can give "
-                    "wrong numbers on this processor, which has no VNNI: export it again",
-                    stacklevel=2,
-                )
         self.input = self.session.get_inputs()[0].name
 
     def __call__(self, input: Tensor) -> Tensor:

@@ -142,7 +142,7 @@ class NeedsData(Part):
             unexpected_keys.remove(key)
         # If a step was missing or had another shape, it was not loaded; the present one still waits for data.
         if len(missing_keys) + len(error_msgs) == before:
-            # Earlier versions had no flag for what starts from the weight.
+            # A dictionary of parameters alone has no flag.
             self._load_flag(state_dict.get(key, True), local_metadata.get("assign_to_params_buffers", False))
 
     def _load_flag(self, value: bool | Tensor, assign: bool) -> None:

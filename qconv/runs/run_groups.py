@@ -11,7 +11,7 @@ from .run_files import RESULT
 
 # Parts of a config that are about where and how a run is carried out, not about what is trained.
 APART = (
-    *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "logger", "report", "config_version"),
+    *("seed", "run_dir", "ckpt_path", "evaluate", "resume", "objective", "logger", "report"),
     *("data.root", "data.cache", "data.workers", "data.decode", "trainer.timeout_s", "trainer.enable_progress_bar"),
     *(f"callbacks.{name}" for name in ("progress", "finite_guard", "random_state", "history", "diagnostics")),
     *(f"callbacks.checkpoints.{name}" for name in ("_target_", "folder", "every_steps")),
@@ -105,7 +105,7 @@ def _description(run: Run) -> dict[str, str]:
         if f"{value}/".startswith(f"{run.config.get('run_dir')}/"):  # a place in the run's own folder
             continue
         is_apart = any(key == name or key.startswith(f"{name}.") for name in APART)
-        if value is not None and not is_apart:  # earlier versions may not have named what is null
+        if value is not None and not is_apart:
             values[key] = str(value)
     return values
 

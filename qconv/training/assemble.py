@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 from pytorch_lightning import Callback, LightningDataModule, Trainer, seed_everything
 from pytorch_lightning.callbacks import BatchSizeFinder, LearningRateFinder
 from pytorch_lightning.utilities import rank_zero_only
@@ -24,10 +24,8 @@ from .initial_weights import checkpoint_of_run, draw_weights, load_weights
 from .loggers import started_loggers
 from .report.result import about_run
 from .report.screen import default_of, show_model, show_note
-from .resume import CONFIG_VERSION
 from .teacher import check_teacher
 from .trained_on import (
-    TRAINED_ON,
     arguments_as_trained,
     names_of,
     normalize_as_trained,
@@ -61,8 +59,6 @@ def build(
     Raises:
         CheckpointError: as `prepare_as_trained`.
     """
-    with open_dict(cfg):
-        cfg.config_version = CONFIG_VERSION  # in config.yaml and the checkpoints
     seed_everything(cfg.seed, verbose=False)
     config: Any = OmegaConf.to_container(cfg, resolve=True)
     if HydraConfig.initialized():
@@ -108,18 +104,13 @@ def made_data(cfg: DictConfig, checkpoint: Mapping[str, Any] | None, called: str
     for word, each in networks_before(cfg):
         if word.startswith(TEACHER):  # it sees the same images as the student
             normalize_as_trained(data, each)
-    if checkpoint is not None and TRAINED_ON not in checkpoint and not is_data_of(cfg.data, checkpoint):
-        rank_zero_only(show_note)(
-            "the checkpoint was written before checkpoints kept size, mean, deviation and classes of their images: "
-            "they are those of the data that are given now"
-        )
     return data
 
 
 def networks_before(cfg: DictConfig) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the checkpoints of networks that a new run starts or learns from, and the words that name them."""
-    for key, path in (("init_from", cfg.get("init_from")), (TEACHER, (cfg.get("loss") or {}).get("weights"))):
-        if path is not None and cfg.get("ckpt_path") is None and cfg.get("evaluate") is None:
+    for key, path in (("init_from", cfg.init_from), (TEACHER, cfg.loss.get("weights"))):
+        if path is not None and cfg.ckpt_path is None and cfg.evaluate is None:
             yield f"{key}={path}", checkpoint_of_run(path)
 
 
@@ -131,11 +122,6 @@ def note_splits(cfg: DictConfig, data: Any) -> None:
                 f"{word}: its run split the images of this folder otherwise ({difference}), so it may have been "
                 "trained on some of those that validate or are tested now"
             )
-
-
-def is_data_of(node: DictConfig, checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint's run had this data node in its config."""
-    return (checkpoint.get("config") or {}).get("data") == OmegaConf.to_container(node, resolve=True)
 
 
 def check_sizes(model: nn.Module, data: Any) -> None:
@@ -167,7 +153,7 @@ def float_model(cfg: DictConfig, data: Any) -> nn.Module:
             f"model._target_ (={target}) is called with {keys}: {error.__cause__}. ~model.KEY leaves one out; the "
             "first two it must take: write a function of your own that takes them, or model=torchvision_resnet"
         ) from error
-    return draw_weights(model, cfg.get("weight_init", "default"))
+    return draw_weights(model, cfg.weight_init)
 
 
 def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
@@ -186,7 +172,7 @@ def quantized_model(cfg: DictConfig, data: Any) -> tuple[nn.Module, Scheme]:
         overrides=overrides,
         first_last=first_last,
         grad_quantizer=grad,
-        before_sign=cfg.get("before_sign", "keep"),  # absent in configs from before there was a choice
+        before_sign=cfg.before_sign,
     )
     return model, scheme
 

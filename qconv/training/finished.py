@@ -15,7 +15,6 @@ from ..packed import load_packed, save_packed
 from ..runs.run_files import BEST, CONFIG, PACKED
 from .assemble import float_model, made_data, quantized_model
 from .checkpoint_io import load_checkpoint
-from .norm_estimates import has_tested_batch_norm
 from .shipping import description
 from .stored_config import config_errors, read_config
 
@@ -63,15 +62,9 @@ class FinishedRun:
 
         Raises:
             CheckpointError: the checkpoint is missing or damaged.
-            ValueError: the test used other batch norms than the checkpoint.
         """
         best = self.folder / BEST
         checkpoint = load_checkpoint(best)
-        if not has_tested_batch_norm(best, checkpoint):
-            raise ValueError(
-                f"{self.folder}: its batch norms were taken anew after the checkpoint (reestimate_bn=true), only the "
-                f"packed model has them: give {self.folder / PACKED}"
-            )
         with config_errors(self.folder / CONFIG):
             model, _ = quantized_model(self.cfg, self.data)
         weights = checkpoint["state_dict"]

@@ -1,6 +1,5 @@
 """Batch norms after training: restored to the network's own, and re-estimated for the test (`reestimate_bn=true`)."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,12 +10,8 @@ from pytorch_lightning import LightningDataModule, Trainer
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ..runs.run_files import BEST, RESULT
 from .checkpoint_io import AtomicCheckpointIO
 from .classifier import Classifier
-
-REESTIMATED = "reestimated"
-"""The key of checkpoints with re-estimated batch norms."""
 
 
 @contextmanager
@@ -87,17 +82,4 @@ def reestimate_batch_norm(classifier: Classifier, data: LightningDataModule, tra
 
 def keep_batch_norm(path: Path, checkpoint: Mapping[str, Any], classifier: Classifier) -> None:
     """Write the checkpoint again with the batch norms of the classifier; all other tensors are the same."""
-    AtomicCheckpointIO().save_checkpoint({**checkpoint, REESTIMATED: True, "state_dict": classifier.state_dict()}, path)
-
-
-def has_tested_batch_norm(path: Path, checkpoint: Mapping[str, Any]) -> bool:
-    """Whether the checkpoint at `path` has the batch norms with which it was tested, if it was.
-
-    Earlier versions wrote re-estimated batch norms only into the packed file.
-    """
-    config = checkpoint.get("config")
-    if not isinstance(config, dict) or not config.get("reestimate_bn", False) or REESTIMATED in checkpoint:
-        return True
-    result = path.parent.parent / RESULT
-    is_tested = path.name == BEST.name and result.is_file()
-    return not is_tested or json.loads(result.read_text()).get("best_epoch") != checkpoint.get("epoch")
+    AtomicCheckpointIO().save_checkpoint({**checkpoint, "state_dict": classifier.state_dict()}, path)

@@ -9,58 +9,22 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from torch import Tensor
 
-from ..convert.replacements import replaced
-from ..quantizers.sign_note import KEY
 from ..runs.run_files import LAST
 from .checkpoint_io import CheckpointError
 from .classifier import Classifier
 
 ABSENT = "(nothing)"
-# The keys that config.yaml has got since the first version, with the values that mean what was done without them.
-# `before_sign` is another: what it was is seen in the network.
-FORMER: dict[str, Any] = {
-    "grad_quantizer": {},
-    "loss": {"_target_": "qconv.training.losses.CrossEntropy", "label_smoothing": 0.0},
-    "first_last": "float",
-    "shift_decay": 0.0,
-    "dampening": 0.0,
-    "sine_penalty": 0.0,
-    "step_rules": [],
-    "init_from": None,
-    "weight_init": "default",
-    "channels_last": None,
-    "compile": False,
-    "lean": False,
-    "reestimate_bn": False,
-    "objective": "val_accuracy_best",
-}
-# Counts the versions of config.yaml in which an absent argument of a function means another value than before; and
-# these arguments, with the values that they had before version 1.
-CONFIG_VERSION = 1
-FORMER_ARGUMENTS = {name: {"schedule": "linear"} for name in ("qconv.schemes.reste", "qconv.quantizers.ReSTE")}
-ADDED = dict(augment=None, progressive_size=None, decode="cpu", norm_before_fc=False, norm_outputs=False, only=None)
-"""Arguments of later versions, with the values that mean what earlier versions did."""
 # Where the images lie, who reads them, and how many at once; a run goes on with other values.
 PLACES = ("root", "cache", "workers", "decode", "download", "train", "val", "test", "index", "batch_size")
-PACT_START, PACT_BITS = 8.0, 4  # the former start of the bound, and the least bits with which null means the same
 
 
 def check_checkpoint(path: str, checkpoint: dict[str, Any], classifier: Classifier, groups: tuple[str, ...]) -> None:
-    """Raise a CheckpointError unless it is one of this network and its config agrees in `groups`.
-
-    Tensors that checkpoints of earlier versions lack are added to it.
-    """
-    stored = checkpoint.get("config")
-    before = isinstance(stored, dict) and "before_sign" not in stored  # written before there was a choice
-    if before and any(replaced(module) for module in classifier.modules()):
-        raise CheckpointError(f"checkpoint {path} was trained with its ReLUs before signs: add before_sign=keep")
+    """Raise a CheckpointError unless it is one of this network and its config agrees in `groups`."""
     check_config(path, checkpoint, classifier.config or {}, groups)
-    fill_tensors(checkpoint["state_dict"], classifier.state_dict())
     check_tensors(path, checkpoint, classifier.state_dict())
 
 
@@ -76,7 +40,6 @@ def check_config(path: str, checkpoint: dict[str, Any], config: dict[str, Any], 
     if not isinstance(stored, dict):
         raise CheckpointError(f"checkpoint {path}: not written by qconv train (it has no 'config')")
     goes_on = config.get("resume") is not None
-    stored = in_todays_terms(stored, config)
     differing = {
         group: (stored.get(group), config.get(group))
         for group in groups
@@ -116,60 +79,6 @@ def may_change(group: str, stored: Any, asked: Any) -> bool:
 def same_pictures(group: str, stored: Any, asked: Any) -> bool:
     """Whether two configs describe the same data in different places."""
     return group == "data" and all(stored.get(k) == asked.get(k) for k in {*stored, *asked} - {*PLACES})
-
-
-def in_todays_terms(stored: dict[str, Any], asked: Any) -> Any:
-    """Return the config of an earlier run with all keys of today, and as `asked` has it where both mean the same."""
-    return with_former_defaults(with_former_arguments({**FORMER, **stored}), asked)
-
-
-def with_former_defaults(stored: Any, asked: Any) -> Any:
-    """Return the config of an earlier run as `asked` would be written today, if both mean the same.
-
-    A run without `before_sign` takes it from `asked`; `check_checkpoint` checks its effect. DeepShift-PS without
-    `random_until` was random to the end, which matters only if it is random; PACT's bound started at 8.
-    """
-    if not isinstance(stored, dict) or not isinstance(asked, dict):
-        return stored
-    filled = {key: with_former_defaults(value, asked.get(key)) for key, value in stored.items()}
-    if "before_sign" not in stored and "before_sign" in asked:
-        filled["before_sign"] = asked["before_sign"]
-    filled |= {key: value for key, value in ADDED.items() if key not in stored and asked.get(key, ...) == value}
-    target = str(stored.get("_target_")).rpartition(".")[2]
-    if target == "shift_ps" and "random_until" in asked and "random_until" not in stored:
-        is_random = stored.get("rounding", "deterministic") != "deterministic"
-        filled["random_until"] = 1.0 if is_random else asked["random_until"]
-    if target == "pact" and "alpha" in asked and asked["alpha"] is None:
-        bits = stored.get("input_bits", PACT_BITS)
-        if stored.get("alpha") == PACT_START and (bits is None or bits >= PACT_BITS):
-            filled["alpha"] = None
-    return filled
-
-
-def with_former_arguments(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the config of a run with `FORMER_ARGUMENTS` where it lacks them, if an earlier version wrote it."""
-
-    def filled(node: Any) -> Any:
-        if isinstance(node, list):
-            return [filled(each) for each in node]
-        if not isinstance(node, dict):
-            return node
-        added = FORMER_ARGUMENTS.get(str(node.get("_target_")), {})
-        return {**added, **{key: filled(value) for key, value in node.items()}}
-
-    return config if config.get("config_version", 0) >= CONFIG_VERSION else filled(config)
-
-
-def fill_tensors(stored: dict[str, Any], names: Mapping[str, Tensor]) -> None:
-    """Add the tensors that an earlier run lacks.
-
-    These are DeepShift-PS's flag that it still rounds at random, and the activations before signs, from the config.
-    """
-    for name, tensor in names.items():
-        if name.endswith(f".input_quantizer.{KEY}"):
-            stored.setdefault(name, tensor)
-        if name.endswith(".is_random") and f"{name.removesuffix('is_random')}shift" in stored:
-            stored.setdefault(name, torch.ones_like(tensor))
 
 
 def check_tensors(path: str, checkpoint: dict[str, Any], state_dict: Mapping[str, Tensor]) -> None:

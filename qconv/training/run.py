@@ -16,7 +16,7 @@ from pytorch_lightning.accelerators import CPUAccelerator
 from pytorch_lightning.utilities.exceptions import SIGTERMException
 
 from ..loop.optimizer_step import is_final
-from ..runs.run_files import EVALUATION, PACKED, RESULT
+from ..runs.run_files import EVALUATION, RESULT
 from .assemble import build, find, started
 from .callbacks.checkpoints import Checkpoints, where_to_go_on
 from .callbacks.finite_guard import FiniteGuard
@@ -26,7 +26,7 @@ from .checkpoint_io import load_checkpoint
 from .classifier import EVALUATION_FIGURES, Classifier
 from .go_on import KEY, changes
 from .leanness import check_lean, make_lean, mode_of
-from .norm_estimates import batch_norms_kept, has_tested_batch_norm, keep_batch_norm, reestimate_batch_norm
+from .norm_estimates import batch_norms_kept, keep_batch_norm, reestimate_batch_norm
 from .report.leave import leave_report
 from .report.result import Evaluation, Result, check_objective, write_json
 from .report.screen import show_note, show_outcome
@@ -52,7 +52,7 @@ def train(cfg: DictConfig) -> Result:
     if type(cfg.trainer.max_epochs) is not int or cfg.trainer.max_epochs < 1:
         raise ValueError(f"trainer.max_epochs (={cfg.trainer.max_epochs}) must be a whole number of at least 1")
     check_lean(cfg.lean)
-    if cfg.get(KEY) is not None and cfg.ckpt_path is None:
+    if cfg.resume is not None and cfg.ckpt_path is None:
         raise ValueError(f"{KEY} (={cfg[KEY]}) must be given on the command line, of a run that is no sweep")
     if is_first_process():
         check_free(cfg, go_on=go_on)  # and again under the lock: building the run can take minutes
@@ -73,7 +73,7 @@ def built(cfg: DictConfig) -> tuple[LightningDataModule, Classifier, dict[str, A
 
 def check_resumed(cfg: DictConfig, checkpoint: dict[str, Any], classifier: Classifier) -> None:
     """Raise unless the run can go on from its checkpoint; say what is changed by the user's word."""
-    goes_on = cfg.get(KEY) is not None
+    goes_on = cfg.resume is not None
     groups = tuple(group for group in RUN if not (goes_on and group == "trainer"))
     check_checkpoint(cfg.ckpt_path, checkpoint, classifier, groups)
     check_callbacks(cfg.ckpt_path, checkpoint, classifier.config or {})
@@ -123,7 +123,7 @@ def fit_and_test(
     classifier.load_state_dict(best["state_dict"])
     best_accuracy = history.rows[best["epoch"]]["val_accuracy"]
     decisions = TestPredictions()
-    if cfg.get("report", True):  # absent in configs from before there were reports
+    if cfg.report:
         trainer.callbacks.append(decisions)  # pyright: ignore[reportAttributeAccessIssue]
     with interruptions_named(trainer):
         if cfg.reestimate_bn:
@@ -211,7 +211,6 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     Raises:
         RunFolderError: the folder for the figures holds the figures of another checkpoint or of a run.
         CheckpointError: the checkpoint is damaged, or has another network or other classes than the data.
-        ValueError: its run was tested with other batch norms.
     """
     check_lean(cfg.lean)
     if is_first_process():
@@ -219,11 +218,6 @@ def evaluate(cfg: DictConfig) -> Evaluation:
     checkpoint = load_checkpoint(cfg.evaluate)
     data, classifier, about = build(cfg, checkpoint)
     check_checkpoint(cfg.evaluate, checkpoint, classifier, NETWORK)
-    if not has_tested_batch_norm(Path(cfg.evaluate), checkpoint):
-        raise ValueError(
-            f"{cfg.evaluate}: the run was tested with batch norms taken anew (reestimate_bn=true), which only its "
-            f"{PACKED} has"
-        )
     with claimed(cfg), started(cfg) as (trainer, _):
         trainer.precision_plugin.convert_module(classifier)  # before its weights, which would be rounded to float32
         classifier.load_state_dict(checkpoint["state_dict"])

@@ -15,7 +15,6 @@ from pytorch_lightning.utilities import rank_zero_only
 from ..ground.files import atomic_file
 from ..runs.run_files import CONFIG, EVALUATION, KEPT, LAST, LOCK, RESULT, holds
 from .report.screen import show_note
-from .resume import in_todays_terms
 from .same_callbacks import deciding
 
 try:
@@ -93,8 +92,7 @@ def same_run(path: Path, asked: Any) -> bool:
     written: Any = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(written, dict):
         return False
-    stored = in_todays_terms(written, asked)
-    return all(stored.get(group) == asked.get(group) for group in RUN) and deciding(stored) == deciding(asked)
+    return all(written.get(group) == asked.get(group) for group in RUN) and deciding(written) == deciding(asked)
 
 
 def check_free(cfg: DictConfig, *, go_on: bool) -> None:

@@ -18,7 +18,6 @@ from yaml import YAMLError
 from ..ground.files import DamagedFileError
 from ..runs.run_files import CONFIG
 from .report.screen import show_note
-from .resume import CONFIG_VERSION, FORMER, with_former_arguments
 
 CHOICES = {"ckpt_path": None, "evaluate": None, "resume": None}
 MACHINE = ("accelerator", "devices", "num_nodes", "strategy", "precision", "sync_batchnorm", "timeout_s")
@@ -48,8 +47,7 @@ def read_config(folder: str | os.PathLike[str]) -> DictConfig:
 def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs: Path) -> DictConfig:
     """Return the config of the run in `folder`, changed by words of a command line, as if it had always been there.
 
-    Keys that an earlier version lacked get the value that means the same. The same words may come again, for example
-    from a requeued job: the run has kept what they asked for.
+    The same words may come again, for example from a requeued job: the run has kept what they asked for.
 
     Args:
         folder: the folder, which may have been moved.
@@ -61,15 +59,7 @@ def stored_config(folder: str | os.PathLike[str], words: Sequence[str], configs:
         ValueError: a word has none of these forms, or does not fit the config.
     """
     stored = read_config(folder)
-    cfg = OmegaConf.create(
-        {
-            **FORMER,
-            "before_sign": "keep",
-            **with_former_arguments(_container(stored)),
-            **CHOICES,
-            "config_version": CONFIG_VERSION,
-        }
-    )
+    cfg = OmegaConf.create({**_container(stored), **CHOICES})
     former, cfg.run_dir = str(stored.get("run_dir", folder)), str(folder)
     for group in ("callbacks", "logger"):
         cfg[group] = _moved(_container(cfg.get(group, {})), former)

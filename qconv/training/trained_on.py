@@ -131,7 +131,7 @@ def arguments_as_trained(
     """Return arguments of an `ImageFolderDataModule` that its config leaves open, as in the training of a checkpoint.
 
     These are the image size, the pixel values of black and white for images of more than 8 bits, and the split of a
-    folder without splits: for checkpoints that don't say it, by the numbers of the images.
+    folder without splits.
 
     Args:
         node: the config of the data module.
@@ -158,8 +158,7 @@ def arguments_as_trained(
 
 
 def _split_by(checkpoint: Mapping[str, Any]) -> str:
-    known = _of(checkpoint).get("split_by")
-    return ("number" if TRAINED_ON not in checkpoint else "name") if known is None else known
+    return _of(checkpoint).get("split_by") or "name"
 
 
 def split_otherwise(checkpoint: Mapping[str, Any], node: Mapping[str, Any], data: Any) -> str:
@@ -215,8 +214,6 @@ def _takes(kind: type, name: str) -> bool:
 
 def prepare_as_trained(data: Any, checkpoint: Mapping[str, Any] | None, called: str) -> None:
     """Give a data module, before its `setup`, the mean and deviation of the images of a checkpoint's training.
-
-    Checkpoints of earlier versions don't have them.
 
     Args:
         data: the data module.

@@ -12,9 +12,8 @@ from ...ground.processes import process_count, rank_and_count
 class RandomState(Callback):
     """Stores torch's random state, of the CPU and of the run's GPU, in the checkpoint and restores it on resuming.
 
-    Each process resumes with its own state. If the number of processes has changed, or an earlier version wrote the
-    checkpoint, all resume with the state of the first process. Python's and NumPy's generators are left alone: nothing
-    in qconv draws from them during training.
+    Each process resumes with its own state. If the number of processes has changed, all resume with the state of
+    the first process. Python's and NumPy's generators are left alone: nothing in qconv draws from them in training.
     """
 
     def __init__(self) -> None:
@@ -59,6 +58,6 @@ class RandomState(Callback):
         states = self.resumed.get("processes", [self.resumed])
         own = states[rank if len(states) == count else 0]
         torch.set_rng_state(own["cpu"])
-        if own["cuda"] and self.device.type == "cuda":  # earlier versions stored those of all GPUs
+        if own["cuda"] and self.device.type == "cuda":
             torch.cuda.set_rng_state(own["cuda"][0], self.device)
         self.resumed = None

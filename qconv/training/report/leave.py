@@ -25,7 +25,7 @@ def leave_report(cfg: DictConfig, model: nn.Module, data: LightningDataModule, d
     try:
         for name in (PAGE, PREDICTIONS):
             (folder / name).unlink(missing_ok=True)
-        if not cfg.get("report", True):
+        if not cfg.report:
             return
         from .gather import gather, network_for  # with jinja2 and PIL, which only a report needs
         from .page import write_page
