@@ -3,7 +3,7 @@
 import gc
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
 from importlib import import_module
@@ -72,6 +72,11 @@ def torchlib_read_once() -> Iterator[None]:
         patch.setattr(apis, "get_torchlib_ops", cache(apis.get_torchlib_ops))
     yield
     patch.undo()
+
+
+def same(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Whether the same names have the same tensors: of two state dicts, that nothing has changed."""
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.cuda)] if torch.cuda.is_available() else [])]
