@@ -4,11 +4,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
+from pictures import draw_tree, smooth
 from PIL import Image
+from runs import config
 from torch import Tensor, nn
 from torchvision.transforms import v2
 
@@ -20,20 +20,11 @@ from qconv.training.assemble import build
 from qconv.training.run import reestimate_batch_norm, train
 
 
-def picture(seed: int, height: int = 40, width: int = 50) -> Image.Image:
-    pixels = np.random.default_rng(seed).integers(0, 256, (5, 5, 3), dtype=np.uint8)
-    return Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
-
-
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    for split, count in (("train", 10), ("val", 3)):
-        for label, name in enumerate(("n01", "n02")):
-            folder = tmp_path / "tree" / split / name
-            folder.mkdir(parents=True)
-            for index in range(count):
-                picture(100 * label + index + (50 if split == "val" else 0)).save(folder / f"{index}.JPEG", quality=95)
-    return tmp_path / "tree"
+    return draw_tree(
+        tmp_path / "tree", {"train": 10, "val": 3}, lambda seed, _: smooth(seed), ("n01", "n02"), "JPEG", quality=95
+    )
 
 
 def made(tree: Path, **options: Any) -> ImageNetDataModule:
@@ -59,6 +50,7 @@ def test_splits_and_batches(tree: Path) -> None:
         for images, labels in batches(data, loader):
             assert images.shape == (len(labels), 3, 16, 16)
             assert (images.dtype, labels.dtype) == (torch.float32, torch.int64)
+    assert 1 <= made(tree, workers=10_000).workers < 10_000  # no more than cores
     assert sum(len(labels) for _, labels in batches(data, data.test_dataloader())) == 6
 
 
@@ -174,7 +166,7 @@ def test_broken_files_are_named_and_counted(breaking: Any, tree: Path, capsys: p
 def test_other_modes(mode: str, tree: Path) -> None:
     data = made(tree)
     path = data.splits["test"][0][0]
-    picture(1).convert(mode).save(path, "PNG" if mode == "RGBA" else "JPEG")  # ImageNet has PNGs under this name
+    smooth(1).convert(mode).save(path, "PNG" if mode == "RGBA" else "JPEG")  # ImageNet has PNGs under this name
     assert len(batches(data, data.test_dataloader())[0][1]) > 0
 
 
@@ -194,18 +186,12 @@ def test_arguments_out_of_range(options: dict[str, Any], message: str, tree: Pat
         made(tree, **options)
 
 
-def test_no_more_workers_than_cores(tree: Path) -> None:
-    assert 1 <= made(tree, workers=10_000).workers < 10_000
-
-
 @pytest.mark.nightly
 def test_a_run_with_new_batch_norm_statistics(tree: Path, tmp_path: Path) -> None:
-    with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
-        small = ("data.image_size=16", "data.resize=20", "data.batch_size=5", "data.val_size=4", "data.workers=0")
-        network = ("model=resnet20", "trainer=cpu", "trainer.max_epochs=1", "reestimate_bn=true")
-        run = compose("config", ["data=imagenet", f"data.root={tree}", *small, *network, f"run_dir={tmp_path / 'run'}"])
-    result = train(run)
-    assert result.epochs == 1
+    small = ("data.image_size=16", "data.resize=20", "data.batch_size=5", "data.val_size=4", "data.workers=0")
+    network = ("model=resnet20", "trainer=cpu", "trainer.max_epochs=1", "reestimate_bn=true")
+    run = config("data=imagenet", f"data.root={tree}", *small, *network, f"run_dir={tmp_path / 'run'}")
+    assert train(run).epochs == 1
     data = made(tree)
     classifier = build(run)[1].eval()
     first = next(module for module in classifier.modules() if isinstance(module, nn.BatchNorm2d))
