@@ -94,43 +94,63 @@ def test_a_row_for_what_differs_by_more_than_the_seed(
     assert max(map(len, capsys.readouterr().out.splitlines())) <= 74
 
 
-def test_single_values_have_columns_of_their_own(tmp_path: Path) -> None:
-    write(tmp_path / "0", 0.9)
-    write(tmp_path / "1", 0.8, optimizer={"lr": 0.2})
-    write(tmp_path / "2", 0.7, model={"_target_": "qconv.models.small_cnn", "width": 16})
-    groups, common, _ = compare(find_runs([tmp_path])[0])
-    assert [group.differs for group in groups] == [
-        {"scheme": "bnn", "model": f"small_cnn(width={width})", "optimizer.lr": lr}
-        for width, lr in ((8, "0.1"), (8, "0.2"), (16, "0.1"))
-    ]
-    assert common == {"data": "Digits(batch_size=64)"}
+def made_of(name: str, **own: Any) -> dict[str, Any]:
+    return {"_target_": f"qconv.data.{name}DataModule", **own}
 
 
-def test_what_trains_otherwise_is_another_row(tmp_path: Path) -> None:
-    ema = {"_target_": "qconv.training.MovingAverage", "decay": 0.999}
+EMA = {"_target_": "qconv.training.MovingAverage", "decay": 0.999}
+WIDE = {"_target_": "qconv.models.small_cnn", "width": 16}
+FLOWERS = {"root": "/flowers/images", "cache": "there"}
+GROUPS: dict[str, tuple[list[dict[str, Any]], list[list[int]], str, list[str]]] = {
+    # what each run changes, the runs of each row, the newer ones where the seed is the same, and a column
+    "single values have columns": ([{}, {"optimizer": {"lr": 0.2}}], [[0], [1]], "optimizer.lr", ["0.1", "0.2"]),
+    "models": ([{}, {"model": WIDE}], [[0], [1]], "model", ["small_cnn(width=8)", "small_cnn(width=16)"]),
+    "callbacks that change the numbers": (
+        [{}, {"callbacks": {"ema": EMA}}, {"callbacks": {"ema": {**EMA, "decay": 0.9}}}],
+        *([[0], [1], [2]], "callbacks.ema.decay", ["–", "0.999", "0.9"]),
+    ),
+    "devices, with as large batches each": ([{}, {"trainer": {"max_epochs": 20, "devices": 2}}], [[0], [1]], "", []),
+    "another folder, and who reads it": (
+        [
+            {"data": made_of("Prepared", **FLOWERS, workers=2)},
+            {"data": made_of("Prepared", **{**FLOWERS, "cache": "here"}, workers=4), "seed": 2},
+            {"data": made_of("Prepared", root="/birds/images", workers=2)},
+        ],
+        *([[0, 1], [2]], "data", ["Prepared(root=/flowers/images)", "Prepared(root=/birds/images)"]),
+    ),
+    "the seed of the data alone": ([{"data": made_of("Digits", seed=seed)} for seed in (1, 2)], [[0], [1]], "", []),
+    "of one split": ([{"data": made_of("Digits", seed=1), "seed": seed} for seed in (1, 2, 3)], [[0, 1, 2]], "", []),
+    "keys that earlier versions lacked": (
+        [
+            {"data": made_of("Prepared", seed=1)},
+            {"data": made_of("Prepared", seed=2, decode="cpu", augment=None), "seed": 2},
+            {"data": made_of("Prepared", seed=3, decode="device", augment=None), "seed": 3},
+        ],
+        *([[0, 1, 2]], "", []),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", GROUPS)
+def test_what_is_another_row(kind: str, tmp_path: Path) -> None:
+    changes, rows, column, values = GROUPS[kind]
+    for index, changed in enumerate(changes):
+        write(tmp_path / str(index), 0.9 - index / 10, **changed)
+    groups, common, left_out = compare(find_runs([tmp_path])[0])
+    assert [sorted(int(run.folder.name) for run in group.runs) for group in groups] == rows
+    assert left_out == []
+    if values:
+        assert [group.differs[column] for group in groups] == values
+    if kind == "single values have columns":
+        assert groups[0].differs == {"scheme": "bnn", "optimizer.lr": "0.1"}
+        assert common == {"data": "Digits(batch_size=64)", "model": "small_cnn(width=8)"}
+
+
+def test_what_changes_no_number_is_left_out(tmp_path: Path) -> None:
     write(tmp_path / "0", 0.9)
-    write(tmp_path / "1", 0.8, callbacks={"ema": ema})
-    write(tmp_path / "2", 0.8, callbacks={"ema": {**ema, "decay": 0.9}})
-    write(tmp_path / "3", 0.7, trainer={"max_epochs": 20, "devices": 2})  # of as large batches each
-    write(tmp_path / "4", 0.6, callbacks={"checkpoints": {"folder": "b", "every_steps": 9}, "diagnostics": {"x": 1}})
+    write(tmp_path / "1", 0.6, callbacks={"checkpoints": {"folder": "b", "every_steps": 9}, "diagnostics": {"x": 1}})
     groups, _, left_out = compare(find_runs([tmp_path])[0])
-    assert [len(group.runs) for group in groups] == [1, 1, 1, 1]
-    assert [run.folder.name for run in left_out] in (["0"], ["4"])
-    assert {group.differs.get("callbacks.ema.decay") for group in groups} == {"–", "0.999", "0.9"}
-
-
-def test_pictures_of_another_folder_are_others(tmp_path: Path) -> None:
-    """But neither the number of workers nor a cache tells runs apart."""
-
-    def data(**own: Any) -> dict[str, Any]:
-        return {"data": {"_target_": "qconv.data.PreparedDataModule", "cache": "there", **own}}
-
-    write(tmp_path / "0", 0.9, **data(root="/flowers/images", workers=2))
-    write(tmp_path / "1", 0.8, seed=2, **data(root="/flowers/images", workers=4, cache="here"))
-    write(tmp_path / "2", 0.7, **data(root="/birds/images", workers=2))
-    groups, _, _ = compare(find_runs([tmp_path])[0])
-    shown = [(len(group.runs), group.differs["data"]) for group in groups]
-    assert shown == [(2, "Prepared(root=/flowers/images)"), (1, "Prepared(root=/birds/images)")]
+    assert (len(groups), len(left_out)) == (1, 1)
 
 
 def test_runs_of_another_precision_are_another_row(tmp_path: Path) -> None:
@@ -151,19 +171,6 @@ def test_of_runs_with_the_same_seed_the_newest_counts(tmp_path: Path, capsys: py
     assert f"{older}: a newer run is the same, with the same seed" in told.err
 
 
-def test_another_seed_of_the_data_alone_is_another_row(tmp_path: Path) -> None:
-    data = {"_target_": "qconv.data.DigitsDataModule", "batch_size": 64}
-    for seed in (1, 2):
-        write(tmp_path / str(seed), 0.9, data={**data, "seed": seed})
-    groups, _, left_out = compare(find_runs([tmp_path])[0])
-    assert [len(group.runs) for group in groups] == [1, 1]
-    assert left_out == []
-    for seed in (1, 2, 3):  # of one split
-        write(tmp_path / f"split{seed}", 0.9, seed=seed, data={**data, "seed": 1})
-    groups, _, _ = compare(find_runs(sorted(tmp_path.glob("split*")))[0])
-    assert [len(group.runs) for group in groups] == [3]
-
-
 def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path / "a")
     assert main(["compare", str(tmp_path)]) == 1
@@ -172,12 +179,3 @@ def test_nothing_to_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 def test_durations() -> None:
     assert [duration(value) for value in (7.25, 59.99, 75, 3700)] == ["7.2 s", "60.0 s", "1:15 min", "1:01 h"]
-
-
-def test_keys_that_earlier_versions_lacked_or_that_only_say_who_reads_are_one_group(tmp_path: Path) -> None:
-    data = {"_target_": "qconv.data.PreparedDataModule", "batch_size": 64}
-    write(tmp_path / "0", 0.90, data={**data, "seed": 1})
-    write(tmp_path / "1", 0.92, seed=2, data={**data, "seed": 2, "decode": "cpu", "augment": None})
-    write(tmp_path / "2", 0.94, seed=3, data={**data, "seed": 3, "decode": "device", "augment": None})
-    groups, _, _ = compare(find_runs([tmp_path])[0])
-    assert [len(group.runs) for group in groups] == [3]
