@@ -28,16 +28,10 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["modle=resnet20"], "the config has no modle: did you mean model?"),
         (["lr=0.1"], "the config has no lr: did you mean optimizer.lr?"),
         (["optimizer.lrr=0.1"], "optimizer has no lrr: did you mean optimizer.lr?; +optimizer.lrr=… adds a key"),
-        (
-            ["scheme=lsq", "scheme.weight_bit=3"],
-            "scheme (qconv.schemes.lsq) has no weight_bit: did you mean scheme.weight_b",
-        ),
+        (["scheme=lsq", "scheme.weight_bit=3"], "scheme (qconv.schemes.lsq) has no weight_bit: did you mean scheme.w"),
         (["loss.qqq=3"], "loss has no qqq: there are "),
         (["loss=distillation", "loss.teacher.width=3"], "loss.teacher must be given: loss.teacher='{_target_: qconv."),
-        (
-            ["grad_quantizer.bits=4"],
-            "grad_quantizer is empty: choose one of grad_quantizer=dorefa, grad_quantizer=fp8, ",
-        ),
+        (["grad_quantizer.bits=4"], "grad_quantizer is empty: choose one of grad_quantizer=dorefa, grad_quantizer=fp8"),
         (["logger.wandb.project=a"], "logger is empty: choose one of logger=csv, "),
         (["overrides.foo=1"], "overrides is empty: give it as a whole, overrides='{…}'"),
         (["optimzer.lr=0.1"], "the config has no optimzer: did you mean optimizer.lr?"),
@@ -52,19 +46,12 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
             ["experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data", "ckpt_path=last"],
             "init_from must be given: init_",
         ),
-        (
-            ["init_from=epoch=9.ckpt"],
-            "can't read 'init_from=epoch=9.ckpt': a value with brackets, colons, commas or = needs quotes, "
-            "'init_from=\"epoch=9.ckpt\"'",
-        ),
+        (["init_from=a=9.ckpt"], "can't read 'init_from=a=9.ckpt': a value with brackets, colons, commas or = needs"),
         (["a..b=1"], "can't read 'a..b=1' (qconv train --help lists the keys)"),
         (["experiment=cifar10"], "experiment=cifar10 is a folder: it has experiment=cifar10/adabin_resnet20, "),
         (["model="], "there is no model=; there are "),
         (["model.width=)"], "can't read 'model.width=)': a value with brackets"),
-        (
-            ["data=image_folder"],
-            "data.root must be given: data.root=FOLDER, which has a subfolder of",
-        ),
+        (["data=image_folder"], "data.root must be given: data.root=FOLDER, which has a subfolder of"),
         (["data=cifar10", "experiment=cifar10/lsq_resnet20_w4a4", "data.root=/data"], "init_from must be given: init_"),
         (["optimizer.lr=abc"], "optimizer.lr (=abc) must be a number, as its default 0.01"),
         (["optimizer=sgd", "optimizer.lr=true"], "optimizer.lr (=true) must be a number"),
@@ -76,16 +63,8 @@ def composed(words: list[str], check: bool = True) -> DictConfig:
         (["trainer.max_epochs=null"], "trainer.max_epochs (=null) must be a number, as its default 20"),
         (["trainer.max_epochs=2.5"], "trainer.max_epochs (=2.5) must be a whole number, as its default 20"),
         (["data.batch_size=1e2"], "data.batch_size (=100.0) must be a whole number, as its default 64"),
-        (
-            ["compile=null"],
-            "compile (=None) must be true, false, or a mode of torch.compile: default, reduce-overhead, "
-            "max-autotune, max-autotune-no-cudagraphs",
-        ),
-        (
-            ["compile=perhaps"],
-            "compile (='perhaps') must be true, false, or a mode of torch.compile: default, reduce-overhead, "
-            "max-autotune, max-autotune-no-cudagraphs",
-        ),
+        (["compile=null"], "compile (=None) must be true, false, or a mode of torch.compile: default, reduce-overhead"),
+        (["compile=perhaps"], "compile (='perhaps') must be true, false, or a mode of torch.compile: default, reduce"),
         (["scheduler=null"], "a group of the config can't be null: name one of its files, such as scheduler=constant"),
         (["scheme=lsq", "scheme.weight_bits=four"], "scheme.weight_bits (=four) must be a number, as its default 4"),
     ],
