@@ -2,10 +2,12 @@
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from conftest import METHODS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -13,8 +15,6 @@ import qconv
 from qconv import Scheme, schemes
 from qconv.layers import QDeformConv2dPack
 from qconv.quantizers import DoReFaGradient, Identity, Quantizer, Sign, Stages
-
-Layer = qconv.QConv2d | qconv.QLinear | QDeformConv2dPack
 
 
 def disturbances(layer: Any) -> list[Callable[[], object]]:
@@ -51,34 +51,28 @@ def prepared(layer: Any, input: Tensor) -> Any:
     return layer
 
 
+def convolution(scheme: Scheme) -> qconv.QConv2d:
+    return qconv.QConv2d(4, 6, 3, padding=1, scheme=scheme)
+
+
+LAYERS: dict[str, Callable[[], Any]] = {
+    **{name: partial(convolution, scheme) for name, scheme in METHODS.items()},
+    "QLinear": lambda: qconv.QLinear(4, 6, scheme=schemes.recu()),
+    "QConvTranspose2d": lambda: qconv.QConvTranspose2d(4, 6, 3, groups=2, scheme=schemes.irnet()),
+    "QDeformConv2dPack": lambda: QDeformConv2dPack(4, 6, 3, scheme=schemes.bnn(stochastic=True)),
+}
+
+
 @pytest.mark.parametrize("number", range(3), ids=["eval", "after a step", "progress"])
-def test_the_backward_is_that_of_the_forward(method: Scheme, number: int) -> None:
-    input = torch.randn(2, 4, 5, 5)
-    layer = prepared(qconv.QConv2d(4, 6, 3, padding=1, scheme=method), input)
-    if number == 2 and method.name.startswith("inq"):
+@pytest.mark.parametrize("name", LAYERS)
+def test_the_backward_is_that_of_the_forward(name: str, number: int) -> None:
+    if number == 2 and name.startswith("inq"):
         pytest.skip("its progress writes into the weight, which autograd refuses")
+    input = torch.randn(2, 4) if name == "QLinear" else torch.randn(2, 4, 5, 5)
+    layer = prepared(LAYERS[name](), input)
     undisturbed = gradients(copy.deepcopy(layer), input, None)
     other = copy.deepcopy(layer)
     assert same(gradients(other, input, disturbances(other)[number]), undisturbed)
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        qconv.QLinear(4, 6, scheme=schemes.recu()),
-        qconv.QConvTranspose2d(4, 6, 3, groups=2, scheme=schemes.irnet()),
-        QDeformConv2dPack(4, 6, 3, scheme=schemes.bnn(stochastic=True)),
-        qconv.QConv2d(4, 6, 3, scheme=schemes.dorefa(2, 3, grad_bits=6)),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_so_it_is_of_every_layer(layer: Any) -> None:
-    input = torch.randn(2, 4) if isinstance(layer, qconv.QLinear) else torch.randn(2, 4, 5, 5)
-    layer = prepared(layer, input)
-    undisturbed = gradients(copy.deepcopy(layer), input, None)
-    for number in range(3):
-        other = copy.deepcopy(layer)
-        assert same(gradients(other, input, disturbances(other)[number]), undisturbed)
 
 
 class Noisy(Quantizer):
@@ -130,7 +124,7 @@ def test_the_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantizer, "snapshot", lambda self: self)
     input = torch.randn(2, 4, 5, 5)
     for scheme, number in ((Scheme("noisy", Noisy, Noisy), 0), (schemes.two_stage(schemes.bnn()), 2)):
-        layer = prepared(qconv.QConv2d(4, 6, 3, padding=1, scheme=scheme), input)
+        layer = prepared(convolution(scheme), input)
         undisturbed = gradients(copy.deepcopy(layer), input, None)
         assert not same(gradients(layer, input, disturbances(layer)[number]), undisturbed)
 
@@ -138,7 +132,7 @@ def test_the_test_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_no_method_asks_for_its_mode(method: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Quantizer, "snapshot", lambda self: self)
     input = torch.randn(2, 4, 5, 5)
-    layer = prepared(qconv.QConv2d(4, 6, 3, padding=1, scheme=method), input)
+    layer = prepared(convolution(method), input)
     undisturbed = gradients(copy.deepcopy(layer), input, None)
     assert same(gradients(layer, input, layer.eval), undisturbed)
 
@@ -147,7 +141,7 @@ def test_no_method_asks_for_its_mode(method: Scheme, monkeypatch: pytest.MonkeyP
 def test_with_checkpointing(use_reentrant: bool) -> None:
     for scheme in (schemes.bnn(stochastic=True), schemes.irnet(), schemes.two_stage(schemes.reactnet())):
         input = torch.randn(2, 4, 5, 5)
-        layer = prepared(qconv.QConv2d(4, 6, 3, padding=1, scheme=scheme), input)
+        layer = prepared(convolution(scheme), input)
         undisturbed = gradients(copy.deepcopy(layer), input, None)
         again = copy.deepcopy(layer).requires_grad_()
 
