@@ -2,11 +2,13 @@
 
 import copy
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from conftest import same
 from torch import Tensor, nn
 
 import qconv
@@ -103,12 +105,8 @@ def test_mean_outputs_are_those_of_the_float_network(scheme: qconv.Scheme, tmp_p
     found = qconv.correct_bias(model, network, pictures())
     for name, mean in means(model, pictures()).items():
         torch.testing.assert_close(mean, target[name], rtol=0, atol=1e-9)
-    assert [(row.name, row.corrected) for row in found.rows] == [
-        ("stem.0", "its bias"),
-        ("depthwise", "bn1, bn2"),
-        ("transposed", "its bias"),
-        ("last", "its bias"),
-    ]
+    corrected = {"stem.0": "its bias", "depthwise": "bn1, bn2", "transposed": "its bias", "last": "its bias"}
+    assert {row.name: row.corrected for row in found.rows} == corrected
     assert str(found).count("\n") == 6
     again = qconv.correct_bias(model, network, pictures())
     assert all(row.size < 1e-9 for row in again.rows)
@@ -134,31 +132,42 @@ def test_the_size_of_a_shift_by_hand() -> None:
     torch.testing.assert_close(corrected.bias - layer.bias, torch.tensor([-1.0, 0.0]).double())
 
 
-def test_outputs_on_other_pictures_come_nearer() -> None:
-    network, other = trained(), pictures(200, seed=2)
-    model = quantized(network, schemes.minmax(2, 8))
-    with torch.no_grad():
-        before = (model(other) - network(other)).square().mean()
-        qconv.correct_bias(model, network, pictures())
-        assert (model(other) - network(other)).square().mean() < 0.5 * before
-
-
 def test_what_stays() -> None:
     network = trained()
     model = quantized(network).train()
     model.bn1.eval()
-    stored = {name: value.clone() for name, value in model.state_dict().items()}
-    of_float = {name: value.clone() for name, value in network.state_dict().items()}
-    hooks = hooks_of(model, network)
+    stored, of_float, hooks = state_of(model), state_of(network), hooks_of(model, network)
     modes, random = [module.training for module in model.modules()], torch.random.get_rng_state()
     qconv.correct_bias(model, network, [(batch, torch.zeros(8)) for batch in pictures().split(8)], max_samples=20)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.random.get_rng_state(), random)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, stored[name])}
     assert changed == {"stem.0.bias", "transposed.bias", "last.bias", "bn1.running_mean", "bn2.running_mean"}
-    assert all(torch.equal(value, of_float[name]) for name, value in network.state_dict().items())
+    assert same(network.state_dict(), of_float)
     assert all(parameter.requires_grad for parameter in model.parameters() if parameter.is_floating_point())
     assert hooks_of(model, network) == hooks
+
+
+@pytest.mark.parametrize(
+    ("layers", "images", "corrected", "size"),
+    [
+        # a bias or a batch norm takes the shift, one without statistics every mean
+        ((nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.BatchNorm2d(3)), 40, "nothing", None),
+        ((nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3, track_running_stats=False)), 40, "1", 0),
+        # channels of a linear layer are not those of a batch norm behind it
+        ((nn.Flatten(2), nn.Linear(81, 2, bias=False), nn.BatchNorm1d(2)), 40, "nothing", None),
+        ((nn.Flatten(), nn.Linear(162, 2)), 1, "its bias", float("inf")),  # deviations of 0
+    ],
+)
+def test_what_is_corrected(layers: Any, images: int, corrected: str, size: float | None) -> None:
+    network = nn.Sequential(*copy.deepcopy(layers)).double().eval()
+    expectation = pytest.warns(UserWarning, match="stay shifted: there is no bias, and no batch norm")
+    with expectation if corrected == "nothing" else nullcontext():
+        found = qconv.correct_bias(quantized(network), network, pictures(images))
+    (row,) = found.rows
+    assert row.corrected == corrected
+    assert row.size > 0 if size is None else row.size == size
+    assert ("inf%" in str(found)) == (images == 1)
 
 
 def test_batches_and_a_tensor_are_the_same_and_what_waits_is_calibrated() -> None:
@@ -170,46 +179,49 @@ def test_batches_and_a_tensor_are_the_same_and_what_waits_is_calibrated() -> Non
     assert torch.equal(models[0](pictures()), models[1](pictures()))
 
 
-def test_layers_without_bias_or_batch_norm_are_named() -> None:
-    network = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.ReLU(), nn.BatchNorm2d(3)).double().eval()
-    model = quantized(network)
-    with pytest.warns(UserWarning, match=r"the mean outputs of .0. stay shifted: there is no bias, and no batch"):
-        (row,) = qconv.correct_bias(model, network, pictures()).rows
-    assert row.corrected == "nothing"
-    assert row.size > 0
-
-
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (
-            lambda model, network: (network, network, pictures()),
-            ValueError,
-            "model .Network. has no quantized layers: conv",
-        ),
+        (lambda model, network: (network, network, pictures()), ValueError, "model .Network. has no quantized layers"),
         (lambda model, network: (model, model, pictures()), ValueError, "float_model has a quantized layer, layer 'st"),
         (lambda model, network: (model, network.stem, pictures()), ValueError, "'stem.0.weight' is absent in it"),
-        (lambda model, network: (model, network, pictures(0)), ValueError, "at least one sample"),
         (lambda model, network: (model, network, pictures() / 0), FloatingPointError, "the outputs of layer 'stem.0'"),
+        (
+            lambda model, network: (model, poisoned(network), pictures()),
+            *(FloatingPointError, r"layer 'transposed' .ConvTranspose2d. have NaN or inf"),
+        ),
+        (
+            lambda model, network: (model, network, [pictures(), pictures()[:, :, 1:]]),
+            *(ValueError, r"images must have one size, .* there are \[\(2, 8, 9\), \(2, 9, 9\)\]"),
+        ),
+        (
+            lambda model, network: (model, copy.deepcopy(network).to("meta"), pictures()),
+            *(ValueError, r"float_model \(on meta\) must be on the device of model \(cpu\): see 'stem.0'"),
+        ),
     ],
 )
 def test_errors_leave_the_model_as_it_was(call: Callable[..., Any], error: type[Exception], words: str) -> None:
     network = trained()
     model = quantized(network)
-    stored = {name: value.clone() for name, value in model.state_dict().items()}
-    hooks = hooks_of(model, network)
+    stored, hooks = state_of(model), hooks_of(model, network)
     with pytest.raises(error, match=words):
         qconv.correct_bias(*call(model, network))
-    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
+    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"correct_bias .* outside torch.inference_mode\(\)"):
+        qconv.correct_bias(model, network, pictures())
+    assert same(model.state_dict(), stored)
     assert hooks_of(model, network) == hooks
 
 
-def test_a_batch_norm_without_statistics_takes_every_mean_away() -> None:
-    network = (
-        nn.Sequential(nn.Conv2d(2, 3, 3, bias=False), nn.BatchNorm2d(3, track_running_stats=False)).double().eval()
-    )
-    (row,) = qconv.correct_bias(quantized(network), network, pictures()).rows
-    assert (row.corrected, row.size) == ("1", 0)
+def poisoned(network: Network) -> Network:
+    """NaN in the float model alone."""
+    network = copy.deepcopy(network)
+    with torch.no_grad():
+        network.transposed.weight[0] = torch.nan
+    return network
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    return copy.deepcopy(model.state_dict())
 
 
 class Chain(nn.Module):
@@ -263,20 +275,12 @@ def test_layers_and_norms_that_are_called_twice(path: Callable[[Chain, Tensor], 
     with pytest.raises(TypeError, match=r"is called twice: its \w+ have shifts of their own"):
         qconv.correct_bias(model, network, pictures())
     assert torch.equal(model(pictures()), before)
-
-
-def test_a_batch_norm_gets_its_input_by_name() -> None:
-    network = chain(lambda net, x: net.bn(input=net.conv(x)))
-    (row,) = qconv.correct_bias(quantized(network), network, pictures()).rows
+    by_name = chain(lambda net, x: net.bn(input=net.conv(x)))
+    (row,) = qconv.correct_bias(quantized(by_name), by_name, pictures()).rows
     assert row.corrected == "bn"
 
 
-def test_channels_of_a_linear_layer_are_not_those_of_a_batch_norm_behind_it() -> None:
-    network = nn.Sequential(nn.Flatten(2), nn.Linear(81, 2, bias=False), nn.BatchNorm1d(2)).double().eval()
-    with pytest.warns(UserWarning, match="'1' stay shifted"):
-        qconv.correct_bias(quantized(network), network, pictures())
-
-
+@pytest.mark.nightly
 def test_compiled_models_are_corrected_as_others(recwarn: pytest.WarningsRecorder) -> None:
     network = trained()
     models = [quantized(network) for _ in range(2)]
@@ -304,6 +308,11 @@ def test_biases_that_are_shared_or_computed() -> None:
     nn.utils.parametrize.register_parametrization(model[1], "bias", nn.Identity())
     with pytest.raises(TypeError, match=r"the bias of layer '1' .* is computed by a parametrization"):
         qconv.correct_bias(model, network, pictures())
+    with pytest.raises(ValueError, match=r"float_model \(on meta\) must be on the device of model \(cpu\)"):
+        qconv.reconstruct(quantized(network), pictures(), float_model=copy.deepcopy(network).to("meta"))
+    convolution = nn.Sequential(nn.Conv2d(2, 7, 3)).double()  # as many filters as rows
+    with pytest.raises(ValueError, match=r"images must be batches: .* have 3 dimensions, with that of the samples"):
+        qconv.correct_bias(quantized(convolution), convolution, pictures()[0])
 
 
 def test_hooks_behind_a_layer_see_what_is_corrected() -> None:
@@ -314,48 +323,3 @@ def test_hooks_behind_a_layer_see_what_is_corrected() -> None:
     qconv.correct_bias(model, network, pictures())
     again = {row.name: row.size for row in qconv.correct_bias(model, network, pictures()).rows}
     assert again["last"] == pytest.approx(0, abs=1e-6)
-
-
-def test_inference_mode_is_refused() -> None:
-    network = trained()
-    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"correct_bias .* outside torch.inference_mode\(\)"):
-        qconv.correct_bias(quantized(network), network, pictures())
-
-
-def test_nan_in_the_float_model_alone() -> None:
-    network = trained()
-    model = qconv.convert(copy.deepcopy(network), SCHEMES[0], skip=())
-    stored = {name: value.clone() for name, value in model.state_dict().items()}
-    with torch.no_grad():
-        network.transposed.weight[0] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"layer 'transposed' .ConvTranspose2d. have NaN or inf"):
-        qconv.correct_bias(model, network, pictures())
-    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
-
-
-def test_images_of_other_shapes_and_numbers() -> None:
-    network = trained()
-    convolution = nn.Sequential(nn.Conv2d(2, 7, 3)).double()  # as many filters as rows
-    with pytest.raises(ValueError, match=r"images must be batches: .* have 3 dimensions, with that of the samples"):
-        qconv.correct_bias(quantized(convolution), convolution, pictures()[0])
-    with pytest.raises(ValueError, match=r"images must have one size, .* there are \[\(2, 8, 9\), \(2, 9, 9\)\]"):
-        qconv.correct_bias(quantized(network), network, [pictures(), pictures()[:, :, 1:]])
-    with pytest.raises(ValueError, match=r"max_samples \(=0\) must be at least 1"):
-        qconv.correct_bias(quantized(network), network, pictures(), max_samples=0)
-
-
-def test_deviations_of_0() -> None:
-    network = nn.Sequential(nn.Flatten(), nn.Linear(162, 2)).double()
-    found = qconv.correct_bias(quantized(network), network, pictures()[:1])
-    assert [row.size for row in found.rows] == [float("inf")]
-    assert "inf%" in str(found)
-
-
-@pytest.mark.parametrize("function", [qconv.correct_bias, lambda m, f, x: qconv.reconstruct(m, x, float_model=f)])
-def test_a_float_model_on_another_device(function: Any) -> None:
-    network = trained()
-    model = quantized(network)
-    with pytest.raises(
-        ValueError, match=r"float_model \(on meta\) must be on the device of model \(cpu\): see 'stem.0'"
-    ):
-        function(model, network.to("meta"), pictures())
