@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,9 +16,24 @@ import torch
 from conftest import METHODS as ALL_METHODS
 from methods import CONSTANTS, FUNCTIONS, MADE_OF_SCHEMES, QUANTIZERS, Make, ready
 from torch import Tensor, nn
+from torch.optim import SGD
+from torchvision.ops import DeformConv2d
+from torchvision.transforms import v2
 
 import qconv
 from qconv import Scheme, quantizers, schemes
+from qconv.data import Cutout, DigitsDataModule, EpochOrder, ProgressiveSize, RandomCrop, RandomFlip
+from qconv.data.augment import check_augment
+from qconv.models import small_cnn
+from qconv.optim import (
+    ModelOptimizer,
+    Oscillations,
+    OvSW,
+    dampening_penalty,
+    parameter_groups,
+    shift_penalty,
+    sine_penalty,
+)
 from qconv.quantizers import (
     FP8,
     LSQ,
@@ -39,6 +55,9 @@ from qconv.quantizers import (
     Stages,
     XNORppWeight,
 )
+from qconv.training import Checkpoints, Classifier, EWGSDelta, MovingAverage
+from qconv.training.leanness import check_lean
+from qconv.training.losses import CrossEntropy, Distillation
 
 # What learns in stages keeps a quantizer for each of them: tests/test_staged.py and test_calibrate.py.
 METHODS = {name: scheme for name, scheme in ALL_METHODS.items() if "stage" not in name}
@@ -369,12 +388,6 @@ def test_calibration_with_empty_batches(name: str) -> None:
     assert all(tensor.equal(alone.state_dict()[key]) for key, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("wrong", ["5", 2.5, True, None])
-def test_the_number_of_samples_is_a_whole_one(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"max_samples \(=.*\) must be a whole number, not of type"):
-        qconv.calibrate(nn.Sequential(layer_of(WITH_DATA[0])), [torch.rand(3, 4, 5, 5)], max_samples=wrong)
-
-
 def classifier() -> nn.Module:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 3, 1), nn.Flatten(), nn.Linear(27, 3)).eval()
 
@@ -477,8 +490,9 @@ SEVERAL: dict[str, tuple[Callable[[Tensor, Tensor], Any], tuple[Any, ...], str]]
 }
 
 
-@pytest.mark.parametrize("kind", SEVERAL)
-@pytest.mark.parametrize("measure", ["sensitivity", "hessian", "measured"])
+@pytest.mark.parametrize(
+    ("measure", "kind"), [*zip(cycle(["sensitivity", "hessian", "measured"]), SEVERAL, strict=False)]
+)
 def test_one_of_several_outputs(measure: str, kind: str) -> None:
     named = {} if measure == "sensitivity" else {"measure": measure}
     call = partial(AFTER_TRAINING["assign_bits" if named else measure], **named)
@@ -582,93 +596,52 @@ def test_the_first_step_is_a_number_of_its_dtype(make: Callable[[], Quantizer]) 
 
 # Combinations
 
-COMBINATIONS: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "grad that learns": (
-        lambda: Scheme("s", grad=LSQ),
-        ValueError,
-        r"grad \(=LSQ\(.*\) must make a quantizer for grad, not one for weight",
-    ),
-    "grad that needs data": (
-        lambda: Scheme("s", grad=MinMaxInput),
-        ValueError,
-        r"grad \(=MinMaxInput\(.*\) must make a quantizer for grad, not one for input",
-    ),
-    "with_grad": (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad \(=PACT\(bits=4\)\) must make"),
-    "input that replaces the weight": (
-        lambda: Scheme("s", input=ShiftPS),
-        ValueError,
-        r"input \(=ShiftPS\(.*\) must make a quantizer for input, not one for weight",
-    ),
-    "input that starts from a weight": (lambda: Scheme("s", input=TTQ), ValueError, r"input \(=TTQ\(.*not one for we"),
-    "weight with channels": (lambda: Scheme("s", weight=ReActNetInput), ValueError, r"weight \(=ReActNetInput\("),
-    "weight at random in evaluation": (
-        lambda: Scheme("s", weight=DoReFaGradient),
-        ValueError,
-        r"weight \(=DoReFaGradient\(bits=6\)\) must make a quantizer for weight, not one for grad",
-    ),
-    "input at random in evaluation": (lambda: Scheme("s", Int8Stochastic), ValueError, r"input \(=Int8Stochastic\("),
-    "weight that each process draws": (
-        lambda: Scheme("s", weight=partial(Sign, stochastic=True)),
-        ValueError,
-        r"weight \(=Sign\(.*\) must make a quantizer for weight, not one for input or grad",
-    ),
-    "float backward without a float weight": (
-        lambda: Scheme("s", weight=ShiftPS, backward_weight="float"),
-        ValueError,
-        r"backward_weight \(='float'\) must be 'quantized' with ShiftPS",
-    ),
-    "padding of a float input": (
-        lambda: Scheme("s", padding_value=1),
-        ValueError,
-        r"padding_value \(=1\) must be 0: Identity\(\) doesn't make the input ±1",
-    ),
-    "padding of other levels": (lambda: Scheme("s", LSQInput, padding_value=-1), ValueError, r"padding_value \(=-1\)"),
-    "padding of AdaBin": (lambda: Scheme("s", AdaBinInput, padding_value=1), ValueError, r"padding_value \(=1\)"),
-    "map of a float input": (
-        lambda: Scheme("s", scale_map=True),
-        ValueError,
-        r"scale_map \(=True\) needs an input that is only signs: Identity\(\)",
-    ),
-    "map that is a word": (
-        lambda: Scheme("s", Sign, scale_map="no"),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        r"scale_map \(='no'\) must be True or False",
-    ),
-    "map of a transposed convolution": (
+Row = tuple[Callable[[], object], type[Exception], str]
+"""A call, the error that it raises, and words of its message: the argument, its value, the rule."""
+
+
+def making(*places: Any, **options: Any) -> Callable[[], object]:
+    return partial(Scheme, "s", *places, **options)
+
+
+COMBINATIONS: list[Row] = [
+    (making(grad=LSQ), ValueError, r"grad \(=LSQ\(.*\) must make a quantizer for grad, not one for weight"),
+    (making(grad=MinMaxInput), ValueError, r"grad \(=MinMaxInput\(.*\) must make a quantizer for grad, not one for i"),
+    (lambda: schemes.bnn().with_grad(PACT), ValueError, r"grad \(=PACT\(bits=4\)\) must make"),
+    (making(input=ShiftPS), ValueError, r"input \(=ShiftPS\(.*\) must make a quantizer for input, not one for weight"),
+    (making(input=TTQ), ValueError, r"input \(=TTQ\(.*not one for we"),
+    (making(weight=ReActNetInput), ValueError, r"weight \(=ReActNetInput\("),
+    # at random in evaluation, or by each process
+    (making(weight=DoReFaGradient), ValueError, r"weight \(=DoReFaGradient\(bits=6\)\) must .* not one for grad"),
+    (making(Int8Stochastic), ValueError, r"input \(=Int8Stochastic\("),
+    (making(weight=partial(Sign, stochastic=True)), ValueError, r"weight \(=Sign\(.*\) must .* not one for input or g"),
+    (making(weight=ShiftPS, backward_weight="float"), ValueError, r"backward_weight \(='float'\) must be 'quantized'"),
+    (making(padding_value=1), ValueError, r"padding_value \(=1\) must be 0: Identity\(\) doesn't make the input ±1"),
+    (making(LSQInput, padding_value=-1), ValueError, r"padding_value \(=-1\)"),
+    (making(AdaBinInput, padding_value=1), ValueError, r"padding_value \(=1\)"),
+    (making(scale_map=True), ValueError, r"scale_map \(=True\) needs an input that is only signs: Identity\(\)"),
+    (making(Sign, scale_map="no"), TypeError, r"scale_map \(='no'\) must be True or False"),
+    (
         lambda: qconv.QConvTranspose2d(4, 4, 3, scheme=schemes.xnor(scale_map=True)),
-        ValueError,
-        r"scale_map \(=True\) is defined for convolutions",
+        *(ValueError, r"scale_map \(=True\) is defined for convolutions"),
     ),
-    "no quantizer": (
-        lambda: Scheme("s", weight=nn.ReLU),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        r"weight \(=.*ReLU.*\) must make a quantizer, not ReLU",
+    (making(weight=nn.ReLU), TypeError, r"weight \(=.*ReLU.*\) must make a quantizer, not ReLU"),
+    (making("sign"), TypeError, r"input \(='sign'\) must make a quantizer, not str"),
+    (making(weight=partial(LSQ, 9)), ValueError, r"bits \(=9\)"),
+    (partial(Stages, [(0, LSQ), (0.5, LSQInput)]), ValueError, "can't be combined, .*: LSQ for weight, LSQInput for i"),
+    (lambda: Stages([(0, Identity), (0.5, wrong(nn.ReLU))]), TypeError, "must hold what makes a quantizer, not ReLU"),
+    (
+        making(input=partial(Stages, [(0, Identity), (0.5, LSQ)])),
+        *(ValueError, r"input \(=Stages\(.*\) must make a quantizer for input, not one for weight"),
     ),
-    "a word": (
-        lambda: Scheme("s", "sign"),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        r"input \(='sign'\) must make a quantizer, not str",
-    ),
-    "arguments out of range": (lambda: Scheme("s", weight=partial(LSQ, 9)), ValueError, r"bits \(=9\)"),
-    "stages for weight and input": (
-        lambda: Stages([(0, LSQ), (0.5, LSQInput)]),
-        ValueError,
-        "stages can't be combined, .*: LSQ for weight, LSQInput for input",
-    ),
-    "stages of something else": (
-        lambda: Stages([(0, Identity), (0.5, nn.ReLU)]),  # pyright: ignore[reportArgumentType]
-        TypeError,
-        "stages must hold what makes a quantizer, not ReLU",
-    ),
-    "stages in a place of another": (
-        lambda: Scheme("s", input=partial(Stages, [(0, Identity), (0.5, LSQ)])),
-        ValueError,
-        r"input \(=Stages\(.*\) must make a quantizer for input, not one for weight",
-    ),
-}
+    (lambda: schemes.staged(wrong(schemes.bnn())), TypeError, r"^stages \(=.*bnn.*must be a sequence"),
+    (lambda: schemes.staged([wrong(schemes.bnn())]), TypeError, r"^stages must hold pairs .*bnn"),
+    (lambda: schemes.staged([(wrong("0"), schemes.bnn())]), TypeError, r"^progress \(='0'\) must be a number"),
+]
 
 
 IMAGE = torch.randn(2, 3, 8, 8)
+LOGITS = torch.randn(6, 4), torch.arange(6) % 4, torch.randn(6, 8)
 
 
 def small() -> nn.Sequential:
@@ -688,96 +661,153 @@ def wrong(argument: object) -> Any:
     return argument
 
 
-MISTAKES: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
-    "stride": (lambda: conv(stride=0), ValueError, r"^stride \(=0\) must be at least 1"),
-    "strides": (
-        lambda: conv(stride=(2,)),
-        ValueError,
-        r"^stride \(=\(2,\)\) must be an int or 2 ints",
-    ),
-    "padding": (
-        lambda: conv(padding=(1,)),
-        ValueError,
-        r"^padding \(=\(1,\)\) must be an int or 2 ints",
-    ),
-    "negative padding": (lambda: conv(padding=-1), ValueError, r"^padding \(=-1\) must be"),
-    "kernel": (lambda: conv(kernel_size=(3,)), ValueError, r"^kernel_size \(=\(3,\)\) must be"),
-    "kernel of halves": (lambda: conv(kernel_size=1.5), ValueError, r"^kernel_size \(=1.5\) must be"),
-    "dilation": (lambda: conv(dilation=0), ValueError, r"^dilation \(=0\) must be"),
-    "channels in words": (
-        lambda: conv(in_channels="3"),
-        ValueError,
-        r"^in_channels \(='3'\) must be a whole number, no",
-    ),
-    "float channels": (lambda: conv(out_channels=3.0), ValueError, r"^out_channels \(=3.0\) must be a whole number"),
-    "groups": (lambda: conv(groups=1.0), ValueError, r"^groups \(=1.0\) must be a whole number"),
-    "output padding": (
+FLOAT = nn.Sequential(nn.Conv2d(3, 4, 3))
+MISTAKES: list[Row] = [
+    (partial(conv, stride=0), ValueError, r"^stride \(=0\) must be at least 1"),
+    (partial(conv, stride=(2,)), ValueError, r"^stride \(=\(2,\)\) must be an int or 2 ints"),
+    (partial(conv, padding=(1,)), ValueError, r"^padding \(=\(1,\)\) must be an int or 2 ints"),
+    (partial(conv, padding=-1), ValueError, r"^padding \(=-1\) must be"),
+    (partial(conv, kernel_size=(3,)), ValueError, r"^kernel_size \(=\(3,\)\) must be"),
+    (partial(conv, kernel_size=1.5), ValueError, r"^kernel_size \(=1.5\) must be"),
+    (partial(conv, dilation=0), ValueError, r"^dilation \(=0\) must be"),
+    (partial(conv, in_channels="3"), ValueError, r"^in_channels \(='3'\) must be a whole number, no"),
+    (partial(conv, out_channels=3.0), ValueError, r"^out_channels \(=3.0\) must be a whole number"),
+    (partial(conv, groups=1.0), ValueError, r"^groups \(=1.0\) must be a whole number"),
+    (
         lambda: qconv.QConvTranspose1d(3, 4, 3, output_padding=(1, 1)),
-        ValueError,
-        r"^output_padding \(=\(1, 1\)\) must be an int$",
+        *(ValueError, r"^output_padding \(=\(1, 1\)\) must be an int$"),
     ),
-    "array": (lambda: conv()(wrong(IMAGE.numpy())), TypeError, r"^input \(ndarray\) must be a tensor"),
-    "list": (lambda: qconv.QLinear(3, 4)(wrong([1.0, 2.0, 3.0])), TypeError, r"^input \(list\) must be a tensor"),
-    "unbatched": (
-        lambda: conv()(IMAGE[0, :2]),
-        ValueError,
-        r"^input has shape \(2, 8, 8\); its dimension 0 must be in_channels \(=3\)",
+    (lambda: conv()(wrong(IMAGE.numpy())), TypeError, r"^input \(ndarray\) must be a tensor"),
+    (lambda: qconv.QLinear(3, 4)(wrong([1.0, 2.0, 3.0])), TypeError, r"^input \(list\) must be a tensor"),
+    (lambda: conv()(IMAGE[0, :2]), ValueError, r"^input has shape \(2, 8, 8\); its dimension 0 must be in_channels"),
+    (lambda: qconv.convert(wrong(schemes.bnn()), wrong(small())), TypeError, r"^model \(=.*must be a torch.nn.Module"),
+    (lambda: qconv.calibrate(wrong([IMAGE]), wrong(small())), TypeError, r"^model \(=\[tensor.*must be a"),
+    (lambda: qconv.calibrate(small(), wrong(None)), TypeError, r"^batches \(NoneType\) must be batches"),
+    (lambda: qconv.calibrate(small(), [3]), TypeError, r"^batches: 3 must be an input of the model"),
+    (lambda: qconv.calibrate(small(), [[]]), TypeError, r"^batches: \[\] must be an input of the mo"),
+    *(
+        (partial(qconv.calibrate, small(), [IMAGE], max_samples=wrong(number)), ValueError, "must be a whole number, n")
+        for number in ("5", 2.5, True, None)
     ),
-    "convert": (lambda: qconv.convert(wrong(schemes.bnn()), wrong(small())), TypeError, r"^model \(=.*must be a torch"),
-    "calibrate": (lambda: qconv.calibrate(wrong([IMAGE]), wrong(small())), TypeError, r"^model \(=\[tensor.*must be a"),
-    "no batches": (lambda: qconv.calibrate(small(), wrong(None)), TypeError, r"^batches \(NoneType\) must be batches"),
-    "numbers": (lambda: qconv.calibrate(small(), [3]), TypeError, r"^batches: 3 must be an input of the model"),
-    "empty batches": (lambda: qconv.calibrate(small(), [[]]), TypeError, r"^batches: \[\] must be an input of the mo"),
-    "after_step": (
-        lambda: qconv.after_step(wrong(optimizer())),
-        TypeError,
-        r"^model \(=SGD.*must be a torch.nn.Module",
-    ),
-    "after_every_step": (
+    (lambda: qconv.after_step(wrong(optimizer())), TypeError, r"^model \(=SGD.*must be a torch.nn.Module"),
+    (
         lambda: qconv.after_every_step(wrong(small()), wrong(optimizer())),
-        TypeError,
-        r"^optimizer \(=Sequential.*must be a torch.optim.Optimizer",
+        *(TypeError, r"^optimizer \(=Sequential.*must be a torch.optim.Optimizer"),
     ),
-    "optimizers": (
-        lambda: qconv.after_every_step(optimizer(), wrong(optimizer())),
-        TypeError,
-        r"^model \(=SGD.*must be a torch.nn.Module",
+    (lambda: qconv.after_every_step(optimizer(), wrong(optimizer())), TypeError, r"^model \(=SGD.*must be a torch.nn."),
+    (lambda: qconv.set_progress(wrong(0.5), wrong(small())), TypeError, r"^model \(=0.5\) must be"),
+    (lambda: qconv.set_progress(small(), wrong("0.5")), TypeError, r"^progress \(='0.5'\) must be a number"),
+    (lambda: qconv.to_float(wrong(schemes.bnn())), TypeError, r"^model \(=.*must be a torch.nn.Module"),
+    (lambda: qconv.lean(wrong([small()])), TypeError, r"^model \(=\[.*must be a torch.nn.Module"),
+    (
+        lambda: qconv.convert(FLOAT, schemes.bnn(), skip=wrong((0,))),
+        *(TypeError, r"^skip has 0: it must hold names of layers, or expressions for them"),
     ),
-    "set_progress": (lambda: qconv.set_progress(wrong(0.5), wrong(small())), TypeError, r"^model \(=0.5\) must be"),
-    "progress": (
-        lambda: qconv.set_progress(small(), wrong("0.5")),
-        TypeError,
-        r"^progress \(='0.5'\) must be a number",
+    (
+        lambda: qconv.convert(FLOAT, schemes.bnn(), skip=(), overrides=wrong({nn.Linear: None})),
+        *(TypeError, r"^overrides has <class 'torch.nn.modules.linear.Linear'>: it must hold names"),
     ),
-    "to_float": (lambda: qconv.to_float(wrong(schemes.bnn())), TypeError, r"^model \(=.*must be a torch.nn.Module"),
-    "lean": (lambda: qconv.lean(wrong([small()])), TypeError, r"^model \(=\[.*must be a torch.nn.Module"),
-    "skip": (
-        lambda: qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), schemes.bnn(), skip=wrong((0,))),
-        TypeError,
-        r"^skip has 0: it must hold names of layers, or expressions for them",
-    ),
-    "overrides": (
-        lambda: qconv.convert(
-            nn.Sequential(nn.Conv2d(3, 4, 3)), schemes.bnn(), skip=(), overrides=wrong({nn.Linear: None})
-        ),
-        TypeError,
-        r"^overrides has <class 'torch.nn.modules.linear.Linear'>: it must hold names",
-    ),
-    "complex": (
+    (
         lambda: qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3, dtype=torch.complex64)), schemes.bnn(), skip=()),
-        ValueError,
-        "stays: its weight is complex",
+        *(ValueError, "stays: its weight is complex"),
     ),
-    "staged scheme": (lambda: schemes.staged(wrong(schemes.bnn())), TypeError, r"^stages \(=.*bnn.*must be a sequence"),
-    "staged schemes": (lambda: schemes.staged([wrong(schemes.bnn())]), TypeError, r"^stages must hold pairs .*bnn"),
-    "start": (lambda: schemes.staged([(wrong("0"), schemes.bnn())]), TypeError, r"^progress \(='0'\) must be a number"),
-}
+]
+CNN = small_cnn(1, 10, width=4)
+LAZY = nn.Sequential(nn.LazyLinear(3))
+FROZEN = qconv.freeze(qconv.convert(nn.Sequential(nn.Conv2d(3, 4, 3)), schemes.bwn(), skip=()).eval())
+SUMMARIES: list[Row] = [
+    *(
+        (partial(qconv.summarize, CNN, size), ValueError, rf"input_size \(={re.escape(str(size))}\) must be {rule}")
+        for size, rule in (
+            *(((1, 0, 8), "one sample's shape"), ((1, -8, 8), "one sample's shape"), ((), "one sample's shape")),
+            *(((3, 8, 8), "what the model takes"), ((8,), "what the model takes")),
+        )
+    ),
+    *(
+        (partial(qconv.summarize, CNN, wrong(size)), TypeError, r"input_size \(=.*\) must be a sequence of whole numbe")
+        for size in (8, (1, 8.0, 8), "188", None)
+    ),
+    (lambda: qconv.summarize(conv(), (4, 5, 5)), ValueError, r"\(=\(4, 5, 5\)\) must be what the model takes: input h"),
+    (lambda: qconv.summarize(DeformConv2d(4, 6, 3), (4, 5, 5)), ValueError, r"must be what the model takes: .*'offset"),
+    *(
+        (partial(qconv.summarize, model, (3, 4, 4)), ValueError, "has no parameters, buffers or layers")
+        for model in (nn.Sequential(), nn.Identity(), nn.Sequential(nn.ReLU(), nn.Flatten()))
+    ),
+    (lambda: qconv.summarize(wrong(3), (3, 4, 4)), TypeError, r"model \(=3\) must be a torch.nn.Module"),
+    (partial(qconv.summarize, LAZY, (4,)), ValueError, r"model \(Sequential\) has no shape for '0.weight' yet: call i"),
+    (partial(qconv.summarize, FROZEN, (3, 8, 8)), TypeError, r"model: it \(FrozenModel\) is frozen: summarize the tra"),
+    (lambda: qconv.summarize(nn.Sequential(FROZEN), (3, 8, 8)), TypeError, r"'0' \(FrozenModel\) is frozen"),
+]
+TRAINING: list[Row] = [
+    (lambda: Distillation(nn.Linear(8, 5))(*LOGITS), ValueError, r"teacher gives \(6, 5\) for logits \(6, 4\)"),
+    (lambda: CrossEntropy(2), ValueError, r"label_smoothing \(=2\) must be from 0 to 1"),
+    (lambda: Checkpoints("x", every_steps=0), ValueError, r"every_steps \(=0\) must be at least 1"),
+    (lambda: Checkpoints("x", monitor="val_loss"), ValueError, r"monitor \(=val_loss\) must be a figure of which high"),
+    (lambda: MovingAverage(1.0), ValueError, r"decay \(=1.0\) must be at least 0 and below 1"),
+    (lambda: MovingAverage(-0.1), ValueError, r"decay \(=-0.1\) must be at least 0 and below 1"),
+    (lambda: EWGSDelta(batches=0), ValueError, r"batches \(=0\) must be at least 1"),
+    (partial(Classifier, FLOAT, SGD, dampening=-1), ValueError, r"dampening \(=-1\) must be at least 0 and finite"),
+    (partial(Classifier, FLOAT, SGD, sine_penalty=math.inf), ValueError, r"sine_penalty \(=inf\) must be at least 0 a"),
+    *(
+        (partial(check_lean, value), ValueError, r"lean \(=.*\) must be true, false, exact or auto")
+        for value in ("fast", "true", "", 1, 0, None, [True])
+    ),
+]
+DATA: list[Row] = [
+    (lambda: DigitsDataModule(batch_size=0), ValueError, r"batch_size \(=0\) must be at least 1"),
+    (lambda: DigitsDataModule(shift=-1), ValueError, r"shift \(=-1\) must be at least 0"),
+    (lambda: DigitsDataModule().train_dataloader(), RuntimeError, r"there are no train images yet: call setup\('fit'"),
+    (partial(EpochOrder, 2, 1, shuffle=False, world_size=3), ValueError, r"size \(=2\) must be at least world_size"),
+    (
+        partial(EpochOrder, 199, 1, shuffle=False, world_size=2),
+        *(ValueError, r"batch_size \(=1\) must be at least 2 for size \(=199\) on world_size \(=2\)"),
+    ),
+    (lambda: RandomCrop(-1), ValueError, r"padding \(=-1\) must be at least 0"),
+    (lambda: RandomCrop(4, fill=wrong((1, 2, 3))), TypeError, r"fill \(=\(1, 2, 3\)\) must be a number"),
+    (lambda: RandomFlip(1.5), ValueError, r"p \(=1.5\) must be from 0 to 1"),
+    (lambda: Cutout(0), ValueError, r"size \(=0\) must be at least 1"),
+    (lambda: check_augment(RandomFlip()), TypeError, r"augment \(=RandomFlip\(p=0.5\)\) must be a list"),
+    (lambda: check_augment("flip"), TypeError, r"augment \(='flip'\) must be a list"),
+    (lambda: check_augment([RandomFlip(), v2.RandAugment()]), TypeError, "RandAugment would draw once for a whole bat"),
+    (lambda: check_augment([v2.Compose([v2.RandomHorizontalFlip()])]), TypeError, "Compose would draw once"),
+    (lambda: check_augment([RandomFlip(), 3]), TypeError, "augment: 3 must be a function of images"),
+    (lambda: ProgressiveSize(start=0.0), ValueError, r"start \(=0.0\) must be a share"),
+    (lambda: ProgressiveSize(start=math.nan), ValueError, r"start \(=nan\)"),
+    (lambda: ProgressiveSize(start=wrong("a")), TypeError, r"start \(='a'\) must be a number"),
+    (lambda: ProgressiveSize(grow_from=0.9), ValueError, r"grow_from \(=0.9\) and full_from \(=0.8\) must be"),
+    (lambda: ProgressiveSize(full_from=1.1), ValueError, "full_from"),
+    (lambda: ProgressiveSize(multiple=0), ValueError, r"multiple \(=0\) must be at least 1"),
+    (lambda: ProgressiveSize(multiple=wrong(2.5)), ValueError, r"multiple \(=2.5\) must be a whole number"),
+]
+OPTIM: list[Row] = [
+    (lambda: Oscillations(freeze=2.0), ValueError, r"freeze \(=2.0\) must be from 0 to 1"),
+    (lambda: Oscillations(freeze=wrong((0.1, 0.2, 0.3))), ValueError, "must be a number, a pair of numbers or None"),
+    (lambda: Oscillations(freeze=wrong("0.1")), TypeError, r"freeze \(='0.1'\) must be a number"),
+    (lambda: Oscillations(momentum=0.0), ValueError, r"momentum \(=0.0\)"),
+    (lambda: Oscillations(start=1.0), ValueError, r"start \(=1.0\) must be at least 0 and below 1"),
+    (lambda: Oscillations(max_bits=0), ValueError, r"max_bits \(=0\) must be"),
+    (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
+    (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
+    (lambda: OvSW().attach(small(), wrong(object())), TypeError, "must be a torch"),
+    (lambda: ModelOptimizer(SGD, lr=0.1)(wrong(iter(()))), TypeError, "must be the module itself, not its parameters"),
+    *(
+        (partial(call, (each for each in ())), TypeError, r"model \(=<generator .*must be a torch.nn.Module")
+        for call in (
+            *(parameter_groups, dampening_penalty, shift_penalty, sine_penalty),
+            lambda parameters: OvSW().attach(parameters, optimizer()),
+        )
+    ),
+]
 
 
-@pytest.mark.parametrize(("make", "error", "message"), MISTAKES.values(), ids=MISTAKES.keys())
-def test_mistakes_are_named(make: Callable[[], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make()
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [*COMBINATIONS, *MISTAKES, *SUMMARIES, *TRAINING, *DATA, *OPTIM],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_mistakes_are_named(call: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        call()
 
 
 def test_numbers_of_other_kinds_are_numbers() -> None:
@@ -790,12 +820,6 @@ def test_numbers_of_other_kinds_are_numbers() -> None:
         states[0][name].equal(states[1][name]) and tensor.equal(states[2][name]) for name, tensor in states[0].items()
     )
     assert qconv.QConv2d(np.int64(3), 4, [3, 3], torch.Size((1, 1))).kernel_size == (3, 3)  # pyright: ignore
-
-
-@pytest.mark.parametrize(("make", "error", "message"), COMBINATIONS.values(), ids=COMBINATIONS.keys())
-def test_what_cannot_be_combined(make: Callable[[], object], error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make()
 
 
 def test_what_can_be_combined() -> None:
@@ -813,11 +837,3 @@ def test_a_scheme_uses_up_no_random_numbers() -> None:
     before = torch.get_rng_state()
     Scheme("random", partial(Sign, stochastic=True), LSQ, DoReFaGradient).with_grad(Int8Stochastic)
     assert torch.get_rng_state().equal(before)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_the_quantizers_of_a_scheme_have_its_places(name: str) -> None:
-    scheme = METHODS[name]
-    assert "input" in scheme.input().roles
-    assert "weight" in scheme.weight().roles
-    assert scheme.grad is None or "grad" in scheme.grad().roles

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import timm.optim
 import torch
+from conftest import same
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import Tensor, nn
@@ -88,11 +89,7 @@ def test_every_kind(kind: str, expected: list[str]) -> None:
     assert names_in(model, groups)[1] == expected
     assert groups[1]["lr"] == 0.5
     assert groups[0].keys() == {"params"}
-
-
-def test_the_kinds_are_all_tested() -> None:
-    marks = test_every_kind.pytestmark  # pyright: ignore[reportFunctionMemberAccess]
-    assert {row[0] for row in marks[0].args[1]} == set(KINDS)
+    assert len(KINDS) == 8, "all are tested"
 
 
 def test_every_trainable_parameter_is_in_one_group_and_the_first_rule_counts() -> None:
@@ -140,7 +137,9 @@ def test_shared_parameters_have_all_names_and_kinds() -> None:
 
 def test_a_parametrized_layer_and_no_rules() -> None:
     model = weight_norm(nn.Linear(3, 2))
-    assert names_in(model, parameter_groups(model)) == [[name for name, _ in model.named_parameters()]]
+    everything = [[name for name, _ in model.named_parameters()]]
+    assert names_in(model, parameter_groups(model)) == everything
+    assert names_in(model, parameter_groups(model, {".*": {}})) == everything  # no rest
     layer = qconv.QLinear(3, 2)
     torch.nn.utils.parametrize.register_parametrization(layer, "weight", nn.Identity())
     assert names_in(layer, parameter_groups(layer)) == [["bias", "parametrizations.weight.original"]]
@@ -168,41 +167,37 @@ def test_normalizations_of_other_packages() -> None:
     assert [len(group["params"]) for group in groups] == [5, 1, 2]
 
 
-def test_no_rest() -> None:
-    model = nn.Linear(2, 2)
-    assert names_in(model, parameter_groups(model, {".*": {}})) == [["weight", "bias"]]
-
-
 def test_a_rate_that_follows_the_optimizers() -> None:
     model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(2, 2)), nn.Linear(4, 2))
-    rules = {"quantizers": {"lr_scale": 0.25, "weight_decay": 0.0}, r"1\..*": {"lr": 3.0}}
+    rules: dict[Any, Any] = {"quantizers": {"lr_scale": 0.25, "weight_decay": 0.0}, r"1\..*": {"lr": 3.0}}
+    before = copy.deepcopy(rules)
     groups = parameter_groups(model, rules, lr=0.5)
     assert [{key: value for key, value in group.items() if key != "params"} for group in groups] == [
         {},
         {"weight_decay": 0.0, "lr": 0.125},
         {"lr": 3.0},
     ]
-    assert rules["quantizers"] == {"lr_scale": 0.25, "weight_decay": 0.0}
+    assert rules == before
     for lr in (0.5, 2):
         optimizer = ModelOptimizer(torch.optim.Adam, rules, lr=lr)(model)
         assert [group["lr"] for group in optimizer.param_groups] == [lr, lr / 4, 3.0]
-    with pytest.raises(ValueError, match=r"lr_scale \(=0.25\) multiplies the optimizer's lr, which must be given"):
-        parameter_groups(model, rules)
-    with pytest.raises(ValueError, match="multiplies the optimizer's lr"):
-        ModelOptimizer(torch.optim.Adam, rules)(model)
-    for scale in (0, -1.0, math.nan, math.inf, "0.1", True, None):
-        with pytest.raises(ValueError, match=r"rules\['quantizers'\]: lr_scale .* must be a positive number"):
-            parameter_groups(model, {"quantizers": {"lr_scale": scale}}, lr=0.5)
-    wrong: tuple[Any, ...] = (0.0, -1.0, math.nan, "0.1", torch.tensor(0.1))
-    for lr in wrong:
-        with pytest.raises(ValueError, match=r"lr \(=.*\) must be a positive number for lr_scale \(=0.25\)"):
-            parameter_groups(model, rules, lr=lr)
     half: Any = np.float32(0.5)
     assert parameter_groups(model, rules, lr=half)[1]["lr"] == 0.125
-    with pytest.raises(ValueError, match=r"must have lr \(=1\) or lr_scale \(=0.1\), not both"):
-        parameter_groups(model, {"quantizers": {"lr_scale": 0.1, "lr": 1}}, lr=0.5)
-    with pytest.raises(ValueError, match=r"lr_scale \(=0.1\) must not be in a binary group"):
-        parameter_groups(qconv.BNNConv2d(3, 4, 3), {"binary_weights": {"binary": True, "lr_scale": 0.1}}, lr=0.5)
+    multiplies = r"lr_scale \(=0.25\) multiplies the optimizer's lr, which must be given"
+    with pytest.raises(ValueError, match=multiplies):
+        parameter_groups(model, rules)
+    with pytest.raises(ValueError, match=multiplies):
+        ModelOptimizer(torch.optim.Adam, rules)(model)
+    wrong: tuple[Any, ...] = (0, -1.0, math.nan, "0.1", torch.tensor(0.1))
+    for value in wrong:
+        with pytest.raises(ValueError, match=r"lr \(=.*\) must be a positive number for lr_scale \(=0.25\)"):
+            parameter_groups(model, rules, lr=value)
+    for value in (*wrong[:4], math.inf, True, None):
+        with pytest.raises(ValueError, match=r"rules\['quantizers'\]: lr_scale .* must be a positive number"):
+            parameter_groups(model, {"quantizers": {"lr_scale": value}}, lr=0.5)
+
+
+BINARY_SCALE = {"binary_weights": {"binary": True, "lr_scale": 0.1}}
 
 
 @pytest.mark.parametrize(
@@ -216,14 +211,14 @@ def test_a_rate_that_follows_the_optimizers() -> None:
         ({"bias": {"params": []}}, ValueError, r"rules\['bias'\] must not have the option 'params'"),
         ({"bias": 0.1}, TypeError, r"rules\['bias'\] \(=0.1\) must be a mapping of options"),
         ({3: {}}, TypeError, "rules: 3 must be a kind, a regular expression or a function"),
+        ({"bias": {"lr_scale": 0.1, "lr": 1}}, ValueError, r"must have lr \(=1\) or lr_scale \(=0.1\), not both"),
+        (BINARY_SCALE, ValueError, r"lr_scale \(=0.1\) must not be in a binary group"),
     ],
 )
 def test_rules_that_are_refused(rules: Any, error: type[Exception], message: str) -> None:
+    model = qconv.BNNConv2d(3, 4, 3) if rules is BINARY_SCALE else nn.Linear(2, 2)
     with pytest.raises(error, match=message):
-        parameter_groups(nn.Linear(2, 2), rules)
-
-
-def test_a_model_without_trainable_parameters_is_refused() -> None:
+        parameter_groups(model, rules, lr=0.5)
     with pytest.raises(ValueError, match=r"model \(ReLU\) has no trainable parameter"):
         parameter_groups(nn.ReLU())
 
@@ -254,15 +249,6 @@ def run_bop(weight: list[float], grads: list[list[float]], gamma: float, thresho
         optimizer.step()
         history.append(parameter.tolist())
     return history
-
-
-def test_golden_values() -> None:
-    weight = nn.Parameter(torch.tensor([1.0, -1.0, 1.0, -1.0]))
-    optimizer = Bop(binary_group(weight, lr=0.0, threshold=1e-8))
-    optimizer.state[weight]["momentum"] = torch.tensor([2e-8, 2e-8, -2e-8, 5e-9])
-    weight.grad = torch.randn(4)
-    optimizer.step()
-    assert weight.tolist() == [-1.0, -1.0, 1.0, -1.0]
 
 
 @pytest.mark.parametrize("gamma", [0.01, 0.3, 0.7, 1.0])
@@ -297,6 +283,7 @@ def test_odd_shapes_and_no_gradient() -> None:
     weights[2] = nn.Parameter(torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last))
     untouched = nn.Parameter(torch.randn(3))
     optimizer = Bop([{"params": [*weights, untouched], "binary": True}], gamma=1.0)
+
     before = [weight.detach().clone() for weight in weights]
     for weight in weights:
         weight.grad = weight.detach().contiguous()
@@ -348,40 +335,39 @@ def test_a_resumed_run_is_the_same_run(in_file: bool) -> None:
     model = nn.Sequential(qconv.BNNConv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(72, 2))
     batches = [torch.randn(4, 3, 5, 5) for _ in range(8)]
 
-    def make(model: nn.Module) -> tuple[Bop, Any]:
+    def make(model: nn.Module) -> list[Any]:
         optimizer = Bop(parameter_groups(model, BINARY), lr=0.01)
-        return optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return [model, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
-    def train(model: nn.Module, optimizer: Bop, scheduler: Any, batches: list[Tensor]) -> None:
+    def train(run: list[Any], batches: list[Tensor]) -> None:
+        model, optimizer, scheduler = run
         for batch in batches:
             optimizer.zero_grad()
             model(batch).square().sum().backward()
             optimizer.step()
             scheduler.step()
 
-    optimizer, scheduler = make(model)
+    one = make(model)
     start = model.get_parameter("0.weight").detach().clone()
-    train(model, optimizer, scheduler, batches[:4])
-    other = copy.deepcopy(model)
-    saved = (model.state_dict(), optimizer.state_dict(), scheduler.state_dict())
+    train(one, batches[:4])
+    other = make(copy.deepcopy(model))
+    saved = [part.state_dict() for part in one]
     if in_file:
         file = io.BytesIO()
         torch.save(saved, file)
         file.seek(0)
         saved = torch.load(file, weights_only=True)
-    saved = copy.deepcopy(saved)
-    train(model, optimizer, scheduler, batches[4:])
-    other_optimizer, other_scheduler = make(other)
-    for thing, state in zip((other, other_optimizer, other_scheduler), saved, strict=True):
-        thing.load_state_dict(state)
-    train(other, other_optimizer, other_scheduler, batches[4:])
-    assert all(a.equal(b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    for part, state in zip(other, copy.deepcopy(saved), strict=True):
+        part.load_state_dict(state)
+    for run in (one, other):
+        train(run, batches[4:])
+    assert same(model.state_dict(), other[0].state_dict())
     assert not model.get_parameter("0.weight").equal(start)
-    assert [group["lr"] for group in other_optimizer.param_groups] == pytest.approx([0.01 * 0.9**8] * 2)
-    assert other_optimizer.state_dict()["param_groups"] == optimizer.state_dict()["param_groups"]
-    ours, theirs = optimizer.state_dict()["state"], other_optimizer.state_dict()["state"]
-    assert ours.keys() == theirs.keys()
-    assert all(value.equal(theirs[i][key]) for i, state in ours.items() for key, value in state.items())
+    assert [group["lr"] for group in other[1].param_groups] == pytest.approx([0.01 * 0.9**8] * 2)
+    ours, theirs = (run[1].state_dict() for run in (one, other))
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert ours["state"].keys() == theirs["state"].keys()
+    assert all(same(state, theirs["state"][index]) for index, state in ours["state"].items())
 
 
 def test_copies_keep_groups_and_defaults() -> None:
@@ -439,78 +425,39 @@ def test_closure_and_gradient_scaler() -> None:
     assert weight.grad.tolist() == [-1.0, -1.0]
 
 
-@pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.bwn()], ids=str)
-def test_a_layer_learns_the_weights_of_a_teacher(scheme: Scheme) -> None:
-    def network() -> nn.Module:
-        return nn.Sequential(qconv.QConv2d(4, 8, 3, scheme=scheme, bias=False), nn.BatchNorm2d(8))
-
-    teacher, model = network(), network()
-    weight, wanted = model.get_parameter("0.weight"), qconv.quantizers.sign(teacher.get_parameter("0.weight"))
-    with torch.no_grad():
-        teacher.get_parameter("0.weight").copy_(wanted)
-    groups = parameter_groups(model, {"binary_weights": {"binary": True, "lr": 0.1, "threshold": 0.003}})
-    optimizer = Bop(groups, lr=0.01)
-    qconv.after_every_step(optimizer, model)
-    wrong = [(weight != wanted).sum().item()]
-    for _ in range(40):
-        input = torch.randn(16, 4, 6, 6)
-        optimizer.zero_grad()
-        (model(input) - teacher(input)).square().mean().backward()
-        optimizer.step()
-        assert weight.abs().equal(torch.ones_like(weight))
-        wrong.append((weight != wanted).sum().item())
-    assert wrong[0] > 100
-    assert wrong[-1] == 0
+PLAIN, HALF = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.float16))
+COMPLEX = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+NO_BINARY = "params has no group with binary=True: give parameter_groups"
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("group", "options", "message"),
     [
-        ({"lr": -1.0}, r"lr \(=-1.0\) must be 0 or more"),
-        ({"lr": math.nan}, r"lr \(=nan\) must be 0 or more"),
-        ({"gamma": 1.5}, r"gamma \(=1.5\) must be at most 1"),
-        ({"gamma": -0.5}, r"gamma \(=-0.5\) must be 0 or more"),
-        ({"threshold": -1e-8}, r"threshold \(=-1e-08\) must be 0 or more"),
-        ({"eps": -1.0}, r"eps \(=-1.0\) must be 0 or more"),
-        ({"weight_decay": -1.0}, r"weight_decay \(=-1.0\) must be 0 or more"),
-        ({"betas": (0.9, 1.0)}, r"betas \(=\(0.9, 1.0\)\) must be at least 0 and less than 1"),
+        ({}, {"lr": -1.0}, r"lr \(=-1.0\) must be 0 or more"),
+        ({}, {"lr": math.nan}, r"lr \(=nan\) must be 0 or more"),
+        ({}, {"gamma": 1.5}, r"gamma \(=1.5\) must be at most 1"),
+        ({}, {"gamma": -0.5}, r"gamma \(=-0.5\) must be 0 or more"),
+        ({}, {"threshold": -1e-8}, r"threshold \(=-1e-08\) must be 0 or more"),
+        ({}, {"eps": -1.0}, r"eps \(=-1.0\) must be 0 or more"),
+        ({}, {"weight_decay": -1.0}, r"weight_decay \(=-1.0\) must be 0 or more"),
+        ({}, {"betas": (0.9, 1.0)}, r"betas \(=\(0.9, 1.0\)\) must be at least 0 and less than 1"),
+        ({"lr": 1.5}, {}, r"lr \(=1.5\), the gamma of a binary group, must be at most 1"),
+        ({"gamma": 0.1}, {}, r"gamma \(=0.1\) of a group must be written lr"),
+        ({"weight_decay": 0.1}, {}, r"weight_decay \(=0.1\) of a binary group must be 0"),
+        ({"threshold": math.nan}, {}, r"threshold \(=nan\) must be 0 or more"),
+        ({"binary": False}, {}, NO_BINARY),
+        ({"params": [HALF]}, {}, "binary weights must be float32 or float64, not torch.float16"),
+        ({"params": [HALF.bfloat16().detach()]}, {}, "binary weights must be float32 or float64, not torch.bfloat16"),
+        ({"params": [COMPLEX]}, {}, "binary weights must be float32 or float64, not torch.complex64"),
     ],
 )
-def test_numbers_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Bop(binary_group(nn.Parameter(torch.ones(2))), **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"lr": 1.5}, r"lr \(=1.5\), the gamma of a binary group, must be at most 1"),
-        ({"gamma": 0.1}, r"gamma \(=0.1\) of a group must be written lr"),
-        ({"weight_decay": 0.1}, r"weight_decay \(=0.1\) of a binary group must be 0"),
-        ({"threshold": math.nan}, r"threshold \(=nan\) must be 0 or more"),
-        ({"binary": False}, "params has no group with binary=True: give parameter_groups"),
-    ],
-)
-def test_groups_that_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Bop([{"params": [nn.Parameter(torch.ones(2))], "binary": True, **options}], weight_decay=0.5)
-
-
-def test_plain_parameters_are_refused() -> None:
-    with pytest.raises(ValueError, match="params has no group with binary=True"):
-        Bop(nn.Linear(2, 2).parameters())
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
-def test_binary_weights_of_other_dtypes_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(TypeError, match=f"binary weights must be float32 or float64, not {dtype}"):
-        Bop(binary_group(nn.Parameter(torch.ones(2, dtype=dtype))))
-
-
-def test_complex_parameters_are_refused() -> None:
-    complex_one = nn.Parameter(torch.ones(2, dtype=torch.complex64))
+def test_numbers_and_groups_that_are_refused(group: dict[str, Any], options: dict[str, Any], message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        Bop([{"params": [PLAIN], "binary": True, **group}], **{"weight_decay": 0.5, **options})
+    with pytest.raises(ValueError, match=NO_BINARY):
+        Bop([PLAIN])
     with pytest.raises(TypeError, match=r"parameters must be real, not torch\.complex64"):
-        Bop([{"params": [complex_one]}, *binary_group(nn.Parameter(torch.ones(2)))])
+        Bop([{"params": [COMPLEX]}, *binary_group(PLAIN)])
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -542,13 +489,6 @@ def test_the_config() -> None:
     assert torch.load(file, weights_only=True) == optimizer.state_dict()  # plain values, as checkpoints must hold
 
 
-def test_a_model_optimizer_wants_the_model() -> None:
-    make = ModelOptimizer(torch.optim.SGD, lr=0.1)
-    assert make(nn.Linear(2, 2)).param_groups[0]["lr"] == 0.1
-    with pytest.raises(TypeError, match=r"model \(generator\) must be the module itself, not its parameters"):
-        make(nn.Linear(2, 2).parameters())  # pyright: ignore[reportArgumentType]
-
-
 # DeepShift-PS's penalty
 
 
@@ -560,6 +500,10 @@ def test_shift_penalty_and_its_gradient() -> None:
         for shift in shifts:
             shift.uniform_(-3, 0)
     values = [value for shift in shifts for value in shift.flatten().tolist()]
+    with pytest.raises(ValueError, match=r"model \(ReLU\) must have a ShiftPS quantizer"):
+        shift_penalty(model[1])
+    with pytest.raises(ValueError, match="quantizer '0' has no shift yet"):
+        shift_penalty(nn.Sequential(qconv.quantizers.ShiftPS()))
     penalty = shift_penalty(model)
     torch.testing.assert_close(penalty.item(), 0.5 * sum((2.0**v) ** 2 for v in values), rtol=1e-14, atol=0)
     penalty.backward()
@@ -580,13 +524,6 @@ def test_shift_penalty_of_shared_and_16_bit_shifts() -> None:
     with torch.no_grad():
         wide.weight_quantizer.tensors()[0].zero_()
     assert shift_penalty(wide.half()).item() == 512 * 512 / 2  # beyond float16
-
-
-def test_shift_penalty_without_shifts_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"model \(Linear\) must have a ShiftPS quantizer"):
-        shift_penalty(nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="quantizer '0' has no shift yet"):
-        shift_penalty(nn.Sequential(qconv.quantizers.ShiftPS()))
 
 
 def test_sine_penalty_and_its_gradient() -> None:
@@ -628,15 +565,14 @@ class Around:
 def test_mistyped_options_of_rules_are_refused() -> None:
     """torch keeps them in the group without a word, as it keeps what an optimizer reads without a default."""
     model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=schemes.lsq()), nn.BatchNorm2d(4))
-    for make in (torch.optim.SGD, Around):
-        with pytest.raises(
-            ValueError, match=r"rules\['norms'\]: .* has no option 'weight_deacy'; did you mean 'weight_d"
-        ):
-            ModelOptimizer(make, {"norms": {"weight_deacy": 0.0}}, lr=0.1)(model)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(
-        ValueError, match=r"rules\['quantizers'\]: Adam has no option 'lr_scal'; did you mean 'lr_scale'"
+    mistyped, scale = {"norms": {"weight_deacy": 0.0}}, {"quantizers": {"lr_scal": 0.1}}
+    for make, rules, message in (
+        (torch.optim.SGD, mistyped, r"rules\['norms'\]: .* has no option 'weight_deacy'; did you mean 'weight_d"),
+        (Around, mistyped, r"rules\['norms'\]: .* has no option 'weight_deacy'; did you mean 'weight_d"),
+        (torch.optim.Adam, scale, r"rules\['quantizers'\]: Adam has no option 'lr_scal'; did you mean 'lr_scale'"),
     ):
-        ModelOptimizer(torch.optim.Adam, {"quantizers": {"lr_scal": 0.1}}, lr=0.1)(model)
+        with pytest.raises(ValueError, match=message):
+            ModelOptimizer(make, rules, lr=0.1)(model)  # pyright: ignore[reportArgumentType]
     made = ModelOptimizer(timm.optim.Muon, {"norms": {"use_fallback": True, "name": "norms"}}, lr=0.1)(model)  # pyright: ignore
     assert made.param_groups[1]["use_fallback"]
 
@@ -686,9 +622,7 @@ def test_steps_are_counted_under_a_default_of_16_bits() -> None:
     try:
         for make in (Bop, torch.optim.Adam):
             parameter = nn.Parameter(torch.ones(3, dtype=torch.float32))
-            binary = (
-                [{"params": [nn.Parameter(torch.ones(1, dtype=torch.float32))], "binary": True}] if make is Bop else []
-            )
+            binary = binary_group(nn.Parameter(torch.ones(1, dtype=torch.float32))) if make is Bop else []
             optimizer = make([*binary, {"params": [parameter]}], lr=1e-3)
             for step in range(400):
                 parameter.grad = torch.full_like(parameter, math.sin(step))
