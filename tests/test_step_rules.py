@@ -2,16 +2,15 @@
 
 import copy
 import io
-import math
-import signal
+import warnings
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from pytorch_lightning.utilities.exceptions import SIGTERMException
-from test_train import config, send
+from conftest import same
+from runs import config, last_state, terminate
 from timm.optim.lookahead import Lookahead
 from torch import Tensor, nn
 from torch.nn.utils.prune import l1_unstructured
@@ -22,7 +21,6 @@ from qconv.cli import train as program
 from qconv.ground.table import read_csv
 from qconv.optim import Oscillations, OvSW, StepRule, dampening_penalty
 from qconv.optim.step_rules import at, since
-from qconv.training import Classifier
 
 
 def network(scheme: qconv.Scheme, seed: int = 0) -> nn.Sequential:
@@ -47,6 +45,9 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, first:
 
 def quantized(model: nn.Module) -> list[Any]:
     return [layer for layer in model.modules() if isinstance(layer, qconv.layers.QuantizedLayer)]
+
+
+TWO_STAGES = schemes.two_stage(schemes.bnn())
 
 
 class Follow(StepRule):
@@ -165,21 +166,6 @@ def test_ovsw_without_a_threshold_leaves_all_weights() -> None:
     assert layer.weight.equal(before)
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda parameters: OvSW().attach(parameters, torch.optim.SGD([torch.zeros(1)], lr=0.1)),
-        lambda parameters: qconv.optim.parameter_groups(parameters),
-        lambda parameters: qconv.optim.dampening_penalty(parameters),
-        lambda parameters: qconv.optim.shift_penalty(parameters),
-        lambda parameters: qconv.optim.sine_penalty(parameters),
-    ],
-)
-def test_parameters_are_no_model(call: Any) -> None:
-    with pytest.raises(TypeError, match=r"model \(=<generator .*must be a torch.nn.Module"):
-        call(nn.Linear(2, 2).parameters())
-
-
 def test_ovsw_follows_its_formula() -> None:
     model = network(schemes.bnn())
     twin = copy.deepcopy(model)
@@ -238,8 +224,7 @@ def test_a_resumed_optimizer_goes_on_bit_for_bit(rule: StepRule, optimizer: str)
     again.load_state_dict(stored["model"])
     remade.load_state_dict(stored["optimizer"])
     steps(again, remade, 20, 20)
-    for ours, theirs in zip(again.parameters(), model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert same(again.state_dict(), model.state_dict())
 
 
 @pytest.mark.parametrize("rule", [Oscillations(freeze=0.015), OvSW(delta=0.5)], ids=str)
@@ -260,8 +245,7 @@ def test_gradients_of_a_closure_are_changed_too(rule: StepRule, as_keyword: bool
         value = optimizers[0].step(closure=closure) if as_keyword else optimizers[0].step(closure)
         assert isinstance(value, Tensor)
     steps(models[1], optimizers[1], 20)
-    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert same(*(model.state_dict() for model in models))
 
 
 def test_a_pair_of_thresholds_begins_later() -> None:
@@ -280,8 +264,7 @@ def test_a_removed_rule_does_nothing() -> None:
     OvSW(delta=0.5).attach(models[0], optimizers[0]).remove()
     for model, optimizer in zip(models, optimizers, strict=True):
         steps(model, optimizer, 3)
-    for ours, theirs in zip(models[0].parameters(), models[1].parameters(), strict=True):
-        assert torch.equal(ours, theirs)
+    assert same(*(model.state_dict() for model in models))
     assert not any("flip_frequency" in state for state in optimizers[0].state.values())
 
 
@@ -289,9 +272,7 @@ def test_pruned_weights_are_refused() -> None:
     model = nn.Sequential(*(qconv.QConv2d(3, 3, 3, scheme=schemes.lsq(2, 2)) for _ in range(2)))
     l1_unstructured(model[0], "weight", 0.3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(
-        TypeError, match=r"Oscillations\(.*\) can't work on layer '0' \(QConv2d, .*: its weight is comp"
-    ):
+    with pytest.raises(TypeError, match=r"Oscillations\(.*\) can't work on layer '0' \(QConv2d, .* weight is comp"):
         Oscillations(freeze=0.02).attach(model, optimizer)
     model[0].requires_grad_(False)
     Oscillations(freeze=0.02).attach(model, optimizer).remove()
@@ -332,62 +313,44 @@ def test_dampening_is_the_distance_to_the_levels() -> None:
         assert layer.weight_quantizer.step.grad is None
 
 
-def test_a_schedule_is_half_a_cosine() -> None:
-    assert [at((0.04, 0.01), p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([0.04, 0.025, 0.01, 0.01])
-    assert at(0.3, 0.7) == 0.3
-    assert [since(0.25, p) for p in (0.0, 0.25, 0.625, 1.0)] == pytest.approx([0.0, 0.0, 0.5, 1.0])
-
-
-@pytest.mark.parametrize(
-    ("make", "error", "message"),
-    [
-        (lambda: Oscillations(freeze=2.0), ValueError, r"freeze \(=2.0\) must be from 0 to 1"),
-        (
-            lambda: Oscillations(freeze=cast(Any, (0.1, 0.2, 0.3))),
-            ValueError,
-            r"must be a number, a pair of numbers or None",
-        ),
-        (lambda: Oscillations(freeze="0.1"), TypeError, r"freeze \(='0.1'\) must be a number"),  # pyright: ignore
-        (lambda: Oscillations(momentum=0.0), ValueError, r"momentum \(=0.0\)"),
-        (lambda: Oscillations(start=1.0), ValueError, r"start \(=1.0\) must be at least 0 and below 1"),
-        (lambda: Oscillations(max_bits=0), ValueError, r"max_bits \(=0\) must be"),
-        (lambda: OvSW(delta=-1), ValueError, r"delta \(=-1\) must be at least 0"),
-        (lambda: OvSW(momentum=1.0), ValueError, r"momentum \(=1.0\)"),
-    ],
-)
-def test_bad_options_are_refused(make: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
-        make()
-
-
 @pytest.mark.parametrize(
     ("rule", "scheme", "error", "message"),
     [
         (Oscillations(), schemes.lsq(8, 8), ValueError, r"Oscillations\(.*\) finds no layer in model \(Sequential\)"),
         (OvSW(), schemes.lsq(2, 2), ValueError, r"finds no layer"),
         (Oscillations(freeze=(0.1, 0.2)), schemes.bnn(), ValueError, r"schedule, freeze: attach it with total_steps"),
-        (
-            Oscillations(freeze=0.1),
-            schemes.adabin(),
-            TypeError,
-            r"can't freeze 0\.0\.weight .* levels follow the weight",
-        ),
+        (Oscillations(freeze=0.1), schemes.adabin(), TypeError, r"can't freeze 0\.0\.weight .* levels follow the wei"),
         (Oscillations(freeze=0.1, max_bits=5), schemes.shift_q(), TypeError, r"its levels are not evenly spaced"),
-        (OvSW(), schemes.two_stage(schemes.bnn()), TypeError, r"0\.0\.weight with two_stage.* changes in the course"),
-        (Oscillations(), schemes.two_stage(schemes.bnn()), TypeError, r"make each stage a run of its own"),
+        (OvSW(), TWO_STAGES, TypeError, r"0\.0\.weight with two_stage.* changes in the course"),
+        (Oscillations(), TWO_STAGES, TypeError, r"make each stage a run of its own"),
+        (None, schemes.adabin(), TypeError, r"0\.0\.weight .* can't be drawn to its levels: its levels follow the we"),
+        (None, TWO_STAGES, TypeError, r"can't be drawn to its levels: its quantizer changes"),
+        *(
+            (None, schemes.ewgs(bits, bits), TypeError, r"with ewgs.* can't be .* to its levels: its levels move apart")
+            for bits in (2, 3, 4)
+        ),
+        (None, schemes.lsq(8, 8), ValueError, "must have a trainable weight of at most 4 bits"),
     ],
     ids=str,
 )
-def test_what_cannot_work_is_said(rule: StepRule, scheme: Any, error: type[Exception], message: str) -> None:
+def test_what_cannot_work_is_said(rule: StepRule | None, scheme: Any, error: type[Exception], message: str) -> None:
+    """Of rules, and without one of the penalty."""
     model = network(scheme)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(error, match=message):
-        rule.attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        dampening_penalty(model) if rule is None else rule.attach(model, optimizer)
 
 
 def test_weights_of_low_precision_are_refused() -> None:
     model = network(schemes.bnn()).bfloat16()
     with pytest.raises(TypeError, match=r"OvSW.* needs 0\.0\.weight in float32, it is torch.bfloat16: use autocast"):
         OvSW().attach(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_schedule_is_half_a_cosine() -> None:
+    assert [at((0.04, 0.01), p) for p in (0.0, 0.5, 1.0, 2.0)] == pytest.approx([0.04, 0.025, 0.01, 0.01])
+    assert at(0.3, 0.7) == 0.3
+    assert [since(0.25, p) for p in (0.0, 0.25, 0.625, 1.0)] == pytest.approx([0.0, 0.0, 0.5, 1.0])
 
 
 def test_gradients_that_the_optimizer_unscales_are_refused() -> None:
@@ -416,45 +379,24 @@ def test_gradients_that_the_optimizer_unscales_are_refused() -> None:
         torch.testing.assert_close(ours, theirs)
 
 
-def test_dampening_says_what_cannot_work() -> None:
-    with pytest.raises(TypeError, match=r"0\.0\.weight .* can't be drawn to its levels: its levels follow the we"):
-        dampening_penalty(network(schemes.adabin()))
-    with pytest.raises(TypeError, match=r"can't be drawn to its levels: its quantizer changes"):
-        dampening_penalty(network(schemes.two_stage(schemes.bnn())))
-    for bits in (2, 3, 4):
-        with pytest.raises(TypeError, match=r"with ewgs.* can't be drawn to its levels: its levels move apart"):
-            dampening_penalty(network(schemes.ewgs(bits, bits)))
-    with pytest.raises(ValueError, match="must have a trainable weight of at most 4 bits"):
-        dampening_penalty(network(schemes.lsq(8, 8)))
-    with pytest.raises(TypeError, match="must be a torch"):
-        OvSW().attach(network(schemes.bnn()), object())  # pyright: ignore[reportArgumentType]
-
-
 @pytest.mark.nightly
 def test_a_run_freezes_dampens_and_goes_on(tmp_path: Path) -> None:
     """An interrupted run ends as one that was not, with the rules' state and schedules."""
     words = [
-        "scheme=lsq", "scheme.weight_bits=3", "trainer=cpu", "report=false", "data.batch_size=200",
-        "optimizer.rules={quantizers:{lr:1e-4}}",
-        "trainer.max_epochs=3",
+        *("scheme=lsq", "scheme.weight_bits=3", "trainer=cpu", "report=false", "data.batch_size=200"),
+        *("optimizer.rules={quantizers:{lr:1e-4}}", "trainer.max_epochs=3"),
         "step_rules=[{_target_: qconv.optim.Oscillations, freeze: [0.03, 0.01], momentum: 0.01}]",
-    ]  # fmt: skip
-
-    def run(name: str, *more: str) -> dict[str, Tensor]:
-        program.train(config(*words, f"run_dir={tmp_path / name}", *more))
-        return torch.load(tmp_path / name / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-
-    whole = run("whole", "dampening=0.1")
-    rows = read_csv(tmp_path / "whole/diagnostics.csv")
+    ]
+    whole, parts, plain = (tmp_path / name for name in ("whole", "parts", "plain"))
+    program.train(config(*words, "dampening=0.1", f"run_dir={whole}"))
+    rows = read_csv(whole / "diagnostics.csv")
     assert max(float(row["weights_frozen"]) for row in rows) > 0
     assert max(float(row["weights_oscillating"]) for row in rows) > 0
-    with pytest.raises(SIGTERMException):
-        run("parts", "dampening=0.1", send(signal.SIGTERM, 1, 3))
-    again = run("parts", "dampening=0.1", "ckpt_path=last")
-    assert whole.keys() == again.keys()
-    assert all(torch.equal(value, again[name]) for name, value in whole.items())
-    plain = run("plain")
-    assert any(not torch.equal(value, plain[name]) for name, value in whole.items())
+    terminate(1, 3, parts, *words, "dampening=0.1")
+    program.train(config(*words, "dampening=0.1", f"run_dir={parts}", "ckpt_path=last"))
+    assert same(last_state(whole), last_state(parts))
+    program.train(config(*words, f"run_dir={plain}"))
+    assert not same(last_state(whole), last_state(plain))
 
 
 def test_a_run_pulls_bipers_sine_to_0(tmp_path: Path) -> None:
@@ -463,16 +405,8 @@ def test_a_run_pulls_bipers_sine_to_0(tmp_path: Path) -> None:
     for factor in (0, 100):
         place = tmp_path / str(factor)
         program.train(config(*words, "model.width=4", f"sine_penalty={factor}", f"run_dir={place}"))
-        state = torch.load(place / "checkpoints/last.ckpt", weights_only=True)["state_dict"]
-        means.append((20 * state["model.blocks.1.conv.weight"]).sin().square().mean())
+        means.append((20 * last_state(place)["model.blocks.1.conv.weight"]).sin().square().mean())
     assert means[1] < 0.5 * means[0]
-
-
-def test_dampening_of_a_run_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"dampening \(=-1\) must be at least 0 and finite"):
-        Classifier(nn.Linear(2, 2), torch.optim.SGD, dampening=-1)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(ValueError, match=r"sine_penalty \(=inf\) must be at least 0 and finite"):
-        Classifier(nn.Linear(2, 2), torch.optim.SGD, sine_penalty=math.inf)  # pyright: ignore[reportArgumentType]
 
 
 def test_what_a_wrapped_optimizer_saves() -> None:
@@ -530,3 +464,174 @@ def test_a_step_within_a_step_is_one(with_closure: bool) -> None:
     (weight, state), (inner_weight, inner_state) = states
     assert inner_state["OvSW_steps"] == state["OvSW_steps"] == 4
     assert torch.equal(inner_weight, weight)
+
+
+# After the step: latent weights are clamped, in a hand-written loop as elsewhere
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam, torch.optim.RAdam])
+def test_a_hand_written_loop(kind: Any) -> None:
+    binary, plain = qconv.BNNConv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+    model = nn.Sequential(binary, plain)
+    optimizer: torch.optim.Optimizer = kind(model.parameters(), lr=50.0)
+    handle = qconv.after_every_step(optimizer, model)
+    input = torch.randn(2, 3, 8, 8)
+
+    def step() -> tuple[float, float]:
+        optimizer.zero_grad()
+        model(input).square().mean().backward()
+        optimizer.step()
+        return binary.weight.abs().max().item(), plain.weight.abs().max().item()
+
+    largest_binary, largest_plain = step()
+    assert largest_binary == 1.0
+    assert largest_plain > 1.0
+    handle.remove()
+    assert step()[0] > 1.0
+
+
+def test_with_a_gradient_scaler() -> None:
+    model = qconv.BNNConv2d(3, 4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=100.0)
+    qconv.after_every_step(optimizer, model)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(torch.randn(2, 3, 8, 8)).square().mean()).backward()
+    scaler.step(optimizer)
+    assert model.weight.abs().max() == 1.0
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_every_layer_kind(groups: int) -> None:
+    layers = [
+        qconv.QConv1d(4, 4, 3, groups=groups, scheme=schemes.bnn()),
+        qconv.QConvTranspose2d(4, 4, 3, groups=groups, scheme=schemes.bnn()),
+        qconv.QLinear(4, 4, scheme=schemes.bwn()),
+    ]
+    for layer in layers:
+        with torch.no_grad():
+            layer.weight.mul_(20)
+            expected = layer.weight.clamp(-1, 1)
+        qconv.after_step(nn.Sequential(layer))
+        assert layer.weight.equal(expected)
+
+
+def test_shift_parameters_stay_in_range() -> None:
+    layer = qconv.Conv2dShift(3, 4, 3)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=1e6)
+    qconv.after_every_step(optimizer, layer)
+    layer(torch.randn(2, 3, 8, 8)).sum().backward()
+    optimizer.step()
+    shift = layer.weight_quantizer.tensors()[0]
+    assert (shift.min().item(), shift.max().item()) == (-14.0, 0.0)
+
+
+@pytest.mark.parametrize("scheme", [schemes.apot(), schemes.lsq(), schemes.ttq(), schemes.shift_ps()], ids=str)
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_range_that_becomes_nan_is_named(scheme: qconv.Scheme, by_hand: bool) -> None:
+    model = nn.Sequential(qconv.QConv2d(3, 4, 3, scheme=scheme), nn.ReLU(), qconv.QConv2d(4, 4, 3, scheme=scheme))
+    model(torch.rand(2, 3, 8, 8)).sum().backward()
+    name, tensor = [*model[2].named_parameters()][-1]
+    optimizer = torch.optim.SGD([tensor], lr=1e-3)
+    if not by_hand:
+        qconv.after_every_step(optimizer, model)
+
+    def step() -> None:
+        optimizer.step()
+        if by_hand:
+            qconv.after_step(model)
+
+    step()
+    assert tensor.grad is not None
+    tensor.grad.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=rf"NaN or inf of 2\.{name}, .*smaller learning rate"):
+        step()
+    tensor.requires_grad_(False)  # no optimizer's concern
+    qconv.after_step(model)
+
+
+def test_finite_ranges_whose_sum_float16_can_not_hold() -> None:
+    layer = qconv.QConv2d(32, 64, 3, scheme=schemes.shift_ps()).half()
+    shift = layer.weight_quantizer.tensors()[0]
+    assert torch.linalg.vector_norm(shift, 1).isinf()
+    qconv.after_step(layer)
+    assert shift.isfinite().all()
+
+
+def test_what_is_learned_may_be_made_a_buffer() -> None:
+    layer = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq())
+    quantizer = layer.weight_quantizer
+    step = torch.zeros_like(quantizer.tensors()[0])
+    del quantizer.step
+    quantizer.register_buffer("step", step.clone())
+    qconv.after_step(layer)
+    assert torch.equal(quantizer.tensors()[0], step)
+
+
+def plain() -> nn.Sequential:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    nn.init.constant_(norm.weight, 8)  # beyond PACT's bound
+    return nn.Sequential(nn.Conv2d(3, 4, 3), norm, nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "left_out"),
+    [
+        (schemes.lsq(4, 4), ["3.input_quantizer.step", "3.weight_quantizer.step"]),
+        (schemes.pact(4, 4), ["3.input_quantizer.alpha"]),
+        (schemes.shift_ps(), ["3.weight_quantizer.shift", "3.weight_quantizer.sign"]),
+        (schemes.bwn(), []),
+    ],
+    ids=str,
+)
+def test_an_optimizer_from_before_the_conversion(scheme: qconv.Scheme, left_out: list[str]) -> None:
+    model = plain()
+    early = torch.optim.SGD(model.parameters(), lr=1e-4)
+    model = qconv.convert(model, scheme)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        qconv.after_every_step(early, model)
+    assert len(told) == bool(left_out)
+    if left_out:
+        named = left_out[0] + " and 1 other parameter" * (len(left_out) - 1)
+        said = f"the optimizer holds weights, but not what their schemes learn beside them: {named}. Make it after"
+        assert str(told[0].message).startswith(said)
+        assert told[0].filename == __file__
+    parameters = dict(model.named_parameters())
+    qconv.after_every_step(torch.optim.SGD(model.parameters(), lr=1e-4), model)
+    for name in left_out:
+        parameters[name].requires_grad_(False)
+    qconv.after_every_step(early, model)
+    for name in left_out:
+        parameters[name].requires_grad_(True)
+        early.add_param_group({"params": [parameters[name]]})
+    qconv.after_every_step(early, model)
+
+
+class SAM(torch.optim.Optimizer):
+    """As its users have it: two steps, of which the second is that of an optimizer inside."""
+
+    def __init__(self, params: Any, base: Any, **options: Any) -> None:
+        super().__init__(params, dict(options))
+        self.base_optimizer = base(self.param_groups, **options)
+
+    @torch.no_grad()
+    def move(self, sign: float) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.add_(parameter.grad, alpha=sign * 0.01)
+
+    def second_step(self) -> None:
+        self.move(-1)
+        self.base_optimizer.step()
+
+
+def test_sharpness_aware_steps() -> None:
+    model = qconv.convert(plain(), schemes.bnn())
+    optimizer = SAM(model.parameters(), torch.optim.SGD, lr=10.0)
+    qconv.after_every_step(optimizer, model)
+    model(torch.rand(2, 3, 6, 6)).sum().backward()
+    optimizer.move(1)
+    optimizer.second_step()
+    quantized: Any = model[3]
+    assert quantized.weight.abs().max() == 1
