@@ -41,6 +41,7 @@ from qconv.quantizers import (
     FixedPoint,
     HardClip,
     Identity,
+    MinMaxInput,
     Quantizer,
     ReActNetInput,
     ScaledSign,
@@ -197,6 +198,11 @@ WRONG: dict[str, tuple[Callable[[], object], type[Exception], str]] = {
         r"surrogate \(=.*EDE.*\) must be None with binary_input=False: give weight_surrogate",
     ),
     "unbuilt": (lambda: ReActNetInput()(torch.ones(2)), ValueError, r"bias \(=None\) .* call build"),
+    "unbuilt range": (
+        lambda: MinMaxInput(8, per_channel=True).initialize(torch.ones(2, 3)),
+        ValueError,
+        r"per_channel \(=True\) needs the number of channels: call build",
+    ),
 }
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import qconv
 from qconv.methods.apot import APoTInput
-from qconv.methods.dorefa import dorefa
 from qconv.methods.dsq import DSQInput, DSQWeight
 from qconv.methods.ewgs import EWGSInput
 from qconv.methods.fp8 import FORMATS, FP8, Format, round_fp8
@@ -24,8 +23,8 @@ from qconv.methods.lsq import LSQ, LSQInput, lsq
 from qconv.methods.lsq_plus import LSQPlus, LSQPlusInput, least_squares_range
 from qconv.methods.minmax import MinMaxInput, MinMaxWeight, PercentileInput, PercentileWeight, uniform_range
 from qconv.methods.n2uq import N2UQInput, N2UQWeight
-from qconv.quantizers import PACT, DoReFaGradient, DoReFaInput, DoReFaWeight, Int8Stochastic, Quantizer, stochastic
-from qconv.quantizers.numbers import SMALLEST, wide
+from qconv.quantizers import PACT, DoReFaGradient, DoReFaInput, DoReFaWeight, Int8Stochastic, Quantizer
+from qconv.quantizers.numbers import wide
 
 NAN, INF = math.nan, math.inf
 F64 = torch.float64
@@ -46,20 +45,6 @@ def gradients(quantizer: Quantizer, grad: Tensor, x: Tensor) -> tuple[Tensor | N
 
 
 # DoReFa and PACT
-
-
-@DTYPES
-def test_ties_of_the_clips(dtype: torch.dtype) -> None:
-    low, top = torch.tensor(0.0, dtype=dtype), torch.tensor(1.0, dtype=dtype)
-    up, down = torch.tensor(math.inf, dtype=dtype), torch.tensor(-math.inf, dtype=dtype)
-    x = torch.stack([low, -low, torch.nextafter(low, down), top, torch.nextafter(top, up), torch.nextafter(top, down)])
-    ones = torch.ones_like(x)
-    assert gradients(DoReFaInput(3), ones, x)[0].tolist() == [1, 1, 0, 1, 0, 1]  # pyright: ignore[reportOptionalMemberAccess]
-    dx, dalpha = gradients(PACT(3, alpha=1.0), ones, x)
-    assert dx is not None
-    assert dalpha is not None
-    assert (dx.tolist(), dx.dtype) == ([1, 1, 0, 0, 0, 1], dtype)
-    assert (dalpha.item(), dalpha.dtype) == (2, torch.float32)
 
 
 def test_infinity_and_nan() -> None:
@@ -89,34 +74,7 @@ def test_pact_starts_where_few_bits_have_levels() -> None:
     assert [PACT(bits).alpha.item() for bits in (1, 2, 3, 4, 8)] == pytest.approx([8 / 15, 1.6, 56 / 15, 8, 8])
 
 
-@pytest.mark.parametrize("value", [0.0, -0.4, 0.7])
-def test_dorefa_of_a_constant(value: float) -> None:
-    w = torch.full((2, 3, 3), value)
-    for bits in range(2, 9):
-        quantizer = DoReFaWeight(bits)
-        torch.testing.assert_close(quantizer(w), w.sign() if value else torch.full_like(w, 1 / (2**bits - 1)))
-        dw = gradients(quantizer, torch.ones_like(w), w)[0]
-        assert value or (dw is not None and dw.eq(1).all())
-
-
 # LSQ and LSQ+
-
-
-@DTYPES
-def test_ties_of_lsq(dtype: torch.dtype) -> None:
-    v = torch.tensor([-1.25, -1.0, -0.75, 0.0, 0.25, 0.5, 0.75, 1.0], dtype=dtype)  # z = 2 v in -2 ... 1
-    closed = LSQInput(2, signed=True, step_init=0.5)
-    strict = LSQInput(2, signed=True, strict=True, step_init=0.5)
-    ones = torch.ones_like(v)
-    assert closed(v).tolist() == [-1, -1, -1, 0, 0, 0.5, 0.5, 0.5]  # -1.5 and 0.5 go to the even number
-    for quantizer, passing in ((closed, [0, 1, 1, 1, 1, 1, 0, 0]), (strict, [0, 0, 1, 1, 1, 0, 0, 0])):
-        dv, _ = gradients(quantizer, ones, v)
-        assert dv is not None
-        assert (dv.tolist(), dv.dtype) == (passing, dtype)
-        for i, expected in enumerate([-2, -2, -0.5, 0, -0.5, 1, 1, 1]):  # the limit itself at the limit
-            ds = gradients(quantizer, ones[i : i + 1], v[i : i + 1])[1]
-            assert ds is not None
-            assert ds.item() == expected
 
 
 def test_first_steps() -> None:
@@ -181,21 +139,6 @@ def test_lsq_plus_of_many_values_and_of_a_constant() -> None:
     assert (constant.step.item(), constant.beta.item(), constant.calibrated) == (1.0, 0.0, False)  # no range
 
 
-@pytest.mark.parametrize("make", [LSQ, LSQInput, partial(LSQ, per_channel=True), partial(LSQInput, per_channel=True)])
-def test_a_step_that_nobody_keeps_positive(make: Any) -> None:
-    quantizer, x = make(4), torch.rand(3, 5, 2, 2)
-    quantizer.build(5, 1)
-    quantizer.initialize(x)
-    with torch.no_grad():
-        quantizer.step.fill_(-1.0)
-    least = make(4)
-    least.build(5, 1)
-    least.initialize(x)
-    with torch.no_grad():
-        least.step.fill_(SMALLEST)
-    assert quantizer(x).equal(least(x))
-
-
 def test_schemes_make_what_they_say() -> None:
     layer = qconv.QConv2d(3, 4, 3, scheme=lsq(3, 2, signed_input=True, per_channel=True, step_init=0.5))
     assert layer.scheme.name == "lsq(weight_bits=3, input_bits=2, signed_input=True, per_channel=True, step_init=0.5)"
@@ -216,22 +159,6 @@ def test_golden_steps() -> None:
 # N2UQ
 
 
-def test_n2uq_input_at_ties() -> None:
-    q = N2UQInput(2)
-    # binary fractions, so that thresholds (at ¼, ¾, 1½) and corners (0, ½, 1, 2) are hit exactly
-    tensors = double([0.5, 0.5, 1.0]), double([0.0])[0], double([2.0])[0], double([3.0])[0]
-    x = double([-1.0, -0.0, 0.0, 0.125, 0.25, 0.375, 0.5, 0.75, 0.75001, 1.0, 1.01, INF, -INF])
-    levels = q.codes(x, *tensors).values.tolist()
-    assert levels == [0, 0, 0, 0, 1, 1, 2, 2, 3, 3, 3, 3, 0]
-    assert q.quantize(x, *tensors).tolist() == pytest.approx([level * 2.0 for level in levels], rel=1e-15)
-    dx, *others = q.backward(torch.ones_like(x), x, *tensors)
-    assert dx is not None
-    slope = 3.0 * (2 / 3) * 2.0  # s2 · interval · s1, to be divided by the width
-    inside = [slope / 0.5] * 4 + [slope / 1.0] * 3
-    assert dx.tolist() == pytest.approx([0, 0, 0, *inside, 0, 0, 0], rel=1e-15)
-    assert all(other is not None and other.isfinite().all() for other in others)
-
-
 def test_n2uq_input_with_nan() -> None:
     q = N2UQInput(3)
     x = torch.tensor([[0.3, NAN, 0.9]])
@@ -246,19 +173,13 @@ def test_n2uq_input_with_nan() -> None:
     assert s2.isnan()
 
 
-@pytest.mark.parametrize("shape", [(2, 3, 1, 2), (3, 1)], ids=str)
-def test_n2uq_weight_of_constant_filters(shape: tuple[int, ...]) -> None:
-    q = N2UQWeight(3)
-    assert q.quantize(torch.zeros(shape)).eq(0).all()
-    (dw,) = q.backward(torch.ones(shape), torch.zeros(shape))
+@pytest.mark.parametrize("make", [N2UQWeight, *(partial(DoReFaWeight, bits) for bits in range(2, 9))])
+@pytest.mark.parametrize("value", [0.0, 1e-42])
+def test_gradients_of_filters_of_zeros_pass(make: Callable[..., Quantizer], value: float) -> None:
+    w = torch.full((2, 3, 1, 2), value)
+    (dw,) = make().backward(torch.ones_like(w), w)
     assert dw is not None
     assert dw.eq(1).all()
-    (dw,) = q.backward(torch.ones(shape), torch.full(shape, 1e-42))
-    assert dw is not None
-    assert dw.eq(1).all()
-    for value in (0.4, -1.7):  # half way between two levels
-        found = q.quantize(torch.full(shape, value, dtype=torch.float64)).flatten().tolist()
-        assert all(v == pytest.approx(value * 0.75) or v == pytest.approx(value * 1.25) for v in found)
 
 
 def test_n2uq_input_starts_uniform() -> None:
@@ -276,33 +197,15 @@ def test_n2uq_input_starts_uniform() -> None:
 
 def test_dsq_is_initialized_from_the_data() -> None:
     w = torch.randn(4, 3)
-    q = DSQWeight(3, alpha=0.3)
+    for quantizer in (DSQWeight(3, alpha=0.3), DSQInput(3)):
+        quantizer.initialize(w)
+        assert (quantizer.lower, quantizer.upper) == (w.min(), w.max())
+    assert DSQWeight(3, alpha=0.3).alpha.item() == pytest.approx(0.3)
+
+
+def test_dsq_stays_in_range() -> None:
+    w, q = torch.randn(2, 3), DSQWeight(3)
     q.initialize(w)
-    assert (q.lower, q.upper) == (w.min(), w.max())
-    assert q.alpha.item() == pytest.approx(0.3)
-    first = q.lower
-    q.initialize(w * 2)
-    assert q.lower is first
-    assert q.lower == w.min() * 2
-    q.lower.requires_grad_(False)
-    q.initialize(w.double())
-    assert q.lower.dtype == torch.float64
-    assert not q.lower.requires_grad
-    a = DSQInput(3)
-    a.initialize(torch.empty(0, 3))
-    assert not a.calibrated
-    a.initialize(w)
-    assert a.calibrated
-    assert (a.lower, a.upper) == (w.min(), w.max())
-
-
-def test_dsq_leaves_a_constant_and_stays_in_range() -> None:
-    for value in (0.0, 0.7, -0.3):
-        w = torch.full((2, 3), value)
-        q = DSQWeight(3)
-        q.initialize(w)
-        assert q.quantize(w, *handed(q)).equal(w)
-        assert all(g is not None and g.isfinite().all() for g in q.backward(torch.ones_like(w), w, *handed(q)))
     with torch.no_grad():
         q.upper.copy_(q.lower - 1)
         q.alpha.fill_(-1)
@@ -314,68 +217,32 @@ def test_dsq_leaves_a_constant_and_stays_in_range() -> None:
         q.alpha.fill_(2)
         q.after_step_(w)
     assert q.alpha == 0.5
-    assert q.quantize(torch.tensor([NAN]), *handed(q)).isnan().all()
 
 
 # Minimum and maximum, percentiles
 
 
-@pytest.mark.parametrize("bits", [2, 5, 8])
 @pytest.mark.parametrize("symmetric", [True, False])
 @pytest.mark.parametrize("dim", [None, 1, -1])
 @pytest.mark.parametrize("p", [100.0, 90.0])
-def test_range_of_inputs(bits: int, symmetric: bool, dim: int | None, p: float) -> None:
-    seen, x = (torch.randn(5, 3, 4, dtype=torch.float64) * scale + 0.4 for scale in (1, 1.5))
+def test_range_of_inputs(symmetric: bool, dim: int | None, p: float) -> None:
+    seen = torch.randn(5, 3, 4, dtype=F64) + 0.4
     per_channel = dim is not None
-    q = MinMaxInput(bits, symmetric, per_channel) if p == 100 else PercentileInput(bits, p, symmetric, per_channel)
+    q = MinMaxInput(8, symmetric, per_channel) if p == 100 else PercentileInput(8, p, symmetric, per_channel)
     q.build(seen.shape[dim or 1], dim or 1)
     q.double()
     q.initialize(seen)
     assert q.calibrated
-    g = torch.randn_like(x)
-    x_q, (dx, *none) = q.quantize(x, *q.tensors()), q.backward(g.clone(), x, *q.tensors())
-    assert none == [None, None]
-    assert dx is not None
-    parts = [slice(None)] if dim is None else list(range(x.shape[dim]))
-    for part in parts:
-        mine, ranged, out, grads, given = (
-            t.flatten() if dim is None else t.movedim(dim, 0)[part].flatten() for t in (x, seen, x_q, dx, g)
-        )
-        ends = golden.extent(ranged.numpy(), p, symmetric)
-        expected, passed = golden.uniform(mine.numpy(), given.numpy(), *ends, bits, symmetric)
-        torch.testing.assert_close(out, torch.tensor(expected), rtol=1e-12, atol=1e-15)
-        assert grads.equal(torch.tensor(passed))
-    assert dx.eq(0).any()
+    parts = [seen] if dim is None else seen.movedim(dim, 0)
+    expected = [golden.extent(part.numpy(), p, symmetric) for part in parts]
+    assert list(zip(q.low.flatten().tolist(), q.high.flatten().tolist(), strict=True)) == expected
 
 
-def test_zero_is_always_a_level_and_ends_are_closed() -> None:
-    x = torch.tensor([-0.37, -0.0, 0.0, 1.21])
-    q = MinMaxInput(3)
-    q.initialize(x)
-    assert q.quantize(x, *q.tensors())[1:3].tolist() == [0, 0]
-    beyond = torch.tensor([-INF, -0.38, 1.22, INF, NAN])
-    ends = q.quantize(beyond, *q.tensors())
-    assert ends[0] == ends[1] < -0.3
-    assert ends[2] == ends[3] > 1.1
-    assert ends[4].isnan()
-    dx, *_ = q.backward(torch.ones(9), torch.cat([x, beyond]), *q.tensors())
-    assert dx is not None
-    assert dx.tolist() == [1, 1, 1, 1, 0, 0, 0, 0, 0]
-    # a bfloat16 input beside a float32 range: nothing is compared in fewer bits than it has
+def test_a_range_of_more_bits_than_the_input_has() -> None:
     low, high = torch.tensor(-1.0), torch.tensor(1.003)
-    dx, *_ = q.backward(torch.ones(2, dtype=torch.bfloat16), torch.tensor([1.0, 1.0078125]).bfloat16(), low, high)
+    dx, *_ = MinMaxInput(3).backward(torch.ones(2).bfloat16(), torch.tensor([1.0, 1.0078125]).bfloat16(), low, high)
     assert dx is not None
     assert dx.tolist() == [1, 0]
-
-
-def test_range_of_constants() -> None:
-    for make in (MinMaxWeight, PercentileWeight):
-        for symmetric in (True, False):
-            q = make(8, symmetric=symmetric)
-            for value in (0.0, 0.7, -0.7):
-                for shape in ((2, 3, 2), (2, 1)):
-                    w = torch.full(shape, value)
-                    torch.testing.assert_close(q.quantize(w), w, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("make", [MinMaxInput, partial(PercentileInput, percentile=60.0)])
@@ -412,19 +279,6 @@ def test_rank_of_a_percentile_is_exact() -> None:
         assert q.high == high
 
 
-def test_input_waits_for_data() -> None:
-    q = MinMaxInput(8, per_channel=True)
-    with pytest.raises(ValueError, match=r"per_channel \(=True\) needs the number of channels: call build"):
-        q.initialize(torch.randn(2, 3))
-    q.build(3, 1)
-    q.initialize(torch.empty(0, 3))
-    assert not q.calibrated
-    assert q.low.tolist() == [-1] * 3
-    q.initialize(torch.tensor([[1.0, -2.0, 3.0]]))
-    assert q.calibrated
-    assert (q.low.tolist(), q.high.tolist()) == ([0, -2, 0], [1, 0, 3])
-
-
 # FP8
 
 
@@ -450,89 +304,24 @@ def test_fp8_of_float64_is_not_rounded_twice() -> None:
     assert FP8("e4m3", None).quantize(above).item() == 1.125
 
 
-@pytest.mark.parametrize("format", ["e4m3", "e5m2"])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_fp8_scaled(format: Format, dtype: torch.dtype) -> None:
-    q = FP8(format)
-    x = (torch.randn(3, 50) * 3e-3).to(dtype)
-    wide = x if dtype == torch.float64 else x.float()
-    scale = wide.abs().max() / FORMATS[format].largest
-    expected = ((wide / scale).to(FORMATS[format].dtype).to(wide.dtype) * scale).to(dtype)
-    assert q.quantize(x).equal(expected)
-    codes = q.codes(x)
-    assert codes.values.dtype == torch.int64
-    assert codes.dequantize().to(dtype).equal(expected)
-    grad = torch.randn_like(x)
-    (dx,) = q.backward(grad.clone(), x)
-    assert dx is not None
-    assert dx.equal(grad)
-
-
 def test_fp8_edges() -> None:
-    plain = FP8("e4m3", None)
-    x = torch.tensor([448.0, -448.0, 449.0, -INF, 2.0**-9, 2.0**-10, -0.0, NAN])
-    assert plain.quantize(x)[:7].tolist() == [448, -448, 448, -448, 2.0**-9, 0, 0]
-    assert plain.quantize(x)[7].isnan()
-    assert plain.codes(x[:7]).values.tolist() == [448 * 512, -448 * 512, 448 * 512, -448 * 512, 1, 0, 0]
-    (dx,) = plain.backward(torch.ones(8), x)
-    assert dx is not None
-    assert dx.tolist() == [1, 1, 0, 0, 1, 1, 1, 0]
     scaled = FP8("e5m2")
-    assert scaled.codes(torch.tensor([1.0])).values.item() == 57344 * 2**16
     for zero in (torch.zeros(3), torch.full((3,), 1e-38), torch.empty(0)):
         assert scaled.quantize(zero).eq(0).all()
     for bad in (NAN, INF):
         assert scaled.quantize(torch.tensor([1.0, bad])).isnan().all()
+    (dx,) = FP8("e4m3", None).backward(torch.ones(3), torch.tensor([-INF, NAN, 448.0]))
+    assert dx is not None
+    assert dx.tolist() == [0, 0, 1]
 
 
 # Gradients of few bits
-
-
-def test_stochastic_rounding_at_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
-    q = Int8Stochastic(8)
-    monkeypatch.setattr(q.stream, "uniform", lambda x, *_: torch.full_like(x, 0.5))
-    assert q.quantize(torch.tensor([[127.0, 2.5, -2.5, 2.25]]), *q.tensors()).tolist() == [[127, 3, -2, 2]]
-
-
-def test_stochastic_rounding_is_unbiased() -> None:
-    q = Int8Stochastic(3)
-    x = torch.tensor([[-1.0, -0.6, -0.01, 0.0, 0.25, 0.9, 1.0, 1 / 3]])
-    mean, repeats = torch.zeros_like(x, dtype=torch.float64), 4000
-    for _ in range(repeats):
-        mean += q.quantize(x, *q.tensors()) / repeats
-        q.after_step_(None)
-    error = (mean - x).abs()[0]
-    assert error.max() < 4 * (1 / 3) / 2 / math.sqrt(repeats)  # 4 standard deviations of the worst case
-    assert error[[0, 3, 6]].max() < 1e-6  # whole steps are exact every time
-    assert q.quantize(torch.zeros(2, 9), *q.tensors()).eq(0).all()
 
 
 def test_stochastic_rounding_never_lifts_whole_steps() -> None:
     q = Int8Stochastic(8)
     x = torch.arange(-127, 128.0).repeat(4000)[None]
     assert q.quantize(x, *q.tensors()).equal(x)
-
-
-def test_stochastic_rounding_draws_again_what_it_drew(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, other = Int8Stochastic(4), Int8Stochastic(4)
-    x = torch.randn(4, 3, 5)
-    for _ in range(3):
-        q.after_step_(None)
-    first = q.quantize(x, *q.tensors())
-    assert q.quantize(x, *q.tensors()).equal(first)
-    other.load_state_dict(q.state_dict())
-    assert other.quantize(x, *other.tensors()).equal(first)
-    q.after_step_(None)
-    assert not q.quantize(x, *q.tensors()).equal(first)
-    other.after_step_(None)
-    assert other.quantize(x, *other.tensors()).equal(q.quantize(x, *q.tensors()))
-    shards = []
-    for rank in range(2):
-        monkeypatch.setattr(stochastic, "rank_and_count", lambda rank=rank: (rank, 2))
-        shards.append(q.quantize(x[rank::2], *q.tensors()))
-    monkeypatch.undo()
-    assert torch.stack(shards, 1).flatten(0, 1).equal(q.quantize(x, *q.tensors()))
-    assert not shards[1].equal(q.quantize(x[1::2], *q.tensors()))
 
 
 @pytest.mark.parametrize("make", [DoReFaGradient, Int8Stochastic])
@@ -550,29 +339,6 @@ def test_gradients_show_overflow_and_keep_zeros(make: Callable[..., Quantizer]) 
         quantizer = make(bits)
         codes = quantizer.codes(torch.randn(4000, 9) * 1e-3, *quantizer.tensors()).values.long()
         assert codes.abs().amax() <= (2**bits - 1 if make is DoReFaGradient else 2 ** (bits - 1) - 1)
-
-
-def test_dorefa_gradient_is_unbiased_and_moves_on() -> None:
-    torch.manual_seed(3)
-    quantizer = DoReFaGradient(3)
-    g = torch.linspace(-1, 1, 9).expand(1, 9)
-    drawn = []
-    for _ in range(4000):
-        drawn.append(quantizer(g))
-        quantizer.after_step_(None)
-    mean = torch.stack(drawn).mean(0)
-    assert (mean - g).abs().max() < 4 * (1 / 7) / math.sqrt(4000)  # half a step is 1/7, the largest deviation
-    assert not drawn[0].equal(drawn[1])
-    assert quantizer(g).equal(quantizer(g))  # a recomputation draws the same
-
-
-def test_dorefa_gradient_in_a_layer() -> None:
-    layer = qconv.QLinear(6, 3, bias=False, scheme=dorefa(2, None, grad_bits=3))
-    assert isinstance(layer.grad_quantizer, DoReFaGradient)
-    x, g = torch.randn(5, 6), torch.randn(5, 3)
-    layer(x).backward(g)
-    expected = layer.grad_quantizer(g).T @ x
-    torch.testing.assert_close(layer.weight.grad, layer.weight_quantizer.backward(expected, layer.weight.detach())[0])
 
 
 @DTYPES
@@ -597,23 +363,25 @@ def test_inputs_of_which_each_channel_has_its_levels() -> None:
     assert (levels.low, levels.high) == (-7, 7)
 
 
-@pytest.mark.parametrize(("make", "name"), [(PACT, "alpha"), (LSQPlusInput, "step"), (APoTInput, "alpha")])
-def test_learned_ranges_are_positive_where_nobody_calls_after_step(make: Any, name: str) -> None:
-    x = torch.tensor([-3.0, -1.0, -0.5, 0.5, 1.0, 3.0])
-    wrong, clamped = make(4), make(4)
+OF_STEPS = LSQ, LSQInput, partial(LSQ, per_channel=True), partial(LSQInput, per_channel=True), LSQPlusInput
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [*((make, "step") for make in OF_STEPS), (PACT, "alpha"), (APoTInput, "alpha")]
+)
+def test_what_is_learned_is_positive_where_nobody_calls_after_step(make: Any, name: str) -> None:
+    x, (wrong, clamped) = torch.randn(3, 5, 2, 2) * 2, (make(4) for _ in range(2))
+    for quantizer in (wrong, clamped):
+        quantizer.build(5, 1)
+        quantizer.initialize(x)
+        with torch.no_grad():
+            getattr(quantizer, name).fill_(-2)
     with torch.no_grad():
-        getattr(wrong, name).fill_(-2)
-        getattr(clamped, name).fill_(-2)
-        clamped.after_step_(None)
-    assert getattr(clamped, name) > 0
+        clamped.after_step_(x)
+    assert (getattr(clamped, name) > 0).all()
     assert wrong(x).equal(clamped(x))
-    for own, expected in zip(
-        wrong.backward(torch.ones(6), x, *wrong.tensors()),
-        clamped.backward(torch.ones(6), x, *clamped.tensors()),
-        strict=True,
-    ):
-        assert own is not None
-        assert own.equal(expected)
+    grads = (quantizer.backward(torch.ones_like(x), x, *quantizer.tensors()) for quantizer in (wrong, clamped))
+    torch.testing.assert_close(*grads, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("make", [EWGSInput, partial(DSQInput, 4)], ids=["ewgs", "dsq"])
