@@ -14,10 +14,7 @@ from torchvision.ops import DeformConv2d, deform_conv2d
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.function.quantized_op import LayerQuantizers, quantized_op
 from qconv.layers import DeformConv2dPack, QDeformConv2d, QDeformConv2dPack
-from qconv.layers.deform import DeformConvolution
-from qconv.quantizers import Identity, Quantizer, ScaledSign, Sign
 
 
 class Case(NamedTuple):
@@ -86,8 +83,7 @@ def trained(layer: nn.Module) -> list[Tensor]:
 
 
 def check_equal(found: list[Tensor | None], expected: list[Tensor | None]) -> None:
-    for given, reference in zip(found, expected, strict=True):
-        torch.testing.assert_close(given, reference, rtol=0, atol=0)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 @EVERY_CASE
@@ -119,118 +115,6 @@ def test_fused_equals_composed_exactly(case: Case, scheme: Scheme) -> None:
     check_equal(gradients(output, leaves), gradients(expected, leaves))
 
 
-def ste(x: Tensor) -> Tensor:
-    clipped = x.clamp(-1, 1)
-    return clipped + (torch.where(x >= 0, 1.0, -1.0).to(x.dtype) - clipped).detach()
-
-
-@pytest.mark.parametrize("planted", [None, "mask of the input", "float operand"])
-def test_xnor_against_autograd_of_its_formula(planted: str | None) -> None:
-    case = CASES["groups and offset groups"]
-    _, ours = case.pair(schemes.xnor(), torch.float64)
-    tensors = case.tensors(ours, torch.float64)
-    leaves = [*tensors, *trained(ours)]
-    input, offset, mask = tensors
-    input_q = ste(input)
-    if planted == "mask of the input":
-        input_q = input + (input_q - input).detach()
-    elif planted == "float operand":
-        input_q = input_q + (input - input.detach()) * 0.01
-    weight_q = ours.weight.abs().mean((1, 2, 3), keepdim=True) * ste(ours.weight)
-    expected = gradients(deform_conv2d(input_q, offset, weight_q, ours.bias, mask=mask), leaves)
-    found = gradients(ours(*tensors), leaves)
-
-    def check() -> None:
-        for given, reference in zip(found, expected, strict=True):
-            torch.testing.assert_close(given, reference, rtol=1e-12, atol=1e-12)
-
-    if planted is None:
-        check()
-    else:
-        with pytest.raises(AssertionError, match="not close"):
-            check()
-
-
-@EVERY_CASE
-def test_gradcheck(case: Case) -> None:
-    _, ours = case.pair(schemes.identity(), torch.float64)
-    tensors = case.tensors(ours, torch.float64)
-    parameters = dict(ours.named_parameters())
-
-    def run(*values: Tensor) -> Tensor:
-        state = dict(zip(parameters, values[len(tensors) :], strict=True))
-        return torch.func.functional_call(ours, state, values[: len(tensors)])
-
-    assert torch.autograd.gradcheck(run, (*tensors, *parameters.values()), fast_mode=True)
-
-
-@pytest.mark.parametrize("backward_weight", ["quantized", "float"])
-def test_weight_at_which_input_offset_and_mask_are_differentiated(backward_weight: Any) -> None:
-    scheme = Scheme("mine", Identity, ScaledSign, backward_weight=backward_weight)
-    case = CASES["v2"]
-    theirs, ours = case.pair(scheme, torch.float64)
-    tensors = case.tensors(ours, torch.float64)
-    if backward_weight == "quantized":
-        with torch.no_grad():
-            theirs.weight.copy_(ours.quantized_weight())
-    check_equal(gradients(ours(*tensors), tensors), gradients(theirs(*tensors), tensors))
-
-
-class Halved(Quantizer):
-    """A gradient quantizer that is easy to recognise."""
-
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return x / 2
-
-
-def test_gradient_quantizer() -> None:
-    case = CASES["v2"]
-    _, plain = case.pair(schemes.bnn())
-    halved = QDeformConv2d(4, 6, 3, padding=1, scheme=Scheme("halved", Sign, plain.scheme.weight, Halved))
-    halved.load_state_dict(plain.state_dict())
-    tensors = case.tensors(plain)
-    found = gradients(halved(*tensors), [*tensors, *trained(halved)])
-    expected = gradients(plain(*tensors), [*tensors, *trained(plain)])
-    check_equal(found, [None if grad is None else grad / 2 for grad in expected])
-
-
-@pytest.mark.parametrize("needed", ["input", "offset", "mask", "weight", "bias"])
-def test_gradients_that_nobody_needs_are_none(needed: str) -> None:
-    masks: list[Any] = []
-
-    class Recorded(DeformConvolution):
-        def backward(
-            self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: tuple[bool, ...], *extra: Tensor
-        ) -> tuple[Tensor | None, ...]:
-            grads = super().backward(grad_output, input, weight, output_mask, *extra)
-            masks.append((output_mask, tuple(grad is not None for grad in grads)))
-            return grads
-
-    _, ours = CASES["v2"].pair(schemes.xnor())
-    names = ("input", "weight", "bias", "offset", "mask")
-    input, offset, mask = (tensor.detach() for tensor in CASES["v2"].tensors(ours))
-    assert ours.bias is not None
-    tensors = (input, ours.weight, ours.bias, offset, mask)
-    for name, tensor in zip(names, tensors, strict=True):
-        tensor.requires_grad_(name == needed)
-    quantizers = LayerQuantizers(ours.input_quantizer, ours.weight_quantizer)
-    output = quantized_op(*tensors[:3], Recorded((1, 1), (1, 1), (1, 1)), quantizers, *tensors[3:])
-    output.sum().backward()
-    expected = tuple(name == needed for name in names)
-    assert masks == [(expected, expected)]
-    assert [tensor.grad is not None for tensor in tensors] == list(expected)
-
-
-@pytest.mark.parametrize("of", [0, 1, 2, 3], ids=["input", "offset", "mask", "weight"])
-def test_a_second_differentiation_is_an_error(of: int) -> None:
-    case = CASES["v2"]
-    _, ours = case.pair(schemes.identity())
-    tensors = case.tensors(ours)
-    (grad,) = torch.autograd.grad(ours(*tensors).sum(), [*tensors, ours.weight][of], create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad.square().sum().backward()
-
-
 @EVERY_SCHEME
 @pytest.mark.parametrize("masked", [True, False])
 def test_empty_batch(scheme: Scheme, masked: bool) -> None:
@@ -260,12 +144,8 @@ def test_autocast_runs_in_float32(dtype: torch.dtype, input_dtype: Any) -> None:
     wide = [tensor.detach().float().requires_grad_() for tensor in tensors]
     expected = ours(*wide)
     assert output.equal(expected.to(low))
-    for given, tensor, reference in zip(
-        found, [*tensors, *trained(ours)], gradients(expected.to(low), [*wide, *trained(ours)]), strict=True
-    ):
-        assert given is not None
-        assert reference is not None
-        assert given.equal(reference.to(tensor.dtype))
+    of_wide = zip(gradients(expected.to(low), [*wide, *trained(ours)]), [*tensors, *trained(ours)], strict=True)
+    check_equal(found, [None if grad is None else grad.to(tensor.dtype) for grad, tensor in of_wide])
 
 
 def test_autocast_leaves_float64_alone() -> None:
@@ -298,8 +178,7 @@ def test_compile(scheme: Scheme) -> None:
     output, expected = compiled(*tensors), ours(*tensors)
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
     leaves = [*tensors, *trained(ours)]
-    for given, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
-        torch.testing.assert_close(given, reference, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(output, leaves), gradients(expected, leaves), rtol=1e-12, atol=1e-12)
 
 
 def test_compile_under_autocast_and_without_gradients() -> None:
@@ -450,17 +329,6 @@ def test_what_a_plan_says_of_others(capsys: pytest.CaptureFixture[str]) -> None:
     assert type(network[2]) is DeformConv2d
 
 
-@EVERY_SCHEME
-def test_state_dict_goes_both_ways(scheme: Scheme) -> None:
-    theirs, ours = DeformConv2d(4, 6, 3), QDeformConv2d(4, 6, 3, scheme=scheme)
-    assert not any(ours.load_state_dict(theirs.state_dict()))
-    theirs.load_state_dict(qconv.float_state_dict(ours))
-    assert theirs.weight.equal(ours.float_weight())
-    other = QDeformConv2d(4, 6, 3, scheme=scheme)
-    other.load_state_dict(ours.state_dict())
-    assert other.quantized_weight().equal(ours.quantized_weight())
-
-
 @pytest.mark.parametrize("kind", [DeformConv2dPack, QDeformConv2dPack, QDeformConv2d])
 def test_pickle_deepcopy_and_save(kind: Any) -> None:
     layer = kind(4, 6, 3)
@@ -524,10 +392,7 @@ def test_bad_offset_groups(offset_groups: int) -> None:
 BAD_TENSORS: dict[str, tuple[dict[str, Tensor], type[Exception], str]] = {
     "unbatched": (dict(input=torch.ones(4, 6, 5)), ValueError, r"input has shape \(4, 6, 5\); it must have 4 dim"),
     "channels": (dict(input=torch.ones(2, 3, 6, 5)), ValueError, r"its dimension 1 must be in_channels \(=4\)"),
-    "small": (dict(input=torch.ones(2, 4, 2, 5)), ValueError, r"is too small for weight's .* would be 0×3"),
     "offset": (dict(offset=torch.ones(2, 9, 4, 3)), ValueError, r"offset's size \(=\(2, 9, 4, 3\)\) must have 2·9·D"),
-    "offset's size": (dict(offset=torch.ones(2, 18, 6, 5)), ValueError, r"must be \(2, 18, 4, 3\), as the output's"),
-    "mask": (dict(mask=torch.ones(2, 18, 4, 3)), ValueError, r"mask's size .* must be \(2, 9, 4, 3\) for offset's"),
     "dtype of input": (dict(input=torch.ones(2, 4, 6, 5).double()), TypeError, "input has dtype torch.float64 and wei"),
     "dtype of offset": (dict(offset=torch.ones(2, 18, 4, 3).half()), TypeError, "offset has dtype torch.float16 and"),
     "integer mask": (dict(mask=torch.ones(2, 9, 4, 3).bool()), TypeError, "mask has dtype torch.bool; it must be a fl"),
