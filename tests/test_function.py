@@ -118,8 +118,7 @@ def test_against_autograd_of_the_formula(name: str, op: Any, input_shape: Any, f
     expected = composed(input, filters, bias, op, input_q, filters_q)
     torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
     leaves: list[Tensor] = [input, filters, bias]
-    for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
-        torch.testing.assert_close(found, reference, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients(output, leaves), gradients(expected, leaves), rtol=1e-12, atol=1e-12)
 
 
 @EVERY_OP
@@ -142,9 +141,7 @@ def test_fused_equals_codes_or_composed_exactly(
         assert output.equal(of_codes)
     learned = (*quantizers.input.tensors(), *quantizers.weight.tensors())
     leaves: list[Tensor] = [input, filters, bias, *(tensor for tensor in learned if tensor.requires_grad)]
-    for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
-        assert (found is None) == (reference is None)
-        assert found is None or reference is None or found.equal(reference)
+    torch.testing.assert_close(gradients(output, leaves), gradients(expected, leaves), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("grad", [DoReFaGradient, Int8Stochastic, partial(FP8, "e5m2")], ids=str)
@@ -161,55 +158,7 @@ def test_gradient_quantizers_with_every_scheme(method: Scheme, grad: Any) -> Non
     expected.register_hook(lambda grad_output: quantize(grad_output, *tensors))
     learned = (*quantizers.input.tensors(), *quantizers.weight.tensors())
     leaves: list[Tensor] = [input, filters, bias, *(tensor for tensor in learned if tensor.requires_grad)]
-    for found, reference in zip(gradients(output, leaves), gradients(expected, leaves), strict=True):
-        assert found is reference is None or (found is not None and reference is not None and found.equal(reference))
-
-
-class WrongSign(Sign):
-    """A planted error: the gradient also passes beyond the clip."""
-
-    def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
-        return (grad,)
-
-
-class SwappedConvolution(Convolution):
-    """A planted error: grad_weight is taken at the float input, as if it were not quantized."""
-
-    def backward(self, grad_output: Tensor, input: Tensor, weight: Tensor, output_mask: Any) -> Any:
-        return super().backward(grad_output, input.flip(-1), weight, output_mask)
-
-
-@pytest.mark.parametrize("planted", ["pseudo-gradient", "operand"])
-def test_the_reference_rejects_planted_errors(planted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    op, input_shape, filter_shape = OPS["conv2d"]
-    _, input_q, filters_q = REFERENCES["bnn"]
-    scheme = schemes.bnn()
-    if planted == "pseudo-gradient":
-        scheme = Scheme("wrong", WrongSign, scheme.weight)
-    else:
-        op = SwappedConvolution(op.stride, op.padding, op.dilation, op.groups)
-    monkeypatch.setitem(REFERENCES, "planted", (scheme, input_q, filters_q))
-    with pytest.raises(AssertionError, match="not close"):
-        test_against_autograd_of_the_formula("planted", op, input_shape, filter_shape)
-
-
-@EVERY_OP
-def test_gradcheck_of_the_identity(op: Any, input_shape: Any, filter_shape: Any) -> None:
-    input = torch.randn(input_shape, dtype=torch.float64, requires_grad=True)
-    filters = torch.randn(filter_shape, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(filter_shape[0], dtype=torch.float64, requires_grad=True)
-    quantizers = LayerQuantizers(Identity(), Identity())
-    assert torch.autograd.gradcheck(lambda x, w, b: quantized_op(x, w, b, op, quantizers), (input, filters, bias))
-
-
-@EVERY_OP
-def test_a_second_differentiation_is_an_error(op: Any, input_shape: Any, filter_shape: Any) -> None:
-    input = torch.randn(input_shape, requires_grad=True)
-    filters = torch.randn(filter_shape, requires_grad=True)
-    output = quantized_op(input, filters, None, op, made(schemes.bnn(), filters))
-    (grad_filters,) = torch.autograd.grad(output.square().sum(), filters, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad_filters.sum().backward()
+    torch.testing.assert_close(gradients(output, leaves), gradients(expected, leaves), rtol=0, atol=0)
 
 
 @EVERY_OP
@@ -294,28 +243,6 @@ def test_float_backward_weight() -> None:
     torch.testing.assert_close(input.grad, expected * (input.abs() <= 1), rtol=1e-12, atol=1e-12)
 
 
-class Halved(Quantizer):
-    """A gradient quantizer that is easy to recognise."""
-
-    def quantize(self, x: Tensor, *tensors: Tensor) -> Tensor:
-        return x / 2
-
-
-def test_gradient_quantizer() -> None:
-    plain = qconv.QConv2d(3, 4, 3, scheme=schemes.bnn(), dtype=torch.float64)
-    halved = qconv.QConv2d(3, 4, 3, scheme=Scheme("halved", Sign, plain.scheme.weight, Halved), dtype=torch.float64)
-    halved.load_state_dict(plain.state_dict())
-    inputs = [torch.ones(2, 3, 5, 5, dtype=torch.float64).requires_grad_() for _ in range(2)]
-    outputs = [layer(input) for layer, input in zip((plain, halved), inputs, strict=True)]
-    assert outputs[0].equal(outputs[1])
-    for output in outputs:
-        output.square().sum().backward()
-    for mine, its in zip((inputs[1], *halved.parameters()), (inputs[0], *plain.parameters()), strict=True):
-        assert mine.grad is not None
-        assert its.grad is not None
-        assert mine.grad.equal(its.grad / 2)
-
-
 class LearnedStep(Quantizer):
     """Rounds to multiples of a learned step: a quantizer of the input with a tensor of its own."""
 
@@ -338,10 +265,9 @@ def test_learned_tensors_of_both_quantizers_get_their_gradient() -> None:
     input = torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
     leaves = [input, *layer.parameters()]
     expected = composed(input, layer.weight, layer.bias, layer.op, layer.input_quantizer, layer.weight_quantizer)
-    for found, reference in zip(gradients(layer(input), leaves), gradients(expected, leaves), strict=True):
-        assert found is not None
-        assert reference is not None
-        assert found.equal(reference)
+    found = gradients(layer(input), leaves)
+    assert all(grad is not None for grad in found)
+    torch.testing.assert_close(found, gradients(expected, leaves), rtol=0, atol=0)
 
 
 class ScaledLinear:
@@ -402,14 +328,6 @@ def test_each_extra_tensor_alone(needed: int, backward_weight: Any) -> None:
     weight_q = weight if backward_weight == "float" and needed in (0, 3) else quantizers.weight(weight)
     expected = F.linear(quantizers.input(input) * scale, weight_q, bias) + shift
     torch.testing.assert_close(found, gradients(expected, [tensors[needed]])[0], rtol=1e-12, atol=1e-12)
-
-
-def test_a_second_differentiation_of_extra_tensors_is_an_error() -> None:
-    input, weight, scale, shift = (torch.randn(5, 5, requires_grad=True) for _ in range(4))
-    output = quantized_op(input, weight, None, ScaledLinear(), LayerQuantizers(Identity(), Identity()), scale, shift)
-    (grad,) = torch.autograd.grad(output.sum(), scale, create_graph=True)
-    with pytest.raises(RuntimeError, match="differentiate twice"):
-        grad.square().sum().backward()
 
 
 @pytest.mark.parametrize("channels_last", [False, True])

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from methods import SCHEMES
-from test_layers import CONVOLUTIONS, pair
+from test_layers import LAYERS as LAYERS, pair
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
@@ -26,8 +26,6 @@ from qconv.models.activations import Maxout, RPReLU
 from qconv.quantizers import HardClip
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
-LINEAR = {"linear": (nn.Linear, {}, (6, 4)), "linear, more dimensions": (nn.Linear, {}, (2, 3, 4))}
-LAYERS = {**CONVOLUTIONS, **LINEAR}
 
 
 def gradients(model: nn.Module, input: Tensor, autocast: bool = False) -> tuple[Tensor, list[Tensor | None]]:

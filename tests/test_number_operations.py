@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_layers import CONVOLUTIONS, pair
-from test_lean import LINEAR, assert_same, error, gradients
+from test_layers import LAYERS as LAYERS, pair
+from test_lean import assert_same, error, gradients
 from torch import Tensor, nn
 
 import qconv
@@ -20,7 +20,6 @@ from qconv.models.activations import RPReLU
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel:UserWarning")
 if native.instruction_sets()[-1:] in ((), ("portable",)):
     pytest.skip("needs a C kernel", allow_module_level=True)
-LAYERS = {**CONVOLUTIONS, **LINEAR}
 FLOATS = {
     "bwn": schemes.bwn(),
     "dorefa": schemes.dorefa(1, None),
