@@ -1,7 +1,7 @@
 """Random calls of convolutions with signs and of their gradients, and what they are by torch and autograd."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,11 +86,6 @@ class Case:
         padded = F.pad(input, window.padding, value=value)
         return F.conv2d(padded, weight, bias, window.stride, 0, window.dilation, window.groups)
 
-    def error(self, output: Tensor) -> float:
-        """The largest error of the forward as a share of what is allowed, as in `errors`."""
-        wanted = self.output(torch.float64)
-        return _share(output, wanted, self.output(torch.float32), self.output(torch.float64, magnitudes=True))
-
     def expected(self, dtype: torch.dtype, magnitudes: bool = False) -> tuple[Tensor, Tensor]:
         """Both gradients by autograd; with `magnitudes` the sums of what is added up to them, without signs."""
         window, scale = self.sizes.window, 1 if self.scale is None else self.scale.to(dtype).view(-1, 1, 1)
@@ -111,11 +106,18 @@ class Case:
         passing = torch.ones(()).bool() if self.passing is None else self.passing
         return torch.where(passing, of_input, 0), of_weight
 
-    def errors(self, of_input: Tensor, of_weight: Tensor) -> list[float]:
+    def wanted(self, dtype: torch.dtype, magnitudes: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+        """The forward and both gradients."""
+        return self.output(dtype, magnitudes), *self.expected(dtype, magnitudes)
+
+    def errors(self, *found: Tensor) -> list[float]:
         """Largest errors as a share of what is allowed: twice that of float32, or four roundings of the magnitudes."""
-        exact, single = self.expected(torch.float64), self.expected(torch.float32)
-        magnitudes = self.expected(torch.float64, magnitudes=True)
-        return list(map(_share, (of_input, of_weight), exact, single, magnitudes))
+        exact, single = self.wanted(torch.float64), self.wanted(torch.float32)
+        return list(map(_share, found, exact, single, self.wanted(torch.float64, magnitudes=True)))
+
+    def change(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Other numbers, and another gradient."""
+        self.numbers, self.grad_output = function(self.numbers), function(self.grad_output)
 
 
 def _share(got: Tensor, wanted: Tensor, plain: Tensor, sums: Tensor) -> float:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from settings import threads
 from torch import Tensor
 
 from qconv.kernels import bits, native, native_bits
@@ -172,11 +173,8 @@ def test_threads_change_nothing(shape: tuple[int, ...], last: bool) -> None:
         lambda: ops.where_passes(x, ops.pack_signs(x)),
     ]
     alone = [each() for each in operators]
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         assert all(same(each(), first) for each, first in zip(operators, alone, strict=True))
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_what_kernels_leave_to_the_definition() -> None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
+from settings import threads
 from torch import Tensor
 
 import qconv
@@ -148,22 +149,12 @@ def test_binary_convolution_by_neon(
             assert torch.equal(got, wanted) if got is not None else cut or max(shape[3]) > 64
 
 
-def test_a_wrong_bit_is_seen() -> None:
-    case = Case(SHAPES[1])
-    case.weight[0, 0, 1, 1, 0, 3] ^= 1 << 17
-    assert not torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(case.input)), case.sums)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-def test_threads_share_images_and_rows(threads: int) -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(threads)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_threads_share_images_and_rows(count: int) -> None:
+    with threads(count):
         for batch in (1, 5):
             case = Case((64, 64, 1, (3, 3), (1, 1), (1, 1, 1, 1), (1, 1), 0, 31, 30, batch))
             assert torch.equal(torch.ops.qconv.binary_conv2d(*case.arguments(case.input)), case.sums)
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
@@ -213,13 +204,9 @@ def test_weights_of_any_shape_are_packed_as_defined() -> None:
 
 def test_threads_share_a_weight() -> None:
     weight = torch.randn(512, 300, 3, 3)
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 3):
-            torch.set_num_threads(threads)
+    for count in (1, 3):
+        with threads(count):
             assert all(map(torch.equal, pack_weight(weight), torch.ops.qconv.pack_weight(weight)))
-    finally:
-        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("low", "high", "value"), [(0, 15, 0), (-8, 7, 0), (0, 255, 0), (-1, 1, -1), (-128, 127, 0)])

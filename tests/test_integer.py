@@ -173,8 +173,7 @@ def check_on_integers(monkeypatch: pytest.MonkeyPatch, format: Any, **options: A
     assert len(outputs) == 1
     assert found.equal(expected)
     assert found.stride() == expected.stride()
-    for one, other in zip(torch.autograd.grad(found, leaves, grad_output), gradients, strict=True):
-        assert one.equal(other)
+    assert all(map(torch.equal, torch.autograd.grad(found, leaves, grad_output), gradients))
 
 
 @pytest.mark.parametrize(
@@ -201,7 +200,7 @@ def test_compiled_and_empty_run_on_floats(monkeypatch: pytest.MonkeyPatch) -> No
     layer, input = layer_and_input()
     outputs = in_integers(monkeypatch)
     assert layer(input[:0]).shape == (0, 64, 16, 16)
-    compiled = torch.compile(layer, fullgraph=True)(input)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")(input)
     assert outputs == []
     assert layer(input).equal(compiled)
     assert len(outputs) == 1

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from settings import threads
 from torch import Tensor
 
 from qconv.kernels import native, norm
@@ -76,19 +77,9 @@ def test_instruction_sets_and_places_give_the_same_bits(shape: tuple[int, ...], 
 def test_threads_change_nothing() -> None:
     given = operands((7, 48, 31, 30))
     alone = gradients(ops.norm_backward_, *given)
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         found = gradients(ops.norm_backward_, *given)
         assert all(torch.equal(a, b) for a, b in zip(found, alone, strict=True))
-    finally:
-        torch.set_num_threads(1)
-
-
-def test_a_wrong_sum_is_seen() -> None:
-    grad, *others = operands((4, 16, 9, 8))
-    exact = by_autograd(grad, *others[:2])
-    grad[3, 5, 8, 7] += 1e-3
-    assert max(error(gradients(ops.norm_backward_, grad, *others), exact)) > 1e-6
 
 
 def test_what_the_kernel_leaves_to_the_definition() -> None:

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from settings import threads
 from torch import Tensor
 
 from qconv.kernels import level_rounding, native
@@ -89,14 +90,9 @@ def test_threads_change_nothing() -> None:
     input = numbers((7, 48, 31, 30))
     grad, one = torch.randn_like(input), torch.tensor(0.4)
     wanted = ops.round_codes(input, one, 0.0, 15.0, 1.0, 0), ops.step_backward(grad, input, one, 0, 15, False)
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         found = ops.round_codes(input, one, 0.0, 15.0, 1.0, 0), ops.step_backward(grad, input, one, 0, 15, False)
-    finally:
-        torch.set_num_threads(1)
-    assert all(
-        torch.equal(a, b) for one, other in zip(found, wanted, strict=True) for a, b in zip(one, other, strict=True)
-    )
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
 
 
 def test_torch_may_be_asked_for_a_lesser_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:

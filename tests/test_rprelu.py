@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from settings import threads
 from torch import Tensor
 
 from qconv.kernels import native, rprelu
@@ -47,27 +48,14 @@ def test_elements_are_those_of_torch_and_sums_are_not_less_precise(shape: tuple[
 def test_instruction_sets_and_threads_give_the_same_bits(shape: tuple[int, ...]) -> None:
     given = operands(shape)
     wanted = ops.rprelu(*given[1:]), *ops.rprelu_backward(*given[:4])
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        try:
+    for count in (1, 3):
+        with threads(count):
             for name in native.instruction_sets():
                 output = rprelu.forward_by_kernel(*given[1:], instruction_set=name)
                 grads = rprelu.backward_by_kernel(*given[:4], instruction_set=name)
                 assert output is not None
                 assert grads is not None
                 assert all(torch.equal(a, b) for a, b in zip((output, *grads), wanted, strict=True)), name
-        finally:
-            torch.set_num_threads(1)
-
-
-def test_threads_change_nothing() -> None:
-    given = operands((7, 48, 31, 30))
-    alone = ops.rprelu_backward(*given[:4])
-    torch.set_num_threads(3)
-    try:
-        assert all(torch.equal(a, b) for a, b in zip(ops.rprelu_backward(*given[:4]), alone, strict=True))
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_what_the_kernel_leaves_to_the_definition() -> None:

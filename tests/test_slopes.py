@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from settings import threads
 from torch import Tensor
 
 from qconv.kernels import native, slopes
@@ -61,12 +62,9 @@ def test_every_bfloat16_is_rounded_as_torch_does() -> None:
 
 def test_threads_change_nothing() -> None:
     grad, input = operands((7, 48, 31, 30))
-    torch.set_num_threads(3)
-    try:
+    with threads(3):
         found = grad.clone()
         ops.approx_sign_backward_(found, input)
-    finally:
-        torch.set_num_threads(1)
     assert same(found, product(grad, input))
 
 
