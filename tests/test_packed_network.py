@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors import safe_open
 from safetensors.torch import save
+from settings import default_dtype
 from torch import Tensor, fx, nn
 from torchvision.ops import StochasticDepth
 
@@ -130,12 +131,9 @@ def test_norms_of_several_devices_are_those_of_one(trained: nn.Module, tmp_path:
 def test_the_test_vector_is_the_same_in_every_default_dtype(
     dtype: torch.dtype, file: Path, trained: nn.Module, tmp_path: Path
 ) -> None:
-    torch.set_default_dtype(dtype)
-    try:
+    with default_dtype(dtype):
         qconv.load_packed(file, Network().float())
         qconv.save_packed(trained, tmp_path / "other.safetensors", example=torch.randn(2, 3, 8, 8))
-    finally:
-        torch.set_default_dtype(torch.float32)
     qconv.load_packed(tmp_path / "other.safetensors", Network())
 
 
