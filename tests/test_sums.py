@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import qconv
 from qconv import Scheme, schemes
-from qconv.function import output as output_module, sums
+from qconv.function import sums
 from qconv.quantizers import LSQ, Identity, LSQInput, Quantizer, ScaledSign, Sign, Stages, Whole
 
 SCALED = [
@@ -64,6 +64,7 @@ class Branches(nn.Module):
         return torch.cat([branch(input) for branch in self.branches], 1)
 
 
+@pytest.mark.nightly
 def test_so_does_the_exported_form(tmp_path: Path) -> None:
     made: list[tuple[Scheme, nn.Module | None]] = [
         *((schemes.xnor(), None), (schemes.bireal(), None), (schemes.recu(), None), (schemes.reste(), None)),
@@ -78,17 +79,6 @@ def test_so_does_the_exported_form(tmp_path: Path) -> None:
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     output = session.run(None, {session.get_inputs()[0].name: inputs[0].numpy()})[0]
     assert torch.equal(torch.from_numpy(output), expected)
-
-
-@pytest.mark.parametrize("scheme", [schemes.xnor(), schemes.bireal()], ids=str)
-def test_scaled_operands_leave_a_residue(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The planted error: signs of residues, as they are where numbers are scaled before they are added up.
-    monkeypatch.setattr(output_module, "scaled_sums", lambda *arguments: None)
-    model, inputs = network(scheme, False)
-    with torch.no_grad():
-        expected = model(inputs)
-        frozen = qconv.freeze(model)(inputs)
-    assert (frozen - expected).abs().max() > 0.01 * expected.abs().max()
 
 
 OPERATIONS: list[tuple[Any, tuple[int, ...]]] = [

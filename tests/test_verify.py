@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from settings import default_dtype
 from torch import Tensor, nn
 from torchvision.ops import DeformConv2d
 
@@ -249,6 +250,8 @@ def test_batches_as_loaders_give_them(network: tuple[nn.Module, FrozenModel, Ten
     labeled = input, torch.zeros(len(input), dtype=torch.long)
     counts = [verify(model, frozen, inputs).samples for inputs in (labeled, [labeled], [labeled, input])]
     assert counts == [2, 2, 4]
+    with pytest.raises(TypeError, match=r"inputs must be tensors, or \(tensor, labels\), not dict"):
+        verify(model, frozen, [{"image": input}])
     with pytest.raises(ValueError, match="inputs have NaN or inf in batch 1: give inputs as in use"):
         verify(model, frozen, [input, input.index_fill(3, torch.tensor(4), torch.nan)])
 
@@ -357,14 +360,7 @@ def test_operations_in_place(scheme: Scheme) -> None:
     assert sum(each.drift for each in checked.layers) == 0
 
 
-def test_batches_of_a_loader_and_decisions_of_each_place() -> None:
-    model, input = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 1)), torch.randn(6, 3, 5, 5)
-    model = trained(model, schemes.lsq(4, 4), input, skip=())
-    found = verify(model, freeze(model), [(input[:3], torch.zeros(3)), [input[3:], torch.zeros(3)]])
-    assert found.equal
-    assert (found.samples, found.decisions) == (6, 0)
-    with pytest.raises(TypeError, match=r"inputs must be tensors, or \(tensor, labels\), not dict"):
-        verify(model, freeze(model), [{"image": input}])
+def test_decisions_of_each_place() -> None:
     one = torch.zeros(3, 2, 2, 2)
     other = one.clone()
     other[1, 1, 0, 1], other[2, 0, 1, 1] = 1, 1  # another class in one place, and the same one
@@ -381,14 +377,10 @@ def test_other_defaults_of_torch(scheme: Scheme, tmp_path: Path) -> None:
     input = torch.randn(4, 3, 8, 8)
     model = trained(Net(0), scheme, input)
     expected = freeze(model)(input)
-    torch.set_default_dtype(torch.float64)
-    try:
-        with torch.device("meta"):
-            frozen = freeze(model)
-            assert verify(model, frozen, input).equal
-            assert "0 of 4 decisions differ" in str(qconv.export_onnx(model, tmp_path / "model.onnx", input))
-    finally:
-        torch.set_default_dtype(torch.float32)
+    with default_dtype(torch.float64), torch.device("meta"):
+        frozen = freeze(model)
+        assert verify(model, frozen, input).equal
+        assert "0 of 4 decisions differ" in str(qconv.export_onnx(model, tmp_path / "model.onnx", input))
     assert torch.equal(frozen(input), expected)
 
 
