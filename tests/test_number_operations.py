@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from settings import threads
 from test_layers import LAYERS as LAYERS, pair
 from test_lean import assert_same, error, gradients
 from torch import Tensor, nn
@@ -165,9 +166,8 @@ def test_what_needs_no_gradient(frozen: str) -> None:
     for output in outputs:
         output.square().sum().backward()
     assert sizes_of(outputs[1]) is not None
-    for one, other in zip(layer.parameters(), lean.parameters(), strict=True):
-        assert (one.grad is None) == (other.grad is None)
-        assert one.grad is None or torch.allclose(one.grad, other.grad, rtol=1e-4, atol=1e-3)  # pyright: ignore
+    grads = ([p.grad for p in each.parameters()] for each in (layer, lean))
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-3)
 
 
 def test_memory_formats() -> None:
@@ -207,9 +207,7 @@ def test_a_float_backward_weight() -> None:
     scheme = qconv.Scheme(weight=schemes.bwn().weight, backward_weight="float")
     layer = qconv.QConv2d(**PAYING, scheme=scheme)
     plain, fast = (gradients(each, torch.ones(4, 32, 16, 16)) for each in (layer, qconv.lean(copy.deepcopy(layer))))
-    for one, other in zip(plain[1], fast[1], strict=True):
-        assert one is not None
-        assert torch.equal(one, other)  # pyright: ignore
+    torch.testing.assert_close(fast[1], plain[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("scheme", [schemes.bwn(), schemes.dorefa(1, 4)], ids=str)
@@ -221,10 +219,7 @@ def test_odd_values(scheme: qconv.Scheme, value: float) -> None:
     plain, fast = gradients(qconv.lean(layer, exact=True), input), gradients(lean, input)
     assert torch.equal(plain[0].isnan(), fast[0].isnan())
     assert torch.equal(plain[0][plain[0].isinf()], fast[0][fast[0].isinf()])
-    for one, other in zip(plain[1], fast[1], strict=True):
-        assert one is not None
-        assert other is not None
-        assert torch.equal(one.isnan(), other.isnan())
+    torch.testing.assert_close(*([None if g is None else g.isnan() for g in grads] for _, grads in (plain, fast)))
 
 
 @pytest.mark.usefixtures("always")
@@ -241,16 +236,13 @@ def test_odd_batches(shape: tuple[int, ...]) -> None:
 
 
 def test_threads_change_no_bit() -> None:
-    before, found = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2, 3):
-            torch.manual_seed(0)
-            torch.set_num_threads(threads)
+    found = []
+    for count in (1, 2, 3):
+        torch.manual_seed(0)
+        with threads(count):
             lean, input = qconv.lean(qconv.QConv2d(**PAYING)), torch.randn(8, 32, 12, 12)
             output, grads = gradients(lean, input)
-            found.append((output, grads[0]))
-    finally:
-        torch.set_num_threads(before)
+        found.append((output, grads[0]))
     for output, grad in found[1:]:
         assert torch.equal(output, found[0][0])
         assert torch.equal(grad, found[0][1])
