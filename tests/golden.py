@@ -210,26 +210,26 @@ def recu_weight(v: Array, g: Array, alpha: Array, tau: float, d: Scalar, scale_i
     return v_q, dv, dalpha
 
 
-def sine_weight(v: Array, g: Array, alpha: Array, frequency: float = 20.0, scale_init: str = "uniform") -> Found:
+def of_sine(v: Array, g: Array, alpha: Array, frequency: float, d: Scalar | None = None) -> Found:
+    """The sine itself, or with ``d`` its sign."""
     v_q, dv, dalpha = np.empty_like(v), np.empty_like(v), np.zeros_like(alpha)
     for c, i in product(range(len(v)), range(v.shape[1])):
-        angle = frequency * v[c, i]
-        v_q[c, i] = alpha[c] * math.sin(angle)
-        dv[c, i] = g[c, i] * alpha[c] * frequency * math.cos(angle)
-        dalpha[c] += g[c, i] * math.sin(angle)
+        sine, cosine = math.sin(frequency * v[c, i]), math.cos(frequency * v[c, i])
+        level, slope = (sine, 1.0) if d is None else (sign(sine), d(sine))
+        v_q[c, i] = alpha[c] * level
+        dv[c, i] = g[c, i] * alpha[c] * slope * frequency * cosine
+        dalpha[c] += g[c, i] * level
     return v_q, dv, dalpha
+
+
+def sine_weight(v: Array, g: Array, alpha: Array, frequency: float = 20.0, scale_init: str = "uniform") -> Found:
+    return of_sine(v, g, alpha, frequency)
 
 
 def biper_weight(
     v: Array, g: Array, alpha: Array, d: Scalar, frequency: float = 20.0, scale_init: str = "uniform"
 ) -> Found:
-    v_q, dv, dalpha = np.empty_like(v), np.empty_like(v), np.zeros_like(alpha)
-    for c, i in product(range(len(v)), range(v.shape[1])):
-        sine = math.sin(frequency * v[c, i])
-        v_q[c, i] = alpha[c] * sign(sine)
-        dv[c, i] = g[c, i] * alpha[c] * d(sine) * frequency * math.cos(frequency * v[c, i])
-        dalpha[c] += g[c, i] * sign(sine)
-    return v_q, dv, dalpha
+    return of_sine(v, g, alpha, frequency, d)
 
 
 def recu_input(v: Array, g: Array, d: Scalar, training: bool) -> Found:
@@ -289,19 +289,6 @@ def reste_weight(v: Array, g: Array, d: Scalar) -> Found:
     scale = mean_magnitude(v)
     of_scale = np.sum(g * each(sign, v)) / v.size
     return scale * each(sign, v), g * scale * each(d, v) + of_scale * each(sign, v)
-
-
-def scale_map(v: Array, kernel: int, padding: int, groups: int) -> Array:
-    """XNOR-Net's K of ``(C, H, W)``: mean magnitude over a group's channels and under the kernel; 0 outside."""
-    channels, height, width = v.shape
-    size = channels // groups
-    high, wide = height + 2 * padding - kernel + 1, width + 2 * padding - kernel + 1
-    k = np.zeros((groups, high, wide))
-    for group, y, x, c, i, j in product(*map(range, (groups, high, wide, size, kernel, kernel))):
-        row, column = y + i - padding, x + j - padding
-        if 0 <= row < height and 0 <= column < width:
-            k[group, y, x] += abs(v[group * size + c, row, column]) / (size * kernel**2)
-    return k
 
 
 # Uniform

@@ -2,7 +2,6 @@
 
 import abc
 import copy
-import io
 import pickle
 import warnings
 from collections.abc import Callable
@@ -123,15 +122,10 @@ def signs(model: nn.Module) -> list[nn.Module]:
     return [layer for layer in model.modules() if isinstance(layer, qconv.QuantizedLayer)]
 
 
-@pytest.mark.parametrize("scheme", SIGNS.values(), ids=list(SIGNS))
-def test_schemes_that_take_the_sign(scheme: qconv.Scheme) -> None:
-    model = qconv.convert(chain(nn.ReLU()), scheme)
-    assert type(model[1]) is nn.Identity
-
-
-@pytest.mark.parametrize("scheme", UNSIGNED.values(), ids=list(UNSIGNED))
-def test_other_schemes_leave_the_activations(scheme: qconv.Scheme) -> None:
-    assert type(qconv.convert(chain(nn.ReLU()), scheme)[1]) is nn.ReLU
+@pytest.mark.parametrize("name", [*SIGNS, *UNSIGNED])
+def test_schemes_that_take_the_sign(name: str) -> None:
+    model = qconv.convert(chain(nn.ReLU()), (SIGNS | UNSIGNED)[name])
+    assert type(model[1]) is (nn.Identity if name in SIGNS else nn.ReLU)
 
 
 @pytest.mark.parametrize(
@@ -670,18 +664,6 @@ def test_inputs_in_one_level_are_told_once(
     assert not layer._forward_hooks
 
 
-def test_the_warning_names_the_layer() -> None:
-    model = qconv.convert(chain(nn.ReLU()), schemes.bnn(), before_sign="keep")
-    input = torch.randn(4, 3, 9, 9)
-    model(input)
-    model(input)
-    with pytest.warns(
-        UserWarning, match=r"layer '2' \(QConv2d, bnn\(\)\): in each of its first 3 training batches 100.0%"
-    ):
-        model(input)
-    assert "name_in_model" not in vars(qconv.to_float(model)[2])
-
-
 def test_inputs_that_are_spread_are_not_told(method: qconv.Scheme) -> None:
     layer = qconv.QConv2d(4, 4, 3, scheme=method)
     bound = layer.input_quantizer
@@ -721,19 +703,6 @@ def test_the_command_line_chooses() -> None:
         made: Any = quantized_model(composed(f"before_sign={choice}"), data)[0]
         kinds[choice] = type(made.blocks[0].act)
     assert kinds == dict(hardtanh=nn.Hardtanh, prelu=nn.PReLU, leaky=nn.LeakyReLU, identity=nn.Identity, keep=nn.ReLU)
-
-
-def test_pact_starts_where_few_bits_have_levels() -> None:
-    starts = [qconv.quantizers.PACT(bits).alpha.item() for bits in range(1, 9)]
-    assert starts == pytest.approx([8 / 15, 1.6, 56 / 15, 8, 8, 8, 8, 8])
-    assert qconv.quantizers.PACT(2, 8.0).alpha.item() == 8
-    buffer = io.BytesIO()
-    torch.save(qconv.quantizers.PACT(2, 8.0).state_dict(), buffer)
-    quantizer = qconv.quantizers.PACT(2)
-    quantizer.load_state_dict(torch.load(io.BytesIO(buffer.getvalue())))
-    assert quantizer.alpha.item() == 8
-    assert quantizer(torch.linspace(0, 1, 5)).unique().numel() == 1  # what it was before
-    assert qconv.quantizers.PACT(2)(torch.linspace(0, 1, 5)).unique().numel() == 3
 
 
 def test_an_activation_in_a_block_that_cannot_be_traced() -> None:

@@ -14,7 +14,7 @@ from methods import KINDS, SURROGATES, written
 from torch import Tensor
 
 from qconv.methods import deepshift
-from qconv.quantizers import Quantizer, ShiftPS, Sign, input_scale, stochastic
+from qconv.quantizers import Quantizer, ShiftPS, Sign, stochastic
 
 RANDOM = np.random.default_rng(0)
 FILTERS = {"ties": golden.FILTERS, "random": RANDOM.normal(0.05, 0.8, (3, 4, 3, 2))}
@@ -174,13 +174,6 @@ def test_stochastic_rounding_of_shift_and_sign(monkeypatch: pytest.MonkeyPatch) 
     shift, sign = v - 1.5, v / 2
     results = found(quantizer, v, g, tensor(shift), tensor(sign), *quantizer.stream.tensors(), quantizer.is_random)
     agree(results, golden.shift_ps(v, g, shift, sign, 4, *noises))
-
-
-@pytest.mark.parametrize(("groups", "padding"), [(1, 0), (2, 1), (4, 1)])
-def test_scale_map_of_xnor_net(groups: int, padding: int) -> None:
-    x = torch.randn(4, 5, 4, dtype=torch.float64)
-    found = input_scale(x[None], (3, 3), (1, 1), (padding, padding), (1, 1), groups)[0]
-    np.testing.assert_allclose(found.numpy(), golden.scale_map(x.numpy(), 3, padding, groups), rtol=1e-12)
 
 
 def test_no_method_is_left_out() -> None:

@@ -3,11 +3,9 @@
 import pytest
 import torch
 from conftest import METHODS
-from torch import Tensor
 
 from qconv import Scheme, schemes
-from qconv.quantizers import DoReFaInput, Identity, Quantizer
-from qconv.quantizers.levels import Levels
+from qconv.quantizers import Identity, Quantizer
 
 SHAPE = (4, 3, 5, 5)
 
@@ -78,33 +76,6 @@ def test_quantized_inputs_have_levels(name: str) -> None:
     quantizer, _ = quantizers_of(METHODS[name])
     stated = quantizer.levels(*quantizer.tensors())
     assert (stated is None) == (isinstance(quantizer, Identity) or name.startswith("fp8"))
-
-
-class Wrong(DoReFaInput):
-    """States other levels than it has."""
-
-    wrong: Levels
-
-    def levels(self, *tensors: Tensor) -> Levels:
-        return self.wrong
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        Levels(0, 2, torch.tensor(1 / 3), "nearest"),
-        Levels(-1, 3, torch.tensor(1 / 3), "nearest"),
-        Levels(0, 3, torch.tensor(1 / 2), "nearest"),
-        Levels(0, 3, torch.tensor(1 / 3), "sign"),
-        Levels(0, 3, torch.tensor(1 / 3), offset=torch.tensor(0.0)),
-    ],
-)
-def test_wrong_levels_are_found(wrong: Levels) -> None:
-    quantizer = Wrong(2)
-    check(DoReFaInput(2))
-    quantizer.wrong = wrong
-    with pytest.raises(AssertionError):
-        check(quantizer)
 
 
 def test_even_steps_are_told_from_others() -> None:

@@ -261,15 +261,6 @@ def test_sums_of_progress_that_are_not_quite_theirs(scheme: qconv.Scheme, epochs
     assert is_final(model)
 
 
-def test_a_layer_begins_in_the_epoch_of_its_progress() -> None:
-    layers = nn.Sequential(*(nn.Conv2d(4, 4, 3) for _ in range(3)))
-    model: Any = qconv.convert(layers, schemes.layerwise(schemes.bnn()), skip=())
-    qconv.set_progress(model, 11 / 20)
-    assert model[1].weight_quantizer.stage == 0
-    qconv.set_progress(model, 12 / 20)  # its start is 0.4 + 0.2, a little above
-    assert model[1].weight_quantizer.stage == 1
-
-
 def test_names_of_layerwise_schemes() -> None:
     grad = qconv.quantizers.DoReFaGradient
     scheme = schemes.layerwise(schemes.bnn().with_grad(grad))
@@ -366,8 +357,7 @@ def test_ranges_of_ewgs_go_on_with_fewer_bits() -> None:
     qconv.set_progress(layer, 0.5)
     layer(torch.randn(2, 4, 6, 6) * 9)
     for role, quantizer in layer.quantizers().items():
-        for now, then in zip(quantizer.quantizers[1].tensors(), before[role], strict=True):  # pyright: ignore
-            assert now.equal(then), role
+        torch.testing.assert_close([*quantizer.quantizers[1].tensors()], before[role], rtol=0, atol=0)  # pyright: ignore
 
 
 def test_a_ramp_quantizes_more_and_more_elements_of_a_weight() -> None:

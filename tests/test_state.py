@@ -231,36 +231,6 @@ def test_what_is_written_through_data_is_kept(scheme: Scheme, how: str) -> None:
     assert all(torch.equal(parameter, expected[name]) for name, parameter in other.named_parameters())
 
 
-@pytest.mark.filterwarnings("ignore:.*is evaluated before")
-def test_steps_follow_a_weight_until_the_first_backward() -> None:
-    layer: Any = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(2, 4))
-    before = layer.weight_quantizer.step.item()
-    layer.weight.data.mul_(3)
-    input = torch.randn(2, 3, 5, 5)
-    layer.eval()(input)
-    assert layer.weight_quantizer.step.item() == before  # evaluation writes nothing
-    layer.train()(input)
-    assert layer.weight_quantizer.step.item() == pytest.approx(3 * before)
-    layer(input).sum().backward()
-    layer.weight.data.mul_(3)
-    layer(input)
-    assert layer.weight_quantizer.step.item() == pytest.approx(3 * before)
-
-
-def test_steps_follow_a_weight_after_casts() -> None:
-    layer: Any = qconv.QConv2d(3, 4, 3, scheme=schemes.lsq(2, 4))
-    before = layer.weight_quantizer.step.item()
-    weight = layer.weight.detach().clone()
-    layer.half().float().double().float()
-    assert layer.weight_quantizer.step.item() == pytest.approx(before, rel=1e-3)
-    layer.load_state_dict({"weight": 5 * weight, "bias": layer.bias}, strict=False)
-    assert layer.weight_quantizer.step.item() == pytest.approx(5 * before, rel=1e-3)
-    layer.half().float()
-    layer.weight.data.copy_(weight)
-    layer(torch.randn(2, 3, 5, 5))
-    assert layer.weight_quantizer.step.item() == pytest.approx(before, rel=1e-3)
-
-
 @pytest.mark.parametrize(
     ("make", "learned"),
     [
@@ -304,7 +274,6 @@ def test_what_the_warning_of_other_bits_recommends() -> None:
     assert not two[0].input_quantizer.calibrated
 
 
-OF_FEWER_BITS = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
 BY_SCHEDULE = [
     schemes.irnet(),
     schemes.recu(),
@@ -495,8 +464,7 @@ def test_a_dry_run_decides_nothing(name: str) -> None:
         for layer in (model[0], model[2]):
             nn.init.normal_(layer.weight, std=0.5)
         model(torch.randn(4, 2, 7, 7)).square().mean().backward()
-    for (key, own), wanted in zip(tried.state_dict().items(), plain.state_dict().values(), strict=True):
-        assert own.equal(wanted), key
+    torch.testing.assert_close(tried.state_dict(), plain.state_dict(), rtol=0, atol=0)
     for layer in (tried[0], tried[2]):
         assert not layer.weight_quantizer.is_fresh
         assert not layer.input_quantizer.is_fresh
