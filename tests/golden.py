@@ -809,6 +809,12 @@ def of_each_symmetric_channel(quantizer: Any) -> int:
     return odd_if_symmetric(quantizer) * (6 if quantizer.per_channel else 1)
 
 
+def dsq_rows(low: float, exponent: int) -> list[Row]:
+    """Of ranges with a step of ``2^(exponent - bits)``."""
+    ends = ((b, low + (2**b - 1) * 2.0 ** (exponent - b)) for b in EVERY)
+    return [Row({"bits": b}, (low, high, alpha)) for b, high in ends for alpha in (0.03, 0.2, 0.5)]
+
+
 def shift_and_sign(v: Array) -> tuple[Array, ...]:
     """Some exponents and signs are at half steps."""
     return v - 1.5, v / 2
@@ -1210,25 +1216,8 @@ QUANTIZERS: dict[str, Entry] = {
         [Row({"bits": b}, (-0.75, 1.5, 1.25, d)) for b in EVERY for d in (0.0, 0.2)] + [Row({}, (0.0, 1.0, 2.0, 1e-3))],
         {"bits": Range(1, 8), "delta": Range(0, 1, "[)")},
     ),
-    "DSQWeight": Entry(
-        dsq,
-        [
-            Row({"bits": b}, (-0.5, -0.5 + (2**b - 1) * 2.0 ** (1 - b), alpha))
-            for b in EVERY
-            for alpha in (0.03, 0.2, 0.5)
-        ],
-        {"bits": Range(1, 8), "alpha": Range(0.001, 0.5)},
-        "filters",
-    ),
-    "DSQInput": Entry(
-        dsq,
-        [
-            Row({"bits": b}, (-1.0, -1.0 + (2**b - 1) * 2.0 ** (2 - b), alpha))
-            for b in EVERY
-            for alpha in (0.03, 0.2, 0.5)
-        ],
-        {"bits": Range(1, 8), "alpha": Range(0.001, 0.5)},
-    ),
+    "DSQWeight": Entry(dsq, dsq_rows(-0.5, 1), {"bits": Range(1, 8), "alpha": Range(0.001, 0.5)}, "filters"),
+    "DSQInput": Entry(dsq, dsq_rows(-1.0, 2), {"bits": Range(1, 8), "alpha": Range(0.001, 0.5)}),
     "MinMaxWeight": Entry(
         minmax_weight,
         [Row({"bits": b, "symmetric": s, "per_channel": c}) for b, s, c in UNIFORM],

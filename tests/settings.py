@@ -1,7 +1,10 @@
-"""Settings of torch for the length of a block, and of pytest for what takes seconds."""
+"""Settings of torch for the length of a block, and what tests of several files need to run."""
 
-from collections.abc import Container, Iterable, Iterator
+import shutil
+import subprocess
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,3 +35,22 @@ def mostly_nightly(names: Iterable[Any], fast: Container[Any]) -> list[Any]:
     """Parameters of a test of which all but ``fast`` are marked nightly."""
     rows = ((name, name if isinstance(name, tuple) else (name,)) for name in names)
     return [pytest.param(*row, marks=() if name in fast else pytest.mark.nightly) for name, row in rows]
+
+
+def emulated(sources: Sequence[Path], folder: Path, *options: str) -> list[str]:
+    """The command that runs a program of C for another processor; a test without compiler or emulator is skipped."""
+    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
+    if compiler is None or emulator is None:
+        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
+    built = (
+        *options,
+        "-ffp-contract=off",
+        "-Wall",
+        "-Werror",
+        "-static",
+        *map(str, sources),
+        "-o",
+        str(folder / "program"),
+    )
+    subprocess.run([compiler, *built], check=True)
+    return [emulator, str(folder / "program")]

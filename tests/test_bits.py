@@ -1,7 +1,6 @@
 """Bits of tensors: operators against what they say, written with torch's comparisons."""
 
 import random
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from settings import threads
+from settings import emulated, threads
 from torch import Tensor
 
 from qconv.kernels import bits, native, native_bits
@@ -203,11 +202,6 @@ def test_a_gradient_stops_at_the_last_element_alone() -> None:
 
 
 def test_neon_writes_what_the_portable_kernels_do(tmp_path: Path) -> None:
-    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
-    if compiler is None or emulator is None:
-        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
     sources = Path(__file__).with_name("emulated_bits.c"), Path(bits.__file__).parent / "csrc" / "bits.c"
-    options = "-O1", "-ffp-contract=off", "-Wall", "-Werror", "-static"
-    subprocess.run([compiler, *options, *map(str, sources), "-o", str(tmp_path / "passes")], check=True)
     neon = native.INSTRUCTION_SETS.index("neon")
-    subprocess.run([emulator, str(tmp_path / "passes"), str(neon)], check=True)
+    subprocess.run([*emulated(sources, tmp_path, "-O1"), str(neon)], check=True)

@@ -253,23 +253,6 @@ def test_linear_layers(scheme: Scheme) -> None:
     assert freeze(single.eval())(torch.randn(2, 4, 7)).shape == (2, 4, 3)
 
 
-def test_a_layer_that_is_called_twice() -> None:
-    class Twice(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv = nn.Conv2d(8, 8, 3, padding=1)
-            self.bn = nn.BatchNorm2d(8)
-
-        def forward(self, input: Tensor) -> Tensor:
-            return self.conv(self.bn(self.conv(input)))
-
-    input = torch.randn(2, 8, 6, 6)
-    model = trained(Twice(), schemes.bnn(), input, skip=())
-    frozen = freeze(model)
-    assert [each.folded for each in frozen.layers] == [()]
-    assert verify(model, frozen, input).equal
-
-
 def test_activations_with_a_bend_stay_between() -> None:
     input = torch.randn(2, 3, 8, 8)
     for activation in (nn.LeakyReLU, nn.PReLU):
@@ -450,18 +433,6 @@ def test_what_stands_between_layers(modules: Any, scheme: Scheme) -> None:
     assert checked.equal, f"\n{checked}"
     if not sum(each.drift for each in checked.layers):
         torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
-
-
-def test_signs_at_learned_thresholds() -> None:
-    model, input = sequence(conv(), nn.BatchNorm2d(24), conv(), nn.BatchNorm2d(24), scheme=schemes.reactnet())
-    with torch.no_grad():
-        for layer in (model[0], model[2]):  # pyright: ignore[reportIndexIssue]
-            layer.input_quantizer.bias.normal_()
-    frozen = freeze(model)
-    assert codes_of(frozen) == {"binary bits": 1, "binary floats": 1}
-    checked = verify(model, frozen, input)
-    assert checked.equal, f"\n{checked}"
-    torch.testing.assert_close(frozen(input), model(input), rtol=1e-4, atol=1e-4)
 
 
 AROUND = {

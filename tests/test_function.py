@@ -88,39 +88,6 @@ def gradients(output: Tensor, leaves: list[Tensor]) -> list[Tensor | None]:
     return list(torch.autograd.grad(output, leaves, grad_output, allow_unused=True))
 
 
-def ste(x: Tensor) -> Tensor:
-    """The textbook's sign with a clipped straight-through gradient, by the detach trick."""
-    clipped = x.clamp(-1, 1)
-    return clipped + (torch.where(x >= 0, 1.0, -1.0).to(x.dtype) - clipped).detach()
-
-
-REFERENCES: dict[str, tuple[Scheme, Any, Any]] = {
-    # scheme, then independent formulas of the input's and the weight's quantizer
-    "identity": (schemes.identity(), lambda x: x, lambda w: w),
-    "bnn": (schemes.bnn(), ste, lambda w: w + (torch.where(w >= 0, 1.0, -1.0) - w).detach()),
-    "xnor": (schemes.xnor(), ste, lambda w: w.abs().mean(tuple(range(1, w.ndim)), keepdim=True) * ste(w)),
-    "shift_q": (
-        schemes.shift_q(),
-        lambda x: x,
-        lambda w: w + (w.sign() * 2.0 ** w.abs().log2().round().clamp(-15, 0) - w).detach(),
-    ),
-}
-
-
-@EVERY_OP
-@pytest.mark.parametrize("name", REFERENCES)
-def test_against_autograd_of_the_formula(name: str, op: Any, input_shape: Any, filter_shape: Any) -> None:
-    scheme, input_q, filters_q = REFERENCES[name]
-    input = torch.randn(input_shape, dtype=torch.float64, requires_grad=True)
-    filters = torch.randn(filter_shape, dtype=torch.float64, requires_grad=True)
-    bias = torch.randn(filter_shape[0], dtype=torch.float64, requires_grad=True)
-    output = quantized_op(input, filters, bias, op, made(scheme, filters))
-    expected = composed(input, filters, bias, op, input_q, filters_q)
-    torch.testing.assert_close(output, expected, rtol=1e-12, atol=1e-12)
-    leaves: list[Tensor] = [input, filters, bias]
-    torch.testing.assert_close(gradients(output, leaves), gradients(expected, leaves), rtol=1e-12, atol=1e-12)
-
-
 @EVERY_OP
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 def test_fused_equals_codes_or_composed_exactly(
@@ -258,16 +225,6 @@ class LearnedStep(Quantizer):
 
     def backward(self, grad: Tensor, x: Tensor, *tensors: Tensor) -> tuple[Tensor | None, ...]:
         return grad, (grad * (torch.round(x / tensors[0]) - x / tensors[0])).sum()
-
-
-def test_learned_tensors_of_both_quantizers_get_their_gradient() -> None:
-    layer = qconv.QConv2d(3, 4, 3, scheme=Scheme("learned", LearnedStep, LearnedStep), dtype=torch.float64)
-    input = torch.randn(2, 3, 6, 6, dtype=torch.float64, requires_grad=True)
-    leaves = [input, *layer.parameters()]
-    expected = composed(input, layer.weight, layer.bias, layer.op, layer.input_quantizer, layer.weight_quantizer)
-    found = gradients(layer(input), leaves)
-    assert all(grad is not None for grad in found)
-    torch.testing.assert_close(found, gradients(expected, leaves), rtol=0, atol=0)
 
 
 class ScaledLinear:

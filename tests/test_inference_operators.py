@@ -16,7 +16,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.nn.functional as F
-from settings import threads
+from settings import emulated, threads
 from torch import Tensor
 
 import qconv
@@ -31,7 +31,6 @@ from qconv.kernels.operators import (
     pack_signs,
     pack_weight,
     unpack_signs,
-    unpack_weight,
 )
 from qconv.kernels.window import Window
 from qconv.quantizers import MinMaxInput
@@ -112,21 +111,13 @@ def test_the_kernels_are_where_they_are_looked_for() -> None:
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def neon(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The kernels built for another processor, and the emulator that runs them."""
-    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
-    if compiler is None or emulator is None:
-        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
-    program = tmp_path_factory.mktemp("emulated") / "kernels"
-    options = "-O3", "-ffp-contract=off", "-Wall", "-Werror", "-static"
-    subprocess.run([compiler, *options, str(Path(__file__).with_name("emulated.c")), "-o", str(program)], check=True)
-    return [emulator, str(program)]
+    return emulated([Path(__file__).with_name("emulated.c")], tmp_path_factory.mktemp("emulated"), "-O3")
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_binary_convolution_by_neon(
-    shape: tuple[Any, ...], emulated: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_binary_convolution_by_neon(shape: tuple[Any, ...], neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(shape)
     for input in case.inputs():
         for asked, wanted in case.results():
@@ -138,7 +129,7 @@ def test_binary_convolution_by_neon(
                 *operands, (output, size) = zip(call[:7], sizes, strict=True)
                 stream = struct.pack("33q", *sizes, *call[7:-1])
                 stream += b"".join(ctypes.string_at(*each) for each in operands if each[0])
-                done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
+                done = subprocess.run(neon, input=stream, stdout=subprocess.PIPE, check=True)
                 assert len(done.stdout) == size
                 ctypes.memmove(output, done.stdout, size)
 
@@ -168,18 +159,6 @@ def test_signs_of_other_dtypes(dtype: torch.dtype) -> None:
 def test_signs_of_what_is_no_number() -> None:
     input = torch.tensor([-0.0, 0.0, torch.nan, torch.inf, -torch.inf, -1e-45]).view(1, 6, 1, 1)
     assert unpack_signs(pack_signs(input), 6).flatten().tolist() == [1, 1, 1, 1, -1, -1]
-
-
-@pytest.mark.parametrize(("channels", "groups"), [(1, 1), (64, 1), (65, 1), (130, 2), (6, 6)])
-def test_bits_come_back(channels: int, groups: int) -> None:
-    signs = torch.where(torch.randn(2, channels, 3, 2) < 0, -1, 1).to(torch.int8)
-    bits = torch.ops.qconv.pack_signs(signs.float(), groups)
-    assert bits.shape == (2, 3, 2, groups * -(-channels // groups // 64))
-    assert torch.equal(unpack_signs(bits, channels, groups), signs)
-    weight = torch.where(torch.randn(3 * groups, channels, 2, 3) < 0, -1, 1).to(torch.int8)
-    packed, sums = pack_weight(weight, groups)
-    assert torch.equal(unpack_weight(packed, channels * groups, 3 * groups), weight)
-    assert sums.sum() == weight.sum()
 
 
 def test_weights_of_any_shape_are_packed_as_defined() -> None:

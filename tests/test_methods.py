@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from methods import (
     scheme_variants,
 )
 from omegaconf import OmegaConf
+from settings import mostly_nightly
 from torch import Tensor, nn
 
 import qconv
@@ -345,7 +347,7 @@ def test_the_bits_are_those_asked_for(name: str) -> None:
 EVERY = METHODS | {
     (scheme := FUNCTIONS[name](**args)).name: scheme for name in PUBLISHED for args in scheme_variants(name)
 }
-EACH = pytest.mark.parametrize("scheme", EVERY.values(), ids=EVERY.keys())
+EACH_METHOD = pytest.mark.parametrize("name", mostly_nightly(EVERY, METHODS))
 
 
 def network(scheme: qconv.Scheme) -> nn.Module:
@@ -387,9 +389,12 @@ def trained(scheme: qconv.Scheme, autocast: bool = False) -> tuple[nn.Module, Te
     return model, x
 
 
-@EACH
-@pytest.mark.parametrize("autocast", [False, True])
-def test_a_training_step_and_its_state(scheme: qconv.Scheme, autocast: bool) -> None:
+@pytest.mark.parametrize(
+    ("name", "autocast"),
+    mostly_nightly(product(EVERY, (False, True)), [*product(EVERY, (False,)), *product(METHODS, (True,))]),
+)
+def test_a_training_step_and_its_state(name: str, autocast: bool) -> None:
+    scheme = EVERY[name]
     model, x = trained(scheme, autocast)
     assert model(x).isfinite().all()
     assert all(module.calibrated for module in model.modules() if isinstance(module, Quantizer))
@@ -404,8 +409,9 @@ def test_a_training_step_and_its_state(scheme: qconv.Scheme, autocast: bool) -> 
     empty.load_state_dict(state, strict=False, assign=True)
 
 
-@EACH
-def test_linear_and_transposed_layers(scheme: qconv.Scheme) -> None:
+@EACH_METHOD
+def test_linear_and_transposed_layers(name: str) -> None:
+    scheme = EVERY[name]
     linear = qconv.QLinear(5, 3, scheme=scheme)
     linear(torch.randn(2, 7, 5)).sum().backward()
     layers: list[nn.Module] = [linear]
@@ -420,8 +426,9 @@ def test_linear_and_transposed_layers(scheme: qconv.Scheme) -> None:
                 assert parameter.grad.isfinite().all()
 
 
-@EACH
-def test_a_float_checkpoint_starts_the_quantizer_of_the_weight(scheme: qconv.Scheme) -> None:
+@EACH_METHOD
+def test_a_float_checkpoint_starts_the_quantizer_of_the_weight(name: str) -> None:
+    scheme = EVERY[name]
     float_layer = nn.Conv2d(3, 4, 3)
     layer = qconv.QConv2d(3, 4, 3, scheme=scheme)
     layer.load_state_dict(float_layer.state_dict())

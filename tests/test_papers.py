@@ -579,26 +579,6 @@ def test_stochastic_ps_ends_as_it_is_evaluated() -> None:
     assert not torch.equal(layer(input), evaluated)
 
 
-def test_stochastic_gradients_belong_to_the_numbers_of_the_forward() -> None:
-    quantizer = ShiftPS(4, "stochastic")
-    x = torch.randn(60, dtype=torch.float64)
-    quantizer.initialize(x)
-    with torch.no_grad():
-        quantizer.shift.add_(torch.rand_like(x) - 0.5)
-        quantizer.sign.mul_(0.6)
-    x_q = quantizer(x)
-    grad = torch.randn_like(x)
-    x_q.backward(grad)
-    assert quantizer.shift.grad is not None
-    torch.testing.assert_close(quantizer.shift.grad, grad * x_q.detach() * math.log(2), rtol=1e-12, atol=0)
-    assert not quantizer.shift.grad.allclose(grad * quantizer.eval()(x).detach() * math.log(2))
-    plain = ShiftQ(4, "stochastic")
-    leaf = x.clone().requires_grad_()
-    plain(leaf).backward(grad)
-    assert leaf.grad is not None
-    assert leaf.grad.equal(grad)
-
-
 def test_where_ewgs_starts() -> None:
     """As in the authors' code, whose factor of the output is the weight's scale here."""
     weight = torch.randn(4, 3, 3, 3, dtype=torch.float64)

@@ -1,7 +1,6 @@
 """Convolutions of numbers with signs, and gradients of binary convolutions: definitions and kernels against torch."""
 
 import ctypes
-import shutil
 import struct
 import subprocess
 from functools import partial
@@ -13,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from gradient_cases import Case, cases
-from settings import threads
+from settings import emulated, threads
 from torch.utils.flop_counter import FlopCounterMode
 
 from qconv.kernels import flops as flops, look_up, native
@@ -287,26 +286,19 @@ def test_bad_arguments(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+def neon(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """The kernels built for another processor, and the emulator that runs them."""
-    compiler, emulator = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64")
-    if compiler is None or emulator is None:
-        pytest.skip("needs aarch64-linux-gnu-gcc and qemu-aarch64")
-    program = tmp_path_factory.mktemp("emulated") / "look_up"
-    options = "-O3", "-ffp-contract=off", "-Wall", "-Werror", "-static"
-    source = Path(__file__).with_name("emulated_look_up.c")
-    subprocess.run([compiler, *options, str(source), "-o", str(program)], check=True)
-    return [emulator, str(program)]
+    return emulated([Path(__file__).with_name("emulated_look_up.c")], tmp_path_factory.mktemp("emulated"), "-O3")
 
 
-def test_neon(emulated: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_neon(neon: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Its kernels get the operands of a call through a pipe; those of the forward, too."""
     sizes: list[int] = []
 
     def run(which: int, *call: int) -> None:
         stream = struct.pack("28q", which, *sizes, *call[6:-1])
         stream += b"".join(ctypes.string_at(*each) for each in zip(call[:5], sizes, strict=False) if each[0])
-        done = subprocess.run(emulated, input=stream, stdout=subprocess.PIPE, check=True)
+        done = subprocess.run(neon, input=stream, stdout=subprocess.PIPE, check=True)
         ctypes.memmove(call[5], done.stdout, sizes[5])
 
     def of(case: Case) -> list[torch.Tensor]:

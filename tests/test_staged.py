@@ -32,19 +32,6 @@ def trained_at(model: nn.Module, progress: float) -> nn.Module:
     return model
 
 
-def test_two_stages_of_a_binary_network() -> None:
-    layer = qconv.QConv2d(4, 8, 3, scheme=schemes.two_stage(schemes.reactnet(), 0.25))
-    assert layer.scheme.name == "two_stage(reactnet(), start=0.25)"
-    assert layer.weight_quantizer.bits == 1
-    trained_at(layer, 0.2)
-    assert layer.quantized_weight().equal(layer.weight)
-    plain = qconv.QConv2d(4, 8, 3, scheme=schemes.reactnet())
-    trained_at(layer, 0.25)
-    plain.load_state_dict(qconv.float_state_dict(layer))
-    assert layer.quantized_weight().equal(plain.quantized_weight())
-    assert layer.quantized_weight()[0].unique().numel() == 2
-
-
 OPTIMIZERS = {
     "Adam": partial(torch.optim.Adam, amsgrad=True),
     "AdamW": torch.optim.AdamW,
@@ -141,19 +128,6 @@ def test_optimizers_that_keep_other_things() -> None:
             optimizer.step(closure)
     assert kept.state[waiting[0]]["n_iter"] >= 3
     assert made.state[waiting[0]]["sum"].item() == 0.5
-
-
-def test_progressive_bits() -> None:
-    scheme = schemes.staged([(0, schemes.lsq(4, 4)), (0.5, schemes.lsq(2, 2))])
-    assert scheme.name == "staged([(0, lsq(weight_bits=4, input_bits=4)), (0.5, lsq(weight_bits=2, input_bits=2))])"
-    layer = qconv.QConv2d(4, 8, 3, scheme=scheme)
-    assert 4 < trained_at(layer, 0.0).quantized_weight().unique().numel() <= 16  # pyright: ignore[reportCallIssue]
-    assert trained_at(layer, 0.5).quantized_weight().unique().numel() <= 4  # pyright: ignore[reportCallIssue]
-    assert layer.input_quantizer.calibrated
-    again = qconv.QConv2d(4, 8, 3, scheme=scheme)
-    again.load_state_dict(layer.state_dict())
-    input = torch.randn(2, 4, 6, 6)
-    assert again(input).equal(layer(input))
 
 
 def test_a_stage_of_the_same_class_goes_on_and_another_starts_anew() -> None:
@@ -261,7 +235,9 @@ def test_sums_of_progress_that_are_not_quite_theirs(scheme: qconv.Scheme, epochs
     assert is_final(model)
 
 
-def test_names_of_layerwise_schemes() -> None:
+def test_names_of_schemes_of_schemes() -> None:
+    assert schemes.two_stage(schemes.reactnet(), 0.25).name == "two_stage(reactnet(), start=0.25)"
+    assert schemes.staged([(0, schemes.bnn()), (0.5, schemes.xnor())]).name == "staged([(0, bnn()), (0.5, xnor())])"
     grad = qconv.quantizers.DoReFaGradient
     scheme = schemes.layerwise(schemes.bnn().with_grad(grad))
     name = "layerwise(bnn(), inputs=(0.0, 0.4), weights=(0.4, 0.8))"

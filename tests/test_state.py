@@ -18,7 +18,6 @@ import qconv
 from qconv import Scheme, schemes
 from qconv.loop.optimizer_step import is_final
 from qconv.quantizers import Identity, LSQInput, Stages
-from qconv.quantizers.data_flag import START
 from qconv.quantizers.flags import Mark
 
 STARTS_FROM_DATA = [schemes.lsq(), schemes.lsq_plus(), schemes.minmax(4, 4), schemes.dsq(), schemes.percentile(4, 4)]
@@ -78,25 +77,6 @@ def test_an_average_is_calibrated(scheme: Scheme, average: Callable[[nn.Module],
     assert all(layer.input_quantizer.calibrated for layer in (averaged.module[0], averaged.module[2]))
     update_bn([torch.rand(4, 2, 7, 7) * 9], nn.Sequential(averaged, nn.BatchNorm2d(3)))  # runs it in training mode
     assert all(tensor.equal(before[name]) for name, tensor in averaged.state_dict().items())
-
-
-@pytest.mark.parametrize("scheme", STARTS_FROM_DATA, ids=str)
-def test_the_flag_is_a_tensor_of_the_state(scheme: Scheme) -> None:
-    layer = qconv.QConv2d(2, 3, 3, scheme=scheme)
-    quantizer = layer.input_quantizer
-    flag = layer.state_dict()["input_quantizer.calibrated"]
-    assert (quantizer.needs_data, quantizer.calibrated, flag.item()) == (True, False, 0.0)
-    with torch.no_grad():
-        flag.fill_(1e-6)  # as a broadcast or the start of an average does it
-    assert quantizer.calibrated is True
-    quantizer.calibrated = False
-    assert (quantizer.calibrated, quantizer.is_fresh, flag.item()) == (False, True, 0.0)
-    layer(torch.rand(2, 2, 5, 5))
-    assert (quantizer.calibrated, quantizer.is_fresh, flag.item()) == (True, True, START)
-    layer(torch.rand(2, 2, 5, 5)).sum().backward()
-    assert (quantizer.calibrated, quantizer.is_fresh, flag.item()) == (True, False, 1.0)
-    assert copy.deepcopy(layer).input_quantizer.calibrated
-    assert pickle.loads(pickle.dumps(quantizer)).calibrated
 
 
 def test_a_flag_that_was_set_is_not_read_again() -> None:
@@ -386,6 +366,7 @@ def test_a_flag_is_read_however_it_came(scheme: Scheme, device: str) -> None:
     assert copy.deepcopy(average)(input).equal(wanted)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("scheme", LATER, ids=str)
 def test_compiled_models_load_their_flags(scheme: Scheme) -> None:
     model, input = in_its_last_state(scheme), torch.randn(2, 2, 7, 7)
