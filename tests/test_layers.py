@@ -470,20 +470,6 @@ def test_inputs_with_the_negative_bit() -> None:
     assert layer(x).equal(layer(x.resolve_neg()))
 
 
-@pytest.mark.parametrize(
-    "scheme", [schemes.bnn(), schemes.xnor(), schemes.bireal(), schemes.reactnet(), schemes.dorefa(2, 2)], ids=str
-)
-def test_jacobians_by_vmap(scheme: qconv.Scheme) -> None:
-    layer, x = qconv.QConv2d(3, 4, 3, scheme=scheme).eval(), torch.randn(1, 3, 5, 5)
-
-    def function(x: Tensor) -> Tensor:
-        return layer(x).flatten()[:6]
-
-    expected = torch.autograd.functional.jacobian(function, x)
-    torch.testing.assert_close(torch.autograd.functional.jacobian(function, x, vectorize=True), expected)
-    torch.testing.assert_close(torch.func.jacrev(function)(x), expected)
-
-
 @pytest.mark.parametrize("scheme", [schemes.bnn(), schemes.dorefa(2, 2), schemes.lsq(4, None)], ids=str)
 @pytest.mark.parametrize(
     ("make", "shape"),

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from settings import threads
 from test_layers import LAYERS as LAYERS, pair
 from test_lean import assert_same, error, gradients
 from torch import Tensor, nn
@@ -233,16 +232,3 @@ def test_odd_batches(shape: tuple[int, ...]) -> None:
         assert other is not None
         assert one.shape == other.shape
         assert bool(other.isfinite().all())
-
-
-def test_threads_change_no_bit() -> None:
-    found = []
-    for count in (1, 2, 3):
-        torch.manual_seed(0)
-        with threads(count):
-            lean, input = qconv.lean(qconv.QConv2d(**PAYING)), torch.randn(8, 32, 12, 12)
-            output, grads = gradients(lean, input)
-        found.append((output, grads[0]))
-    for output, grad in found[1:]:
-        assert torch.equal(output, found[0][0])
-        assert torch.equal(grad, found[0][1])

@@ -248,6 +248,14 @@ def rprelu_of(module: Any, grad: Tensor, input: Tensor, *others: Tensor) -> tupl
     return module.rprelu(input, *others), *module.rprelu_backward(grad, input, *others[:2])
 
 
+def check_errors(
+    found: tuple[Tensor, ...], wanted: tuple[Tensor, ...], exact: tuple[Tensor, ...], floor: float
+) -> None:
+    """Not above twice those of the definition."""
+    for one, other in zip(test_norm.error(found, exact), test_norm.error(wanted, exact), strict=True):
+        assert one <= max(2 * other, floor)
+
+
 def check_rprelu(seed: int, device: str) -> None:
     """Elements as those of torch's operators; the sums' error against float64 is not above theirs."""
     shape = random.Random(seed).choice([*test_rprelu.SHAPES, (3, 70, 20, 18)])
@@ -258,10 +266,7 @@ def check_rprelu(seed: int, device: str) -> None:
         assert test_slopes.same(found[0], wanted[0])
         assert torch.equal(found[1], wanted[1])
         assert found[1].stride() == changed[1].stride()
-        for one, other in zip(
-            test_norm.error(found[2:], exact[2:]), test_norm.error(wanted[2:], exact[2:]), strict=True
-        ):
-            assert one <= max(2 * other, 4 * torch.finfo(torch.float32).eps)
+        check_errors(found[2:], wanted[2:], exact[2:], 4 * torch.finfo(torch.float32).eps)
     for dtype in (torch.bfloat16, torch.float16):
         half = [x.to(dtype) for x in given]
         exact = rprelu_of(rprelu, *(x.double() for x in half))
@@ -271,10 +276,7 @@ def check_rprelu(seed: int, device: str) -> None:
             assert max(test_norm.error(found[:2], exact[:2])) < 2**-5
         else:
             assert all(map(torch.equal, found[:2], wanted[:2]))
-        for one, other in zip(
-            test_norm.error(found[2:], exact[2:]), test_norm.error(wanted[2:], exact[2:]), strict=True
-        ):
-            assert one <= max(2 * other, 2 * torch.finfo(dtype).eps)
+        check_errors(found[2:], wanted[2:], exact[2:], 2 * torch.finfo(dtype).eps)
 
 
 def check_nan_stays_in_its_channel(device: str) -> None:
@@ -298,8 +300,7 @@ def check_norm(seed: int, device: str) -> None:
     ):
         exact = norm_gradients(norm.norm_backward_, *(None if x is None else x.double() for x in given))
         ours, theirs = (norm_gradients(each, *given) for each in (passes.norm_backward_, norm.norm_backward_))
-        for one, other in zip(test_norm.error(ours, exact), test_norm.error(theirs, exact), strict=True):
-            assert one <= max(2 * other, 4 * torch.finfo(torch.float32).eps)
+        check_errors(ours, theirs, exact, 4 * torch.finfo(torch.float32).eps)
     half = grad.half(), input.half(), weight, mean, invstd
     exact = norm_gradients(norm.norm_backward_, *(x.double() for x in half))
     assert max(test_norm.error(norm_gradients(passes.norm_backward_, *half), exact)) < 2e-3
