@@ -187,9 +187,6 @@ def test_missing_and_additional_tensors_in_a_checkpoint(name: str, key: str) -> 
     assert found == [more]
 
     del state[key]
-    if key.endswith("is_random"):
-        layer_of(name).load_state_dict(state)  # a file of the authors' has none
-        return
     owner = key.rpartition(".")[0] + "."
     if not any(other.startswith(owner) for other in state):
         layer_of(name).load_state_dict(state)  # absent as a whole, as in a float checkpoint: it stays as it was made
