@@ -10,19 +10,29 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
-from test_train import ROOT, Send, config, place, send
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf, open_dict
+from pytorch_lightning import Callback, Trainer
+from runs import CONFIGS, QUICK, Send, command, config, place, same_files, send
+from torch import nn
+from torch.optim import lr_scheduler
+from torch.utils.data import DataLoader, TensorDataset
 
 from qconv import Scheme, convert, schemes
 from qconv.cli import main as cli, train as program, train_as
 from qconv.cli.configs import folder as configs
 from qconv.models import small_cnn
-from qconv.training import Classifier, load_checkpoint, schedules
+from qconv.runs.run_files import LOCK
+from qconv.training import Classifier, load_checkpoint, make_trainer, schedules
 from qconv.training.go_on import changes
+from qconv.training.run_folder import RunFolderError, claimed, find_last, is_named
+from qconv.training.step_counts import check_takes_steps
 from qconv.training.stored_config import stored_config
 
 TWO = ("model.width=4", "trainer=cpu", "trainer.max_epochs=2", "scheduler=constant")
@@ -63,14 +73,6 @@ def told(
     signal.signal(signal.SIGINT, before)
 
 
-def same(one: Path, other: Path) -> bool:
-    a, b = (load_checkpoint(path / "checkpoints/last.ckpt")["state_dict"] for path in (one, other))
-    files = ("metrics.csv", "diagnostics.csv")
-    return all(torch.equal(a[name], b[name]) for name in {*a, *b}) and all(
-        (one / name).read_text() == (other / name).read_text() for name in files
-    )
-
-
 class InTest(Send):
     """Sends the signal in the test."""
 
@@ -96,7 +98,7 @@ def test_ctrl_c_saves_and_the_run_goes_on_bit_for_bit(
     assert (tmp_path / "runs/cut/curves.png").is_file() == has_epoch
     shutil.move("runs/cut", "moved")  # the folder is enough, wherever it is
     assert "resume=moved: going on from" in told("resume=moved", "~callbacks.send")
-    assert same(whole, tmp_path / "moved")
+    assert same_files(whole, tmp_path / "moved")
     assert not (tmp_path / "runs/cut").exists()
     assert "~callbacks.sent: the run has no such key" in told("resume=moved", "~callbacks.sent")
 
@@ -121,7 +123,7 @@ def test_a_finished_run_says_so_and_can_have_more_epochs(
         "trainer.max_epochs: 2 → 3. No schedule depends on it: this is what 3 epochs from the start would be." in said
     )
     program.train(config(*TWO, "trainer.max_epochs=3", f"run_dir={tmp_path / 'three'}"))
-    assert same(one, tmp_path / "three")
+    assert same_files(one, tmp_path / "three")
     assert json.loads((one / "result.json").read_text())["epochs"] == 3
 
 
@@ -175,20 +177,28 @@ def test_a_schedule_keeps_the_rates_that_rules_ask_for(told: Callable[..., str])
     program.train(config(*short, "+scheduler.max_lr=[0.01,0.001]", "run_dir=two"))
 
 
+RULES = {"step_rules": [{"_target_": "qconv.optim.OvSW"}], "data": {"progressive_size": {"start": 0.5}}}
+
+
 @pytest.mark.parametrize(
-    ("scheme", "schedule", "last", "says"),
+    ("scheme", "schedule", "last", "options", "says"),
     [
-        (schemes.bnn(), schedules.constant, 5, "No schedule depends on it"),
-        (schemes.bnn(), schedules.cosine, 0, "the learning rate follows 9 epochs, so far 6"),
-        (schemes.irnet(), schedules.constant, 5, "the quantizers' schedules follow 9 epochs"),
-        (schemes.irnet(), schedules.constant, 0, "No schedule depends on it"),  # all start at 0
-        (schemes.irnet(), schedules.linear, 5, "the learning rate and the quantizers' schedules follow 9"),
+        (schemes.bnn(), schedules.constant, 5, {}, "No schedule depends on it"),
+        (schemes.bnn(), schedules.cosine, 0, {}, "the learning rate follows 9 epochs, so far 6"),
+        (schemes.irnet(), schedules.constant, 5, {}, "the quantizers' schedules follow 9 epochs"),
+        (schemes.irnet(), schedules.constant, 0, {}, "No schedule depends on it"),  # all start at 0
+        (schemes.irnet(), schedules.linear, 5, {}, "the learning rate and the quantizers' schedules follow 9"),
+        (schemes.bnn(), schedules.constant, 5, {"dampening": 0.1}, "the dampening follows 9 epochs"),
+        (schemes.bnn(), schedules.constant, 5, RULES, "the step rules and the image size follow 9 epochs"),
     ],
 )
-def test_what_depends_on_the_number_of_epochs(scheme: Scheme, schedule: Any, last: int, says: str) -> None:
-    config = {"trainer": {"max_epochs": 9, "devices": 1}}
+def test_what_depends_on_the_number_of_epochs(
+    scheme: Scheme, schedule: Any, last: int, options: dict[str, Any], says: str
+) -> None:
+    config = {"trainer": {"max_epochs": 9, "devices": 1}, **options}
     model = convert(small_cnn(1, 10, width=4), scheme)
-    classifier = Classifier(model, torch.optim.SGD, schedule, config)
+    dampening = config.pop("dampening", 0.0)
+    classifier = Classifier(model, torch.optim.SGD, schedule, config, dampening=dampening)
     stored = {"config": {"trainer": {"max_epochs": 6, "devices": 2}}, "epoch": last}
     epochs, devices = changes(stored, classifier)
     assert epochs.startswith("trainer.max_epochs: 6 → 9. ")
@@ -196,54 +206,35 @@ def test_what_depends_on_the_number_of_epochs(scheme: Scheme, schedule: Any, las
     assert devices == "trainer.devices: 2 → 1. Optimizer steps are of other images from here on."
 
 
+def described(batch: int = 8, **options: Any) -> dict[str, Any]:
+    return {"trainer": {"max_epochs": 2, **options}, "data": {"batch_size": batch}}
+
+
 def test_what_batches_depend_on() -> None:
-    def said(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-        configs = [
-            {"trainer": {"max_epochs": 2, **other}, "data": {"batch_size": batch}}
-            for other, batch in ((options, options.pop("batch")) for options in (before, now))
-        ]
-        classifier = Classifier(small_cnn(1, 10, width=4), torch.optim.SGD, None, configs[1])
-        return list(changes({"config": configs[0], "epoch": 0}, classifier))
-
-    rounded, others = "Sums may be rounded otherwise", "Optimizer steps are of other images"
+    others = "Optimizer steps are of other images from here on."
     as_many = "Steps are of as many images, batch norm sees those of one process."
-    assert said({"devices": 1, "batch": 256}, {"devices": 2, "batch": 128}) == [
-        f"trainer.devices: 1 → 2. {as_many}",
-        f"data.batch_size: 256 → 128. {as_many}",
-    ]
-    (one,) = said({"batch": 64}, {"batch": 32})
-    assert one == f"data.batch_size: 64 → 32. {others} from here on."
-    (one,) = said({"devices": "auto", "batch": 64}, {"devices": 1, "batch": 64})
-    assert one == f"trainer.devices: auto → 1. {others} from here on."
-    assert others in said({"batch": 8}, {"limit_train_batches": 0.5, "batch": 8})[0]
-    one, other = said({"batch": 8}, {"accumulate_grad_batches": 2, "batch": 4})
-    assert (others in one, others in other) == (True, True)
-    assert rounded in said({"batch": 8, "precision": 32}, {"batch": 8, "precision": 16})[0]
-    for key, value in (("gradient_clip_val", 1.0), ("sync_batchnorm", True), ("check_val_every_n_epoch", 2)):
-        (one,) = said({"batch": 8}, {"batch": 8, key: value})
-        assert one == f"trainer.{key}: None → {value}. The run is another one from here on."
-    (one,) = said({"batch": 8, "timeout_s": 9}, {"batch": 8})
-    assert one == "trainer.timeout_s: 9 → None. The numbers stay the same."
+    rounded = "Sums may be rounded otherwise from here on."
+    another = "The run is another one from here on."
     defaults = {"sync_batchnorm": False, "accumulate_grad_batches": 1, "devices": 1, "num_nodes": 1}
-    assert said({"batch": 8}, {"batch": 8, **defaults}) == []
-
-
-def test_other_options_that_depend_on_the_number_of_epochs() -> None:
-    rules = {"step_rules": [{"_target_": "qconv.optim.OvSW"}], "data": {"progressive_size": {"start": 0.5}}}
-    stored = {"config": {"trainer": {"max_epochs": 6}}, "epoch": 5}
-    for more, dampening, says in (
-        ({}, 0.1, "the dampening follows 9 epochs"),
-        (rules, 0.0, "the step rules and the image size follow 9 epochs"),
-    ):
-        classifier = Classifier(
-            small_cnn(1, 10, width=4),
-            torch.optim.SGD,
-            schedules.constant,
-            {"trainer": {"max_epochs": 9}, **more},
-            dampening=dampening,
-        )
-        (line,) = changes(stored, classifier)
-        assert says in line
+    rows: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+        ({"devices": 1, "batch": 256}, {"devices": 2, "batch": 128}, [f"trainer.devices: 1 → 2. {as_many}",
+         f"data.batch_size: 256 → 128. {as_many}"]),
+        ({"batch": 64}, {"batch": 32}, [f"data.batch_size: 64 → 32. {others}"]),
+        ({"devices": "auto"}, {"devices": 1}, [f"trainer.devices: auto → 1. {others}"]),
+        ({}, {"limit_train_batches": 0.5}, [f"trainer.limit_train_batches: None → 0.5. {others}"]),
+        ({}, {"accumulate_grad_batches": 2, "batch": 4}, [f"trainer.accumulate_grad_batches: None → 2. {others}",
+         f"data.batch_size: 8 → 4. {others}"]),
+        ({"precision": 32}, {"precision": 16}, [f"trainer.precision: 32 → 16. {rounded}"]),
+        ({}, {"gradient_clip_val": 1.0}, [f"trainer.gradient_clip_val: None → 1.0. {another}"]),
+        ({}, {"sync_batchnorm": True}, [f"trainer.sync_batchnorm: None → True. {another}"]),
+        ({}, {"check_val_every_n_epoch": 2}, [f"trainer.check_val_every_n_epoch: None → 2. {another}"]),
+        ({"timeout_s": 9}, {}, ["trainer.timeout_s: 9 → None. The numbers stay the same."]),
+        ({}, defaults, []),
+    ]  # fmt: skip
+    for before, now, said in rows:
+        stored, config = described(**before), described(**now)
+        classifier = Classifier(small_cnn(1, 10, width=4), torch.optim.SGD, None, config)
+        assert list(changes({"config": stored, "epoch": 0}, classifier)) == said, (before, now)
 
 
 def test_words_on_top(one: Path) -> None:
@@ -321,22 +312,294 @@ def test_evaluate(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "there is no folder" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_evaluating_a_run_of_a_gpu_without_one(one: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli(["evaluate", str(one), "trainer.accelerator=gpu"]) == 1
-    assert (
-        "trainer=gpu needs a GPU, and torch finds none: leave it out, or write trainer=cpu" in capsys.readouterr().err
-    )
-
-
 @pytest.mark.nightly
 def test_ctrl_c_on_two_processes(tmp_path: Path) -> None:
     """As a terminal does: to both."""
     words = ("trainer=ddp", "trainer.accelerator=cpu", "trainer.devices=2", send(signal.SIGINT, 1, 3), "run_dir=run")
-    command = [sys.executable, str(ROOT / "train.py"), *TWO, *words]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     heard = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # what runs in the background is started deaf to it
-    run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, preexec_fn=heard)
+    run = subprocess.run(
+        command(*TWO, *words), cwd=tmp_path, env=environment, capture_output=True, text=True, preexec_fn=heard
+    )
     assert run.returncode == 130, run.stderr
     assert run.stderr.count("stopped by Ctrl-C; resume=run goes on") == 1
     assert place(tmp_path / "run/checkpoints/last.ckpt") == (1, 4)
+
+
+# To another end, or with another number of optimizer steps in an epoch
+
+
+pytestmark = pytest.mark.filterwarnings("ignore::lightning_fabric.utilities.warnings.PossibleUserWarning")  # of workers
+EPOCHS, BATCHES = 4, 7
+SCHEDULES = {
+    "linear": schedules.linear,
+    "one cycle": lambda optimizer, total_steps: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=total_steps),
+    "several steps": lambda optimizer, total_steps: lr_scheduler.MultiStepLR(
+        optimizer, [total_steps // 2 + 3, total_steps - 2]
+    ),
+    "cosine": lambda optimizer, total_steps: lr_scheduler.CosineAnnealingLR(optimizer, total_steps),
+    "a step": lambda optimizer, total_steps: lr_scheduler.StepLR(optimizer, total_steps * 3 // 4),
+}
+
+
+@pytest.mark.parametrize("make", [lr_scheduler.StepLR, partial(lr_scheduler.CosineAnnealingLR, T_max=5)])
+def test_a_schedule_that_counts_epochs(make: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"scheduler \((StepLR|CosineAnnealingLR)\) must take total_steps: schedules ch"
+    ):
+        check_takes_steps(make)
+    for fits in (*SCHEDULES.values(), partial(lr_scheduler.OneCycleLR, max_lr=0.1), lambda optimizer, **options: None):
+        check_takes_steps(fits)
+
+
+class Rates(Callback):
+    """Keeps the learning rate of each batch, and a checkpoint after one of them."""
+
+    def __init__(self, place: tuple[int, int] | None = None, path: Path | None = None) -> None:
+        self.rates: dict[tuple[int, int], float] = {}
+        self.place, self.path = place, path
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        rate = trainer.optimizers[0].param_groups[0]["lr"]
+        self.rates[trainer.current_epoch, batch_idx] = rate
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if (trainer.current_epoch, batch_idx) == self.place:
+            trainer.save_checkpoint(self.path or "")
+
+
+def fitted(rates: Rates, schedule: Any, **options: Any) -> None:
+    resumed, path = options.pop("ckpt_path", None), options.pop("path", None)
+    trainer = make_trainer(accelerator="cpu", callbacks=[rates], **{"max_epochs": EPOCHS, **options})
+    pictures = TensorDataset(torch.rand(BATCHES, 1, 2, 2), torch.zeros(BATCHES, dtype=torch.long))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2))
+    classifier = Classifier(model, partial(torch.optim.SGD, lr=0.1), schedule)
+    trainer.fit(classifier, DataLoader(pictures), DataLoader(pictures), ckpt_path=resumed, weights_only=True)
+    if path is not None:
+        trainer.save_checkpoint(path)
+
+
+@pytest.mark.parametrize("place", [(1, 3), (1, BATCHES - 1), (EPOCHS - 1, BATCHES - 1)], ids=str)
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_more_epochs_follow_the_longer_schedule(schedule: str, place: tuple[int, int], tmp_path: Path) -> None:
+    """From the first step on, although the rate was 0 at the end of the shorter one."""
+    first, expected, found = Rates(place, tmp_path / "a.ckpt"), Rates(), Rates()
+    fitted(first, SCHEDULES[schedule])
+    fitted(expected, SCHEDULES[schedule], max_epochs=2 * EPOCHS)
+    fitted(found, SCHEDULES[schedule], max_epochs=2 * EPOCHS, ckpt_path=tmp_path / "a.ckpt")
+    assert len(found.rates) == 2 * EPOCHS * BATCHES - (place[0] * BATCHES + place[1] + 1)
+    assert found.rates == pytest.approx({at: expected.rates[at] for at in found.rates}, rel=1e-6, abs=1e-9)
+
+
+@pytest.mark.parametrize("place", [(1, 3), (1, BATCHES - 1)], ids=str)
+def test_another_number_of_steps_in_an_epoch_is_refused(place: tuple[int, int], tmp_path: Path) -> None:
+    rates = Rates(place, tmp_path / "a.ckpt")
+    fitted(rates, schedules.constant)
+    with pytest.raises(ValueError, match=r"an epoch has 4 optimizer steps now, 7 so far: go on with as many, by data"):
+        fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt", accumulate_grad_batches=2)
+    fitted(rates, schedules.constant, ckpt_path=tmp_path / "a.ckpt")
+
+
+def test_schedules_that_keep_their_length(tmp_path: Path) -> None:
+    def warm(optimizer: Any, total_steps: int) -> Any:
+        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)]
+        parts.append(lr_scheduler.CosineAnnealingLR(optimizer, total_steps - 2))  # pyright: ignore[reportArgumentType]
+        return lr_scheduler.SequentialLR(optimizer, parts, [2])  # pyright: ignore[reportArgumentType]
+
+    def exponential(optimizer: Any, total_steps: int) -> Any:
+        parts = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.ExponentialLR(optimizer, 0.9)]
+        return lr_scheduler.SequentialLR(optimizer, parts, [2])
+
+    rates = Rates((1, BATCHES - 1), tmp_path / "a.ckpt")
+    fitted(rates, warm)
+    with pytest.raises(ValueError, match=r"has 56 optimizer steps now, 28 so far: scheduler \(SequentialLR\) can't"):
+        fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
+    fitted(rates, warm, ckpt_path=tmp_path / "a.ckpt")
+    fitted(rates, exponential)
+    fitted(rates, exponential, ckpt_path=tmp_path / "a.ckpt", max_epochs=2 * EPOCHS)
+
+
+def test_steps_that_epochs_do_not_decide(tmp_path: Path) -> None:
+    """`max_steps` ends a training of one's own."""
+    rates = Rates((1, 3), tmp_path / "a.ckpt")
+    fitted(rates, schedules.linear, max_epochs=-1, max_steps=20)
+    assert "steps_per_epoch" not in load_checkpoint(tmp_path / "a.ckpt")
+    again = Rates()
+    fitted(again, schedules.linear, max_epochs=-1, max_steps=20, ckpt_path=tmp_path / "a.ckpt")
+    assert again.rates == pytest.approx({at: rate for at, rate in rates.rates.items() if at > (1, 3)})
+
+
+def test_a_run_that_goes_on_with_other_batches(tmp_path: Path) -> None:
+    words = ("model.width=4", "trainer=cpu", "scheduler=linear", "report=false", "trainer.max_epochs=4")
+    cut = "+callbacks.send={_target_:runs.Send,number:15,epoch:1,batch:5}"
+    with pytest.raises(BaseException, match="stopped by SIGTERM"):
+        program.train(config(*words, cut, f"run_dir={tmp_path}"))
+    cfg = stored_config(tmp_path, ("+trainer.accumulate_grad_batches=2", "~callbacks.send"), configs())
+    cfg.resume, cfg.ckpt_path = str(tmp_path), str(tmp_path / "checkpoints/last.ckpt")
+    with pytest.raises(ValueError, match="an epoch has 10 optimizer steps now, 19 so far"):
+        program.train(cfg)
+
+
+def test_progress_counts_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    classifier = Classifier(nn.Linear(2, 2), torch.optim.SGD)
+    trainer = SimpleNamespace(current_epoch=2, global_step=30, accumulate_grad_batches=2, estimated_stepping_batches=40)
+    monkeypatch.setattr(Classifier, "trainer", trainer)
+    assert classifier._progress(5) == 30 / 40  # max_steps ends it
+    classifier.steps_per_epoch = 10
+    assert classifier._progress(5) == 22 / 40
+
+
+# The folder of a run: it holds one run, one process writes there
+
+
+ONE = (*QUICK[:2], "trainer.max_epochs=1", "report=false")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run of one epoch, below `outputs`."""
+    folder = tmp_path_factory.mktemp("runs") / "outputs" / "day" / "a"
+    program.train(config(*ONE, f"run_dir={folder}"))
+    return folder
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_named_folder_is_the_only_place_where_last_is_sought(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(run.parents[2])
+    assert find_last(config(*ONE, "run_dir=runs/b", "ckpt_path=last")) is None
+    assert find_last(config(*ONE, f"run_dir={run}", "ckpt_path=last")) == str(run / "checkpoints/last.ckpt")
+
+
+BY_TIME = "outputs/2026-01-31/12-00-00"
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "named"),
+    [
+        ([], BY_TIME, False),
+        (["run_dir=runs/a"], BY_TIME, True),
+        (["hydra.run.dir=a/b"], "a/b", True),
+        (["++hydra.run.dir=a/b"], "a/b", True),
+        (["hydra.run={dir:a/b}"], "a/b", True),
+        ([], "a/b", True),  # by a config of the user's own
+        ([f"hydra.run.dir={BY_TIME}"], BY_TIME, True),  # that of an earlier run
+        ([f"++hydra.run.dir={BY_TIME}"], BY_TIME, True),
+        (["hydra.sweep.dir=a"], "a/0", True),
+        ([], "multirun/2026-01-31/12-00-00/1", False),
+        # as Lightning starts the other processes of a run
+        ([f"hydra.run.dir={BY_TIME}", "hydra.job.name=train_ddp_process_1"], BY_TIME, False),
+        ([*[f"hydra.run.dir={BY_TIME}"] * 2, "hydra.job.name=train_ddp_process_1"], BY_TIME, True),
+        (["hydra.run.dir=a/b", "hydra.job.name=train_ddp_process_1"], "a/b", True),
+    ],
+)
+def test_which_folders_are_named(words: list[str], folder: str, named: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        cfg = compose("config", words, return_hydra_config=True)
+    with open_dict(cfg):
+        cfg.hydra.runtime.output_dir = folder
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", cfg)
+    assert is_named(cfg) == named
+
+
+def test_without_hydra_a_folder_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HydraConfig.instance(), "cfg", None)
+    assert is_named(config("run_dir=x"))
+
+
+def test_a_second_run_in_a_folder_is_refused(run: Path) -> None:
+    before = content(run)
+    for more, hint in (
+        ((), r"holds a run already \(checkpoints/last.ckpt\): go on with it by ckpt_path=last, or name another folder"),
+        (("seed=2",), "holds a run already"),
+        ((f"ckpt_path={run.parent / 'b/checkpoints/last.ckpt'}",), "holds a run already"),
+    ):
+        with pytest.raises(RunFolderError, match=hint):
+            program.train(config(*ONE, f"run_dir={run}", *more))
+    with pytest.raises(ValueError, match=r"add data.seed=1"):
+        program.train(config(*ONE, f"run_dir={run}", "ckpt_path=last", "seed=2"))
+    with pytest.raises(RunFolderError, match=r"of another checkpoint than elsewhere/best.ckpt"):
+        program.evaluate(config(*ONE, f"run_dir={run}", "evaluate=elsewhere/best.ckpt"))
+    assert content(run) == before
+
+
+def test_hydra_leaves_a_run_that_is_there_as_it_is(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hydra writes its own files before the program can look at the folder."""
+    folder = tmp_path / "run"
+    shutil.copytree(run, folder)
+    for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+        (folder / ".hydra").mkdir(exist_ok=True)
+        (folder / ".hydra" / name).write_text("of the first run")
+    before = content(folder)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GOMP_SPINCOUNT", "10000")
+    words = [f"hydra.run.dir={folder}", *ONE, "seed=2"]
+    for more in ([], [f"ckpt_path={run / 'checkpoints/last.ckpt'}"]):
+        monkeypatch.setattr(sys, "argv", ["train.py", *words, *more])
+        with pytest.raises(SystemExit, match=r"error: run_dir .* holds a run already|error: .*seed"):
+            program.run_main("train.py", sys.argv[1:])
+        assert content(folder) == before
+    monkeypatch.setattr(sys, "argv", ["train.py", words[0], *ONE, "ckpt_path=last"])
+    program.run_main("train.py", sys.argv[1:])  # which goes on, and says so
+    assert "ckpt_path=last" in (folder / ".hydra" / "overrides.yaml").read_text()
+
+
+def test_the_line_of_a_requeued_job_starts_and_goes_on(tmp_path: Path) -> None:
+    line = (*ONE, f"run_dir={tmp_path}", "ckpt_path=last")
+    assert program.train(config(*line)).about["resumed_from"] is None
+    last = tmp_path / "checkpoints/last.ckpt"
+    result = (tmp_path / "result.json").read_text()
+    again = program.train(config(*line))
+    assert again.about["resumed_from"] == str(last)
+    assert again.test_loss == json.loads(result)["test_loss"]
+    last.unlink()
+    with pytest.raises(RunFolderError, match=r"holds a run already \(checkpoints/best.ckpt\): name another folder"):
+        program.train(config(*line))
+    for name in ("result.json", "model.safetensors"):  # as after a kill between the first two checkpoints
+        (tmp_path / name).unlink()
+    with pytest.raises(RunFolderError, match="holds a run already"):
+        program.train(config(*line, "seed=2"))
+    assert program.train(config(*line)).about["resumed_from"] is None
+
+
+def test_an_evaluation_leaves_the_run_as_it_is(run: Path, tmp_path: Path) -> None:
+    best = run / "checkpoints/best.ckpt"
+    before = content(run)
+    program.evaluate(config(*ONE, f"run_dir={run}", f"evaluate={best}"))
+    assert {**content(run), **before} == content(run)
+    assert content(run).keys() - before.keys() == {str(run / "evaluation.json")}
+    other = (*ONE, f"run_dir={tmp_path}")
+    for _ in range(2):
+        program.evaluate(config(*other, f"evaluate={best}"))
+    with pytest.raises(RunFolderError, match=r"has evaluation.json of another checkpoint"):
+        program.evaluate(config(*other, f"evaluate={run / 'checkpoints/last.ckpt'}"))
+    with pytest.raises(RunFolderError, match=r"holds a run already \(evaluation.json\): name another"):
+        program.train(config(*other))
+    (run / "evaluation.json").unlink()
+
+
+HOLD = """
+import fcntl, sys
+with open(sys.argv[1], "a") as file:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_one_process_at_a_time(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", HOLD, str(tmp_path / LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        with pytest.raises(RunFolderError, match=r"another process is writing into run_dir .*: name another folder"):
+            program.train(config(*ONE, f"run_dir={tmp_path}"))
+        assert [path.name for path in tmp_path.iterdir()] == [LOCK]
+        other.kill()
+    with claimed(config(*ONE, f"run_dir={tmp_path}")):  # at once: the lock has ended with its process
+        assert (tmp_path / "config.yaml").is_file()
+    assert not (tmp_path / LOCK).exists()
