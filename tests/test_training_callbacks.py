@@ -2,6 +2,7 @@
 
 import csv
 import math
+import signal
 import sys
 import warnings
 from functools import partial
@@ -11,16 +12,19 @@ from typing import Any, cast
 
 import pytest
 import torch
+from conftest import same
 from pytorch_lightning import Callback, LightningModule, Trainer
 from pytorch_lightning.callbacks import ProgressBar, StochasticWeightAveraging, TQDMProgressBar
-from torch import nn
+from runs import QUICK, StopAfter, config, place, run_until
+from torch import Tensor, nn
 
 import qconv
-from qconv import schemes
+from qconv import Scheme, schemes
+from qconv.cli import train as program
 from qconv.data import DigitsDataModule
-from qconv.ground.table import write_csv
 from qconv.loop.optimizer_step import is_final
 from qconv.models import SmallCNN, small_cnn
+from qconv.quantizers import EDE, Identity, ReSTE, Sign, Stages
 from qconv.training import (
     Checkpoints,
     Classifier,
@@ -35,7 +39,6 @@ from qconv.training import (
     make_trainer,
 )
 from qconv.training.callbacks.diagnostics import FIGURES, of_input
-from qconv.training.schedules import constant, cosine
 
 
 def classifier(**arguments: object) -> Classifier:
@@ -90,19 +93,30 @@ def test_a_bad_picture_stops_the_run_before_any_weight_changes(value: float, tmp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_validation_is_watched_too() -> None:
+def poisoned(name: str) -> Any:
+    """Makes the gradient of the classifier's weight inf, or what leaves the first block NaN."""
+
+    def poison(module: Classifier) -> None:
+        if name == "gradient":
+            network(module).fc.weight.register_hook(lambda grad: grad / 0)
+        else:
+            network(module).blocks[0].register_forward_hook(lambda *args: args[2] * torch.tensor(float("nan")))
+
+    return poison
+
+
+def test_validation_and_gradients_are_watched_too() -> None:
     with pytest.raises(FloatingPointError, match="epoch 0, validation batch 0: NaN or inf in the input batch"):
         trainer(FiniteGuard()).fit(classifier(), datamodule=Poison("val"))
+    with pytest.raises(FloatingPointError, match=r"epoch 0, step 3: NaN or inf in the gradient of 'fc.weight'"):
+        trainer(FiniteGuard(), Break(3, poisoned("gradient"))).fit(classifier(), datamodule=DigitsDataModule())
 
 
 def test_a_nan_that_a_sign_would_swallow_is_found_in_the_layer_it_enters(tmp_path: Path) -> None:
-    def poison(module: Classifier) -> None:
-        network(module).blocks[0].register_forward_hook(lambda *args: args[2] * torch.tensor(float("nan")))
-
     assert torch.isfinite(qconv.quantizers.Sign()(torch.tensor([float("nan")]))).all()
-    checkpoints = Checkpoints(tmp_path)
+    checkpoints, poison = Checkpoints(tmp_path), Break(19, poisoned("output"))
     with pytest.raises(FloatingPointError) as error:
-        trainer(FiniteGuard(), checkpoints, Break(19, poison)).fit(classifier(), datamodule=DigitsDataModule())
+        trainer(FiniteGuard(), checkpoints, poison).fit(classifier(), datamodule=DigitsDataModule())
     assert str(error.value) == (
         "epoch 1, step 19: NaN or inf in the input of layer 'blocks.1.conv' (QConv2d, bnn()); "
         f"ckpt_path={checkpoints.last} goes on from the last checkpoint"
@@ -110,14 +124,6 @@ def test_a_nan_that_a_sign_would_swallow_is_found_in_the_layer_it_enters(tmp_pat
     kept = load_checkpoint(checkpoints.last)
     assert kept["epoch"] == 0
     assert all(tensor.isfinite().all() for tensor in kept["state_dict"].values())
-
-
-def test_a_bad_gradient_is_named() -> None:
-    def poison(module: Classifier) -> None:
-        network(module).fc.weight.register_hook(lambda grad: grad / 0)
-
-    with pytest.raises(FloatingPointError, match=r"epoch 0, step 3: NaN or inf in the gradient of 'fc.weight'"):
-        trainer(FiniteGuard(), Break(3, poison)).fit(classifier(), datamodule=DigitsDataModule())
 
 
 def test_a_bad_latent_weight_is_named_and_not_saved(tmp_path: Path) -> None:
@@ -133,26 +139,19 @@ def test_a_bad_latent_weight_is_named_and_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_learned_scale_that_falls_to_its_bound_is_named_with_the_remedy() -> None:
-    rules = {"weight_quantizers": {"lr": 1.0}}
-    adam = qconv.optim.ModelOptimizer(torch.optim.Adam, rules, lr=0.01)
-    torch.manual_seed(0)
+    adam = qconv.optim.ModelOptimizer(torch.optim.Adam, {"weight_quantizers": {"lr": 1.0}}, lr=0.01)
     module = Classifier(qconv.convert(small_cnn(1, 10, width=4), schemes.lsq()), adam)
-
-    def poison(module: Classifier) -> None:
-        network(module).fc.weight.register_hook(lambda grad: grad / 0)
-
-    callbacks = (FiniteGuard(), Break(12, poison))
+    callbacks = (FiniteGuard(), Break(12, poisoned("gradient")))
     with (
         pytest.warns(UserWarning, match="at the lower bound") as warned,
         pytest.raises(FloatingPointError) as error,
     ):
         trainer(*callbacks).fit(module, datamodule=DigitsDataModule())
     messages = [str(each.message) for each in warned if "at the lower bound" in str(each.message)]
-    message = messages[0]
-    assert message.startswith("epoch 0, step ")
-    assert "the learned 'blocks." in message
-    assert "weight_quantizer.step'" in message
-    assert message.endswith("such as ++optimizer.rules.quantizers.lr_scale=0.01")
+    assert messages[0].startswith("epoch 0, step ")
+    assert "the learned 'blocks." in messages[0]
+    assert "weight_quantizer.step'" in messages[0]
+    assert messages[0].endswith("such as ++optimizer.rules.quantizers.lr_scale=0.01")
     names = [name for line in messages for name in line.split("'") if name.endswith(".step")]
     assert len(names) == len(set(names)), "once for each"
     assert "NaN or inf in the gradient of 'fc.weight'; at the lower bound of 2^-20" in str(error.value)
@@ -160,10 +159,8 @@ def test_a_learned_scale_that_falls_to_its_bound_is_named_with_the_remedy() -> N
 
 @pytest.mark.parametrize("scheme", [schemes.lsq(), schemes.pact(), schemes.adabin(), schemes.ttq(), schemes.apot()])
 def test_scales_of_usual_size_are_not_said_to_have_fallen(scheme: qconv.Scheme) -> None:
-    torch.manual_seed(0)
     module = Classifier(qconv.convert(small_cnn(1, 10, width=4), scheme), partial(torch.optim.Adam, lr=0.001))
-    guard = FiniteGuard()
-    seen = []
+    guard, seen = FiniteGuard(), []
     watch = Break(3, lambda module: seen.append(set(guard._highest())))
     trainer(guard, watch, epochs=1).fit(module, datamodule=DigitsDataModule())
     learned = {name for name, parameter in network(module).named_parameters() if "_quantizer." in name}
@@ -179,7 +176,7 @@ def test_the_guard_changes_nothing_and_leaves_no_hook() -> None:
         trainer(*guards, epochs=1).fit(module, datamodule=DigitsDataModule())
         states.append(module.state_dict())
         assert not any(child._forward_pre_hooks for child in module.modules())
-    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+    assert same(*states)
 
 
 class Scores(Callback):
@@ -262,31 +259,6 @@ def test_curves_need_no_validation_and_touch_no_global_state(tmp_path: Path) -> 
     assert (tmp_path / "one.png").read_bytes() != (tmp_path / "five.png").read_bytes()
     assert matplotlib.get_backend(auto_select=False) == backend
     assert sorted(file.name for file in tmp_path.iterdir()) == ["five.png", "one.png"]
-
-
-def test_csv_leaves_missing_values_empty(tmp_path: Path) -> None:
-    write_csv([{"a": 1}, {"a": 2, "b": 0.5}], tmp_path / "new" / "x.csv")
-    assert (tmp_path / "new" / "x.csv").read_text() == "a,b\n1,\n2,0.5\n"
-
-
-def rates(make, steps: int) -> list[float]:
-    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=2.0)
-    scheduler = make(optimizer, total_steps=steps)
-    found = []
-    for _ in range(steps):
-        found.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    return found
-
-
-def test_schedules() -> None:
-    assert rates(constant, 3) == [2.0, 2.0, 2.0]
-    assert rates(partial(cosine, warmup=0.4, final=0.0), 5) == pytest.approx([1.0, 2.0, 2.0, 1.0, 0.0])
-    assert rates(partial(cosine, warmup=0.0, final=0.5), 3) == pytest.approx([2.0, 1.5, 1.0])
-    assert rates(partial(cosine, warmup=0.0), 1) == [2.0]
-    with pytest.raises(ValueError, match=r"warmup \(=1\) must be a share of the steps"):
-        rates(partial(cosine, warmup=1), 3)
 
 
 def test_memory_is_kept_on_glibc_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,16 +389,11 @@ def test_a_module_with_other_names_and_batches(tmp_path: Path) -> None:
         accelerator="cpu", max_epochs=3, check_val_every_n_epoch=2, callbacks=[history, checkpoints, FiniteGuard()]
     )
     run.fit(Own(), dictionaries(), dictionaries())
-    assert [("valid_acc" in row, "fit_loss" in row) for row in history.rows] == [
-        (False, True),
-        (True, True),
-        (False, True),
-    ]
+    assert all("fit_loss" in row for row in history.rows)
+    assert ["valid_acc" in row for row in history.rows] == [False, True, False]
     assert checkpoints.best_epoch == 1
     wrong = make_trainer(accelerator="cpu", max_epochs=1, callbacks=[Checkpoints(tmp_path, monitor="nonsense")])
-    with pytest.raises(
-        ValueError, match=r"monitor \(=nonsense\) must be one of the run's figures: fit_loss, valid_acc"
-    ):
+    with pytest.raises(ValueError, match=r"monitor \(=nonsense\) must be one of .* figures: fit_loss, valid_acc"):
         wrong.fit(Own(), dictionaries(), dictionaries())
     bad = dictionaries()
     bad.dataset[3]["x"][0, 0, 0] = math.inf
@@ -516,3 +483,147 @@ def test_layers_made_by_hand_are_watched_in_a_fit(check: bool) -> None:
     assert not layer._forward_hooks
     if check:
         assert said[0].startswith("layer '2' (QConv2d, bnn()): in each of its first 3 training batches 100.0%")
+
+
+# Schedules
+
+
+def scheduled() -> Classifier:
+    torch.manual_seed(0)
+    input = partial(Sign, partial(EDE, t_min=0.01), stochastic=True)
+    weight = partial(Stages, [(0.0, Identity), (0.5, partial(Sign, ReSTE))])
+    model = qconv.convert(small_cnn(1, 10, width=4), Scheme("scheduled", input, weight))
+    return Classifier(model, partial(torch.optim.SGD, lr=0.05, momentum=0.9))
+
+
+class Seen(Callback):
+    """The schedule's values at each training step."""
+
+    def __init__(self) -> None:
+        self.values: list[tuple[int, float, float, int]] = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module, batch, batch_idx: int) -> None:
+        layer: Any = pl_module.get_submodule("model.blocks.1.conv")
+        surrogate, weight = layer.input_quantizer.surrogate, layer.weight_quantizer
+        step = int(layer.input_quantizer.stream.step)
+        assert step == trainer.global_step
+        self.values.append(
+            (trainer.current_epoch, float(surrogate.t), float(weight.quantizers[1].surrogate.o), weight.stage)
+        )
+
+
+def test_once_an_epoch() -> None:
+    seen = Seen()
+    trainer(Progress(), seen, epochs=4).fit(scheduled(), datamodule=DigitsDataModule(batch_size=256))
+    by_epoch = {epoch: values for epoch, *values in seen.values}
+    assert [values[2] for values in by_epoch.values()] == [0, 0, 1, 1]
+    for epoch, (t, o, _) in by_epoch.items():
+        assert t == pytest.approx(0.01 * 1000 ** (epoch / 4), rel=1e-6)
+        assert o == pytest.approx(
+            1 if epoch < 2 else 3 - 2 * math.cos(math.pi / 2 * (epoch - 2) / 2), rel=1e-6
+        )  # from its stage's start
+    assert len(set(seen.values)) == 4  # nothing moves within an epoch
+
+
+def test_a_resumed_run_has_the_same_weights_schedules_and_random_numbers(tmp_path: Path) -> None:
+    data = partial(DigitsDataModule, batch_size=256)
+    trainer(Progress(), RandomState(), Checkpoints(tmp_path / "whole"), epochs=4).fit(scheduled(), datamodule=data())
+    half = trainer(Progress(), RandomState(), Checkpoints(tmp_path / "half"), StopAfter(2), epochs=4)
+    half.fit(scheduled(), datamodule=data())
+    last = tmp_path / "half/last.ckpt"
+    assert load_checkpoint(last)["epoch"] == 2
+    torch.rand(7)
+    resumed = trainer(Progress(), RandomState(), Checkpoints(tmp_path / "rest"), epochs=4)
+    resumed.fit(scheduled(), datamodule=data(), ckpt_path=last, weights_only=True)
+    one, other = (load_checkpoint(tmp_path / name / "last.ckpt")["state_dict"] for name in ("whole", "rest"))
+    assert any("surrogate.t" in name for name in one)
+    assert same(one, other)
+
+
+def test_all_go_on_with_the_first_random_state_if_the_processes_are_others() -> None:
+    one = RandomState().state_dict()
+    expected = torch.rand(3)
+    other = RandomState().state_dict()
+    for state in (one, {**one, "processes": [one, other]}):
+        resumed = RandomState()
+        resumed.load_state_dict(state)
+        resumed.on_train_epoch_start(cast(Any, None), cast(Any, None))
+        assert torch.rand(3).equal(expected)
+
+
+def test_epochs_must_be_known() -> None:
+    endless = make_trainer(accelerator="cpu", max_epochs=-1, callbacks=[Progress()])
+    with pytest.raises(ValueError, match=r"max_epochs \(=-1\) must be given"):
+        endless.fit(scheduled(), datamodule=DigitsDataModule(batch_size=256))
+
+
+# The moving average of the weights
+
+
+ITS = ("callbacks=ema", "callbacks.ema.decay=0.9")
+
+
+class Follow(Callback):
+    """Averages the state dict of each step by hand."""
+
+    average: dict[str, Tensor]
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == 1:
+            Follow.average = {name: value.clone() for name, value in pl_module.state_dict().items()}
+            return
+        n = trainer.global_step - 1
+        decay = min(0.9, (1 + n) / (10 + n))
+        for name, value in pl_module.state_dict().items():
+            now = Follow.average[name]
+            Follow.average[name] = decay * now + (1 - decay) * value if value.is_floating_point() else value.clone()
+
+
+@pytest.mark.parametrize(
+    "scheme", ["recu", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("lsq", "inq"))]
+)
+def test_the_average_is_validated_and_tested(scheme: str, tmp_path: Path) -> None:
+    follow = "+callbacks.follow={_target_:test_training_callbacks.Follow}"
+    arguments = (*QUICK, *ITS, f"scheme={scheme}")
+    result = program.train(config(*arguments, follow, f"run_dir={tmp_path}"))
+    last = load_checkpoint(tmp_path / "checkpoints/last.ckpt")
+    for name, value in Follow.average.items():
+        torch.testing.assert_close(last["state_dict"][name], value, rtol=1e-4, atol=1e-6)
+    differ = [not torch.equal(last["state_dict"][k], last["current_model_state"][k]) for k in last["state_dict"]]
+    assert any(differ)
+    best = tmp_path / "checkpoints/best.ckpt"
+    again = program.evaluate(config(*arguments, f"evaluate={best}", f"run_dir={tmp_path / 'again'}"))
+    assert (again.test_accuracy, again.test_loss) == (result.test_accuracy, result.test_loss)
+    assert again.val_accuracy == result.val_accuracy_best
+
+
+def test_the_average_of_stages_is_in_their_last(tmp_path: Path) -> None:
+    result = program.train(config(*QUICK, *ITS, "scheme=two_stage", "scheme.start=0.5", f"run_dir={tmp_path}"))
+    assert result.quantized
+    assert result.best_epoch >= 2
+
+
+@pytest.mark.nightly
+def test_a_killed_run_resumes_bit_for_bit(tmp_path: Path) -> None:
+    arguments = (*ITS, "scheme=lsq", "callbacks.checkpoints.every_steps=4")
+    program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'whole'}"))
+    run_until(signal.SIGKILL, 2, 7, tmp_path / "cut", *arguments)
+    assert place(tmp_path / "cut/checkpoints/last.ckpt") == (2, 6)
+    program.train(config(*QUICK, *arguments, f"run_dir={tmp_path / 'cut'}", "ckpt_path=last"))
+    whole, cut = (load_checkpoint(tmp_path / name / "checkpoints/last.ckpt") for name in ("whole", "cut"))
+    for state in ("state_dict", "current_model_state"):
+        assert all(torch.equal(whole[state][name], cut[state][name]) for name in whole[state])
+    assert (tmp_path / "cut/metrics.csv").read_text() == (tmp_path / "whole/metrics.csv").read_text()
+
+
+@pytest.mark.nightly
+def test_the_average_of_other_precisions(tmp_path: Path) -> None:
+    double = (*QUICK, *ITS, "trainer.max_epochs=2", "trainer.precision=64-true")
+    program.train(config(*double, "+callbacks.stop={_target_:runs.StopAfter,epoch:0}", f"run_dir={tmp_path}"))
+    result = program.train(config(*double, f"run_dir={tmp_path}", "ckpt_path=last"))
+    whole = program.train(config(*double, f"run_dir={tmp_path / 'whole'}"))
+    assert (result.test_loss, result.val_accuracy_best) == (whole.test_loss, whole.val_accuracy_best)
+    with pytest.raises(ValueError, match=r"precision \(=bf16-true\) keeps weights in 16 bits.*: take bf16-mixed"):
+        program.train(config(*QUICK, *ITS, "trainer.precision=bf16-true", f"run_dir={tmp_path / '16'}"))
