@@ -1,19 +1,17 @@
 """The float networks: their published sizes, shapes, gradients, conversion, and the activations of binary networks."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from inspect import signature
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
-from omegaconf import DictConfig
+from runs import CONFIGS, config
 from torch import Tensor, nn
 
 import qconv
@@ -28,7 +26,6 @@ from qconv.summary import summarize
 from qconv.summary.costs_table import Summary
 from qconv.training.assemble import quantized_model
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 CIFAR = ("resnet20", "resnet32", "resnet44", "resnet56", "resnet18", "vgg_small", "vgg7")
 IMAGENET = (
     *("birealnet18", "birealnet34", "reactnet18", "reactnet_a"),
@@ -39,11 +36,6 @@ NAMES = (*CIFAR, *IMAGENET, "small_cnn")
 
 def make(name: str, **arguments: Any) -> nn.Module:
     return getattr(models, name)(**arguments)
-
-
-def config(*overrides: str) -> DictConfig:
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("config", [*overrides])
 
 
 def convolutions(model: nn.Module) -> int:
@@ -76,41 +68,37 @@ def table(name: str, size: int, **arguments: Any) -> Summary:
     return summarize(make(name, **arguments), (3, size, size))
 
 
-@pytest.mark.parametrize("shortcut", ["normal", "per_conv"])
-@pytest.mark.parametrize(
-    ("name", "parameters", "n"),
-    [("resnet20", 269_722, 3), ("resnet32", 464_154, 5), ("resnet44", 658_586, 7), ("resnet56", 853_018, 9)],
-)
-def test_cifar_resnets_have_the_published_size(name: str, parameters: int, n: int, shortcut: str) -> None:
-    found = table(name, 32, shortcut=shortcut)
-    stem = 32**2 * 3 * 9 * 16
-    # Every 3×3 convolution of a stage costs the same but the first of stages 2 and 3, which have half the inputs.
-    macs = stem + 3 * 2 * n * 16**2 * 9 * 32**2 - 2 * 16**2 * 9 * 32**2 // 2 + 64 * 10
-    assert (found.parameters, found.macs) == (parameters, macs)
-    assert convolutions(make(name)) == 6 * n + 1
+STEM = 32**2 * 3 * 9 * 16
+SIZES: list[tuple[str, int, dict[str, Any], int, float]] = [
+    # name, side of an image, options, parameters, multiply-accumulates; where a table rounds them: in billions
+    *(
+        # Every 3×3 convolution of a stage costs the same but the first of stages 2 and 3, which have half the inputs.
+        (name, 32, {"shortcut": shortcut}, size, STEM + (6 * n - 1) * 16**2 * 9 * 32**2 + 64 * 10)
+        for name, n, size in (("resnet20", 3, 269_722), ("resnet32", 5, 464_154), ("resnet44", 7, 658_586))
+        for shortcut in ("normal", "per_conv")
+    ),
+    ("resnet56", 32, {}, 853_018, STEM + 53 * 16**2 * 9 * 32**2 + 64 * 10),
+    ("resnet20", 32, {"downsample": "A"}, 269_722, 40_551_040),
+    ("resnet20", 32, {"downsample": "avgpool"}, 269_722, 40_551_040),
+    ("resnet20", 32, {"downsample": "B"}, 269_722 + 512 + 2048 + 64 + 128, 40_551_040 + 2 * 512 * 16**2),
+    ("resnet18", 32, {"shortcut": "normal"}, 11_173_962, 555_422_720),
+    ("resnet18", 32, {"shortcut": "per_conv"}, 11_173_962, 555_422_720),
+    ("small_cnn", 8, {"in_channels": 3, "num_classes": 10, "width": 32}, 65_834 + 2 * 9 * 32, 2_415_232),
+    ("torchvision_resnet", 224, {"depth": 18}, 11_689_512, 1.814),  # torchvision's table of weights
+    ("torchvision_resnet", 224, {"depth": 34}, 21_797_672, 3.664),
+    ("torchvision_resnet", 224, {"depth": 50}, 25_557_032, 4.089),
+    ("torchvision_mobilenet_v2", 224, {}, 3_504_872, 0.301),
+    ("birealnet34", 224, {}, 21_797_672, 3.664),  # of ResNet-34
+]
 
 
-def test_resnet20_costs_41_million() -> None:
-    assert table("resnet20", 32).macs == 40_551_040
-
-
-@pytest.mark.parametrize(
-    ("downsample", "parameters"), [("A", 269_722), ("avgpool", 269_722), ("B", 269_722 + 512 + 2048 + 64 + 128)]
-)
-def test_shortcuts_of_resnet20_have_their_parameters(downsample: str, parameters: int) -> None:
-    assert table("resnet20", 32, downsample=downsample).parameters == parameters
-
-
-@pytest.mark.parametrize("shortcut", ["normal", "per_conv"])
-def test_resnet18_for_cifar_has_the_known_size(shortcut: str) -> None:
-    found = table("resnet18", 32, shortcut=shortcut)
-    assert (found.parameters, found.macs) == (11_173_962, 555_422_720)
-    assert convolutions(make("resnet18")) == 20
-
-
-def test_small_cnn_has_the_documented_size() -> None:
-    model = models.small_cnn(1, 10, width=32)
-    assert (convolutions(model), sum(parameter.numel() for parameter in model.parameters())) == (4, 65_834)
+@pytest.mark.parametrize(("name", "size", "options", "parameters", "macs"), SIZES, ids=str)
+def test_networks_have_the_published_size(
+    name: str, size: int, options: dict[str, Any], parameters: int, macs: float
+) -> None:
+    found = table(name, size, **options)
+    counted = found.macs if isinstance(macs, int) else round(found.macs / 1e9, 3)
+    assert (found.parameters, counted) == (parameters, macs)
 
 
 @pytest.mark.nightly
@@ -129,17 +117,7 @@ def test_vggs_have_the_size_written_out() -> None:
     assert (table("vgg7", 32).parameters, table("vgg7", 32).macs) == seven
 
 
-@pytest.mark.parametrize(
-    ("depth", "parameters", "gmacs"), [(18, 11_689_512, 1.814), (34, 21_797_672, 3.664), (50, 25_557_032, 4.089)]
-)
-def test_torchvision_resnets_have_torchvisions_size(depth: int, parameters: int, gmacs: float) -> None:
-    found = table("torchvision_resnet", 224, depth=depth)  # the numbers: torchvision's table of weights
-    assert (found.parameters, round(found.macs / 1e9, 3)) == (parameters, gmacs)
-
-
-def test_torchvision_mobilenet_has_torchvisions_size() -> None:
-    found = table("torchvision_mobilenet_v2", 224)
-    assert (found.parameters, round(found.macs / 1e9, 3)) == (3_504_872, 0.301)
+def test_a_mobilenet_for_small_pictures() -> None:
     small = make("torchvision_mobilenet_v2", num_classes=10, small_pictures=True)
     assert sum(p.numel() for p in small.parameters()) == 3_504_872 - 990 * 1281
     features: Any = small.features
@@ -162,11 +140,6 @@ def test_birealnet18_and_its_reactnet_have_the_published_size(name: str) -> None
     assert found.parameters == 11_689_512 + learned
     assert found.macs == BIREAL18_BINARY + BIREAL18_FLOAT
     assert binary_macs(found, "conv1", "downsample") == BIREAL18_BINARY
-
-
-def test_birealnet34_has_the_size_of_resnet34() -> None:
-    found = table("birealnet34", 224)
-    assert (found.parameters, round(found.macs / 1e9, 3)) == (21_797_672, 3.664)
 
 
 def test_reactnet_a_has_the_published_size() -> None:
@@ -225,7 +198,15 @@ def test_quicknets_have_the_published_size(name: str, parameters: int, macs: int
 # Every network, one step.
 
 
-@pytest.mark.parametrize("name", NAMES)
+SLOW = ("reactnet_a", "quicknet_large", "resnet56", "resnet44", "birealnet34", "torchvision_mobilenet_v2")
+
+
+def slow_marked(names: Iterable[str]) -> list[Any]:
+    """The names, those of large networks for the night."""
+    return [pytest.param(name, marks=pytest.mark.nightly) if name in SLOW else name for name in names]
+
+
+@pytest.mark.parametrize("name", slow_marked(NAMES))
 def test_gradients_reach_every_parameter(name: str) -> None:
     model = make(name, in_channels=3, num_classes=7)
     logits = model(images(name))
@@ -237,7 +218,7 @@ def test_gradients_reach_every_parameter(name: str) -> None:
         assert parameter.grad.abs().sum() > 0, key
 
 
-@pytest.mark.parametrize("name", [path.stem for path in sorted((CONFIGS / "model").iterdir())])
+@pytest.mark.parametrize("name", slow_marked(path.stem for path in sorted((CONFIGS / "model").iterdir())))
 def test_every_config_makes_a_network_that_converts_and_learns(name: str) -> None:
     cfg = config(f"model={name}", "run_dir=x")
     assert cfg.model._target_ == f"qconv.models.{name}"
@@ -590,10 +571,13 @@ def test_activations_can_be_named_in_a_config(activation: str) -> None:
         (partial(models.QuickNet, 3, 10, widths=(8, 8), blocks=(1, 0)), r"blocks \(=\(1, 0\)\)"),
         (partial(models.QuickNet, 3, 10, widths=(6,), blocks=(1,)), r"widths\[0\] \(=6\) must be a multiple of 4"),
         (partial(make_downsample, "A", 8, 4, 2), r"downsample \(='A'\) cannot take 8 channels to 4: use 'B'"),
+        (partial(make, "resnet20", activation=nn.ReLU()), r"activation \(=ReLU\(\)\) must make a module, not be one"),
+        (partial(make, "birealnet18", activation=lambda n: n), "must make a torch.nn.Module from a number of channel"),
+        (lambda: models.vgg_small()(torch.randn(1, 3, 8, 8)), r"input \(of shape \(1, 3, 8, 8\)\) must have image_si"),
     ],
 )
 def test_wrong_arguments_are_named(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         call()
 
 
@@ -605,17 +589,8 @@ def test_every_network_checks_its_channels_and_classes(name: str) -> None:
         make(name, num_classes=-1)
 
 
-def test_vgg_names_the_size_that_it_takes() -> None:
-    with pytest.raises(ValueError, match=r"input \(of shape \(1, 3, 8, 8\)\) must have image_size \(=32\) as height"):
-        models.vgg_small()(torch.randn(1, 3, 8, 8))
+def test_a_vgg_of_another_size() -> None:
     assert models.vgg_small(1, image_size=8).eval()(torch.randn(2, 1, 8, 8)).shape == (2, 10)
-
-
-def test_an_activation_that_makes_no_module_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"activation \(=ReLU\(\)\) must make a module, not be one"):
-        models.resnet20(activation=cast(Any, nn.ReLU()))
-    with pytest.raises(TypeError, match=r"must make a torch.nn.Module from a number of channels, not int"):
-        models.birealnet18(activation=cast(Any, lambda channels: channels))
 
 
 def test_norms_around_the_last_layer() -> None:
