@@ -3,14 +3,19 @@
 import copy
 import itertools
 import math
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import same
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 import qconv
 from qconv import schemes
@@ -18,8 +23,10 @@ from qconv.after_training.bit_assignment import BitAssignment, Choice
 from qconv.after_training.hessian import traces
 from qconv.after_training.integer_program import cheapest
 from qconv.ground.table import read_csv
+from qconv.layers import QuantizedLayer
 
 CHOICES = [schemes.lsq(2, 4), schemes.lsq(4, 4), schemes.lsq(8, 8)]
+STAGED = schemes.two_stage(schemes.lsq(2, 8))
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -40,7 +47,7 @@ def assign(model: nn.Module, *data: Any, **options: Any) -> BitAssignment:
     return qconv.assign_bits(model, *data, **{"choices": CHOICES, "skip": (), "max_bytes": 10**6, **options})
 
 
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize("labelled", [True, pytest.param(False, marks=pytest.mark.nightly)])
 def test_traces_are_those_of_the_exact_hessian(labelled: bool) -> None:
     model = network().double()
     images, labels = pictures(4)
@@ -54,18 +61,18 @@ def test_traces_are_those_of_the_exact_hessian(labelled: bool) -> None:
     def loss_of_weight(weight: Tensor) -> Tensor:
         return F.cross_entropy(torch.func.functional_call(model, {"3.weight": weight}, images), target)
 
-    def loss_of_input(x: Tensor) -> Tensor:
-        return F.cross_entropy(rest(x), target)
+    of_weight, (of_input,) = found["3"]  # of a sample, which has a quarter of the loss
+    assert of_weight == pytest.approx(exact_trace(loss_of_weight, weight), rel=0.1)
+    input = nn.Sequential(*list(model)[:3])(images)
+    assert of_input / 4 == pytest.approx(exact_trace(lambda x: F.cross_entropy(rest(x), target), input), rel=0.1)
 
-    for place, (loss, at) in enumerate(
-        [(loss_of_weight, weight), (loss_of_input, nn.Sequential(*list(model)[:3])(images))]
-    ):
-        hessian: Any = torch.autograd.functional.hessian(loss, at.detach())
-        count = at.numel()
-        exact = hessian.reshape(count, count).diagonal().mean().item()
-        of_weight, (of_input,) = found["3"]  # of a sample, which has a quarter of the loss
-        assert (of_weight, of_input / 4)[place] == pytest.approx(exact, rel=0.1)
-        assert exact > 0
+
+def exact_trace(loss: Callable[[Tensor], Tensor], at: Tensor) -> float:
+    """The mean of the diagonal of the Hessian."""
+    hessian: Any = torch.autograd.functional.hessian(loss, at.detach())
+    exact = hessian.reshape(at.numel(), at.numel()).diagonal().mean().item()
+    assert exact > 0
+    return exact
 
 
 class Shortcut(nn.Module):
@@ -83,6 +90,7 @@ class Shortcut(nn.Module):
         return self.fc(x.flatten(1))
 
 
+@pytest.mark.nightly
 def test_the_curvature_of_a_shortcut_does_not_count() -> None:
     model = Shortcut().double().eval()
     images, labels = pictures(4)
@@ -93,11 +101,10 @@ def test_the_curvature_of_a_shortcut_does_not_count() -> None:
     def loss(input: Tensor) -> Tensor:
         return F.cross_entropy(model.fc((x + model.conv(input).tanh()).flatten(1)), labels)
 
-    hessian: Any = torch.autograd.functional.hessian(loss, x)
-    exact = hessian.reshape(x.numel(), x.numel()).diagonal().mean().item()
-    assert found["conv"][1][0] / 4 == pytest.approx(exact, rel=0.1)
+    assert found["conv"][1][0] / 4 == pytest.approx(exact_trace(loss, x), rel=0.1)
 
 
+@pytest.mark.nightly
 def test_each_call_of_a_layer_counts() -> None:
     """With batches of several sizes: the estimate is that of one batch."""
     torch.manual_seed(0)
@@ -221,8 +228,7 @@ class Leaves(nn.Sequential):
         return input
 
 
-@pytest.mark.parametrize("measure", ["hessian", "measured"])
-@pytest.mark.parametrize("labelled", [True, False])
+@pytest.mark.parametrize(("measure", "labelled"), [("hessian", True), ("measured", True), ("hessian", False)])
 def test_a_budget_is_kept_by_the_file(measure: Any, labelled: bool, tmp_path: Path) -> None:
     model = network()
     before = copy.deepcopy(model.state_dict())
@@ -235,7 +241,7 @@ def test_a_budget_is_kept_by_the_file(measure: Any, labelled: bool, tmp_path: Pa
     found = assign(model, *data, measure=measure, max_bytes=budget)
     assert found.packed_bytes <= budget
     assert found.cost >= free.cost
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert same(model.state_dict(), before)
     converted = qconv.convert(copy.deepcopy(model), schemes.bnn(), skip=(), overrides=found.overrides)
     qconv.calibrate(converted, [data[0]])
     layers = [module for module in converted.modules() if isinstance(module, qconv.QuantizedLayer)]
@@ -301,6 +307,8 @@ def test_a_layer_that_is_called_by_name_counts_as_another() -> None:
 def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
     found = assign(network(), *pictures(), skip=("first", "last"))
     assert [row.layer for row in found.rows] == ["3"]
+    identity = qconv.convert(network(), schemes.identity())  # which quantizes nothing, and counts as float
+    assert assign(identity, *pictures(), skip=("first", "last")).rows == found.rows
     assert found.packed_bytes > found.rows[0].packed_bytes + 4 * 27
     found.plot(tmp_path / "bits.png")
     assert (tmp_path / "bits.png").read_bytes().startswith(b"\x89PNG")
@@ -321,48 +329,41 @@ def test_skipped_layers_stay_float_and_count(tmp_path: Path) -> None:
         ({"max_bytes": 1.5}, ValueError, r"max_bytes \(=1.5\) must be a whole number"),
         ({"choices": []}, ValueError, r"choices \(=\[\]\) must hold at least one scheme"),
         (
-            {"choices": [replace(scheme, name="mine") for scheme in CHOICES]},
+            {"choices": [replace(each, name="mine") for each in CHOICES]},
             ValueError,
-            "choices: 'mine' must be the name of one scheme only",
+            "'mine' must be the name of one sch",
         ),
         ({"choices": ["lsq"]}, TypeError, r"choices: 'lsq' must be a scheme"),
         ({"measure": "trace"}, ValueError, r"measure \(='trace'\) must be 'hessian' or 'measured'"),
         ({"probes": 0}, ValueError, r"probes \(=0\) must be at least 1"),
         (
-            {"choices": [schemes.lsq(8, 8), schemes.two_stage(schemes.lsq(2, 8))]},
+            {"choices": [CHOICES[2], STAGED]},
             ValueError,
-            r"choices: layer '0' .*two_stage.* changes in the course of the training.* of its last stage",
+            r"'0' .*two_stage.* changes in the course .* of its last stage",
         ),
         ({"choices": [schemes.inq(2)]}, ValueError, r"choices: .*inq.* changes in the course of the training"),
         ({"overrides": {"3": None}}, ValueError, "overrides: they are what assign_bits chooses"),
         ({"skip": (".*",)}, ValueError, "has nothing left to convert"),
+        ({"model": qconv.convert(network(), CHOICES[1])}, ValueError, "is converted already: give the float one"),
     ],
 )
 def test_bad_arguments_are_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
-        assign(network(), *pictures(), **options)
+        assign(options.pop("model", network()), *pictures(), **options)
 
 
 def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with torch.inference_mode(), pytest.raises(RuntimeError, match="assign_bits needs gradients"):
-        assign(network(), *pictures())
-    monkeypatch.setattr("qconv.ground.processes.process_count", lambda: 2)
-    with pytest.raises(RuntimeError, match="assign_bits works in one process, here are 2"):
-        assign(network(), *pictures())
+    learn = partial(qconv.reconstruct, qconv.convert(network(), CHOICES[1], skip=()), *pictures()[:1], iterations=1)
+    for call, name in ((partial(assign, network(), *pictures()), "assign_bits"), (learn, "reconstruct")):
+        with torch.inference_mode(), pytest.raises(RuntimeError, match=rf"{name} needs gradients.*inference_mode\(\)"):
+            call()
+        with monkeypatch.context() as patch:
+            patch.setattr("qconv.ground.processes.process_count", lambda: 2)
+            with pytest.raises(RuntimeError, match=f"{name} works in one process, here are 2"):
+                call()
 
 
-def test_layers_that_quantize_nothing_count_as_float() -> None:
-    model = qconv.convert(network(), schemes.identity())
-    assert assign(model, *pictures(), probes=1).rows == assign(network(), *pictures(), probes=1).rows
-
-
-def test_a_converted_model_and_no_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="is converted already: give the float one"):
-        assign(qconv.convert(network(), schemes.lsq(4, 4)), *pictures())
-    with pytest.raises(ValueError, match="images must hold at least one sample"):
-        assign(network(), torch.empty(0, 1, 7, 7))
-
-
+@pytest.mark.nightly
 def test_a_residual_network_in_batches() -> None:
     """With shortcuts, ReLUs in place, and batches as a loader gives them; the estimates repeat with the seed."""
     torch.manual_seed(0)
@@ -451,3 +452,134 @@ def test_every_budget_that_one_scheme_meets_is_met() -> None:
     assert costs[0] >= costs[1] >= costs[2] >= costs[4]
     with pytest.raises(ValueError, match=r"max_bytes \(=2000\) must be at least"):
         qconv.assign_bits(model, images, choices=choices, max_bytes=2000, measure="measured")
+
+
+# Sensitivity: each layer alone
+
+
+def test_pixels_and_labels_that_are_no_classes() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 5, 1)).eval()
+    images, masks = torch.randn(4, 3, 8, 8), torch.randint(5, (4, 8, 8))
+    masks[0, 0] = -100
+    found = qconv.sensitivity(model, images, masks, scheme=schemes.lsq(2, 2))
+    assert found.loss == pytest.approx(F.cross_entropy(model(images), masks).item(), rel=1e-6)
+    assert all(row.accuracy is not None and -1 <= row.accuracy <= 1 for row in found.rows)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 1)).eval()
+    found = qconv.sensitivity(model, [(images, torch.rand(4, 1))], scheme=schemes.lsq(2, 2))
+    assert found.loss is None
+    assert all(cost > 0 for cost in found.costs.values())
+    with pytest.raises(ValueError, match=r"outputs \(of shape \(4, 1\)\) tell no classes apart"):
+        qconv.assign_bits(model, images, choices=[schemes.lsq(2, 2), schemes.lsq(8, 8)], max_bytes=10**6, skip=())
+
+
+def test_pruned_and_normalized_models_are_copied() -> None:
+    model = three_layers()
+    prune.l1_unstructured(model[0], "weight", 0.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch about weight_norm
+        nn.utils.weight_norm(model[2])
+        model(IMAGES).sum().backward()  # they have computed weights with gradients, which can't be copied as they are
+        found = qconv.sensitivity(model, IMAGES, scheme=schemes.lsq(4, 4), skip=("0", "2"))
+    assert [row.layer for row in found.rows] == ["5"]
+
+
+def three_layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    middle = [nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), *middle, nn.Linear(4 * 36, 5)).eval()
+
+
+IMAGES = torch.randn(40, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+LABELS = torch.arange(40) % 5
+
+
+def test_each_layer_is_quantized_alone() -> None:
+    model = three_layers()
+    before = copy.deepcopy(model.state_dict())
+    found = qconv.sensitivity(model, IMAGES, LABELS, scheme=schemes.minmax(2, None), batch_size=16)
+    assert same(model.state_dict(), before)
+    assert not any(isinstance(module, QuantizedLayer) for module in model.modules())
+    assert sorted(found.costs) == ["0", "2", "5"]
+    with torch.no_grad():
+        y = model(IMAGES)
+        for row in found.rows:
+            alone = three_layers()
+            layer: Any = alone.get_submodule(row.layer)
+            layer.weight.copy_(schemes.minmax(2, None).weight()(layer.weight))
+            y_q = alone(IMAGES)
+            assert row.error == pytest.approx(((y_q - y).square().sum() / y.square().sum()).item(), rel=1e-4)
+            p = y.softmax(1)
+            assert row.kl == pytest.approx((p * (p / y_q.softmax(1)).log()).sum(1).mean().item(), rel=1e-3)
+            expected = F.cross_entropy(y_q, LABELS) - F.cross_entropy(y, LABELS)
+            assert row.loss == pytest.approx(expected.item(), abs=1e-5)
+            changed = (y_q.argmax(1) == LABELS).float().mean() - (y.argmax(1) == LABELS).float().mean()
+            assert row.accuracy == pytest.approx(changed.item(), abs=1e-6)
+    assert [row.cost for row in found.rows] == sorted((row.cost for row in found.rows), reverse=True)
+    assert found.together.error > min(row.error for row in found.rows)
+
+
+def test_a_converted_model_is_measured_against_its_latent_weights_and_other_samples_do_not_count() -> None:
+    model = qconv.convert(three_layers(), schemes.lsq(3, 3), skip=())
+    qconv.calibrate(model, [IMAGES])
+    batches = [(IMAGES[:24], LABELS[:24]), (IMAGES[24:], LABELS[24:])]
+    found = qconv.sensitivity(model, batches, max_samples=32)
+    assert (found.samples, len(found.rows)) == (32, 3)
+    assert found.together.loss is not None
+    with torch.no_grad():
+        y, y_q = three_layers()(IMAGES[:32]), model.eval()(IMAGES[:32])
+    expected = ((y_q - y).square().sum() / y.square().sum()).item()
+    assert found.together.error == pytest.approx(expected, rel=1e-4)
+    nothing = qconv.sensitivity(three_layers(), [IMAGES], scheme=schemes.identity())
+    assert {row.error for row in nothing.rows} == {0.0}
+    assert (nothing.rows[0].sqnr, nothing.loss) == (float("inf"), None)
+    of_float = qconv.sensitivity(qconv.convert(three_layers(), schemes.identity()), [IMAGES], scheme=schemes.lsq(2, 2))
+    assert of_float.costs == qconv.sensitivity(three_layers(), [IMAGES], scheme=schemes.lsq(2, 2)).costs
+
+
+class Same(nn.Conv2d):
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+
+def test_a_subclass_that_calls_its_parent_is_measured_as_its_parent() -> None:
+    model = three_layers()
+    model[2] = Same(4, 4, 3, padding=1)
+    model.load_state_dict(three_layers().state_dict())
+    found = qconv.sensitivity(model, IMAGES, scheme=schemes.lsq(2, 2), subclasses={Same: qconv.QConv2d})
+    assert found.rows == qconv.sensitivity(three_layers(), IMAGES, scheme=schemes.lsq(2, 2)).rows
+
+
+@pytest.mark.drawn
+def test_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = qconv.sensitivity(three_layers(), IMAGES, scheme=schemes.bnn())
+    found.to_csv(tmp_path / "s.csv")
+    rows = read_csv(tmp_path / "s.csv")
+    assert [row["layer"] for row in rows] == [*(row.layer for row in found.rows), "(all together)"]
+    found.plot(tmp_path / "s.png")
+    assert (tmp_path / "s.png").read_bytes()[:4] == b"\x89PNG"
+    assert "by KL divergence, 40 samples" in str(found)
+    plan = qconv.plan(three_layers(), schemes.bnn(), costs=found.costs)
+    shown = capsys.readouterr().out
+    worst = found.rows[0]
+    assert shown.splitlines()[-1].startswith(f"costs most: {worst.layer} ({worst.cost:.4g})")
+    assert f"{found.costs['2']:.4g}" in next(line for line in shown.splitlines() if line.startswith("2 "))
+    assert plan.costs == found.costs
+    qconv.summary(three_layers(), (3, 8, 8), costs=found.costs)
+    assert "costs most: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("scheme", "data", "error", "message"),
+    [
+        (None, 0, ValueError, r"is float: give scheme="),
+        ("converted", 0, ValueError, "is converted already: leave scheme out"),
+        (schemes.two_stage(schemes.lsq(4, 4)), 0, ValueError, r"scheme: layer .*two_stage.* changes in the course of"),
+        (schemes.bwn(), 1, TypeError, "labels go with a tensor"),
+    ],
+)
+def test_wrong_arguments(scheme: Any, data: int, error: type[Exception], message: str) -> None:
+    model = qconv.convert(three_layers(), schemes.bwn()) if scheme == "converted" else three_layers()
+    scheme = schemes.bwn() if scheme == "converted" else scheme
+    given: Any = ([IMAGES], LABELS) if data else (IMAGES,)
+    with pytest.raises(error, match=message):
+        qconv.sensitivity(model, *given, scheme=scheme)

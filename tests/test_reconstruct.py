@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import same
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils import prune
@@ -22,6 +23,10 @@ from qconv.ground.table import read_csv
 from qconv.layers.adopt import release
 
 QUICK: dict[str, Any] = {"iterations": 150, "learning_rate": 0.05, "batch_size": 16}
+FEW = {**QUICK, "iterations": 20}
+LSQ, MINMAX = schemes.lsq(3, 8), schemes.minmax(3, 8)
+STAGED = schemes.staged([(0, schemes.lsq(4, 8)), (0.5, schemes.lsq(2, 8))])
+SLOW = pytest.mark.nightly
 
 
 class Residual(nn.Module):
@@ -65,9 +70,11 @@ def error(model: nn.Module, images: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    "scheme", [schemes.lsq(3, 8), schemes.minmax(3, 8), schemes.minmax(2, None), schemes.lsq(2, None)], ids=str
+    "scheme",
+    [LSQ, *(pytest.param(scheme, marks=SLOW) for scheme in (MINMAX, schemes.minmax(2, None), schemes.lsq(2, None)))],
+    ids=str,
 )
-def test_outputs_come_nearer_on_other_pictures_too(scheme: qconv.Scheme) -> None:
+def test_outputs_come_nearer_on_other_pictures_too(scheme: qconv.Scheme, tmp_path: Path) -> None:
     model = quantized(scheme)
     other = torch.rand(64, 2, 9, 9, generator=torch.Generator().manual_seed(2))
     before = error(model, other)
@@ -76,14 +83,18 @@ def test_outputs_come_nearer_on_other_pictures_too(scheme: qconv.Scheme) -> None
     assert [row.name for row in found.rows] == ["0", "2.0", "2.1.0", "4"]
     assert [row.layers for row in found.rows] == [1, 2, 1, 1]
     assert found.rows[-1].after < found.rows[-1].before
+    found.to_csv(tmp_path / "a.csv")
+    assert [row["name"] for row in read_csv(tmp_path / "a.csv")] == ["0", "2.0", "2.1.0", "4"]
+    assert "not to nearest" in str(found)
+    assert repr(found) == "Reconstruction(4 blocks, 40 samples)"
     assert all(0 < row.moved < 0.6 for row in found.rows)
 
 
-@pytest.mark.parametrize("scheme", [schemes.lsq(3, 8), schemes.minmax(3, 8)], ids=str)
+@pytest.mark.parametrize("scheme", [LSQ, MINMAX], ids=str)
 def test_weights_lie_on_a_level_beside_them(scheme: qconv.Scheme, tmp_path: Path) -> None:
     model = quantized(scheme)
     before = dict(copy.deepcopy(model).named_modules())
-    reconstruct(model, pictures(), **QUICK)
+    reconstruct(model, pictures(), **FEW)
     for name, layer in model.named_modules():
         if not isinstance(layer, qconv.QuantizedLayer):
             continue
@@ -103,22 +114,27 @@ def test_weights_lie_on_a_level_beside_them(scheme: qconv.Scheme, tmp_path: Path
         torch.testing.assert_close(again(pictures()), model(pictures()))
 
 
-def test_batch_norms_biases_and_the_mode_stay() -> None:
-    model = quantized(schemes.lsq(3, 8)).train()
-    model[2].eval()  # pyright: ignore[reportIndexIssue]
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    modes = [module.training for module in model.modules()]
+def test_what_stays() -> None:
+    """Batch norms, biases, the mode, random numbers, and the gradients of the user."""
+    model: Any = quantized(LSQ).train()
+    model[2].eval()
+    model(pictures()).sum().backward()
+    grads = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    assert grads
+    before, modes = copy.deepcopy(model.state_dict()), [module.training for module in model.modules()]
     random = torch.random.get_rng_state()
-    reconstruct(model, pictures(), **QUICK)
+    reconstruct(model, pictures(), **FEW)
     assert [module.training for module in model.modules()] == modes
     assert torch.equal(torch.random.get_rng_state(), random)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(value, before[name])}
     assert {name.rpartition(".")[2] for name in changed} == {"weight", "step"}
     assert not any(name.startswith("2.0.bn1") or "weight_quantizer" in name for name in changed)
+    assert all(torch.equal(model.get_parameter(name).grad, grad) for name, grad in grads.items())
 
 
+@SLOW
 def test_compiled_models_are_reconstructed_as_others() -> None:
-    models = [quantized(schemes.minmax(3, 8)) for _ in range(2)]
+    models = [quantized(MINMAX) for _ in range(2)]
     models[1].compile(backend="eager")
     with torch.no_grad():
         for count in (1, QUICK["batch_size"], 8):  # every size that it runs: code without hooks is there
@@ -130,31 +146,31 @@ def test_compiled_models_are_reconstructed_as_others() -> None:
 
 def test_the_outputs_of_a_given_float_model_are_kept() -> None:
     """Also where the biases of the quantized one are others."""
-    alone, given, shifted = (quantized(schemes.minmax(3, 8)) for _ in range(3))
-    expected = reconstruct(alone, pictures(), **QUICK)
-    assert reconstruct(given, pictures(), float_model=network(), **QUICK).rows == expected.rows
+    alone, given, shifted = (quantized(MINMAX) for _ in range(3))
+    expected = reconstruct(alone, pictures(), **FEW)
+    assert reconstruct(given, [pictures()], float_model=network(), **FEW).rows == expected.rows
     with torch.no_grad():
         shifted[2][0].conv2.bias.add_(0.5)  # pyright: ignore[reportIndexIssue]
     wrong = copy.deepcopy(shifted)
     reconstruct(shifted, pictures(), float_model=network(), **QUICK)
-    reconstruct(wrong, pictures(), **QUICK)
+    reconstruct(wrong, pictures(), **FEW)
     assert error(shifted, pictures()) < 0.1 * error(wrong, pictures())
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (lambda: quantized(schemes.minmax(3, 8)), r"float_model has a quantized layer, layer '0' \(QConv2d"),
+        (lambda: quantized(MINMAX), r"float_model has a quantized layer, layer '0' \(QConv2d"),
         (lambda: network()[0], r"'0.weight' is absent in it, \(4, 2, 3, 3\) in model"),
         (lambda: Uncalled(network()), r"float_model \(Uncalled\) must call 2\.0, as model does"),
     ],
 )
 def test_another_float_model_is_refused(other: Any, message: str) -> None:
-    model = quantized(schemes.minmax(3, 8))
+    model = quantized(MINMAX)
     before = copy.deepcopy(model.state_dict())
     with pytest.raises(ValueError, match=message):
         reconstruct(model, pictures(), float_model=other(), iterations=2)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert same(model.state_dict(), before)
 
 
 class Uncalled(nn.Sequential):
@@ -168,17 +184,17 @@ class Uncalled(nn.Sequential):
 
 
 def test_it_repeats_itself() -> None:
-    models = [quantized(schemes.lsq(3, 8)) for _ in range(3)]
+    models = [quantized(LSQ) for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):
-        reconstruct(model, pictures(), seed=seed, **QUICK)
+        reconstruct(model, pictures(), seed=seed, **FEW)
     outputs = [model(pictures()).detach() for model in models]
     assert torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[0], outputs[2])
 
 
-@pytest.mark.nightly
+@SLOW
 def test_a_second_call_says_that_it_learns_nothing() -> None:
-    model = quantized(schemes.lsq(3, 8))
+    model = quantized(LSQ)
     reconstruct(model, pictures(), **QUICK)
     weights = [parameter.clone() for parameter in model.parameters() if parameter.ndim > 1]
     message = r"all weights of layer '0' \(QConv2d.*\) and 4 more lie on levels already"
@@ -205,7 +221,7 @@ def test_the_dimension_of_the_channels(make: Any, shape: tuple[int, ...], dim: i
 
 
 def test_the_start_is_the_latent_weight() -> None:
-    layer: Any = quantized(schemes.lsq(3, 8))[0]  # pyright: ignore[reportIndexIssue]
+    layer: Any = quantized(LSQ)[0]  # pyright: ignore[reportIndexIssue]
     rounding = Rounding(layer)
     scale = float(layer.weight_codes().scale.detach())
     torch.testing.assert_close(rounding.weight(), layer.weight.detach().clamp(-4 * scale, 3 * scale), rtol=0, atol=1e-3)
@@ -216,41 +232,6 @@ def test_the_start_is_the_latent_weight() -> None:
     torch.testing.assert_close(rounding.up(), h)
     expected = scale * ((layer.weight / scale).clamp(-4, 3).floor() + h).clamp(-4, 3)
     torch.testing.assert_close(rounding.weight(), expected)
-
-
-def test_a_trained_network_keeps_its_accuracy(tmp_path: Path) -> None:
-    """On the handwritten digits, half of the bits of the weight that rounding to nearest needs."""
-    sklearn = pytest.importorskip("sklearn.datasets")
-    digits = sklearn.load_digits()
-    x = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
-    y = torch.tensor(digits.target)
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.BatchNorm2d(16), nn.ReLU(),
-        nn.Flatten(), nn.Linear(256, 10),
-    )  # fmt: skip
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    for step in range(150):
-        batch = torch.arange(64) + (step * 64) % 1200
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(x[batch]), y[batch]).backward()
-        optimizer.step()
-    model.eval()
-
-    def right(network: nn.Module) -> float:
-        with torch.no_grad():
-            return float((network.eval()(x[1264:]).argmax(1) == y[1264:]).float().mean())
-
-    low = qconv.convert(copy.deepcopy(model), schemes.minmax(2, 8), skip=())
-    qconv.calibrate(low, [x[:200]])
-    nearest = right(low)
-    found = qconv.reconstruct(low, x[:200], iterations=300, learning_rate=0.03)
-    assert right(model) > 0.93
-    assert right(low) > max(nearest + 0.02, right(model) - 0.03)
-    found.to_csv(tmp_path / "a.csv")
-    assert [row["name"] for row in read_csv(tmp_path / "a.csv")] == ["0", "3", "7"]
-    assert "not to nearest" in str(found)
-    assert repr(found) == "Reconstruction(3 blocks, 200 samples)"
 
 
 class Two(nn.Module):
@@ -271,41 +252,6 @@ class Outer(nn.Module):
         return self.two(x, x)
 
 
-class Named(nn.Module):
-    """A block that takes an argument by its name."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8))
-
-    def forward(self, x: Tensor, factor: float = 1.0) -> Tensor:
-        return self.conv(x) * factor
-
-
-class Twice(nn.Module):
-    def __init__(self, *, named: bool) -> None:
-        super().__init__()
-        if named:
-            self.block = Named()
-        else:
-            self.conv = qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block(x, factor=3.0) if hasattr(self, "block") else self.conv(self.conv(x))
-
-
-def tied() -> nn.Module:
-    model = nn.Sequential(*(qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8)) for _ in range(2)))
-    model[1].weight = model[0].weight
-    return model
-
-
-def pruned() -> nn.Module:
-    model = quantized(schemes.lsq(3, 8))
-    prune.l1_unstructured(model[0], "weight", 0.5)  # pyright: ignore
-    return model
-
-
 class Holds(nn.Module):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -315,57 +261,59 @@ class Holds(nn.Module):
         return self.conv(x)
 
 
+class Twice(Holds):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(self.conv(x))
+
+
+def small() -> qconv.QConv2d:
+    return qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8))
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(small(), small())
+    model[1].weight = model[0].weight
+    return model
+
+
+def pruned() -> nn.Module:
+    model = quantized(LSQ)
+    prune.l1_unstructured(model[0], "weight", 0.5)  # pyright: ignore
+    return model
+
+
 def shared() -> nn.Module:
-    layer = qconv.QConv2d(2, 2, 1, scheme=schemes.minmax(4, 8))
+    layer = small()
     return nn.Sequential(Holds(layer), Holds(layer))
 
 
 def test_a_block_of_two_names_is_one() -> None:
-    model = Aliased()
-    qconv.convert(model, schemes.lsq(3, 8), skip=())
+    model = Holds(nn.Conv2d(2, 2, 1))
+    model.features = nn.Sequential(model.conv)
+    qconv.convert(model, LSQ, skip=())
     assert [row.name for row in reconstruct(model, pictures(), iterations=2).rows] == ["conv"]
-
-
-class Aliased(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2, 2, 1)
-        self.features = nn.Sequential(self.conv)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.features(x)
 
 
 @pytest.mark.parametrize(
     ("make", "options", "error", "message"),
     [
         (pruned, {}, TypeError, r"layer '0' \(QConv2d, lsq.* its weight is computed \(pruning\): call"),
-        (lambda: quantized(schemes.lsq(3, 8)).half(), {}, TypeError, r"0.weight is torch.float16.*model.float\(\)"),
-        (lambda: nn.DataParallel(quantized(schemes.lsq(3, 8))), {}, TypeError, r"\(DataParallel\).* it, .module"),
-        (lambda: torch.compile(quantized(schemes.lsq(3, 8))), {}, TypeError, r"is a wrapper: .* it, ._orig_mod"),
+        (lambda: quantized(LSQ).half(), {}, TypeError, r"0.weight is torch.float16.*model.float\(\)"),
+        (lambda: nn.DataParallel(quantized(LSQ)), {}, TypeError, r"\(DataParallel\).* it, .module"),
+        (lambda: torch.compile(quantized(LSQ)), {}, TypeError, r"is a wrapper: .* it, ._orig_mod"),
         (shared, {}, TypeError, r"0 and 1 share .*QConv2d"),
         (network, {}, ValueError, r"model \(Sequential\) is float: convert it first"),
-        (lambda: quantized(schemes.lsq(3, 8)), {"iterations": 0}, ValueError, r"iterations \(=0\) must be at least 1"),
-        (lambda: quantized(schemes.lsq(3, 8)), {"learning_rate": -1.0}, ValueError, r"learning_rate \(=-1.0\) must be"),
-        (
-            lambda: quantized(schemes.apot(4, 4)),
-            {},
-            TypeError,
-            r"0\.weight with apot.* can't be learned",
-        ),
+        (lambda: quantized(LSQ), {"iterations": 0}, ValueError, r"iterations \(=0\) must be at least 1"),
+        (lambda: quantized(LSQ), {"learning_rate": -1.0}, ValueError, r"learning_rate \(=-1.0\) must be"),
+        (lambda: quantized(schemes.apot(4, 4)), {}, TypeError, r"0\.weight with apot.* can't be learned"),
         (lambda: quantized(schemes.ttq()), {}, TypeError, r"0\.weight with ttq.* can't be learned: its levels are not"),
         (lambda: quantized(schemes.bnn()), {}, TypeError, r"0\.weight with bnn.* can't be learned: its levels are not"),
         (lambda: quantized(schemes.lsq(1, 8)), {}, TypeError, r"lsq\(weight_bits=1.* can't be learned: its levels"),
         (lambda: quantized(schemes.sawb()), {}, TypeError, r"0\.weight with sawb.* can't be learned"),
         (several_sawb, {}, TypeError, "its levels follow the weight"),
         (lambda: quantized(schemes.identity()), {}, TypeError, r"0\.weight with identity.* can't be learned"),
-        (
-            lambda: quantized(schemes.staged([(0, schemes.lsq(4, 8)), (0.5, schemes.lsq(2, 8))])),
-            {},
-            TypeError,
-            r"can't be learned: its quantizer changes",
-        ),
-        (lambda: Twice(named=False), {}, TypeError, r"conv \(QConv2d\) is called twice"),
+        (lambda: quantized(STAGED), {}, TypeError, r"can't be learned: its quantizer changes"),
+        (lambda: Twice(small()), {}, TypeError, r"conv \(QConv2d\) is called twice"),
         (lambda: tied(), {}, TypeError, r"0 and 1 share a weight"),
         (lambda: tied(), {"float": True}, TypeError, r"0 and 1 share a weight"),
     ],
@@ -423,10 +371,7 @@ class OfLists(nn.ModuleDict):
     ("make", "names"),
     [
         (lambda: Holds(twice(Residual(2))), ["conv.0", "conv.1"]),  # a wrapper
-        (
-            lambda: nn.Sequential(nn.Identity(), Holds(nn.Sequential(Residual(2), Residual(2)))),
-            ["1.conv.0", "1.conv.1"],
-        ),
+        (lambda: nn.Sequential(nn.Identity(), Holds(twice(Residual(2)))), ["1.conv.0", "1.conv.1"]),
         (lambda: nn.Sequential(Stage(), Residual(2)), ["0.down", "0.blocks.0", "0.blocks.1", "1"]),
         (lambda: nn.Sequential(OfLists(), Residual(2)), ["0", "1"]),
         (lambda: twice(Around(nn.Sequential(Unit(), Unit()))), ["0", "1"]),  # residual, of layers with norms
@@ -435,7 +380,7 @@ class OfLists(nn.ModuleDict):
     ],
 )
 def test_blocks_of_networks_in_wrappers_and_stages(make: Any, names: list[str]) -> None:
-    model = qconv.convert(make(), schemes.minmax(3, 8), skip=())
+    model = qconv.convert(make(), MINMAX, skip=())
     assert [row.name for row in reconstruct(model, pictures(), iterations=2).rows] == names
 
 
@@ -444,12 +389,8 @@ def test_a_hook_before_a_block_is_applied_once() -> None:
     twice = copy.deepcopy(blocks)
     blocks[1].register_forward_pre_hook(lambda module, args: (2 - args[0],))
     twice.insert(1, Mirrored())
-    hooked, inside = (
-        reconstruct(qconv.convert(each, schemes.minmax(3, 8), skip=()), pictures(), iterations=60, batch_size=4).rows[
-            -1
-        ]
-        for each in (blocks, twice)
-    )
+    models = [qconv.convert(each, MINMAX, skip=()) for each in (blocks, twice)]
+    hooked, inside = (reconstruct(model, pictures(), iterations=60, batch_size=4).rows[-1] for model in models)
     assert (hooked.before, hooked.after) == pytest.approx((inside.before, inside.after))
 
 
@@ -492,14 +433,14 @@ class Flat(Holds):
         return super().forward(x).flatten(0, 1)
 
 
-@pytest.mark.nightly
+@SLOW
 @pytest.mark.parametrize("tokens", [1, 2, 5])
 def test_blocks_take_the_samples_first(tokens: int) -> None:
     """Tokens that were taken for samples came from several of them."""
     images = torch.rand(6, tokens, 4)
 
     def learned(block: nn.Module, rows: Callable[[Tensor], Tensor] = lambda x: x) -> Reconstruction:
-        model = qconv.convert(Tokens(block, rows), schemes.minmax(3, 8), skip=())
+        model = qconv.convert(Tokens(block, rows), MINMAX, skip=())
         return reconstruct(model, images, iterations=500, batch_size=4)  # a batch of 4 images, and one of 2
 
     assert [row.name for row in learned(Attention(batch_first=True)).rows] == ["first", "block"]
@@ -544,7 +485,7 @@ def test_layers_in_a_module_that_is_not_called_are_reconstructed() -> None:
     assert [row.layers for row in found.rows] == [1, 2, 1]
 
 
-@pytest.mark.parametrize("make", [nn.SiLU, nn.LeakyReLU, nn.ReLU])
+@pytest.mark.parametrize("make", [nn.SiLU, nn.ReLU])
 def test_a_block_that_writes_to_its_input_is_reconstructed_as_another(make: Any) -> None:
     """The block got what it had made of its input, so that it applied the activation twice."""
 
@@ -553,7 +494,7 @@ def test_a_block_that_writes_to_its_input_is_reconstructed_as_another(make: Any)
         blocks = [nn.Sequential(nn.Conv2d(4, 4, 3, padding=1)) for _ in range(2)]
         model = nn.Sequential(nn.Conv2d(2, 4, 3), *(WithActivation(make(inplace=inplace), block) for block in blocks))
         qconv.convert(model, schemes.lsq(3, 8, signed_input=True), skip=())
-        return list(reconstruct(model, pictures(), **QUICK).rows)
+        return list(reconstruct(model, pictures(), **FEW).rows)
 
     assert found(True) == found(False)
 
@@ -565,29 +506,3 @@ class WithActivation(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layers(self.activation(x))
-
-
-def test_inference_mode_and_several_processes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = quantized(schemes.lsq(3, 8))
-    with torch.inference_mode(), pytest.raises(RuntimeError, match=r"reconstruct needs gradients.*inference_mode\(\)"):
-        reconstruct(model, pictures())
-    monkeypatch.setattr("qconv.ground.processes.process_count", lambda: 2)
-    with pytest.raises(RuntimeError, match=r"reconstruct works in one process, here are 2"):
-        reconstruct(model, pictures())
-
-
-def test_no_samples_are_refused() -> None:
-    with pytest.raises(ValueError, match="images must hold at least one sample"):
-        reconstruct(quantized(schemes.lsq(3, 8)), pictures()[:0])
-    assert isinstance(reconstruct(quantized(schemes.lsq(3, 8)), [pictures(4)], iterations=2), Reconstruction)
-
-
-def test_gradients_of_the_user_stay() -> None:
-    model = qconv.convert(network(), schemes.lsq(3, 4), skip=())
-    qconv.calibrate(model, [pictures()])
-    model(pictures()).sum().backward()
-    before = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
-    assert before
-    reconstruct(model, pictures(), iterations=2)
-    for name, grad in before.items():
-        assert torch.equal(model.get_parameter(name).grad, grad), name  # pyright: ignore[reportArgumentType]
