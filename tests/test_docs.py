@@ -2,8 +2,11 @@
 
 import contextlib
 import doctest
+import importlib
 import inspect
 import io
+import json
+import pkgutil
 import re
 import shlex
 from argparse import ArgumentParser
@@ -203,6 +206,7 @@ def far_apart(one: Tensor, other: Tensor) -> float:
     return max(distances.amin(0).max().item(), distances.amin(1).max().item())
 
 
+@pytest.mark.nightly
 def test_the_figures_are_what_the_methods_do() -> None:
     made = dict(figures())
     assert made.keys() == {path.stem for path in FOLDER.glob("*.svg")}
@@ -265,3 +269,74 @@ def test_what_comes_from_other_hosts_is_found(tmp_path: Path) -> None:
 def test_the_zoo_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo"]) == 0
     assert capsys.readouterr().out.strip() in PAGES["shipping.md"].read_text()
+
+
+# Notebooks
+
+
+NOTEBOOKS = sorted((Path(__file__).parent.parent / "examples").glob("*.ipynb"))
+SHOWS = {
+    "swap_and_fine_tune": lambda names: names["float_accuracy"] > 0.85,
+    "write_a_quantizer": lambda names: names["costs"].packed_bytes < names["costs"].float_bytes / 5,
+    "ship_and_verify": lambda names: names["same"] and names["verification"].equal and names["comparison"].agrees,
+}
+"""What a notebook is to show besides a good accuracy."""
+
+
+def test_every_notebook_is_known() -> None:
+    assert {path.stem for path in NOTEBOOKS} == SHOWS.keys()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    for cell in json.loads(path.read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            assert cell["outputs"] == [], "commit it without outputs"
+            exec(compile("".join(cell["source"]), f"{path.name}:{cell['id']}", "exec"), names)
+    assert names["accuracy"] > 0.8
+    assert SHOWS[path.stem](names)
+
+
+# The README and the docstrings
+
+
+README = (ROOT / "README.md").read_text()
+PACKAGE = [str(Path(qconv.__file__).parent)]  # an editable install has the folder of train.py in qconv.__path__, too
+MODULES = [name for _, name, _ in pkgutil.walk_packages(PACKAGE, "qconv.") if not name.endswith("__main__")]
+WHITESPACE = doctest.NORMALIZE_WHITESPACE
+STEPS, SAID = "(150, 64)", re.compile(r"(\d+) % of 297 digits are right")
+
+
+def swapped(steps: int) -> float:
+    """The accuracy that the README's example prints, with so many steps of training."""
+    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert block.count(STEPS) == 1
+    screen = io.StringIO()
+    torch.manual_seed(0)
+    with contextlib.redirect_stdout(screen):
+        exec(block.replace(STEPS, f"({steps}, 64)"), {})
+    said = SAID.search(screen.getvalue())
+    assert said, screen.getvalue()
+    return float(said[1]) / 100
+
+
+def test_the_swap_example_learns() -> None:
+    assert swapped(20) > 0.3  # 0.1 with the ReLUs kept
+    assert len(SAID.findall(README)) == 1, "and the page says what 150 steps print"
+
+
+def test_every_link_leads_somewhere() -> None:
+    links = [link for link in re.findall(r"\]\(([^)#]+)", README) if "://" not in link]
+    assert len(links) > 10
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstrings(name: str) -> None:
+    module = importlib.import_module(name)
+    names = {"torch": torch, "qconv": qconv, "nn": torch.nn}
+    assert doctest.testmod(module, extraglobs=names, optionflags=FLAGS).failed == 0
