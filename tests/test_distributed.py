@@ -44,79 +44,44 @@ from qconv.quantizers import (
     Stages,
 )
 
+pytestmark = pytest.mark.nightly  # test_survival.py has a run of two processes that is none
 State = dict[str, Tensor]
 
 STOCHASTIC_WEIGHT = partial(Sign, stochastic=True, sharded=False)
-RANDOM: dict[str, Scheme] = {
-    scheme.name: scheme
-    for scheme in (
-        schemes.bnn(stochastic=True),
-        schemes.shift_q(rounding="stochastic"),
-        schemes.shift_ps(rounding="stochastic"),
-        schemes.dorefa(2, 3, grad_bits=6),
-        schemes.minmax(4, 4, input_symmetric=True).with_grad(Int8Stochastic),
-        Scheme("random", partial(Sign, stochastic=True), STOCHASTIC_WEIGHT, DoReFaGradient),
-    )
-}
+
+
+def by_name(*made: Scheme) -> dict[str, Scheme]:
+    return {scheme.name: scheme for scheme in made}
+
+
+RANDOM = by_name(
+    *(schemes.bnn(stochastic=True), schemes.shift_q(rounding="stochastic"), schemes.shift_ps(rounding="stochastic")),
+    schemes.dorefa(2, 3, grad_bits=6),
+    schemes.minmax(4, 4, input_symmetric=True).with_grad(Int8Stochastic),
+    Scheme("random", partial(Sign, stochastic=True), STOCHASTIC_WEIGHT, DoReFaGradient),
+)
 """Those that draw random numbers."""
-JOINED: dict[str, Scheme] = RANDOM | {
-    scheme.name: scheme
-    for scheme in (
-        schemes.bnn(),
-        schemes.xnor(),
-        schemes.xnorpp(),
-        schemes.reactnet(),
-        schemes.irnet(),
-        schemes.recu(),
-        schemes.adabin(),
-        schemes.reste(),
-        schemes.twn(),
-        schemes.ttq(),
-        schemes.inq(),
-        schemes.shift_q(),
-        schemes.shift_ps(),
-        schemes.apot(),
-        schemes.dorefa(2, 3),
-        schemes.pact(alpha=0.5),  # so low that inputs lie above it: they are alpha's gradient
-        schemes.lsq(signed_input=True),
-        schemes.lsq(1, 1, signed_input=True, per_channel=True),
-        schemes.lsq_plus(),
-        schemes.n2uq(),
-        schemes.dsq(),
-        schemes.minmax(),
-        schemes.percentile(4, 4, 90.0),
-    )
-}
+JOINED = RANDOM | by_name(
+    *(schemes.bnn(), schemes.xnor(), schemes.xnorpp(), schemes.reactnet(), schemes.irnet(), schemes.recu()),
+    *(schemes.adabin(), schemes.reste(), schemes.twn(), schemes.ttq(), schemes.inq(), schemes.shift_q()),
+    *(schemes.shift_ps(), schemes.apot(), schemes.dorefa(2, 3), schemes.lsq(signed_input=True), schemes.lsq_plus()),
+    schemes.pact(alpha=0.5),  # so low that inputs lie above it: they are alpha's gradient
+    schemes.lsq(1, 1, signed_input=True, per_channel=True),
+    *(schemes.n2uq(), schemes.dsq(), schemes.minmax(), schemes.percentile(4, 4, 90.0)),
+)
 """Those whose gradient is a function of each sample and of the learned tensors."""
-METHODS: dict[str, Scheme] = JOINED | {
-    scheme.name: scheme
-    for scheme in (
-        # What these take from the batch depends on how it is cut: the number of elements, the largest one.
-        schemes.lsq(signed_input=True, grad_scale="numel"),
-        schemes.fp8(grad_format="e5m2"),
-    )
-}
+METHODS = JOINED | by_name(
+    # What these take from the batch depends on how it is cut: the number of elements, the largest one.
+    *(schemes.lsq(signed_input=True, grad_scale="numel"), schemes.fp8(grad_format="e5m2"))
+)
 CALIBRATED = [name for name, scheme in METHODS.items() if not scheme.input().calibrated]
 
 
-SHARDED: dict[str, Scheme] = {
-    scheme.name: scheme
-    for scheme in (
-        schemes.xnor(center=True),
-        schemes.ttq(),
-        schemes.shift_ps(),
-        schemes.lsq(),
-        schemes.pact(),
-        schemes.apot(),
-        schemes.dsq(),
-        schemes.n2uq(),
-        schemes.lsq_plus(),
-        schemes.adabin(),
-        schemes.recu(),
-        schemes.minmax(),
-        schemes.inq(),
-    )
-}
+SHARDED = by_name(
+    *(schemes.xnor(center=True), schemes.ttq(), schemes.shift_ps(), schemes.lsq(), schemes.pact(), schemes.apot()),
+    *(schemes.dsq(), schemes.n2uq(), schemes.lsq_plus(), schemes.adabin(), schemes.recu(), schemes.minmax()),
+    schemes.inq(),
+)
 """Each with learned numbers of another kind, or with weights that are frozen one by one."""
 
 
@@ -124,23 +89,16 @@ def stages(*parts: tuple[float, Callable[[], Quantizer]]) -> partial[Stages]:
     return partial(Stages, parts)
 
 
-SCHEDULES: dict[str, Scheme] = {
-    scheme.name: scheme
-    for scheme in (
-        schemes.irnet(),
-        schemes.adabin(),
-        schemes.recu(),
-        schemes.reste(),
-        schemes.inq(portions=(0.3, 0.6, 1.0)),
-        Scheme("input first", partial(Sign, EDE), stages((0, Identity), (0.5, partial(Sign, ReSTE)))),
-        Scheme(
-            "fewer bits",
-            stages((0, partial(LSQInput, 4, signed=True)), (0.5, partial(LSQInput, 2, signed=True))),
-            stages((0, partial(LSQ, 4)), (0.5, partial(LSQ, 2)), (0.8, INQ)),
-        ),
-        Scheme("random at last", stages((0, Identity), (0.5, partial(Sign, stochastic=True))), STOCHASTIC_WEIGHT),
-    )
-}
+SCHEDULES = by_name(
+    *(schemes.irnet(), schemes.adabin(), schemes.recu(), schemes.reste(), schemes.inq(portions=(0.3, 0.6, 1.0))),
+    Scheme("input first", partial(Sign, EDE), stages((0, Identity), (0.5, partial(Sign, ReSTE)))),
+    Scheme(
+        "fewer bits",
+        stages((0, partial(LSQInput, 4, signed=True)), (0.5, partial(LSQInput, 2, signed=True))),
+        stages((0, partial(LSQ, 4)), (0.5, partial(LSQ, 2)), (0.8, INQ)),
+    ),
+    Scheme("random at last", stages((0, Identity), (0.5, partial(Sign, stochastic=True))), STOCHASTIC_WEIGHT),
+)
 PROGRESS = 0.0, 0.4, 0.4, 0.5, 0.5, 0.8, 1.0
 """At each step; it is set where it changes, as at the start of an epoch."""
 CUTS = 2, 4
@@ -441,7 +399,6 @@ def assert_close(found: State, expected: State) -> None:
             assert_equal(found[name], tensor)
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", SHARDED)
 def test_fully_sharded_parameters_are_trained_as_whole_ones(name: str, ranks: list[dict[str, Any]]) -> None:
     assert_close(ranks[0]["sharded"]["states"][name], two_steps(SHARDED[name], False))
@@ -530,17 +487,16 @@ def test_a_rank_without_data_takes_what_the_other_saw(name: str, first: bool, ra
 
 
 def test_what_is_wrong_on_one_rank_is_an_error_on_both(ranks: list[dict[str, Any]]) -> None:
-    one, other = ({key: text for key, text in rank["bad"].items() if key != "first step"} for rank in ranks)
+    one, other = (rank["bad"] for rank in ranks)
+    for found in (one, other):
+        first = found.pop("first step")
+        assert "ValueError: the input of QConv2d(" in first
+        assert "has NaN or inf" in first
     assert one == other
     assert "ValueError: the input of layer '0' (Q" in one["nan"]
     assert "has NaN or inf" in one["nan"]
     assert "ValueError: batches must hold at least one batch" in one["none"]
     assert one["one has none"] == "done"
-
-
-def test_what_is_wrong_in_the_first_step_of_one_rank_is_an_error_on_both(ranks: list[dict[str, Any]]) -> None:
-    found = [rank["bad"]["first step"] for rank in ranks]
-    assert all("ValueError: the input of QConv2d(" in text and "has NaN or inf" in text for text in found)
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -580,10 +536,6 @@ def test_a_resumed_run_has_the_same_state(name: str, done: int, ranks: list[dict
         assert_equal(found[f"from {done}"], found["run"][done:])
 
 
-def test_a_stage_begins_alike_on_both_ranks(ranks: list[dict[str, Any]]) -> None:
-    assert_equal(*(rank["recu"] for rank in ranks))
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_lean_models_learn_the_same(name: str, case: str, ranks: list[dict[str, Any]]) -> None:
@@ -602,6 +554,7 @@ def test_each_rank_goes_on_with_its_own_random_numbers(ranks: list[dict[str, Any
     for rank in ranks:
         assert_equal(*rank["drawing"])
     assert not ranks[0]["drawing"][0].equal(ranks[1]["drawing"][0])
+    assert_equal(*(rank["recu"] for rank in ranks))  # but a stage begins alike on both
 
 
 def test_batch_norms_over_all_processes_stay_as_they_are(ranks: list[dict[str, Any]]) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
-from PIL import Image
+from pictures import draw_tree, noise
 from pytorch_lightning import Trainer
+from runs import CONFIGS, config
 
 import qconv
 from qconv.cli.mistakes import FILE
@@ -26,7 +25,6 @@ from qconv.models import small_cnn
 from qconv.training import make_trainer
 from qconv.training.assemble import build, quantized_model
 
-CONFIGS = Path(__file__).parent.parent / "configs"
 EXPERIMENTS = sorted(
     str(path.relative_to(CONFIGS / "experiment").with_suffix("")) for path in (CONFIGS / "experiment").rglob("*.yaml")
 )
@@ -34,35 +32,26 @@ EXPERIMENTS = sorted(
 
 @pytest.fixture(scope="module")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("pictures")
-    random = np.random.default_rng(0)
-    for split in ("train", "test"):
-        for label in range(3):
-            folder = root / split / str(label)
-            folder.mkdir(parents=True)
-            for index in range(4):
-                Image.fromarray(random.integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(folder / f"{index}.png")
-    return root
+    draw = lambda seed, _: noise(seed, 32, 32)  # noqa: E731
+    return draw_tree(tmp_path_factory.mktemp("pictures"), {"train": 4, "test": 4}, draw, ("0", "1", "2"))
 
 
 def composed(name: str, pictures: Path | None = None) -> DictConfig:
-    overrides = [f"experiment={name}", "run_dir=x"]
+    words = [f"experiment={name}", "run_dir=x"]
     if pictures is not None and not name.startswith("digits"):
-        overrides += ["data=image_folder", f"data.root={pictures}", f"+data.cache={pictures / 'cache'}"]
-        overrides += ["data.batch_size=4", "data.val_size=0.25", "compile=false"]
-        overrides += ["init_from=null"]  # random weights
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose("config", overrides)
+        words += ["data=image_folder", f"data.root={pictures}", f"+data.cache={pictures / 'cache'}"]
+        words += ["data.batch_size=4", "data.val_size=0.25", "compile=false", "init_from=null"]  # random weights
+    return config(*words)
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_two_steps(name: str, pictures: Path, device: str, tmp_path: Path) -> None:
-    config = composed(name, pictures)
-    if "teacher" in config.loss:
-        torch.save(instantiate(config.loss.teacher, in_channels=3, num_classes=3).state_dict(), tmp_path / "teacher.pt")
-        config.loss.weights = str(tmp_path / "teacher.pt")
-    data, classifier, _ = build(config)
+    cfg = composed(name, pictures)
+    if "teacher" in cfg.loss:
+        torch.save(instantiate(cfg.loss.teacher, in_channels=3, num_classes=3).state_dict(), tmp_path / "teacher.pt")
+        cfg.loss.weights = str(tmp_path / "teacher.pt")
+    data, classifier, _ = build(cfg)
     trainer: Trainer = make_trainer(accelerator=device, fast_dev_run=2, enable_progress_bar=False)
     trainer.fit(classifier, datamodule=data)
     assert trainer.global_step == 2
@@ -77,10 +66,10 @@ def test_it_says_what_it_is(name: str) -> None:
     assert "arXiv:" in head
     # A published number with its evidence tag; or, where the authors have none, what to reach, or what a run here did.
     assert re.search(r"Target: .*\([VSM]|Goal: |Reached: \d", head)
-    config = composed(name)
-    assert OmegaConf.is_missing(config.data, "root")
-    assert ("init_from=" in lines[1]) == (config.init_from == FILE)
-    assert ("loss.weights=" in lines[1]) == (config.loss.get("weights") == FILE)
+    cfg = composed(name)
+    assert OmegaConf.is_missing(cfg.data, "root")
+    assert ("init_from=" in lines[1]) == (cfg.init_from == FILE)
+    assert ("loss.weights=" in lines[1]) == (cfg.loss.get("weights") == FILE)
 
 
 @pytest.fixture
@@ -117,33 +106,30 @@ def test_an_evaluation_of_the_best_checkpoint_is_not_that_of_the_last(
         assert [row["test_accuracy_final"] for row in recipes.rows()] == ([] if again else [0.25])
 
 
+@pytest.mark.nightly
 def test_each_setting_of_the_study_makes_a_network(loaded: Callable[[str], Any]) -> None:
     """One whose ramp ended too late was found by the run, two hours after its start."""
     study = loaded("cifar10_methods")
     data = SimpleNamespace(in_channels=3, num_classes=10, image_size=(32, 32))
     for name, (_, words) in study.METHODS.items():
-        with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-            config = compose("config", ["experiment=cifar10_methods", *words, "data.root=x", "run_dir=x"])
-        model, _ = quantized_model(config, data)
+        model, _ = quantized_model(config("experiment=cifar10_methods", *words, "data.root=x", "run_dir=x"), data)
         assert any(isinstance(each, qconv.QuantizedLayer) for each in model.modules()), name
         assert final_from(model) <= 1 - 1 / study.EPOCHS + 1e-9, name
 
 
+@pytest.mark.nightly
 def test_what_is_measured_on_a_gpu(
     loaded: Callable[[str], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = loaded("gpu")
-    assert {side.removeprefix("lean ") for group in program.GROUPS for side in group.sides} == {
-        "float",
-        *program.SCHEMES,
-    }
+    sides = {side.removeprefix("lean ") for group in program.GROUPS for side in group.sides}
+    assert sides == {"float", *program.SCHEMES}
     small = program.Group(lambda scheme: small_cnn(3, 1000, width=16), "eager", 2, ("float", "bnn", "lean lsq 4/4"))
     monkeypatch.setattr(torch, "compile", lambda model, **options: model)
     options = SimpleNamespace(device="cpu", size=16, rounds=2, sides=None, warm=False, out=tmp_path, commit="abc")
     for group in (small, small._replace(mode="default")):
         program.measure(options, group)
     rows = read_csv(tmp_path / "steps.csv")
-    assert [(row["mode"], row["scheme"]) for row in rows] == [
-        (mode, side) for mode in ("eager", "default") for side in small.sides
-    ]
+    expected = [(mode, side) for mode in ("eager", "default") for side in small.sides]
+    assert [(row["mode"], row["scheme"]) for row in rows] == expected
     assert all(float(row["ratio"]) == 1 for row in rows if row["scheme"] == "float")
