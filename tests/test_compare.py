@@ -101,7 +101,7 @@ def made_of(name: str, **own: Any) -> dict[str, Any]:
 EMA = {"_target_": "qconv.training.MovingAverage", "decay": 0.999}
 WIDE = {"_target_": "qconv.models.small_cnn", "width": 16}
 FLOWERS = {"root": "/flowers/images", "cache": "there"}
-GROUPS: dict[str, tuple[list[dict[str, Any]], list[list[int]], str, list[str]]] = {
+GROUPS: dict[str, Any] = {
     # what each run changes, the runs of each row, the newer ones where the seed is the same, and a column
     "single values have columns": ([{}, {"optimizer": {"lr": 0.2}}], [[0], [1]], "optimizer.lr", ["0.1", "0.2"]),
     "models": ([{}, {"model": WIDE}], [[0], [1]], "model", ["small_cnn(width=8)", "small_cnn(width=16)"]),
