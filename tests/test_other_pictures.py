@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_train import config
+from runs import config
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
