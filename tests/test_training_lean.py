@@ -1,13 +1,13 @@
 """The option `lean` of `train.py`: when it is on, what it says, and that runs and checkpoints are the same."""
 
 import copy
-import csv
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_train import QUICK, SHORT, config
+from conftest import same
+from runs import QUICK, config, last_state, rows_of, stop
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
@@ -15,8 +15,7 @@ import qconv
 from qconv import schemes
 from qconv.cli import train as program
 from qconv.lean.make_lean import is_lean
-from qconv.training import load_checkpoint
-from qconv.training.leanness import check_lean, make_lean
+from qconv.training.leanness import make_lean
 
 BNN, LSQ = schemes.bnn(), schemes.lsq(2, 2)
 
@@ -28,6 +27,10 @@ def network(*kinds: qconv.Scheme | None) -> nn.Sequential:
         conv = nn.Sequential(nn.Conv2d(8, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
         layers.append(conv if scheme is None else qconv.convert(conv, scheme, skip=()))
     return nn.Sequential(*layers)
+
+
+def lean_of(model: nn.Module, asked: Any, on_cpu: bool = True, compiled: bool = False) -> str:
+    return make_lean(model, asked, on_cpu=on_cpu, compiled=compiled, takes_channels_last=True)
 
 
 @pytest.mark.parametrize(
@@ -42,7 +45,7 @@ def network(*kinds: qconv.Scheme | None) -> nn.Sequential:
 )
 def test_what_is_asked_is_done_and_said(asked: Any, on_cpu: bool, word: str, mode: str | None) -> None:
     model = network(BNN)
-    assert make_lean(model, asked, on_cpu=on_cpu, compiled=False, takes_channels_last=True) == word
+    assert lean_of(model, asked, on_cpu) == word
     assert {module.__dict__.get("lean") for module in model[0].children()} == {mode}
 
 
@@ -51,7 +54,7 @@ def test_what_is_asked_is_done_and_said(asked: Any, on_cpu: bool, word: str, mod
 def test_float_networks_stay_as_they_are(asked: Any, schemes_: Any) -> None:
     model = network(*schemes_)
     kinds = [type(module) for module in model.modules()]
-    assert make_lean(model, asked, on_cpu=True, compiled=False, takes_channels_last=True).endswith("off")
+    assert lean_of(model, asked).endswith("off")
     assert [type(module) for module in model.modules()] == kinds
     assert not any(is_lean(module) for module in model.modules())
 
@@ -70,13 +73,10 @@ def test_float_networks_stay_as_they_are(asked: Any, schemes_: Any) -> None:
 )
 def test_auto_is_on_where_half_of_the_layers_gain(kinds: Any, on: bool) -> None:
     model = network(*kinds)
-    assert make_lean(model, "auto", on_cpu=True, compiled=True, takes_channels_last=True) == "auto, off"
-    assert (
-        make_lean(model, "auto", on_cpu=True, compiled=False, takes_channels_last=True)
-        == f"auto, {'on' if on else 'off'}"
-    )
+    assert lean_of(model, "auto", compiled=True) == "auto, off"
+    assert lean_of(model, "auto") == f"auto, {'on' if on else 'off'}"
     assert any(is_lean(module) for module in model.modules()) == on
-    assert make_lean(model, True, on_cpu=True, compiled=False, takes_channels_last=True) == "true, on"
+    assert lean_of(model, True) == "true, on"
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,9 @@ def test_auto_is_on_where_half_of_the_layers_gain(kinds: Any, on: bool) -> None:
     ids=str,
 )
 def test_auto_is_on_for_wide_layers_of_codes(layer: nn.Module, on: bool) -> None:
-    model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), LSQ, skip=())
-    assert (
-        make_lean(model, "auto", on_cpu=True, compiled=False, takes_channels_last=True)
-        == f"auto, {'on' if on else 'off'}"
-    )
-    model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), schemes.twn(), skip=())
-    assert make_lean(model, "auto", on_cpu=True, compiled=False, takes_channels_last=True) == "auto, off"
-
-
-@pytest.mark.parametrize("value", ["fast", "true", "", 1, 0, None, [True]])
-def test_other_values_are_refused(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"lean \(=.*\) must be true, false, exact or auto"):
-        check_lean(value)
+    for scheme, gains in ((LSQ, on), (schemes.twn(), False)):
+        model = qconv.convert(nn.Sequential(copy.deepcopy(layer)), scheme, skip=())
+        assert lean_of(model, "auto") == f"auto, {'on' if gains else 'off'}"
 
 
 @pytest.mark.parametrize("run", [program.train, program.evaluate])
@@ -115,26 +105,21 @@ def test_they_are_refused_before_the_run_is_built(run: Any, tmp_path: Path) -> N
 
 def test_runs_resume_and_evaluate_with_other_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Gradients that are exact give the same run, whichever part of it is lean."""
-    whole, half, rest = (tmp_path / name for name in ("whole", "half", "rest"))
-    last = Path("checkpoints/last.ckpt")
-    stop = "+callbacks.stop={_target_:test_train.StopAfter,epoch:1}"
-    result = program.train(config(*QUICK, "lean=false", f"run_dir={whole}"))
-    assert "lean: false, off" in capsys.readouterr().out
-    assert json.loads((whole / "result.json").read_text())["lean"] == "off"
-    program.train(config(*QUICK, "lean=exact", stop, f"run_dir={half}"))
-    assert "lean: exact, on" in capsys.readouterr().out
-    assert json.loads((half / "result.json").read_text())["lean"] == "exact"
-    program.train(config(*QUICK, "lean=false", f"ckpt_path={half / last}", f"run_dir={rest}"))
-    state, other = (load_checkpoint(folder / last)["state_dict"] for folder in (whole, rest))
-    assert state.keys() == other.keys()
-    assert all(value.equal(other[name]) for name, value in state.items())
-    capsys.readouterr()
-    program.train(config(*QUICK, f"ckpt_path={half / last}", f"run_dir={tmp_path / 'auto'}"))
-    assert "lean: auto, on" in capsys.readouterr().out
-    assert json.loads((tmp_path / "auto/result.json").read_text())["lean"] == "fast"
-    best = rest / "checkpoints/best.ckpt"
+    half = f"ckpt_path={tmp_path}/half/checkpoints/last.ckpt"
+    results = []
+    for name, words, said, mode in (
+        ("whole", ("lean=false",), "lean: false, off", "off"),
+        ("half", ("lean=exact", stop(1)), "lean: exact, on", "exact"),
+        ("rest", ("lean=false", half), "lean: false, off", "off"),
+        ("auto", (half,), "lean: auto, on", "fast"),
+    ):
+        results.append(program.train(config(*QUICK, *words, f"run_dir={tmp_path / name}")))
+        assert said in capsys.readouterr().out
+        assert json.loads((tmp_path / name / "result.json").read_text())["lean"] == mode
+    assert same(last_state(tmp_path / "whole"), last_state(tmp_path / "rest"))
+    best = tmp_path / "rest/checkpoints/best.ckpt"
     evaluation = program.evaluate(config(*QUICK, "lean=true", f"run_dir={tmp_path / 'eval'}", f"evaluate={best}"))
-    assert evaluation.test_loss == result.test_loss
+    assert evaluation.test_loss == results[0].test_loss
 
 
 class Viewed(nn.Module):
@@ -162,7 +147,7 @@ def test_a_network_that_views_images(
     asked: str, word: str, mode: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "~model.width", "model._target_=test_training_lean.Viewed", f"lean={asked}"
-    program.train(config(*SHORT[1:], "trainer.max_epochs=1", *words, f"run_dir={tmp_path}"))
+    program.train(config(*QUICK[1:], "trainer.max_epochs=1", *words, f"run_dir={tmp_path}"))
     assert word in capsys.readouterr().out
     assert json.loads((tmp_path / "result.json").read_text())["lean"] == mode
 
@@ -174,8 +159,8 @@ def test_a_compiled_run_that_is_lean_learns_the_same(tmp_path: Path) -> None:
     for compiled in (False, True):
         folder = tmp_path / str(compiled)
         words = ("lean=true", "data.batch_size=2000", f"compile={compiled}")  # one batch, compiled once
-        program.train(config(*SHORT, *words, f"run_dir={folder}"))
-        rows = csv.DictReader((folder / "metrics.csv").read_text().splitlines())
+        program.train(config(*QUICK, "trainer.max_epochs=3", *words, f"run_dir={folder}"))
+        rows = rows_of(folder / "metrics.csv")
         losses.append([float(row[name]) for row in rows for name in ("train_loss", "val_loss")])
     assert counters["frames"]["ok"] > 0
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
