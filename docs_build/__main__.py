@@ -31,6 +31,7 @@ def main() -> int:
     if found:
         sys.stderr.write("These pages load something from another host:\n  " + "\n  ".join(found) + "\n")
         return 1
+    sys.stdout.write(f"wrote {SITE / 'index.html'}\n")
     return 0
 
 

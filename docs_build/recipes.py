@@ -10,38 +10,42 @@ PAGE = ROOT / "docs" / "recipes.md"
 DATA = {
     "cifar10": (
         "CIFAR-10",
-        "`data.root=` is the folder of the published files (`data.download=true` fetches them); "
-        "other images of that size: "
+        "`data.root=` is the folder of the published files (`data.download=true` fetches them). "
+        "For other images of that size: "
         "`data=image_folder data.root=pictures`.",
     ),
     "imagenet": ("ImageNet", "`data.root=` is the folder with `train/<class>/*` and `val/<class>/*`."),
 }
 LEAD = """# Recipes
 
-A recipe is a published training, or one of ours in the same form: network, method, optimizer, epochs.
+Run a published training, or one of ours, with one argument. A recipe sets network, method, optimizer and epochs.
 
 | to do | write |
 |---|---|
 | run a recipe | `qconv train experiment=NAME data.root=FOLDER` |
 | change it | add settings, such as `trainer.max_epochs=100` |
 | see all its settings | add `--cfg job` |
-| where *init_from* stands: start from a network | `init_from=runs/float/checkpoints/best.ckpt` |
+| start from a network (recipes with *init_from*) | `init_from=runs/float/checkpoints/best.ckpt` |
 | start from random weights instead | `init_from=null` |
-| where *loss.weights* stands: name the teacher's weights | `loss.weights=resnet34.pth` |
+| name the teacher's weights (recipes with *loss.weights*) | `loss.weights=resnet34.pth` |
 
 *Torchvision's ResNet-18* and *ResNet-34* are state dicts. Write the first with
 `torch.save(torchvision.models.resnet18(weights="IMAGENET1K_V1").state_dict(), "resnet18.pth")`.
 
 The last column has an accuracy:
 
-- *Target*: published, on the original files of the data set. (V): read in the repository of the authors, or of those
-  who are named; (M): only in the paper; (S): in somebody else's implementation.
-- *Goal*: a number that we set ourselves.
-- *Reached*: what a run here reached.
+| | |
+|---|---|
+| *Target* | published, on the original files of the data set |
+| (V) | read in the repository of the authors, or of the named people |
+| (M) | only in the paper |
+| (S) | from another implementation |
+| *Goal* | our own aim |
+| *Reached* | measured with this recipe |
 
-`experiments/cifar10_recipes` and `experiments/fast_binary` have the recipes that were run here, with their results.
+`experiments/cifar10_recipes` and `experiments/fast_binary` have the results of the recipes that were run here.
 
-This page is made from the comments in `configs/experiment` by `python -m docs_build.recipes`.
+`python -m docs_build.recipes` generates this page from the comments in `configs/experiment`.
 """
 
 

@@ -215,7 +215,7 @@ def test_a_model_is_verified(picture: Path, tmp_path: Path, capsys: pytest.Captu
     assert header.split()[:3] == ["layer", "arithmetic", "gives"]
     assert all(row.split()[1] == "binary" for row in rows)
     assert verdict.startswith("equal; outputs differ from the trained ones by up to ")
-    assert verdict.endswith("and 0 of 2 decisions")
+    assert verdict.endswith("; 0 of 2 predicted classes differ")
     assert main(["verify", str(tmp_path / "model"), str(tmp_path / "none.png")]) == 1
     assert "none.png cannot be read" in capsys.readouterr().err
 
@@ -253,9 +253,9 @@ def test_a_model_is_exported_to_onnx(picture: Path, tmp_path: Path, capsys: pyte
     assert main(["export", str(tmp_path / "model"), "--to", "onnx", str(picture)]) == 0
     size, compared = capsys.readouterr().out.splitlines()
     assert size == f"{out}: {out.stat().st_size:,} bytes"
-    assert compared.startswith("against the trained model: 0 of 1 decisions differ; 1 of 1 outputs are equal")
+    assert compared.startswith("against the trained model: 0 of 1 predicted classes differ; 1 of 1 outputs are equal")
     assert main(["verify", str(tmp_path / "model"), "--onnx", str(out), str(picture)]) == 0
-    assert capsys.readouterr().out.startswith("0 of 1 decisions differ; 1 of 1 outputs are equal within rounding")
+    assert capsys.readouterr().out.startswith("0 of 1 predicted classes differ; 1 of 1 outputs are equal")
     other = packed(tmp_path / "other")
     with torch.no_grad():
         other.fc.bias[other(normal(pixels(picture))).argmin()] += 1000

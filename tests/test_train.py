@@ -138,7 +138,7 @@ def test_what_a_run_ships_is_verified(
     assert cli(["verify", str(folder)]) == 0
     told = capsys.readouterr().out.splitlines()
     assert told[-1].startswith("equal; outputs differ from the trained ones by up to ")
-    assert told[-1].endswith("and 0 of 64 decisions")
+    assert told[-1].endswith("; 0 of 64 predicted classes differ")
     assert cli(["summary", str(folder)]) == 0
     other = tmp_path / "run"
     shutil.copytree(folder, other)

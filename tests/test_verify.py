@@ -380,7 +380,7 @@ def test_other_defaults_of_torch(scheme: Scheme, tmp_path: Path) -> None:
     with default_dtype(torch.float64), torch.device("meta"):
         frozen = freeze(model)
         assert verify(model, frozen, input).equal
-        assert "0 of 4 decisions differ" in str(qconv.export_onnx(model, tmp_path / "model.onnx", input))
+        assert "0 of 4 predicted classes differ" in str(qconv.export_onnx(model, tmp_path / "model.onnx", input))
     assert torch.equal(frozen(input), expected)
 
 

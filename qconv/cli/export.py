@@ -36,7 +36,7 @@ def add(commands: Any) -> None:
         "--round-outputs",
         action="store_true",
         help="ONNX: round to 8 bits between layers, over the range that some hundred images show; much faster with "
-        "many channels, and decisions can change",
+        "many channels, but predicted classes can change",
     )
     parser.add_argument(
         "--four-bits", action="store_true", help="ONNX: store 4-bit integers in half a byte, which few programs read"

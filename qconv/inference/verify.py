@@ -73,7 +73,7 @@ class Verification:
         """Return the table and the verdict in at most `width` columns if they can be; None is any number of them."""
         outcome = (
             f"{self._verdict()}; outputs differ from the trained ones by up to {self.difference:.1e} of "
-            f"{self.largest:.3g}, and {self.decisions} of {self.samples} decisions"
+            f"{self.largest:.3g}; {self.decisions} of {self.samples} predicted classes differ"
         )
         cells = [_cells(layer) for layer in self.layers]
         tables = [_without(heads, cells) for heads in LEFT_OUT]

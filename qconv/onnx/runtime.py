@@ -106,8 +106,8 @@ class OnnxComparison:
     def __str__(self) -> str:
         rounded = ", outputs rounded to 8 bits" if self.is_rounded else ""
         return (
-            f"{self.decisions} of {self.samples} decisions differ{rounded}; {self.close} of {self.samples} outputs are "
-            f"equal within rounding; the largest difference is {self.difference:.1e} of {self.largest:.3g}"
+            f"{self.decisions} of {self.samples} predicted classes differ{rounded}; {self.close} of {self.samples} "
+            f"outputs are equal within rounding; the largest difference is {self.difference:.1e} of {self.largest:.3g}"
             f"{self._remedy()}"
         )
 
